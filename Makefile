@@ -1,0 +1,27 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+# Each creates the virtual environment .venv first when it is missing or pyproject.toml changed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export RAY_AUTH_MODE = disabled
+export RAY_USAGE_STATS_ENABLED = 0
+
+.PHONY: demo test lint clean
+
+demo: $(VENV)/.ready
+	$(BIN)/bml run examples/train_digits.py --fabric bcube:3x2 --fault kill:4@step=20 --fault blackhole:2/0@step=30
+
+test: $(VENV)/.ready
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(VENV)/.ready: pyproject.toml .ci/venv
+	bash .ci/venv $(PYTHON) $(VENV)
+	touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

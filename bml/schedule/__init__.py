@@ -1,0 +1,1 @@
+"""bml/schedule."""

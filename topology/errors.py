@@ -1,0 +1,20 @@
+"""The one root of all errors, and who can act on them.
+
+The root lives in the leftmost package because imports only point left; users write `bml.BmlError`.
+"""
+
+
+class BmlError(Exception):
+    """Root of every error that this project raises on purpose."""
+
+
+class UsageError(BmlError, ValueError):
+    """The caller asked for something that cannot be: bad text, bad array, unknown name."""
+
+
+class FabricError(BmlError):
+    """The environment is at fault: what is left of the fabric, or a peer, cannot do what is needed."""
+
+
+class InvariantError(BmlError, AssertionError):
+    """We are at fault: a promise of the runtime was about to be broken. Please report it."""
