@@ -1,1 +1,27 @@
-"""faults."""
+"""What is broken: plans that break it, the detector that notices, the diagnosis that names it, detours."""
+
+from faults.detector import Detector, Suspicion
+from faults.detour import Path, shortest_paths
+from faults.diagnosis import Diagnosis, Evidence, Settlement, diagnose, settle
+from faults.plan import AtStep, AtTime, Fault, FaultPlan, Firing, due
+from faults.repartition import owners, stand_in
+
+__all__ = [
+    "AtStep",
+    "AtTime",
+    "Detector",
+    "Diagnosis",
+    "Evidence",
+    "Fault",
+    "FaultPlan",
+    "Firing",
+    "Path",
+    "Settlement",
+    "Suspicion",
+    "diagnose",
+    "due",
+    "owners",
+    "settle",
+    "shortest_paths",
+    "stand_in",
+]

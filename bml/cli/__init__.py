@@ -1,1 +1,39 @@
-"""bml/cli."""
+"""The `bml` command: one group, one module per command, one way to end with an error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from bml.cli.plan import plan
+from topology import BmlError, UsageError
+
+
+class Shell(click.Group):
+    """Group whose commands may raise BmlError: its message goes to standard error, never a traceback.
+
+    Exit status: 0 success, 2 bad usage (UsageError, or click's own), 1 any other BmlError.
+    """
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command and turn what it raises on purpose into an exit status."""
+        try:
+            return super().invoke(ctx)
+        except BmlError as error:
+            click.echo(f"Error: {error}", err=True)
+            ctx.exit(2 if isinstance(error, UsageError) else 1)
+
+
+@click.group(cls=Shell, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="bml", prog_name="bml")
+def main() -> None:
+    """Fault-tolerant parameter synchronisation for server-centric networks.
+
+    \b
+    Example:
+      bml plan bcube:3x2 --fail server:4
+    """
+
+
+main.add_command(plan)

@@ -1,1 +1,1 @@
-"""bml/cluster."""
+"""The shells round the pure protocol: servers, coordinator, and the launchers that start them."""

@@ -1,1 +1,28 @@
-"""bml/schedule."""
+"""What to send: forests, the algorithms that make them, their proof, their price, every server's part."""
+
+from bml.schedule.bound import bound
+from bml.schedule.cost import Load, gst, gst_staged, load
+from bml.schedule.forest import Down, Forest
+from bml.schedule.planner import ALGORITHMS, Plan, plan
+from bml.schedule.program import Hop, Phase, Program, Range, Relay, compile_program
+from bml.schedule.verify import verify
+
+__all__ = [
+    "ALGORITHMS",
+    "Down",
+    "Forest",
+    "Hop",
+    "Load",
+    "Phase",
+    "Plan",
+    "Program",
+    "Range",
+    "Relay",
+    "bound",
+    "compile_program",
+    "gst",
+    "gst_staged",
+    "load",
+    "plan",
+    "verify",
+]

@@ -1,0 +1,157 @@
+"""The coordinator's shell: dials every server, keeps the connections up, and runs the pure coordinator.
+
+It is told where the servers are and needs nothing else: killed and started again anywhere, it dials
+them, asks where they stand, and goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from bml.cluster.job import Contacts, JobSpec
+from bml.protocol import coordinator as core
+from bml.protocol import messages as msg
+from bml.transport import control
+from bml.transport.poller import Poller
+
+#: How long the coordinator still answers latecomers after the job's end, in seconds.
+_LINGER_S = 1.0
+_REDIAL_S = 0.05
+
+
+class CoordinatorLoop:
+    """One coordinator of a job; `run` returns when the job is over. `on_change` gets snapshots."""
+
+    def __init__(self, spec: JobSpec, contacts: Contacts, on_change: Callable[[dict[str, Any]], None]):
+        self._spec = spec
+        self._contacts = contacts
+        self._on_change = on_change
+        self._timeouts = spec.timeouts()
+        self._poller = Poller(on_wake=self._take_events)
+        self._events: list[core.Event] = []
+        self._lock = threading.Lock()
+        self._channels: dict[int, control.Channel] = {}
+        self._failing_since: dict[int, float] = {}
+        self._gone: set[int] = set()
+        self._finished: core.Finished | None = None
+        self._over_at = float("inf")
+        self._last: dict[str, Any] = {}
+        now = time.monotonic()
+        self._core = core.Coordinator(
+            spec.parsed_fabric(), time.time_ns(), self._timeouts, spec.min_servers, now
+        )
+
+    def say(self, event: core.Event) -> None:
+        """Bring an event (a death that a launcher noticed, an interrupt) from any thread."""
+        with self._lock:
+            self._events.append(event)
+        self._poller.wake()
+
+    def run(self) -> None:
+        """Dial everybody and serve until the job is over."""
+        for server in self._contacts:
+            self._dial(server)
+        while time.monotonic() < self._over_at and not (self._finished and not self._channels):
+            now = time.monotonic()
+            due = min(self._core.next_deadline(now), self._over_at)
+            self._poller.poll(max(0.0, due - now))
+            self._handle(core.Tick())
+            self._report()
+        for channel in list(self._channels.values()):
+            channel.close()
+        self._poller.close()
+
+    def snapshot(self) -> dict[str, Any]:
+        """Where the job stands, ready for JSON."""
+        view = self._core.view
+        abort = self._finished.abort if self._finished else None
+        return {
+            "state": self._core.state,
+            "epoch": view.epoch if view else 0,
+            "members": list(self._core.members),
+            "failures": list(view.failures) if view else [],
+            "reason": view.reason if view else "",
+            "detect_s": view.detect_s if view else 0.0,
+            "step": max(self._core.steps.values(), default=0),
+            "suspicions": self._core.suspicions,
+            "abort": abort.text if abort else "",
+        }
+
+    def _report(self) -> None:
+        now = self.snapshot()
+        if now != self._last:
+            self._last = now
+            self._on_change(now)
+
+    def _take_events(self) -> None:
+        with self._lock:
+            events, self._events = self._events, []
+        for event in events:
+            self._handle(event)
+
+    def _handle(self, event: core.Event) -> None:
+        self._execute(self._core.handle(event, time.monotonic()))
+
+    def _execute(self, instructions: Iterable[core.Instruction]) -> None:
+        for instruction in instructions:
+            if isinstance(instruction, core.Finished):
+                self._finished = instruction
+                self._over_at = time.monotonic() + _LINGER_S
+            elif instruction.server in self._channels:
+                self._channels[instruction.server].send(msg.encode(instruction.message))
+
+    # --- connections -----------------------------------------------------------------------------
+
+    def _dial(self, server: int) -> None:
+        host, port = self._contacts[server].control
+        control.dial(
+            host,
+            port,
+            token=self._spec.token,
+            job=self._spec.job,
+            server=control.COORDINATOR,
+            poller=self._poller,
+            on_open=lambda channel: self._opened(server, channel),
+            on_fail=lambda end: self._failed(server, end),
+            timeout_s=self._timeouts.answer_s,
+        )
+
+    def _opened(self, server: int, channel: control.Channel) -> None:
+        self._failing_since.pop(server, None)
+        self._channels[server] = channel
+        channel.on_message = lambda data: self._received(server, channel, data)
+        channel.on_close = lambda end: self._closed(server)
+        self._handle(core.Connected(server))
+
+    def _closed(self, server: int) -> None:
+        """The connection broke; whether the server is dead shows when it is dialled again."""
+        self._channels.pop(server, None)
+        if self._finished is None:
+            self._dial(server)
+
+    def _failed(self, server: int, end: control.End) -> None:
+        if self._finished is not None or server in self._gone:
+            return
+        since = self._failing_since.setdefault(server, time.monotonic())
+        if end.kind == "refused" or time.monotonic() - since > self._timeouts.connect_s:
+            self._gone.add(server)
+            self._handle(core.Gone(server, f"its process is gone: {end.why}"))
+        else:
+            self._poller.after(_REDIAL_S, lambda: self._dial(server))
+
+    def _received(self, server: int, channel: control.Channel, data: bytes) -> None:
+        try:
+            message = msg.decode(data)
+        except msg.MessageError:
+            channel.close()
+            self._closed(server)
+            return
+        if isinstance(message, msg.Inject):
+            os.kill(os.getpid(), signal.SIGKILL)  # the one fault that a coordinator can suffer
+        if isinstance(message, msg.ToCoordinator):
+            self._handle(core.From(server, message))

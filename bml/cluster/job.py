@@ -1,0 +1,90 @@
+"""What the parts of a job tell each other once, before and after the run: specification and records."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bml.protocol.timeouts import DEFAULT_DETECT_S, Timeouts
+from bml.schedule import plan
+from faults import FaultPlan
+from topology import Fabric, parse
+from topology.errors import UsageError
+
+Endpoint = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """Everything that is fixed for a job. Raises UsageError when it cannot be run.
+
+    `min_servers`: fewer survivors stop the job; None: a view must keep more than half of the one before.
+    """
+
+    fabric: str
+    algorithm: str = "auto"
+    faults: tuple[str, ...] = ()
+    detect_s: float = DEFAULT_DETECT_S
+    start_s: float = 60.0
+    min_servers: int | None = None
+    job: str = field(default_factory=lambda: f"bml-{secrets.token_hex(6)}")
+    token: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
+
+    def __post_init__(self) -> None:
+        fabric = self.parsed_fabric()
+        plan(fabric, self.algorithm)
+        self.fault_plan().validate(fabric)
+        self.timeouts()
+        if self.min_servers is not None and not 1 <= self.min_servers <= fabric.n_servers:
+            raise UsageError(f"min_servers is {self.min_servers}, {fabric} has {fabric.n_servers} servers")
+
+    def parsed_fabric(self) -> Fabric:
+        """The healthy fabric."""
+        return parse(self.fabric)
+
+    def fault_plan(self) -> FaultPlan:
+        """The faults to be injected."""
+        return FaultPlan.parse(self.faults)
+
+    def timeouts(self) -> Timeouts:
+        """All time-outs of the job."""
+        return Timeouts.of(self.detect_s, self.start_s)
+
+
+@dataclass(frozen=True)
+class Contact:
+    """Where a server can be reached: by the coordinator, and by its peers at each level."""
+
+    server: int
+    control: Endpoint
+    nics: tuple[Endpoint, ...]
+
+
+Contacts = Mapping[int, Contact]
+
+
+@dataclass(frozen=True)
+class ServerReport:
+    """What one server has to say after the run.
+
+    `outcome` is "done", "failed" (its own training function raised: `error`, `traceback`) or "stopped"
+    (the job ended with `error`). `kind` is the error's class.
+    """
+
+    server: int
+    outcome: str
+    value: Any
+    error: str
+    kind: str
+    traceback: str
+    digest: str
+    samples: Any
+    views: list[dict[str, Any]]
+    metrics: dict[str, Any]
+
+
+def default_nics(server: int, levels: int) -> tuple[str, ...]:
+    """One loopback address per NIC, so that on one machine too every connection is bound to its own."""
+    return tuple(f"127.{10 + level}.{server // 250}.{server % 250 + 1}" for level in range(levels))

@@ -1,0 +1,65 @@
+"""Runs a training function on one server from its first view to its report; every launcher ends up here."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from bml.cluster.job import Contacts, ServerReport
+from bml.cluster.server import Server
+from bml.errors import InvariantError, StepMismatch
+from bml.train.session import Session
+
+Train = Callable[[Session], Any]
+
+
+def run_training(server: Server, contacts: Contacts, train: Train) -> ServerReport:
+    """Run `train` on this server, serve the others until they are done, and report.
+
+    An error of the training function ends the job for all and is in the report, never raised here.
+    """
+    server.start(contacts)
+    session: Session | None = None
+    value, error, trace = None, None, ""
+    try:
+        server.wait_for_view()
+        session = Session(server)
+        value = train(session)
+    except BaseException as raised:
+        error, trace = raised, traceback.format_exc()
+    outcome = _outcome(server, error)
+    said = f"server {server.server} raised {type(error).__name__}: {error}" if error else ""
+    server.end(outcome, said if outcome == "failed" else "")
+    return ServerReport(
+        server=server.server,
+        outcome=outcome,
+        value=value,
+        error=said if outcome == "failed" else str(server.error or ""),
+        kind=type(error if outcome == "failed" else server.error).__name__,
+        traceback=trace,
+        digest=session.digest() if session else "",
+        samples=session.samples() if session else None,
+        views=server.view_records(),
+        metrics=_metrics(server),
+    )
+
+
+def _outcome(server: Server, error: BaseException | None) -> str:
+    """How the run ended here: an error of this server's own, the job's end from outside, or well."""
+    if server.error is not None and not isinstance(server.error, StepMismatch | InvariantError):
+        return "stopped"  # even if the training function caught the error, to save its state
+    return "done" if error is None else "failed"
+
+
+def _metrics(server: Server) -> dict[str, Any]:
+    gaps = np.diff(server.commit_at_s)
+    return {
+        "steps": len(server.commit_at_s),
+        "step_median_s": float(np.median(gaps)) if len(gaps) else None,
+        "step_max_s": float(gaps.max()) if len(gaps) else None,
+        "commit_at_s": server.commit_at_s,
+        "links": server.link_stats(),
+    }

@@ -1,0 +1,434 @@
+"""The coordinator: gathers evidence, decides views, and holds nothing that the servers do not hold.
+
+State table:
+
+    state      event                                    becomes    and
+    ---------  ---------------------------------------  ---------  -----------------------------------
+    gathering  every server of the newest view has      steady     goes on with that view, or changes
+               answered Who, or is known to be gone                it if any is missing or frozen
+    steady     evidence, its window is over             freezing   diagnoses; Freeze(epoch+1) to the
+                                                                   survivors, Evict to the others
+    freezing   every Status is there                    proposing  decides COMMIT or RETRY; Propose
+    proposing  every Accepted is there                  steady     Install
+    freezing,  more evidence, or no answer in time      freezing   again, with a higher epoch
+    proposing
+    any        too few servers, a training error        stopped    Abort to all
+    any        every member is done                     stopped    Shutdown to all
+
+A new coordinator starts in `gathering` too: start-up and takeover are one path. Why the decision is
+safe is told in docs/architecture.md and in member.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from bml.protocol import messages as msg
+from bml.protocol.messages import View
+from bml.protocol.timeouts import Timeouts
+from faults import Evidence, Suspicion, diagnose, settle
+from topology import Fabric, ServerFailure
+
+# --- events and instructions ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Connected:
+    """The control connection to a server is up (for the first time, or again)."""
+
+    server: int
+
+
+@dataclass(frozen=True)
+class Gone:
+    """A server's process is known to be dead, or cannot be reached any more."""
+
+    server: int
+    why: str
+
+
+@dataclass(frozen=True)
+class From:
+    """A message of a server."""
+
+    server: int
+    message: msg.ToCoordinator
+
+
+@dataclass(frozen=True)
+class Interrupt:
+    """The user stops the job."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time passed."""
+
+
+Event = Connected | Gone | From | Interrupt | Tick
+
+
+class Post(NamedTuple):
+    """Send a message to a server, if it is connected."""
+
+    server: int
+    message: msg.ToServer
+
+
+class Finished(NamedTuple):
+    """The job is over; `abort` says why when it is an error."""
+
+    abort: msg.Abort | None
+
+
+Instruction = Post | Finished
+
+
+class Coordinator:
+    """See the module's text.
+
+    `term` grows with every coordinator of a job. `min_servers`: fewer than that stop the job; None:
+    a view must have more than half of the members of the one before.
+    """
+
+    def __init__(self, fabric: Fabric, term: int, timeouts: Timeouts, min_servers: int | None, now: float):
+        self.term = term
+        self.state = "gathering"
+        self.view: View | None = None
+        self.steps: dict[int, int] = {}
+        self.outcomes: dict[int, str] = {}
+        self._fabric = fabric
+        self._timeouts = timeouts
+        self._min_servers = min_servers
+        self._statuses: dict[int, msg.Status] = {}
+        self._accepted: set[int] = set()
+        self._epoch = 0
+        self._next_members: tuple[int, ...] = ()
+        self._next_failures: tuple[str, ...] = ()
+        self._proposal: View | None = None
+        self._reason = ""
+        self._dead: dict[int, str] = {}
+        self._suspicions: dict[tuple[int, int, int], Suspicion] = {}
+        self._fresh = False  # evidence that no view has answered yet
+        self._evidence_at = now
+        self._silent_s = 0.0
+        self._detect_s = 0.0
+        self._farewell: msg.ToServer = msg.Shutdown()
+        self._act_at: float | None = None
+        self._answer_by = now + timeouts.start_s
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Servers of the newest view, all servers before there is one."""
+        return self.view.members if self.view else self._fabric.servers
+
+    @property
+    def suspicions(self) -> list[str]:
+        """Who is suspected by whom and why, in words."""
+        said = [f"server {server}: {why}" for server, why in sorted(self._dead.items())]
+        return said + [each.why for _, each in sorted(self._suspicions.items())]
+
+    def next_deadline(self, now: float) -> float:
+        """Until when, at the latest, a Tick is due."""
+        due = [self._answer_by] if self.state in ("gathering", "freezing", "proposing") else []
+        return min([*due, *([self._act_at] if self._act_at is not None else [])], default=now + 3600)
+
+    def handle(self, event: Event, now: float) -> list[Instruction]:
+        """React to an event at time `now` (seconds)."""
+        if self.state == "stopped":
+            return self._late(event)
+        match event:
+            case Connected(server):
+                return [Post(server, msg.Who(self.term)), *self._again(server)]
+            case Gone(server, why):
+                return self._gone(server, why, now)
+            case From(server, message):
+                return self._message(server, message, now)
+            case Interrupt(why):
+                return self._abort(msg.Abort("interrupted", why))
+            case Tick():
+                return self._tick(now)
+
+    def _again(self, server: int) -> list[Instruction]:
+        """What a server that reconnects may have missed."""
+        if server not in self._next_members:
+            return []
+        if self.state == "freezing":
+            return [Post(server, msg.Freeze(self.term, self._epoch, self._reason))]
+        if self.state == "proposing" and self._proposal:
+            return [Post(server, msg.Propose(self.term, self._proposal))]
+        return []
+
+    def _late(self, event: Event) -> list[Instruction]:
+        """After the end: whoever still appears is told."""
+        if isinstance(event, Connected):
+            return [Post(event.server, self._farewell)]
+        return []
+
+    # --- evidence --------------------------------------------------------------------------------
+
+    def _gone(self, server: int, why: str, now: float) -> list[Instruction]:
+        if server not in self.members or server in self._dead:
+            return []
+        self._dead[server] = why
+        if self.state == "gathering":
+            return self._gathered(now)
+        return self._note(now, self._timeouts.proof_window_s, 0.0)
+
+    def _note(self, now: float, window_s: float, silent_s: float) -> list[Instruction]:
+        if not self._fresh:
+            self._fresh = True
+            self._evidence_at = now
+            self._silent_s = silent_s
+        act_at = now + window_s
+        self._act_at = act_at if self._act_at is None else min(self._act_at, act_at)
+        return []
+
+    def _suspected(self, message: msg.Suspect, now: float) -> list[Instruction]:
+        suspicion = Suspicion(
+            message.observer, message.peer, message.level, message.kind, message.silent_s, message.why
+        )
+        self._suspicions[message.observer, message.peer, message.level] = suspicion
+        if self.state == "gathering":
+            return []
+        silent = message.kind == "silence"
+        window_s = self._timeouts.silence_window_s if silent else self._timeouts.proof_window_s
+        return self._note(now, window_s, message.silent_s)
+
+    def _tick(self, now: float) -> list[Instruction]:
+        if self.state in ("freezing", "proposing") and now >= self._answer_by:
+            for server in self._unanswered():
+                self._dead.setdefault(server, f"no answer within {self._timeouts.answer_s:g} s")
+            return self._change(now)
+        if self.state == "gathering" and now >= self._answer_by:
+            for server in self._unanswered():
+                self._dead.setdefault(server, "did not appear")
+            return self._gathered(now)
+        if self._act_at is not None and now >= self._act_at and self.state != "gathering":
+            self._act_at = None
+            return self._change(now) if self._fresh else []
+        return []
+
+    def _unanswered(self) -> list[int]:
+        if self.state == "gathering":
+            return [server for server in self.members if server not in self._statuses]
+        answered = self._statuses.keys() if self.state == "freezing" else self._accepted
+        return [server for server in self._next_members if server not in answered]
+
+    # --- gathering: start-up and takeover --------------------------------------------------------
+
+    def _gathered(self, now: float) -> list[Instruction]:
+        if any(server not in self._dead for server in self._unanswered()):
+            return []
+        if self.view is None and self._dead and self._min_servers is None:
+            names = ", ".join(f"server {server} ({why})" for server, why in sorted(self._dead.items()))
+            return self._abort(msg.Abort("start", f"cannot start: {names}"))
+        settled = self.view is not None and all(
+            status.promised == status.installed.epoch == self.view.epoch if status.installed else False
+            for server, status in self._statuses.items()
+            if server in self.members
+        )
+        if settled and not self._dead:
+            self.state = "steady"
+            if self._suspicions:
+                self._note(now, self._timeouts.silence_window_s, 0.0)
+            return self._check_done()
+        self._evidence_at = now
+        return self._change(now)
+
+    def _learn(self, status: msg.Status, now: float) -> None:
+        """A newer view than the one known means that this is a takeover."""
+        self._epoch = max(self._epoch, status.promised)
+        for view in (status.installed, status.accepted):
+            if view is not None and (self.view is None or view.epoch > self.view.epoch):
+                if self.view is None:
+                    self._answer_by = min(self._answer_by, now + self._timeouts.connect_s)
+                self.view = view
+                self._epoch = max(self._epoch, view.epoch)
+
+    # --- changing the view -----------------------------------------------------------------------
+
+    def _change(self, now: float) -> list[Instruction]:
+        """Diagnose all evidence and freeze the survivors."""
+        fabric = self._fabric.without(*(self.view.failures if self.view else ()))
+        suspicions = tuple(each for _, each in sorted(self._suspicions.items()) if _is_open(fabric, each))
+        dead = {server: why for server, why in self._dead.items() if server in fabric.servers}
+        diagnosis = diagnose(fabric, Evidence(dead, suspicions))
+        if not set(fabric.servers) - {f.server for f in diagnosis.failures if isinstance(f, ServerFailure)}:
+            return self._too_few((), diagnosis.reason)
+        settlement = settle(fabric, diagnosis.failures)
+        reason = diagnosis.reason if diagnosis.failures else ""
+        if len(settlement.failures) > len(diagnosis.failures):
+            reason = f"{reason}; {settlement.reason}"
+        if not self._enough(len(settlement.members)):
+            return self._too_few(settlement.members, reason)
+        self._detect_s = now - self._evidence_at + self._silent_s if self._fresh else 0.0
+        self.state = "freezing"
+        self._act_at = None
+        self._reason = reason or self._reason or ("new coordinator" if self.view else "start")
+        self._statuses = {}
+        self._accepted = set()
+        self._proposal = None
+        self._next_members = settlement.members
+        self._next_failures = tuple(str(each) for each in sorted({*fabric.failures, *settlement.failures}))
+        self._epoch += 1
+        self._answer_by = now + self._timeouts.answer_s
+        evicted = [server for server in self.members if server not in self._next_members]
+        out: list[Instruction] = [
+            Post(server, msg.Evict(self.term, self._epoch, self._reason)) for server in evicted
+        ]
+        freeze = msg.Freeze(self.term, self._epoch, self._reason)
+        return out + [Post(server, freeze) for server in self._next_members]
+
+    def _enough(self, left: int) -> bool:
+        return left >= self._min_servers if self._min_servers is not None else 2 * left > len(self.members)
+
+    def _too_few(self, left: tuple[int, ...], reason: str) -> list[Instruction]:
+        old = self.members
+        if self._min_servers is not None:
+            need = f"min_servers is {self._min_servers}"
+        else:
+            need = f"more than half of the {len(old)} before are needed (min_servers sets another limit)"
+        text = f"only {len(left)} of {len(old)} servers are left, {list(left)}: {need}. {reason}"
+        return self._abort(msg.Abort("too-few", text))
+
+    def _status(self, status: msg.Status, now: float) -> list[Instruction]:
+        if status.outcome:
+            self.outcomes[status.server] = status.outcome
+            if status.outcome == "failed":
+                return self._abort(msg.Abort("training", status.error, status.server))
+        self._learn(status, now)
+        if self.state == "gathering":
+            self._statuses[status.server] = status
+            return self._gathered(now)
+        if self.state == "freezing" and status.epoch == self._epoch and status.server in self._next_members:
+            self._statuses[status.server] = status
+            return [] if self._unanswered() else self._propose(now)
+        if self.state == "steady" and status.epoch == 0 and self._out_of_step(status):
+            self._reason = f"server {status.server} came back without the view"
+            return self._note(now, self._timeouts.proof_window_s, 0.0)
+        return []
+
+    def _out_of_step(self, status: msg.Status) -> bool:
+        """A member that reconnected may have missed what was posted to it."""
+        assert self.view is not None
+        installed = status.installed.epoch if status.installed else 0
+        return status.server in self.members and (installed, status.promised) != (self.view.epoch, self.view.epoch)
+
+    def _propose(self, now: float) -> list[Instruction]:
+        """Every survivor has reported: COMMIT or RETRY."""
+        self._proposal = View(
+            epoch=self._epoch,
+            members=self._next_members,
+            failures=self._next_failures,
+            commit=decide(self._statuses.values()),
+            reason=self._reason,
+            detect_s=self._detect_s,
+        )
+        self.state = "proposing"
+        self._answer_by = now + self._timeouts.answer_s
+        return [Post(server, msg.Propose(self.term, self._proposal)) for server in self._next_members]
+
+    def _accept(self, message: msg.Accepted) -> list[Instruction]:
+        if self.state != "proposing" or message.epoch != self._epoch:
+            return []
+        self._accepted.add(message.server)
+        if self._unanswered():
+            return []
+        assert self._proposal is not None
+        self.view = self._proposal
+        self.state = "steady"
+        self._forget_explained()
+        out: list[Instruction] = [
+            Post(server, msg.Install(self.term, self._epoch)) for server in self.view.members
+        ]
+        return out + self._check_done()
+
+    def _forget_explained(self) -> None:
+        """Keep only the evidence that the new view does not answer."""
+        assert self.view is not None
+        fabric = self._fabric.without(*self.view.failures)
+        self._dead = {server: why for server, why in self._dead.items() if server in self.view.members}
+        self._suspicions = {
+            key: each for key, each in self._suspicions.items() if _is_open(fabric, each)
+        }
+        if not self._dead and not self._suspicions:
+            self._fresh, self._act_at = False, None
+
+    # --- other messages --------------------------------------------------------------------------
+
+    def _message(self, server: int, message: msg.ToCoordinator, now: float) -> list[Instruction]:
+        match message:
+            case msg.Status():
+                return self._status(message, now)
+            case msg.Accepted():
+                return self._accept(message)
+            case msg.Refused(_, promised):
+                self._epoch = max(self._epoch, promised)
+                return self._change(now) if self.state in ("freezing", "proposing") else []
+            case msg.Suspect():
+                return self._suspected(message, now) if server in self.members else []
+            case msg.Withdraw(observer, peer, level):
+                self._suspicions.pop((observer, peer, level), None)
+                if not self._suspicions and not self._dead and self.state == "steady":
+                    self._fresh, self._act_at = False, None
+                return []
+            case msg.Progress(_, step):
+                self.steps[server] = step
+                return []
+            case msg.Ended(_, outcome, error):
+                return self._ended(server, outcome, error)
+            case msg.Inject():
+                return []  # for the shell alone
+
+    def _ended(self, server: int, outcome: str, error: str) -> list[Instruction]:
+        self.outcomes[server] = outcome
+        if outcome == "failed":
+            return self._abort(msg.Abort("training", error, server))
+        return self._check_done()
+
+    def _check_done(self) -> list[Instruction]:
+        if self.state != "steady" or any(self.outcomes.get(server) != "done" for server in self.members):
+            return []
+        self.state = "stopped"
+        return [*(Post(server, msg.Shutdown()) for server in self.members), Finished(None)]
+
+    def _abort(self, abort: msg.Abort) -> list[Instruction]:
+        self.state = "stopped"
+        self._farewell = abort
+        return [*(Post(server, abort) for server in self._fabric.servers), Finished(abort)]
+
+
+def _is_open(fabric: Fabric, suspicion: Suspicion) -> bool:
+    """Whether what is suspected still counts as alive."""
+    observer, peer, level = suspicion.observer, suspicion.peer, suspicion.level
+    if observer not in fabric.servers or not fabric.nic_alive(observer, level):
+        return False
+    return peer == observer or peer in fabric.neighbours(observer, level)
+
+
+def decide(statuses: Iterable[msg.Status]) -> int:
+    """The step that is committed as of the next view, given where every survivor stands.
+
+    If any survivor committed a step, then all were complete: all commit it. If all are complete, all
+    commit. Else the step is tried again. A step counts as complete only under the newest view that any
+    survivor knows: an older one's outputs have other contributors.
+    """
+    known = list(statuses)
+    views = [view for status in known for view in (status.installed, status.accepted) if view is not None]
+    newest = max((view.epoch for view in views), default=0)
+    commit = max([status.committed for status in known] + [v.commit for v in views if v.epoch == newest])
+    following = commit + 1
+    for status in known:
+        epoch = status.installed.epoch if status.installed else 0
+        if status.committed >= following or (status.complete == following and epoch == newest):
+            continue
+        return commit
+    return following if known else commit
+
+
+__all__ = ["Connected", "Coordinator", "Finished", "From", "Gone", "Interrupt", "Post", "Tick", "decide"]

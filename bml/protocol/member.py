@@ -1,0 +1,89 @@
+"""Membership as one server sees it: what it has promised, accepted and installed.
+
+State table (the answers that keep two servers from ever disagreeing on a step):
+
+    state      event                                  becomes    and
+    ---------  -------------------------------------  ---------  ------------------------------------
+    running    Freeze, epoch > promised               frozen     reports Status; drops old traffic
+    frozen     Freeze, ballot > promised              frozen     reports Status again, for that ballot
+    frozen     Freeze, ballot = promised              frozen     reports again (it was sent again)
+    any        Freeze, ballot < promised              same       Refused
+    frozen     Propose of the promised ballot         frozen     stores the view, Accepted
+    frozen     Install of the accepted view, or a     running    commits or retries as the view says
+               data frame of its epoch (proof that
+               some member installed it)
+    any        Evict, Abort                           stopped    the user's call ends with the error
+
+A ballot is (epoch, term): two coordinators, an old one and its successor, may try the same epoch, and
+only one of them can gather every member's promise. A view is installed by anybody only after all its
+members have accepted it, and its members are more than half of the view before; so whoever gathers
+promises later finds a server that knows it, and honours what it decided.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from bml.protocol.messages import Accepted, Freeze, Propose, Refused, Status, View
+
+
+@dataclass
+class Member:
+    """The membership state of `server`."""
+
+    server: int
+    promised: tuple[int, int] = (0, 0)
+    accepted: View | None = None
+    installed: View | None = None
+    frozen: bool = field(default=True)  # nothing may run before the first view
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the installed view, 0 before the first."""
+        return self.installed.epoch if self.installed else 0
+
+    def status(self, epoch: int, committed: int, complete: int, outcome: str, error: str) -> Status:
+        """What to report to a coordinator that asks with `epoch` (0: it only asks who is there)."""
+        return Status(
+            server=self.server,
+            epoch=epoch,
+            promised=self.promised[0],
+            installed=self.installed,
+            accepted=self.accepted,
+            committed=committed,
+            complete=complete,
+            outcome=outcome,
+            error=error,
+        )
+
+    def freeze(self, message: Freeze) -> Refused | None:
+        """Promise the ballot, or say why not."""
+        ballot = (message.epoch, message.term)
+        if ballot < self.promised or (ballot == self.promised and not self.frozen):
+            return Refused(self.server, self.promised[0])
+        self.promised = ballot
+        self.frozen = True
+        return None
+
+    def propose(self, message: Propose) -> Accepted | Refused:
+        """Store the view, unless something newer was promised meanwhile."""
+        view = message.view
+        if (view.epoch, message.term) != self.promised or not self.frozen:
+            return Refused(self.server, self.promised[0])
+        self.accepted = view
+        return Accepted(self.server, view.epoch)
+
+    def may_install(self, epoch: int) -> bool:
+        """Whether news that somebody installed `epoch` means that this server must install it too.
+
+        Not when it has promised something newer since: that coordinator has been told of the accepted
+        view and carries its decision on.
+        """
+        return self.accepted is not None and self.accepted.epoch == epoch == self.promised[0] > self.epoch
+
+    def install(self) -> View:
+        """Make the accepted view the installed one."""
+        assert self.accepted is not None
+        self.installed = self.accepted
+        self.frozen = False
+        return self.installed

@@ -1,0 +1,185 @@
+"""What servers and coordinator say to each other: typed, validated messages, encoded as msgpack.
+
+No parameter byte travels here. Nothing is unpickled: a message that does not fit its type is a
+`MessageError`, and the connection that brought it is closed.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from topology.errors import FabricError
+
+
+class MessageError(FabricError):
+    """A control message is malformed."""
+
+
+class View(msgspec.Struct, frozen=True):
+    """One agreed state of the fabric: who takes part and what is known dead.
+
+    `commit` is the last step that is committed as of this view. A member that was still running a
+    later step retries it; a member that had completed step `commit` commits it now.
+    """
+
+    epoch: int
+    members: tuple[int, ...]
+    failures: tuple[str, ...]
+    commit: int
+    reason: str
+    detect_s: float
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+# --- coordinator to server ---------------------------------------------------------------------
+
+
+class Who(_Message, frozen=True):
+    """A coordinator introduces itself; the server answers with its Status."""
+
+    term: int
+
+
+class Freeze(_Message, frozen=True):
+    """Stop the step, drop traffic of older epochs, and report: a view with this epoch is coming."""
+
+    term: int
+    epoch: int
+    reason: str
+
+
+class Propose(_Message, frozen=True):
+    """The decided view; it may take effect once every member has accepted it."""
+
+    term: int
+    view: View
+
+
+class Install(_Message, frozen=True):
+    """Every member accepted the view of this epoch: act on it."""
+
+    term: int
+    epoch: int
+
+
+class Evict(_Message, frozen=True):
+    """The receiver is not a member of the view of this epoch."""
+
+    term: int
+    epoch: int
+    reason: str
+
+
+class Abort(_Message, frozen=True):
+    """The job ends with an error; `kind` is one of ABORT_KINDS."""
+
+    kind: str
+    text: str
+    server: int = -1
+
+
+class Shutdown(_Message, frozen=True):
+    """Every member is done: leave."""
+
+
+class Inject(_Message, frozen=True):
+    """Suffer this fault now (fault injection; see faults/plan.py for the notation)."""
+
+    fault: str
+
+
+#: training: a training function raised. too-few: fewer than min_servers are left.
+#: start: servers are missing at start-up. interrupted: the user stopped the job.
+ABORT_KINDS = ("training", "too-few", "start", "interrupted")
+
+# --- server to coordinator ---------------------------------------------------------------------
+
+
+class Status(_Message, frozen=True):
+    """Where a server stands: the answer to Who (epoch 0) and to Freeze (its epoch).
+
+    `complete` is the step whose outputs are all final here although it is not committed, else -1.
+    `outcome` is "" while the training function runs, then "done" or "failed".
+    """
+
+    server: int
+    epoch: int
+    promised: int
+    installed: View | None
+    accepted: View | None
+    committed: int
+    complete: int
+    outcome: str
+    error: str
+
+
+class Accepted(_Message, frozen=True):
+    """The proposed view of this epoch is stored and will be honoured."""
+
+    server: int
+    epoch: int
+
+
+class Refused(_Message, frozen=True):
+    """The server has promised a higher epoch to somebody."""
+
+    server: int
+    promised: int
+
+
+class Suspect(_Message, frozen=True):
+    """An observer cannot hear `peer` on its NIC of `level` any more."""
+
+    observer: int
+    peer: int
+    level: int
+    kind: str
+    silent_s: float
+    why: str
+
+
+class Withdraw(_Message, frozen=True):
+    """The observer hears `peer` again."""
+
+    observer: int
+    peer: int
+    level: int
+
+
+class Progress(_Message, frozen=True):
+    """The last committed step, sent now and then for progress bars."""
+
+    server: int
+    step: int
+
+
+class Ended(_Message, frozen=True):
+    """The training function returned ("done") or raised ("failed", with its error)."""
+
+    server: int
+    outcome: str
+    error: str
+
+
+ToServer = Who | Freeze | Propose | Install | Evict | Abort | Shutdown | Inject
+ToCoordinator = Status | Accepted | Refused | Suspect | Withdraw | Progress | Ended | Inject
+Message = ToServer | ToCoordinator
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+def encode(message: Message) -> bytes:
+    """Bytes of a message."""
+    return _encoder.encode(message)
+
+
+def decode(data: bytes) -> Message:
+    """Message of the bytes; raises MessageError when they are none."""
+    try:
+        return _decoder.decode(data)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise MessageError(f"malformed control message: {error}") from None

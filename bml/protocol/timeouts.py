@@ -1,0 +1,67 @@
+"""All time-outs of the protocol, derived from the one setting `detect_s`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from topology.errors import UsageError
+
+DEFAULT_DETECT_S = 0.5
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """How long each wait of the protocol may last, in seconds.
+
+    The order is what makes them safe: several heartbeats fit into `detect_s`, so that one lost
+    datagram is no suspicion; the window in which the coordinator gathers suspicions is longer than
+    a heartbeat, so that all observers of one fault are heard before it is diagnosed; and an answer
+    is waited for at least as long as silence takes to be noticed.
+    """
+
+    detect_s: float
+    heartbeat_s: float
+    #: Evidence that is proof (a process is gone) is acted on after this: only its echoes are awaited.
+    proof_window_s: float
+    #: Suspicions by silence are gathered for this long.
+    silence_window_s: float
+    #: A server that does not answer the coordinator for this long counts as failed.
+    answer_s: float
+    #: A connection that cannot be made within this counts as lost.
+    connect_s: float
+    #: At start-up every server must have appeared within this.
+    start_s: float
+
+    @classmethod
+    def of(cls, detect_s: float = DEFAULT_DETECT_S, start_s: float = 60.0) -> Timeouts:
+        """Derive all time-outs from `detect_s`, how fast a silent failure must be noticed.
+
+        Raises UsageError for a `detect_s` outside 0.05-60 s.
+        """
+        if not 0.05 <= detect_s <= 60:
+            raise UsageError(f"detect_s is {detect_s}: give 0.05 to 60 seconds (default {DEFAULT_DETECT_S})")
+        made = cls(
+            detect_s=detect_s,
+            heartbeat_s=detect_s / 5,
+            proof_window_s=detect_s / 25,
+            silence_window_s=detect_s / 4,
+            answer_s=1.5 * detect_s,
+            connect_s=4 * detect_s,
+            start_s=max(start_s, 8 * detect_s),
+        )
+        made.check()
+        return made
+
+    def check(self) -> None:
+        """Raise UsageError unless the time-outs stand in their safe order."""
+        order = [
+            self.proof_window_s,
+            self.heartbeat_s,
+            self.silence_window_s,
+            self.detect_s,
+            self.answer_s,
+            self.connect_s,
+            self.start_s,
+        ]
+        if any(a >= b for a, b in zip(order, order[1:], strict=False)):
+            raise UsageError(f"time-outs out of order: {self}")

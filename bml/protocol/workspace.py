@@ -1,0 +1,54 @@
+"""The memory of one step on one server, and the only two things done to it: view and reduce."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bml.protocol.engine import Buffer, Place, Reduce
+
+Array = NDArray[np.generic]
+
+#: What `op` means, as the ufunc that adds two partial results.
+OPS: dict[str, np.ufunc] = {"sum": np.add, "min": np.minimum, "max": np.maximum, "prod": np.multiply}
+
+
+class Workspace:
+    """IN, OUT and SCRATCH of a step.
+
+    `contribution` is a contiguous one-dimensional array; it is only read, so that a failed step can
+    be tried again with it. OUT is new for every try.
+    """
+
+    def __init__(self, contribution: Array, scratch_elements: int, op: str):
+        self._op = OPS[op]
+        self._arrays = (
+            contribution,
+            np.empty_like(contribution),
+            np.empty(scratch_elements, contribution.dtype),
+        )
+        self.itemsize = contribution.itemsize
+        self._bytes = tuple(memoryview(array).cast("B") if array.size else memoryview(b"") for array in self._arrays)
+
+    @property
+    def result(self) -> Array:
+        """OUT; final where the engine says so."""
+        return self._arrays[Buffer.OUT]
+
+    def view(self, place: Place, n_elements: int) -> memoryview:
+        """Bytes of `n_elements` elements at `place`."""
+        start = place.offset * self.itemsize
+        return self._bytes[place.buffer][start : start + n_elements * self.itemsize]
+
+    def reduce(self, instruction: Reduce) -> None:
+        """OUT[start:stop] = the terms, added in their order."""
+        start, stop, terms = instruction
+        size = stop - start
+        out = self._arrays[Buffer.OUT][start:stop]
+        parts = [self._arrays[place.buffer][place.offset : place.offset + size] for place in terms]
+        if len(parts) == 1:
+            out[...] = parts[0]
+            return
+        self._op(parts[0], parts[1], out=out)
+        for part in parts[2:]:
+            self._op(out, part, out=out)

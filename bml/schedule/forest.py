@@ -1,0 +1,175 @@
+"""The one intermediate form: for every piece, the tree on which partial sums climb and the result descends.
+
+Every algorithm makes a `Forest`; one verifier checks it, one cost model prices it, one engine runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from fractions import Fraction
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from faults.detour import Path
+
+AT_ROOT = -1
+"""Parent of the root of a piece."""
+NOT_THERE = -2
+"""Parent of a server that is not in the fabric."""
+
+Edge: TypeAlias = tuple[int, int]
+"""(piece, server): the tree edge between the server and its parent (or, going down, its source)."""
+Detours: TypeAlias = Mapping[Edge, Path]
+
+_BLOCK = 1 << 22
+"""Entries of a (piece, server) table handled at once, so that 4096 servers do not multiply the memory."""
+
+
+class Phase(IntEnum):
+    """Partial sums go up to the root of a piece, its result comes down."""
+
+    UP = 0
+    DOWN = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Down:
+    """Tree on which results descend, for algorithms whose way down is not the way up reversed.
+
+    Attributes:
+        source: int32 [piece, server], who brings the result; AT_ROOT and NOT_THERE as in `Forest.up`.
+        level: int8 [piece, server], NIC on which the source sends.
+        stage: int16 [piece, server], stage of the hop, counted from 0 within this phase.
+        detours: paths of relayed edges, from the source to the server.
+    """
+
+    source: NDArray[np.int32]
+    level: NDArray[np.int8]
+    stage: NDArray[np.int16]
+    detours: Detours = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Hops:
+    """Physical hops in columns (int64, all of one length): a detour of three hops is three rows.
+
+    `piece` and `server` name the tree edge to which the hop belongs, `sender` and `receiver` the two ends
+    of the hop; `level` is the level of the switch between them, so of both NICs.
+    """
+
+    piece: NDArray[np.int64]
+    server: NDArray[np.int64]
+    stage: NDArray[np.int64]
+    sender: NDArray[np.int64]
+    receiver: NDArray[np.int64]
+    level: NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Forest:
+    """Trees of all pieces in columns; a row is a piece, a column a server of the undamaged fabric.
+
+    Attributes:
+        root: int32 [piece], owner of the piece.
+        weight: int64 [piece], share of P as an integer: the piece is weight / sum(weight) of the vector.
+        up: int32 [piece, server], parent; AT_ROOT at the root, NOT_THERE for dead servers.
+        level: int8 [piece, server], NIC on which the server sends to its parent (first hop of a detour).
+        stage: int16 [piece, server], stage of the hop, counted from 0; later towards the root. Only
+            stage-by-stage pricing reads it. -1 where there is no parent.
+        detours: (piece, server) -> path from the server to its parent through servers that only relay.
+        down: tree of the way down; None means `up` reversed, last stage first.
+    """
+
+    root: NDArray[np.int32]
+    weight: NDArray[np.int64]
+    up: NDArray[np.int32]
+    level: NDArray[np.int8]
+    stage: NDArray[np.int16]
+    detours: Detours = field(default_factory=dict)
+    down: Down | None = None
+
+    @property
+    def pieces(self) -> int:
+        """Number of pieces."""
+        return len(self.root)
+
+    @cached_property
+    def whole(self) -> int:
+        """Sum of the weights: the weight of all of P."""
+        return int(self.weight.sum())
+
+    def share(self, piece: int) -> Fraction:
+        """Fraction of P that the piece holds."""
+        return Fraction(int(self.weight[piece]), self.whole)
+
+    def n_stages(self, phase: Phase) -> int:
+        """Count the stages of a phase."""
+        stage = self.down.stage if phase is Phase.DOWN and self.down else self.stage
+        return int(stage.max(initial=-1)) + 1
+
+    def path(self, piece: int, server: int, phase: Phase = Phase.UP) -> Path:
+        """Hops (from, level, to) of the edge between a server and its parent, in the order of travel.
+
+        Empty at the root. UP goes from the server to its parent, DOWN comes from its source to it.
+        """
+        if phase is Phase.DOWN and self.down is None:
+            return tuple((to, level, sender) for sender, level, to in reversed(self.path(piece, server)))
+        tree, level = (self.down.source, self.down.level) if phase and self.down else (self.up, self.level)
+        peer = int(tree[piece, server])
+        if peer < 0:
+            return ()
+        detours = self.down.detours if phase and self.down else self.detours
+        ends = (peer, server) if phase else (server, peer)
+        return detours.get((piece, server), ((ends[0], int(level[piece, server]), ends[1]),))
+
+    def blocks(self, phase: Phase) -> Iterator[Hops]:
+        """Yield all physical hops of a phase, a bounded number of pieces at a time."""
+        rows = max(1, _BLOCK // max(1, self.up.shape[1]))
+        for start in range(0, self.pieces, rows):
+            yield self._hops(phase, start, min(start + rows, self.pieces))
+
+    def _hops(self, phase: Phase, start: int, stop: int) -> Hops:
+        if phase is Phase.DOWN and self.down:
+            tree = self.down
+            return _columns(tree.source, tree.level, tree.stage, tree.detours, start, stop, incoming=True)
+        hops = _columns(self.up, self.level, self.stage, self.detours, start, stop, incoming=False)
+        return hops if phase is Phase.UP else _reverse(hops, self.n_stages(Phase.UP) - 1)
+
+
+def _reverse(hops: Hops, last_stage: int) -> Hops:
+    return Hops(hops.piece, hops.server, last_stage - hops.stage, hops.receiver, hops.sender, hops.level)
+
+
+def _columns(
+    peer: NDArray[np.int32],
+    level: NDArray[np.int8],
+    stage: NDArray[np.int16],
+    detours: Detours,
+    start: int,
+    stop: int,
+    *,
+    incoming: bool,
+) -> Hops:
+    """Flatten pieces start..stop of a tree; `incoming` means that data flows from peer to server."""
+    relayed = [(edge, path) for edge, path in detours.items() if start <= edge[0] < stop]
+    direct = peer[start:stop] >= 0
+    for edge, _ in relayed:
+        direct[edge[0] - start, edge[1]] = False
+    piece, server = (index.astype(np.int64) for index in np.nonzero(direct))
+    piece += start
+    peers = peer[piece, server]
+    ends = (peers, server) if incoming else (server, peers)
+    table = np.stack([piece, server, stage[piece, server], *ends, level[piece, server]])
+    extra = [
+        (*edge, int(stage[edge]), sender, receiver, hop_level)
+        for edge, path in relayed
+        for sender, hop_level, receiver in path
+    ]
+    if extra:
+        table = np.concatenate([table, np.array(extra, np.int64).T], axis=1)
+    return Hops(*table)

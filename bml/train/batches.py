@@ -1,0 +1,133 @@
+"""Which samples belong to a step: a fixed set, whatever fails; failures only change who computes them.
+
+Constant work (promise 7 of the protocol) starts here: the global batch of a step is a function of the seed
+and the step's number alone. Who computes which part of it is a function of two server sets: `base`, among
+whom the batch was first split, and `members`, who are left. Every server evaluates the same functions and
+therefore knows everybody's part without a message.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from topology.errors import UsageError
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GlobalBatch:
+    """One global batch: `indices` (int64, shape (size,), read-only) of training epoch `epoch_no`.
+
+    `step` counts batches over all epochs from 0; `batch_no` counts them within the epoch.
+    """
+
+    step: int
+    epoch_no: int
+    batch_no: int
+    indices: Indices
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """The global batches of a run: every sample exactly once per training epoch, in seeded order.
+
+    `n_samples` samples, `global_batch` of them per step (the last batch of an epoch may be smaller),
+    `epochs` passes. The order of epoch e is `Generator(PCG64((seed, e))).permutation(n_samples)`.
+    Raises UsageError when a number is out of range.
+    """
+
+    n_samples: int
+    global_batch: int
+    epochs: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("n_samples", 1), ("global_batch", 1), ("epochs", 0), ("seed", 0)):
+            value = getattr(self, name)
+            if value < least:
+                raise UsageError(f"{name} must be at least {least}, it is {value}")
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Steps of one training epoch."""
+        return -(-self.n_samples // self.global_batch)
+
+    def __len__(self) -> int:
+        """Steps of the whole run."""
+        return self.batches_per_epoch * self.epochs
+
+    def __iter__(self) -> Iterator[GlobalBatch]:
+        return (self.batch(step) for step in range(len(self)))
+
+    def batch(self, step: int) -> GlobalBatch:
+        """The global batch of `step` (0 ≤ step < len(self)); raises UsageError outside that range."""
+        if not 0 <= step < len(self):
+            raise UsageError(f"this plan has steps 0-{len(self) - 1}, there is no step {step}")
+        epoch_no, batch_no = divmod(step, self.batches_per_epoch)
+        start = batch_no * self.global_batch
+        order = _order(self.n_samples, self.seed, epoch_no)
+        return GlobalBatch(step, epoch_no, batch_no, order[start : start + self.global_batch])
+
+
+class Assignment(NamedTuple):
+    """What one server computes in a step: its `own` share and the `extra` taken over from lost servers."""
+
+    own: Indices
+    extra: Indices
+
+
+def shares(indices: Indices, members: Iterable[int]) -> dict[int, Indices]:
+    """Split `indices` (shape (m,)) into contiguous, near-equal shares, in order of server id.
+
+    Sizes differ by at most one, the larger ones first; with fewer indices than members some shares are empty.
+    The values are views into `indices`. Raises UsageError when there are no members.
+    """
+    ids = sorted(set(members))
+    if not ids:
+        raise UsageError("a batch cannot be shared among no servers")
+    size, larger = divmod(len(indices), len(ids))
+    stops = np.arange(1, len(ids) + 1) * size + np.minimum(np.arange(1, len(ids) + 1), larger)
+    starts = [0, *stops[:-1].tolist()]
+    return {server: indices[a:b] for server, a, b in zip(ids, starts, stops.tolist(), strict=True)}
+
+
+def assignment(indices: Indices, base: Iterable[int], members: Iterable[int]) -> dict[int, Assignment]:
+    """Who computes what when the batch was split among `base` and only `members` (a subset) are left.
+
+    A member keeps its own share. The shares of the lost servers, one after the other in order of id, are
+    split again among the members like a batch of their own. Own and extra of all members together are
+    `indices`, each exactly once. It depends on the two sets only, not on the order of the losses.
+    Raises UsageError when `members` is empty or has a server that is not in `base`.
+    """
+    base_ids, member_ids = set(base), set(members)
+    strangers = sorted(member_ids - base_ids)
+    if strangers:
+        raise UsageError(
+            f"servers {strangers} had no share of this step: they are not among {sorted(base_ids)}"
+        )
+    first = shares(indices, base_ids)
+    lost = [share for server, share in first.items() if server not in member_ids]
+    again = shares(np.concatenate([indices[:0], *lost]), member_ids)
+    return {server: Assignment(first[server], again[server]) for server in sorted(member_ids)}
+
+
+def used_indices(assigned: Mapping[int, Assignment], *, recomputed: bool) -> dict[int, Indices]:
+    """What each server really contributed: own and extra, or only its own when lost shares are left out."""
+    return {
+        server: np.concatenate(part) if recomputed and len(part.extra) else part.own
+        for server, part in assigned.items()
+    }
+
+
+@lru_cache(maxsize=4)
+def _order(n_samples: int, seed: int, epoch_no: int) -> Indices:
+    """The order of one epoch; cached, because every step of the epoch is a slice of it."""
+    generator = np.random.Generator(np.random.PCG64((seed, epoch_no)))
+    order = generator.permutation(n_samples).astype(np.int64, copy=False)
+    order.flags.writeable = False
+    return order

@@ -1,0 +1,152 @@
+"""Which samples went into which committed step: the proof that every sample is used once per training epoch.
+
+Each server keeps the whole ledger, not only its own part: who computed what follows from the view
+(`bml.train.batches.assignment`), so that the survivors' digests must agree and one comparison proves it.
+Memory is constant: counters for the current epoch, one line for each finished one.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from bml.train.batches import GlobalBatch, Indices
+from topology.errors import InvariantError, UsageError
+
+
+class EpochSummary(TypedDict):
+    """One training epoch: its `samples` split by how often they were used; `left_out` of its batches."""
+
+    epoch: int
+    steps: int
+    samples: int
+    used_once: int
+    used_never: int
+    used_more: int
+    left_out: int
+    complete: bool
+
+
+class LedgerSummary(TypedDict):
+    """The whole run, ready for JSON; `complete` = every epoch used every sample exactly once."""
+
+    steps: int
+    epochs: list[EpochSummary]
+    left_out: int
+    complete: bool
+    digest: str
+
+
+@dataclass(slots=True)
+class _OpenEpoch:
+    """The epoch that is being counted: uses per sample (uint16, shape (n_samples,)) and what was left out."""
+
+    number: int
+    uses: npt.NDArray[np.uint16]
+    steps: int = 0
+    left_out: int = 0
+
+    def close(self) -> EpochSummary:
+        never, once, more = np.bincount(np.minimum(self.uses, 2), minlength=3).tolist()
+        return EpochSummary(
+            epoch=self.number,
+            steps=self.steps,
+            samples=len(self.uses),
+            used_once=once,
+            used_never=never,
+            used_more=more,
+            left_out=self.left_out,
+            complete=never == 0 and more == 0,
+        )
+
+
+class Ledger:
+    """Counts the uses of `n_samples` samples over committed steps; a few numpy operations per commit."""
+
+    def __init__(self, n_samples: int) -> None:
+        if n_samples < 1:
+            raise UsageError(f"a ledger needs at least one sample, not {n_samples}")
+        self._n_samples = n_samples
+        self._closed: list[EpochSummary] = []
+        self._open: _OpenEpoch | None = None
+        self._last_step = -1
+        self._last_batch = (-1, -1)
+        self._steps = 0
+        self._chain = b""
+
+    def commit(
+        self, step: int, batch: GlobalBatch, contributors: Iterable[int], used: Mapping[int, Indices]
+    ) -> None:
+        """Enter one committed step: `used` = server → the samples of `batch` that are in the result.
+
+        `step` is the session's step number; plain collectives take numbers too, so it may have gaps but must
+        grow. Raises InvariantError for a step or batch that was already entered, for samples without a
+        contributor, and for a sample number outside the data set.
+        """
+        members = sorted(set(contributors))
+        self._check_order(step, batch)
+        self._check_contributors(step, members, used)
+        indices = np.concatenate([used[server] for server in sorted(used)] or [batch.indices[:0]])
+        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < self._n_samples:
+            raise InvariantError(f"step {step} used a sample outside 0-{self._n_samples - 1}")
+        self._count(batch, indices)
+        self._extend_chain(step, batch, members, used)
+        self._last_step, self._last_batch = step, (batch.epoch_no, batch.batch_no)
+        self._steps += 1
+
+    def summary(self) -> LedgerSummary:
+        """How often the samples were used in each training epoch, an unfinished one included."""
+        epochs = [*self._closed, *([self._open.close()] if self._open else [])]
+        return LedgerSummary(
+            steps=self._steps,
+            epochs=epochs,
+            left_out=sum(epoch["left_out"] for epoch in epochs),
+            complete=all(epoch["complete"] for epoch in epochs),
+            digest=self.digest(),
+        )
+
+    def digest(self) -> str:
+        """Sha256 over the whole history (steps, batches, contributors, samples): equal on all survivors."""
+        return hashlib.sha256(self._chain).hexdigest()
+
+    def _check_order(self, step: int, batch: GlobalBatch) -> None:
+        here, last = (batch.epoch_no, batch.batch_no), self._last_batch
+        if step <= self._last_step or here <= last:
+            raise InvariantError(
+                f"step {step} (training epoch {here[0]}, batch {here[1]}) was committed after "
+                f"step {self._last_step} (training epoch {last[0]}, batch {last[1]}): a step was doubled"
+            )
+
+    @staticmethod
+    def _check_contributors(step: int, members: list[int], used: Mapping[int, Indices]) -> None:
+        strangers = sorted(server for server in used if server not in members and len(used[server]))
+        if strangers:
+            raise InvariantError(
+                f"step {step} used samples of servers {strangers}, contributors were {members}"
+            )
+
+    def _count(self, batch: GlobalBatch, indices: Indices) -> None:
+        if self._open is None or self._open.number != batch.epoch_no:
+            if self._open is not None:
+                self._closed.append(self._open.close())
+            self._open = _OpenEpoch(batch.epoch_no, np.zeros(self._n_samples, np.uint16))
+        np.add.at(self._open.uses, indices, np.uint16(1))  # unlike fancy +=, counts a doubled sample twice
+        self._open.steps += 1
+        # Membership, not sizes: a doubled sample must not hide one that was left out.
+        self._open.left_out += int(np.count_nonzero(self._open.uses[batch.indices] == 0))
+
+    def _extend_chain(
+        self, step: int, batch: GlobalBatch, members: list[int], used: Mapping[int, Indices]
+    ) -> None:
+        """Chain one record onto the digest; 32 bytes of state, so that a rejoining server can be given it."""
+        record = hashlib.sha256(self._chain)
+        head = [step, batch.epoch_no, batch.batch_no, len(members), *members]
+        record.update(np.asarray(head, "<i8").tobytes())
+        for server in members:
+            part = used.get(server, batch.indices[:0])
+            record.update(np.asarray([server, len(part)], "<i8").tobytes())
+            record.update(np.ascontiguousarray(part, "<i8").tobytes())
+        self._chain = record.digest()

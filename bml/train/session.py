@@ -1,0 +1,223 @@
+"""What a training function holds: arrays, batches, and one call a step that all servers finish or none.
+
+    def train(session):
+        w = session.empty(n, "float32")
+        session.state(params=w)
+        for batch in session.batches(n_samples, global_batch=288, epochs=3, seed=0):
+            g = gradient(w, batch.indices)
+            w -= lr * batch.allreduce(g, recompute=lambda indices: gradient(w, indices))
+
+Every server must make the same calls in the same order, as with any collective library.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bml.protocol.messages import View
+from bml.protocol.workspace import OPS, Array
+from bml.train.batches import BatchPlan, GlobalBatch, Indices, assignment, shares, used_indices
+from bml.train.communicator import Committed, Communicator
+from bml.train.ledger import Ledger, LedgerSummary
+from topology.errors import UsageError
+
+Arrays = npt.ArrayLike | Sequence[Array]
+Recompute = Callable[[Indices], Any]
+#: Prepares this server's contribution for the members of a view.
+Prepare = Callable[[View], Array]
+
+
+class Session:
+    """A server's part in the job; handed to the training function."""
+
+    def __init__(self, communicator: Communicator):
+        self._communicator = communicator
+        self._contributors = communicator.view.members
+        self._state: dict[str, Any] = {}
+        self._ledger: Ledger | None = None
+
+    @property
+    def server(self) -> int:
+        """This server's id."""
+        return self._communicator.server
+
+    @property
+    def view(self) -> View:
+        """The view in force: epoch, members, failures, and why."""
+        return self._communicator.view
+
+    @property
+    def contributors(self) -> tuple[int, ...]:
+        """The servers whose contributions are in the last committed step; at first all members."""
+        return self._contributors
+
+    def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = "float32") -> Array:
+        """An uninitialised array of this shape and dtype."""
+        return np.empty(shape, dtype)
+
+    def empty_like(self, array: npt.ArrayLike) -> Array:
+        """An uninitialised array with the shape and dtype of `array`."""
+        return np.empty_like(np.asarray(array))
+
+    def state(self, **arrays: Any) -> None:
+        """Name what makes up the training state: `params` (its digest proves that all agree), and more.
+
+        Values are arrays, or lists or dicts of arrays, which the training function goes on changing in
+        place.
+        """
+        self._state.update(arrays)
+
+    def allreduce(self, arrays: Arrays, op: str = "sum") -> Any:
+        """Reduce the arrays of all servers elementwise; everybody gets the same bits in new memory.
+
+        `arrays` is one array, or a list of arrays of one dtype (one step, one commit; a list comes back).
+        `op` is sum, min, max or prod. The contributions of servers that die on the way are missing from
+        the result; `contributors` says whose are in it. Raises StepMismatch when servers call different
+        things, and the error that ends the job.
+        """
+        flat, shapes, dtype = _flatten(arrays)
+        outcome = self._step(f"allreduce {op}", op, shapes, dtype, lambda view: flat)
+        return _unflatten(outcome.result, shapes, isinstance(arrays, list | tuple))
+
+    def barrier(self) -> None:
+        """Return once every live server has called it."""
+        self.allreduce(np.empty(0, np.uint8))
+
+    def batches(self, n_samples: int, *, global_batch: int, epochs: int, seed: int = 0) -> Iterator[Batch]:
+        """This server's shares of the job's global batches, each a `Batch`; see bml.train.batches.
+
+        Every sample of 0 .. n_samples-1 is used exactly once per epoch, whatever fails. Each batch must
+        be ended with its `allreduce` before the next is drawn.
+        """
+        batches = BatchPlan(n_samples, global_batch, epochs, seed)
+        self._ledger = ledger = Ledger(n_samples)
+        for whole in batches:
+            batch = Batch(self, whole, ledger)
+            yield batch
+            if not batch.committed:
+                raise UsageError(
+                    f"batch {whole.batch_no} of epoch {whole.epoch_no} was not ended: call batch.allreduce"
+                )
+
+    def samples(self) -> LedgerSummary | None:
+        """Which samples went into committed steps, by epoch; None before `batches`."""
+        return self._ledger.summary() if self._ledger else None
+
+    def digest(self) -> str:
+        """Sha256 of the parameters (`state(params=...)`, or of the whole state if none is called so)."""
+        sha = hashlib.sha256()
+        for array in _leaves(self._state.get("params", self._state)):
+            sha.update(np.ascontiguousarray(array).tobytes())
+        return sha.hexdigest()
+
+    def _step(
+        self, call: str, op: str, shapes: list[tuple[int, ...]], dtype: np.dtype[Any], prepare: Prepare
+    ) -> Committed:
+        """Synchronise one step, preparing the contribution anew for every view until it is committed."""
+        if op not in OPS:
+            raise UsageError(f"op is {op!r}: give one of {', '.join(OPS)}")
+        text = f"{call} {dtype.name} {' '.join(map(str, shapes)) if len(shapes) < 20 else f'{len(shapes)} arrays'}"
+        signature = zlib.crc32(f"{call} {dtype.str} {shapes}".encode())
+        while True:
+            view = self._communicator.view
+            outcome = self._communicator.sync(view.epoch, prepare(view), op, text, signature)
+            if isinstance(outcome, Committed):
+                self._contributors = outcome.contributors
+                return outcome
+
+
+class Batch:
+    """This server's share of one global batch; `indices` (int64) are its samples."""
+
+    def __init__(self, session: Session, whole: GlobalBatch, ledger: Ledger):
+        self.committed = False
+        self.epoch_no = whole.epoch_no
+        self.batch_no = whole.batch_no
+        self._session = session
+        self._whole = whole
+        self._ledger = ledger
+        # Every server has the same contributors of the last step, so all split the batch alike, even
+        # while one of them already knows of a new view.
+        self._base = session.contributors
+        self.indices: Indices = shares(whole.indices, self._base)[session.server]
+
+    def allreduce(self, gradient: Arrays, recompute: Recompute | None = None) -> Any:
+        """The mean over the global batch of what `gradient` sums over `indices`; the step of training.
+
+        `gradient` is one array, or a list of arrays of one dtype. If a server dies first, the survivors
+        share its samples: `recompute(indices)` is called in this thread and must return the same sums,
+        with the same shapes, over those samples; without it they are left out, and the mean is taken
+        over the samples that really contributed. Floating dtypes are kept, integers give float64.
+        """
+        flat, shapes, dtype = _flatten(gradient)
+        call = "batch.allreduce" if recompute is None else "batch.allreduce with recompute"
+
+        def prepare(view: View) -> Array:
+            extra = assignment(self._whole.indices, self._base, view.members)[self._session.server].extra
+            if recompute is None or not len(extra):
+                return flat
+            more, more_shapes, more_dtype = _flatten(recompute(extra))
+            if more_shapes != shapes or more_dtype != dtype:
+                raise UsageError(
+                    f"recompute returned {more_dtype} {more_shapes}, the gradient is {dtype} {shapes}"
+                )
+            return np.add(flat, more)
+
+        outcome = self._session._step(call, "sum", shapes, dtype, prepare)
+        n_used = self._enter(outcome, recomputed=recompute is not None)
+        mean = _divide(outcome.result, n_used)
+        return _unflatten(mean, shapes, isinstance(gradient, list | tuple))
+
+    def _enter(self, outcome: Committed, recomputed: bool) -> int:
+        """Write the step into the ledger; returns how many samples are in its sum."""
+        assigned = assignment(self._whole.indices, self._base, outcome.contributors)
+        used = used_indices(assigned, recomputed=recomputed)
+        self._ledger.commit(outcome.step, self._whole, outcome.contributors, used)
+        self.committed = True
+        return sum(map(len, used.values()))
+
+
+def _divide(total: Array, n: int) -> Array:
+    if np.issubdtype(total.dtype, np.inexact):
+        return np.divide(total, total.dtype.type(max(n, 1)), out=total)
+    return np.asarray(total / max(n, 1))
+
+
+def _flatten(arrays: Any) -> tuple[Array, list[tuple[int, ...]], np.dtype[Any]]:
+    """One contiguous vector, without a copy where there is one already, and the shapes in it."""
+    parts = [np.asarray(array) for array in (arrays if isinstance(arrays, list | tuple) else [arrays])]
+    if not parts:
+        raise UsageError("an empty list of arrays cannot be reduced: give at least one array")
+    dtypes = sorted({part.dtype.str for part in parts})
+    if len(dtypes) > 1:
+        raise UsageError(f"arrays of one step must have one dtype, these have {', '.join(dtypes)}")
+    dtype = parts[0].dtype
+    if dtype.kind not in "iufc" or not dtype.isnative:
+        raise UsageError(f"dtype {dtype} cannot be reduced: give integers or floats in native byte order")
+    shapes = [part.shape for part in parts]
+    flats = [np.ascontiguousarray(part).reshape(-1) for part in parts]
+    return (flats[0] if len(flats) == 1 else np.concatenate(flats)), shapes, dtype
+
+
+def _unflatten(vector: Array, shapes: list[tuple[int, ...]], many: bool) -> Any:
+    if not many:
+        return vector.reshape(shapes[0])
+    stops = np.cumsum([int(np.prod(shape)) for shape in shapes])
+    return [part.reshape(shape) for part, shape in zip(np.split(vector, stops[:-1]), shapes, strict=True)]
+
+
+def _leaves(value: Any) -> Iterator[Array]:
+    if isinstance(value, Mapping):
+        for key in sorted(value):
+            yield from _leaves(value[key])
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _leaves(each)
+    elif value is not None:
+        yield np.asarray(value)

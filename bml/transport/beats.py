@@ -1,0 +1,102 @@
+"""Heartbeats of one NIC: sealed UDP datagrams on the same address and port number as its TCP listener."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+
+from bml.transport.auth import BEAT_NBYTES, Beat, open_beat, seal_beat
+from bml.transport.interface import Endpoint
+from bml.transport.poller import READ, Poller
+
+_BEATS_PER_PASS = 64
+
+
+class BeatSocket:
+    """Sends beats over one NIC, reports valid ones with `on_beat(peer)`, and counts anything else."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        poller: Poller,
+        *,
+        server: int,
+        level: int,
+        token: bytes,
+        job: bytes,
+        on_beat: Callable[[int], None],
+    ) -> None:
+        self._sock = sock
+        self._poller = poller
+        self._server = server
+        self._level = level
+        self._token = token
+        self._job = job
+        self._on_beat = on_beat
+        self._muted = False
+        # Wall-clock time, so that a restarted server's numbers are higher than those before.
+        self._sequence = time.time_ns()
+        self._latest: dict[int, int] = {}
+        self.rejected = 0
+        """Datagrams that were not valid new beats for this NIC."""
+        poller.add(sock.fileno(), READ, self._ready)
+
+    def send(self, peer: int, endpoint: Endpoint) -> None:
+        """Send one beat; never fails, as a lost beat is what the peer's detector is for."""
+        if self._muted:
+            return
+        self._sequence += 1
+        beat = Beat(self._server, peer, self._level, self._sequence)
+        try:
+            self._sock.sendto(seal_beat(self._token, self._job, beat), endpoint)
+        except OSError:
+            return
+
+    def forget(self, peer: int) -> None:
+        """Accept any sequence number from a peer that just proved itself anew: its clock may have jumped."""
+        self._latest.pop(peer, None)
+
+    def mute(self) -> None:
+        """Neither send nor receive until `unmute`."""
+        if not self._muted:
+            self._muted = True
+            self._poller.remove(self._sock.fileno())
+
+    def unmute(self) -> None:
+        """End `mute`; what arrived meanwhile is thrown away."""
+        if self._muted:
+            self._muted = False
+            while self._receive() is not None:
+                pass
+            self._poller.add(self._sock.fileno(), READ, self._ready)
+
+    def close(self) -> None:
+        """Close the socket. Idempotent."""
+        if self._sock.fileno() >= 0:
+            self._poller.remove(self._sock.fileno())
+            self._sock.close()
+
+    def _ready(self, events: int) -> None:
+        for _ in range(_BEATS_PER_PASS):
+            datagram = self._receive()
+            if datagram is None:
+                return
+            beat = open_beat(self._token, self._job, datagram)
+            if beat is None or not self._is_new(beat):
+                self.rejected += 1
+                continue
+            self._latest[beat.server] = beat.sequence
+            self._on_beat(beat.server)
+            if self._muted or self._sock.fileno() < 0:
+                return
+
+    def _is_new(self, beat: Beat) -> bool:
+        for_us = beat.dest == self._server and beat.level == self._level
+        return for_us and beat.sequence > self._latest.get(beat.server, -1)
+
+    def _receive(self) -> bytes | None:
+        try:
+            return self._sock.recv(BEAT_NBYTES + 1)
+        except OSError:
+            return None

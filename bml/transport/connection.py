@@ -1,0 +1,98 @@
+"""One data connection: a stream of frames between this server and one peer over one NIC."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+
+from bml.transport.frame import FrameError
+from bml.transport.intake import Intake
+from bml.transport.interface import LostKind
+from bml.transport.poller import Poller
+from bml.transport.sendqueue import SendQueue
+from bml.transport.stream import PASS_NBYTES, Stream
+
+
+class Connection(Stream):
+    """Reads through an `Intake`, writes from the link's queue; `on_heard` once a pass in which bytes came."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        poller: Poller,
+        queue: SendQueue,
+        intake: Intake,
+        on_heard: Callable[[], None],
+        on_end: Callable[[LostKind, str], None],
+    ) -> None:
+        super().__init__(sock, poller, queue, on_end)
+        self._intake = intake
+        self._on_heard = on_heard
+        self._resume_is_due = False
+
+    def send(self, priority: int, head: bytes, payload: memoryview | None) -> None:
+        """Queue one frame, unless nothing can be written any more (then the end is about to be reported)."""
+        if not self._write_error:
+            self.queue.push(priority, head, payload)
+            self.flush_soon()
+
+    def resume(self) -> None:
+        """Ask for the paused frame again, before the poller next waits."""
+        if self._paused and not self._resume_is_due:
+            self._resume_is_due = True
+            self._poller.soon(self._resume)
+
+    def fence(self) -> None:
+        """Use no buffer of the old epoch any more."""
+        self.queue.finish_partial()
+        self._intake.fence()
+
+    def unmute(self) -> None:
+        """See `Stream`."""
+        super().unmute()
+        self.resume()
+
+    def _stopped(self) -> None:
+        self._intake.stop()
+
+    def _resume(self) -> None:
+        self._resume_is_due = False
+        if self._sock is None or self._muted:
+            return
+        try:
+            self._intake.resume()
+        except FrameError as error:
+            self._end("malformed", str(error))
+        self._pause(self._intake.paused)
+
+    def _read(self, sock: socket.socket) -> None:
+        intake, fd = self._intake, self._fd
+        nbytes_read = 0
+        while nbytes_read < PASS_NBYTES:
+            buffers = intake.buffers()
+            try:
+                nbytes = os.readv(fd, buffers)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._end_by(error)
+                return
+            if nbytes == 0:
+                self._end_of_file()
+                return
+            if nbytes_read == 0:
+                self._on_heard()
+            nbytes_read += nbytes
+            try:
+                if self._sock is sock:
+                    intake.advance(nbytes)
+            except FrameError as error:
+                self._end("malformed", str(error))
+            if self._sock is not sock:
+                return
+            if intake.paused or self._muted:
+                self._pause(intake.paused)
+                return
+            if nbytes < sum(map(len, buffers)):
+                return  # drained: the next read would only say that it would block

@@ -1,0 +1,124 @@
+"""A listening socket whose every connection must pass the handshake, in time and in bounded number.
+
+Whoever connects with a wrong token, with garbage, or with nothing at all is closed and logged; the server
+lives on and other connections are not disturbed.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable
+
+from bml.transport.auth import AcceptorHandshake, Hello
+from bml.transport.greeting import HANDSHAKE_S, Greeting, GreetingKind, fresh_nonce
+from bml.transport.poller import READ, Poller, Timer
+
+_LOG = logging.getLogger("bml.transport")
+
+_ACCEPTS_PER_PASS = 16
+_MAX_PENDING = 64
+"""How many handshakes may be under way; beyond, the oldest is closed."""
+_OUT_OF_FILES_S = 0.1
+BACKLOG = 128
+
+
+class Listener:
+    """Owns a listening, non-blocking socket; `on_open(socket, hello)` for each peer that proves itself."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        poller: Poller,
+        *,
+        token: bytes,
+        me: Hello,
+        on_open: Callable[[socket.socket, Hello], None],
+        timeout_s: float = HANDSHAKE_S,
+    ) -> None:
+        self._sock = sock
+        self._poller = poller
+        self._token = token
+        self._me = me
+        self._on_open = on_open
+        self._timeout_s = timeout_s
+        self._pending: dict[int, Greeting] = {}
+        self._accepted = 0
+        self._pause: Timer | None = None
+        self._muted = False
+        host, port = sock.getsockname()[:2]
+        self.endpoint = (str(host), int(port))
+        """(host, port) it listens on."""
+        poller.add(sock.fileno(), READ, self._ready)
+
+    def mute(self) -> list[socket.socket]:
+        """Accept nothing until `unmute`; return the sockets of handshakes under way, to be closed later."""
+        if self._muted:
+            return []
+        self._muted = True
+        self._poller.remove(self._sock.fileno())
+        sockets = [greeting.detach() for greeting in self._pending.values()]
+        self._pending.clear()
+        return [sock for sock in sockets if sock is not None]
+
+    def unmute(self) -> None:
+        """End `mute`."""
+        if self._muted:
+            self._muted = False
+            self._watch()
+
+    def close(self) -> None:
+        """Stop listening; handshakes under way are closed. Idempotent."""
+        if self._sock.fileno() < 0:
+            return
+        if self._pause is not None:
+            self._pause.cancel()
+        self._poller.remove(self._sock.fileno())
+        self._sock.close()
+        for greeting in self._pending.values():
+            greeting.cancel()
+        self._pending.clear()
+
+    def _watch(self) -> None:
+        self._pause = None
+        if self._sock.fileno() >= 0 and not self._muted:
+            self._poller.remove(self._sock.fileno())
+            self._poller.add(self._sock.fileno(), READ, self._ready)
+
+    def _ready(self, events: int) -> None:
+        for _ in range(_ACCEPTS_PER_PASS):
+            try:
+                sock, address = self._sock.accept()
+            except (BlockingIOError, ConnectionError):
+                return
+            except OSError as error:
+                # Out of descriptors or memory: what waits would wake us again and again.
+                _LOG.warning("%s: cannot accept: %s; trying again soon", self._name(), error)
+                self._poller.remove(self._sock.fileno())
+                self._pause = self._poller.after(_OUT_OF_FILES_S, self._watch)
+                return
+            self._greet(sock, address)
+
+    def _greet(self, sock: socket.socket, address: tuple[object, ...]) -> None:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._accepted += 1
+        number = self._accepted
+
+        def done(sock: socket.socket, hello: Hello) -> None:
+            del self._pending[number]
+            self._on_open(sock, hello)
+
+        def failed(kind: GreetingKind, why: str) -> None:
+            del self._pending[number]
+            _LOG.warning("%s: closed a connection from %s: %s (%s)", self._name(), address, why, kind)
+
+        if len(self._pending) >= _MAX_PENDING:
+            oldest = next(iter(self._pending))
+            self._pending.pop(oldest).cancel()
+            _LOG.warning("%s: too many handshakes under way, closed the oldest", self._name())
+        handshake = AcceptorHandshake(self._token, self._me, fresh_nonce())
+        self._pending[number] = Greeting(sock, handshake, self._poller, done, failed, self._timeout_s)
+
+    def _name(self) -> str:
+        return f"server {self._me.server} {self._me.role.name.lower()} port {self.endpoint}"

@@ -1,0 +1,63 @@
+"""Authenticated connections from peers that are ahead of us: kept until `set_peers` wants them."""
+
+from __future__ import annotations
+
+import logging
+import socket
+
+from bml.transport.interface import LinkKey
+from bml.transport.poller import PEER_CLOSED, Poller
+
+_LOG = logging.getLogger("bml.transport")
+
+MAX_PARKED = 256
+
+
+class Parking:
+    """One socket per (peer, level), at most `MAX_PARKED` in all; one whose peer goes away is closed."""
+
+    def __init__(self, poller: Poller) -> None:
+        self._poller = poller
+        self._sockets: dict[LinkKey, socket.socket] = {}
+
+    def put(self, key: LinkKey, sock: socket.socket) -> None:
+        """Keep a socket, in place of an older one of the same key."""
+        self._drop(key)
+        if len(self._sockets) >= MAX_PARKED:
+            oldest = next(iter(self._sockets))
+            _LOG.warning("too many unwanted connections, closed that of server %d, level %d", *oldest)
+            self._drop(oldest)
+        self._sockets[key] = sock
+        self._watch(key)
+
+    def take(self, key: LinkKey) -> socket.socket | None:
+        """Hand over the socket of this key, if there is one."""
+        sock = self._sockets.pop(key, None)
+        if sock is not None:
+            self._poller.remove(sock.fileno())
+        return sock
+
+    def mute(self, level: int) -> None:
+        """Notice nothing on this level until `unmute`."""
+        for key, sock in self._sockets.items():
+            if key[1] == level:
+                self._poller.remove(sock.fileno())
+
+    def unmute(self, level: int) -> None:
+        """End `mute`."""
+        for key in self._sockets:
+            if key[1] == level:
+                self._watch(key)
+
+    def close(self) -> None:
+        """Close all of them. Idempotent."""
+        for key in list(self._sockets):
+            self._drop(key)
+
+    def _watch(self, key: LinkKey) -> None:
+        self._poller.add(self._sockets[key].fileno(), PEER_CLOSED, lambda events: self._drop(key))
+
+    def _drop(self, key: LinkKey) -> None:
+        sock = self.take(key)
+        if sock is not None:
+            sock.close()

@@ -1,0 +1,142 @@
+"""What waits to be written to one connection: by priority, then in order, and never a copy of a payload.
+
+The kernel's send buffer is kept small on purpose, so that what waits waits here, where an urgent frame can
+still overtake bulk that nobody needs yet. Small frames are gathered into one system call.
+"""
+
+from __future__ import annotations
+
+import socket
+from heapq import heappop, heappush
+
+_GATHER_NBYTES = 64 << 10
+_GATHER_VIEWS = 128
+
+_Frame = tuple[int, int, bytes, memoryview | None]
+"""(priority, number, head, payload): compares by the first two, the number is unique."""
+
+
+class Counters:
+    """Frames and bytes of one link, in both directions; outlives its connections."""
+
+    __slots__ = ("frames_received", "frames_sent", "nbytes_received", "nbytes_sent")
+
+    def __init__(self) -> None:
+        self.frames_sent = 0
+        self.nbytes_sent = 0
+        self.frames_received = 0
+        self.nbytes_received = 0
+
+
+class SendQueue:
+    """Frames that wait, and the rest of the one that is partly written."""
+
+    __slots__ = ("_counters", "_number", "_partial", "_waiting", "nbytes")
+
+    def __init__(self, counters: Counters) -> None:
+        self.nbytes = 0
+        """Bytes not yet given to the kernel, headers included."""
+        self._counters = counters
+        self._waiting: list[_Frame] = []
+        self._partial: list[bytes | memoryview] = []
+        self._number = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting) + bool(self._partial)
+
+    def push(self, priority: int, head: bytes, payload: memoryview | None) -> None:
+        """Queue one frame; `payload` is a view of bytes and must not change until it is written."""
+        self._number += 1
+        heappush(self._waiting, (priority, self._number, head, payload))
+        self.nbytes += len(head) + (0 if payload is None else len(payload))
+
+    def write(self, sock: socket.socket) -> bool:
+        """Write the next few frames with one system call; raises OSError, but not when it would block.
+
+        Returns whether the kernel took all that it was offered, so that it makes sense to go on.
+        """
+        views = self._partial.copy()
+        size = sum(map(len, views)) if views else 0
+        taken: list[_Frame] = []
+        waiting = self._waiting
+        while waiting and size < _GATHER_NBYTES and len(views) < _GATHER_VIEWS:
+            frame = heappop(waiting)
+            taken.append(frame)
+            views.append(frame[2])
+            size += len(frame[2])
+            if frame[3] is not None:
+                views.append(frame[3])
+                size += len(frame[3])
+        try:
+            sent = sock.sendmsg(views, (), socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._put_back(taken)
+            raise
+        self.nbytes -= sent
+        self._counters.nbytes_sent += sent
+        if sent == size:
+            self._counters.frames_sent += len(taken) + bool(self._partial)
+            self._partial.clear()
+            return True
+        self._settle(sent, taken)
+        return False
+
+    def finish_partial(self) -> None:
+        """Drop all frames but the partly written one, whose rest is copied: its buffer may be used again.
+
+        The rest must still be written, or the other side could not tell where the next frame begins.
+        """
+        self._waiting.clear()
+        rest = b"".join(self._partial)
+        self._partial = [rest] if rest else []
+        self.nbytes = len(rest)
+
+    def swallow(self) -> None:
+        """Like `finish_partial`, but count what is dropped as sent."""
+        before = self.nbytes
+        self._counters.frames_sent += len(self._waiting)
+        self.finish_partial()
+        self._counters.nbytes_sent += before - self.nbytes
+
+    def clear(self) -> None:
+        """Drop everything: the connection is gone."""
+        self._waiting.clear()
+        self._partial.clear()
+        self.nbytes = 0
+
+    def _put_back(self, frames: list[_Frame]) -> None:
+        for frame in frames:
+            heappush(self._waiting, frame)
+
+    def _settle(self, sent: int, taken: list[_Frame]) -> None:
+        """Book `sent` bytes of what was offered: the partial frame first, then `taken` in order."""
+        if self._partial:
+            sent = _cut(self._partial, sent)
+            if self._partial:
+                self._put_back(taken)
+                return
+            self._counters.frames_sent += 1
+        for index, (_, _, head, payload) in enumerate(taken):
+            if sent == 0:
+                self._put_back(taken[index:])
+                return
+            self._partial.append(head)
+            if payload is not None:
+                self._partial.append(payload)
+            sent = _cut(self._partial, sent)
+            if self._partial:
+                self._put_back(taken[index + 1 :])
+                return
+            self._counters.frames_sent += 1
+
+
+def _cut(views: list[bytes | memoryview], nbytes: int) -> int:
+    """Remove the first `nbytes` bytes from the views; return how many of them were left over."""
+    while views and nbytes >= len(views[0]):
+        nbytes -= len(views.pop(0))
+    if views and nbytes:
+        views[0] = memoryview(views[0])[nbytes:]
+        return 0
+    return nbytes

@@ -1,0 +1,179 @@
+"""Notices when a neighbour falls silent on a NIC: the failure detector of one server, without any clock.
+
+Heartbeats go to the neighbours of every level over that level's NIC, so that a silent NIC is told from a
+silent server. How long a silence may be adapts to what was heard before, after Hayashibara, Défago, Yared,
+Katayama: "The φ accrual failure detector", SRDS 2004: a silence t is suspicious when -log10 P(gap > t) ≥ φ,
+with gaps normally distributed, that is when t ≥ mean + z(φ) · deviation. `detect_s` bounds it on both sides:
+a quiet network is never more impatient than detect_s, a loaded one never more patient than 3 · detect_s.
+
+All times are seconds on one monotonic clock, which the caller reads.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import sqrt
+from typing import TypeAlias
+
+from topology import UsageError
+
+Link: TypeAlias = tuple[int, int]
+"""(peer, level): the neighbour `peer` as seen over this server's NIC on `level`."""
+
+BEATS_PER_DETECT = 5
+"""Heartbeats that are sent in detect_s: four may be lost or late before anybody is suspected."""
+
+MOST_PATIENT = 3.0
+"""Upper bound of the silence threshold, in detect_s."""
+
+Z_OF_PHI_8 = 5.612
+"""Standard normal quantile of φ = 8: one false suspicion in 10^8 gaps, a conservative setting."""
+
+_WINDOW = 100
+_LEAST_GAPS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicion:
+    """What `observer` noticed about `peer` on `level`, and why.
+
+    Kinds: `silence` (heartbeats stayed away), `reset` (a connection broke), `own-nic` (the observer's own NIC
+    has no carrier; peer = observer), `no-answer` (the peer did not answer outside the fabric; level -1).
+    """
+
+    observer: int
+    peer: int
+    level: int
+    kind: str
+    silent_s: float
+    why: str
+
+
+@dataclass(slots=True)
+class _Line:
+    """What is known about one link: when it was last heard, the gaps before that, what follows from them."""
+
+    last_s: float
+    threshold_s: float
+    gaps: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    suspicion: Suspicion | None = None
+
+    @property
+    def suspect_at_s(self) -> float:
+        """When the silence becomes suspect. Deadline and check must not round it differently."""
+        return self.last_s + self.threshold_s
+
+
+class Detector:
+    """The failure detector of server `observer` for its `links`, a set of (peer, level).
+
+    The loop that owns it calls `heard` for anything that arrives over a link (data counts as well), sends
+    what `beats_due` returns, reports what `check` returns, and waits no longer than `next_deadline`. After a
+    pause of the loop itself (the process was stopped, the machine overloaded) the time of the pause is not
+    held against the peers. Raises UsageError when `detect_s` is not positive.
+    """
+
+    def __init__(self, observer: int, links: Iterable[Link], detect_s: float, now: float) -> None:
+        if not 0 < detect_s < float("inf"):
+            raise UsageError(f"detect_s must be a positive number of seconds, it is {detect_s}")
+        self.observer = observer
+        self.detect_s = detect_s
+        self.interval_s = detect_s / BEATS_PER_DETECT
+        self._lines: dict[Link, _Line] = {}
+        self._withdrawn: dict[Link, Suspicion] = {}
+        self._last_check_s = now
+        self._next_beat_s = now
+        self.set_links(links, now)
+
+    @property
+    def suspected(self) -> tuple[Suspicion, ...]:
+        """The suspicions that stand."""
+        return tuple(line.suspicion for line in self._lines.values() if line.suspicion)
+
+    def set_links(self, links: Iterable[Link], now: float) -> None:
+        """Watch these links from now on, because a new view began.
+
+        What was learnt about a link that stays is kept. A suspicion belongs to the view in which it was
+        raised: a suspected link that is still in the new view gets its threshold's time once more.
+        """
+        self._forgive_own_pause(now)
+        old = self._lines
+        self._lines = {link: old.get(link) or _Line(now, self.detect_s) for link in sorted(set(links))}
+        for line in self._lines.values():
+            if line.suspicion:
+                line.suspicion, line.last_s = None, now
+        self._withdrawn.clear()
+
+    def heard(self, peer: int, level: int, now: float) -> None:
+        """Note that something arrived from the peer over that level; ignored when it is not watched."""
+        self._forgive_own_pause(now)
+        line = self._lines.get((peer, level))
+        if line is None or now < line.last_s:
+            return
+        gap_s, line.last_s = now - line.last_s, now
+        if line.suspicion:
+            self._withdrawn[peer, level], line.suspicion = line.suspicion, None
+        # Data arrives between heartbeats; its short gaps say nothing about how late a heartbeat can be.
+        if gap_s >= self.interval_s / 2:
+            line.gaps.append(gap_s)
+            line.threshold_s = self._threshold_s(line.gaps)
+
+    def beats_due(self, now: float) -> list[Link]:
+        """The links on which a heartbeat is to be sent now: all of them, once an interval, else none."""
+        if now < self._next_beat_s:
+            return []
+        late = now - self._next_beat_s >= self.interval_s
+        self._next_beat_s = (now if late else self._next_beat_s) + self.interval_s
+        return list(self._lines)
+
+    def check(self, now: float) -> list[Suspicion]:
+        """The links that became suspect; each is returned once, until it is heard or a new view begins."""
+        self._forgive_own_pause(now)
+        self._last_check_s = now
+        raised = []
+        for (peer, level), line in self._lines.items():
+            if line.suspicion is None and now >= line.suspect_at_s:
+                line.suspicion = self._suspect(peer, level, now - line.last_s, line.threshold_s)
+                self._withdrawn.pop((peer, level), None)
+                raised.append(line.suspicion)
+        return raised
+
+    def take_withdrawn(self) -> list[Suspicion]:
+        """The suspicions that were raised and are withdrawn because the peer was heard again; each once."""
+        taken = list(self._withdrawn.values())
+        self._withdrawn.clear()
+        return taken
+
+    def next_deadline(self, now: float) -> float:
+        """The time (same clock, never before `now`) at which a beat is due or a silence becomes suspect."""
+        silences = [line.suspect_at_s for line in self._lines.values() if line.suspicion is None]
+        return max(now, min([self._next_beat_s, *silences]))
+
+    def _forgive_own_pause(self, now: float) -> None:
+        """Take the time in which this loop did not run off the silence of the others.
+
+        What arrived meanwhile is still unread. After a long pause every line starts afresh; after a short one
+        an interval of it counts, lest a loop that is always a little late never suspects anybody.
+        """
+        gap_s = now - self._last_check_s
+        if gap_s <= self.interval_s:
+            return
+        self._last_check_s = now
+        forgiven_s = gap_s if gap_s > self.detect_s else gap_s - self.interval_s
+        for line in self._lines.values():
+            line.last_s = now if gap_s > self.detect_s else min(now, line.last_s + forgiven_s)
+
+    def _threshold_s(self, gaps: deque[float]) -> float:
+        """Mean + z(φ) · deviation of the gaps, within detect_s and 3 · detect_s; detect_s until 5 gaps."""
+        if len(gaps) < _LEAST_GAPS:
+            return self.detect_s
+        mean_s = sum(gaps) / len(gaps)
+        deviation_s = sqrt(sum((gap - mean_s) ** 2 for gap in gaps) / len(gaps))
+        return min(max(self.detect_s, mean_s + Z_OF_PHI_8 * deviation_s), MOST_PATIENT * self.detect_s)
+
+    def _suspect(self, peer: int, level: int, silent_s: float, threshold_s: float) -> Suspicion:
+        why = (
+            f"server {self.observer} heard nothing from server {peer} on level {level} for {silent_s:.3f} s "
+            f"(allowed {threshold_s:.3f} s, detect_s {self.detect_s:g} s)"
+        )
+        return Suspicion(self.observer, peer, level, "silence", silent_s, why)

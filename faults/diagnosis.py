@@ -1,0 +1,293 @@
+"""From who suspects whom to what is broken: the smallest set of failures that explains all that was noticed.
+
+A suspicion (observer, peer, level) says that one of five parts is dead: the peer's NIC on that level, the
+observer's own, the switch between them, the peer, the observer. Diagnosis is a minimum hitting set over
+these: fewest failures first, then the least damage (NICs killed), then those whom most observers accuse, then
+a fixed order. It is exact for few failures and greedy, bounded, beyond. A switch or a server is blamed only
+if nothing about it still works.
+
+Equivalent cases, in which no observation can tell the truth: the two NICs of a switch with two live ports and
+that switch itself (the NIC more accused, then that of the lower server, is blamed); the last live NIC of a
+server and the server (the server is blamed); a switch with one live port is never noticed.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple, TypeAlias
+
+from faults.detector import Suspicion
+from topology import (
+    Fabric,
+    FabricError,
+    Failure,
+    InvariantError,
+    LinkFailure,
+    ServerFailure,
+    SwitchFailure,
+)
+
+Pair: TypeAlias = tuple[int, int, int]
+"""(level, lower server, higher server): two neighbours of which one at least does not hear the other."""
+
+SEARCH_NODES = 20_000
+"""Bound of the exact search, about 0.1 s; ten failures at once on 64 servers stay below it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a coordinator gathered: servers proven dead (server → why) and the suspicions that stand.
+
+    Proof is an exited process or a refused connection, not silence.
+    """
+
+    dead: Mapping[int, str] = field(default_factory=dict)
+    suspicions: tuple[Suspicion, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The new failures, in order, and in words why these; both are empty when nothing is broken."""
+
+    failures: tuple[Failure, ...]
+    reason: str
+
+
+class Settlement(NamedTuple):
+    """Who goes on: `members` of the next view, all new `failures` (the cut-off servers too), and why."""
+
+    members: tuple[int, ...]
+    failures: tuple[Failure, ...]
+    reason: str
+
+
+def diagnose(fabric: Fabric, evidence: Evidence) -> Diagnosis:
+    """Find what is broken in `fabric`, that of the current view; what it knows to be dead is not repeated.
+
+    Raises InvariantError for a suspicion between servers that are not neighbours on that level.
+    """
+    for suspicion in evidence.suspicions:
+        _check(fabric, suspicion)
+    found = _certain(fabric, evidence)
+    left = fabric.without(*found)
+    seen = [one for one in evidence.suspicions if _is_open(left, one)]
+    for failure in _Cover(left, seen).smallest():
+        found[failure] = _in_words(failure, fabric, seen)
+    _promote(fabric, found, seen)
+    failures = tuple(sorted(found))
+    return Diagnosis(failures, "; ".join(found[one] for one in failures))
+
+
+def settle(fabric: Fabric, failures: Iterable[Failure]) -> Settlement:
+    """Decide who goes on after `failures`: the largest part whose servers reach one another.
+
+    Of parts of one size, the one with the lowest id goes on. Live servers outside it become server failures,
+    "cut off"; the reason is empty when there are none. Raises FabricError when no server is left.
+    """
+    broken = set(failures)
+    parts = fabric.without(*broken).components()
+    if not parts:
+        raise FabricError(f"no server of {fabric.name} is left alive; start the job again")
+    members = parts[0]
+    outside = sorted(server for part in parts[1:] for server in part)
+    broken.update(ServerFailure(server) for server in outside)
+    reason = f"{_servers(outside)} cut off from the other {len(members)}" if outside else ""
+    return Settlement(members, tuple(sorted(broken)), reason)
+
+
+def _check(fabric: Fabric, one: Suspicion) -> None:
+    servers, levels = range(fabric.n_servers), range(fabric.levels)
+    off_fabric = one.kind == "no-answer" and one.level < 0 and one.peer in servers
+    own = one.kind == "own-nic" and one.observer in servers and one.level in levels
+    if off_fabric or own:
+        return
+    known = one.observer in servers and one.peer in servers and one.level in levels
+    if (
+        not known
+        or one.observer == one.peer
+        or fabric.group(one.observer, one.level) != fabric.group(one.peer, one.level)
+    ):
+        raise InvariantError(
+            f"server {one.observer} suspects server {one.peer} on level {one.level} ({one.kind}), "
+            f"but they are not neighbours there in {fabric.name}"
+        )
+
+
+def _certain(fabric: Fabric, evidence: Evidence) -> dict[Failure, str]:
+    """What needs no search: servers proven dead, servers that do not answer, NICs that report themselves."""
+    found: dict[Failure, str] = {}
+    for server, why in sorted(evidence.dead.items()):
+        if fabric.server_alive(server):
+            found[ServerFailure(server)] = f"server {server} is dead: {why}"
+    for one in evidence.suspicions:
+        if one.kind == "no-answer" and one.level < 0 and fabric.server_alive(one.peer):
+            found.setdefault(ServerFailure(one.peer), f"server {one.peer} does not answer: {one.why}")
+    for one in evidence.suspicions:
+        if one.kind == "own-nic" and fabric.without(*found).nic_alive(one.observer, one.level):
+            nic = LinkFailure(one.observer, one.level)
+            found[nic] = f"NIC {one.observer}/{one.level} is dead, its own server says: {one.why}"
+    return found
+
+
+def _is_open(left: Fabric, one: Suspicion) -> bool:
+    """Whether this suspicion is still to be explained: both NICs are taken to be alive so far."""
+    if one.kind == "own-nic" or one.level < 0:
+        return False
+    return left.nic_alive(one.observer, one.level) and left.nic_alive(one.peer, one.level)
+
+
+def _promote(fabric: Fabric, found: dict[Failure, str], seen: list[Suspicion]) -> None:
+    """Turn the NICs of a server that has none left into the failure of that server."""
+    nics = fabric.without(*found).nics
+    links = sorted(one for one in found if isinstance(one, LinkFailure))
+    for server in sorted({link.server for link in links if not nics[link.server].any()}):
+        whys = [found.pop(link) for link in links if link.server == server]
+        if len(whys) == fabric.levels > 1:
+            found[ServerFailure(server)] = _server_in_words(server, seen)
+        else:
+            found[ServerFailure(server)] = f"server {server} has no NIC left: {' and '.join(whys)}"
+
+
+class _Cover:
+    """The hitting-set search: which failures of `left` explain all suspicions `seen`. Sets are bit masks."""
+
+    def __init__(self, left: Fabric, seen: list[Suspicion]) -> None:
+        self._left = left
+        self._pairs = sorted({_pair(one) for one in seen})
+        self._suspected = set(self._pairs)
+        self._reporters = {one.observer for one in seen}
+        self._accused = Counter((one.peer, one.level) for one in seen)
+        self._explains: dict[Failure, int] = {}
+        self._options: list[list[Failure]] = []
+        for bit, pair in enumerate(self._pairs):
+            options = self._options_of(pair)
+            self._options.append(options)
+            for failure in options:
+                self._explains[failure] = self._explains.get(failure, 0) | 1 << bit
+        self._nodes = 0
+
+    def smallest(self) -> tuple[Failure, ...]:
+        """The best set of the smallest size; greedy when the exact search takes more than SEARCH_NODES."""
+        everything = (1 << len(self._pairs)) - 1
+        for size in range(len(self._pairs) + 1):
+            covers: set[tuple[Failure, ...]] = set()
+            self._search(everything, size, (), covers)
+            if covers:
+                return min(covers, key=self._cost)
+            if self._nodes > SEARCH_NODES:
+                break
+        return self._greedy(everything)
+
+    def _search(
+        self, open_pairs: int, size: int, chosen: tuple[Failure, ...], covers: set[tuple[Failure, ...]]
+    ) -> None:
+        """Collect all sets of `size` more failures that explain the open pairs; branch on the first pair."""
+        if not open_pairs:
+            covers.add(tuple(sorted(chosen)))
+            return
+        self._nodes += 1
+        widest = max((mask & open_pairs).bit_count() for mask in self._explains.values())
+        if self._nodes > SEARCH_NODES or size * widest < open_pairs.bit_count():
+            return
+        first = (open_pairs & -open_pairs).bit_length() - 1
+        for failure in self._options[first]:
+            self._search(open_pairs & ~self._explains[failure], size - 1, (*chosen, failure), covers)
+
+    def _greedy(self, open_pairs: int) -> tuple[Failure, ...]:
+        chosen: list[Failure] = []
+        while open_pairs:
+            best = min(sorted(self._explains), key=partial(self._greed, open_pairs))
+            chosen.append(best)
+            open_pairs &= ~self._explains[best]
+        return tuple(sorted(chosen))
+
+    def _greed(self, open_pairs: int, failure: Failure) -> tuple[int, int]:
+        return -(self._explains[failure] & open_pairs).bit_count(), len(self._nics(failure))
+
+    def _cost(self, failures: tuple[Failure, ...]) -> tuple[int, int, tuple[Failure, ...]]:
+        """Order among sets of one size: damage, accusations (the more the better), then a fixed order."""
+        nics = {nic for failure in failures for nic in self._nics(failure)}
+        return len(nics), -sum(self._accused[nic] for nic in nics), failures
+
+    def _nics(self, failure: Failure) -> list[tuple[int, int]]:
+        """The live NICs that this failure would kill."""
+        match failure:
+            case LinkFailure(server, level):
+                return [(server, level)]
+            case SwitchFailure(level, group):
+                return [(server, level) for server in self._left.attached(level, group)]
+            case ServerFailure(server):
+                alive = range(self._left.levels)
+                return [(server, level) for level in alive if self._left.nic_alive(server, level)]
+
+    def _options_of(self, pair: Pair) -> list[Failure]:
+        """The parts whose death would explain this pair, without those of which something still works."""
+        level, low, high = pair
+        switch = SwitchFailure(level, self._left.group(low, level))
+        wide: list[Failure] = [ServerFailure(low), ServerFailure(high), switch]
+        return [
+            LinkFailure(low, level),
+            LinkFailure(high, level),
+            *(part for part in wide if self._all_silent(part)),
+        ]
+
+    def _all_silent(self, failure: Failure) -> bool:
+        """Whether no pair of neighbours that needs this part is known to work.
+
+        A pair works if nobody suspects it and one of the two reports suspicions at all: who reports nothing
+        may be dead itself.
+        """
+        return all(
+            pair in self._suspected or not self._reporters.intersection(pair[1:])
+            for nic in self._nics(failure)
+            for pair in self._pairs_of(*nic)
+        )
+
+    def _pairs_of(self, server: int, level: int) -> Iterable[Pair]:
+        others = self._left.neighbours(server, level)
+        return ((level, min(server, other), max(server, other)) for other in others)
+
+
+def _pair(one: Suspicion) -> Pair:
+    return one.level, min(one.observer, one.peer), max(one.observer, one.peer)
+
+
+def _in_words(failure: Failure, fabric: Fabric, seen: list[Suspicion]) -> str:
+    match failure:
+        case LinkFailure(server, level):
+            return _nic_in_words(server, level, [one for one in seen if one.level == level])
+        case SwitchFailure(level, group):
+            cabled = fabric.members(level, group)
+            by = sorted({one.observer for one in seen if one.level == level and one.observer in cabled})
+            return f"all NICs of switch {level}/{group} are silent (seen by {_list(by)})"
+        case ServerFailure(server):
+            return _server_in_words(server, seen)
+
+
+def _server_in_words(server: int, seen: list[Suspicion]) -> str:
+    by = sorted({one.observer for one in seen if one.peer == server})
+    return (
+        f"server {server} is silent on all its NICs ({f'seen by {_list(by)}' if by else 'it hears nobody'})"
+    )
+
+
+def _nic_in_words(server: int, level: int, seen: list[Suspicion]) -> str:
+    against = [one for one in seen if one.peer == server]
+    if not against:
+        heard = sorted({one.peer for one in seen if one.observer == server})
+        return f"NIC {server}/{level} hears nothing from {_and(heard)}"
+    how = "was reset" if all(one.kind == "reset" for one in against) else "is silent"
+    return f"NIC {server}/{level} {how} towards {_and(sorted({one.observer for one in against}))}"
+
+
+def _servers(servers: list[int]) -> str:
+    return f"server {servers[0]} is" if len(servers) == 1 else f"servers {_and(servers)} are"
+
+
+def _and(servers: list[int]) -> str:
+    return " and ".join(filter(None, [_list(servers[:-1]), str(servers[-1])]))
+
+
+def _list(servers: list[int]) -> str:
+    return ", ".join(str(server) for server in servers)

@@ -1,0 +1,83 @@
+"""Choosing an algorithm, refusing what cannot be planned, and the bound that no plan beats."""
+
+from fractions import Fraction
+
+import pytest
+
+from bml.schedule import bound, gst, plan
+from topology import FabricError, UsageError, parse
+
+
+def test_auto_gives_its_reason():
+    healthy = plan(parse("bcube:3x2"))
+    assert (healthy.algorithm, healthy.why) == ("bml", "the fabric is healthy: all levels work at once")
+    damaged = plan(parse("bcube:3x2").without("link:0/0"))
+    assert damaged.algorithm == "detour"
+    assert "damaged" in damaged.why
+
+
+def test_bml_on_a_damaged_fabric_is_the_papers_way():
+    fabric = parse("bcube:4x2").without("server:0")
+    assert plan(fabric, "bml").forest.detours == plan(fabric, "detour").forest.detours
+    assert plan(parse("bcube:4x2"), "detour").forest.detours == {}
+
+
+@pytest.mark.parametrize("name", ["ring", "flextree:3x3", "packed", "exchange"])
+def test_what_is_not_built_yet(name):
+    with pytest.raises(UsageError, match="is not built yet: choose one of auto, bml, detour"):
+        plan(parse("bcube:3x2"), name)
+
+
+def test_what_is_no_algorithm():
+    with pytest.raises(UsageError, match="'rings' is not an algorithm: choose one of auto, bml, detour"):
+        plan(parse("bcube:3x2"), "rings")
+
+
+def test_disconnected_survivors_are_named():
+    fabric = parse("bcube:3x2").without("link:4/0", "link:4/1")
+    with pytest.raises(FabricError, match=r"server\(s\) 0, 1, 2, 3, 5, 6, 7, 8; server\(s\) 4\."):
+        plan(fabric)
+    large = parse("bcube:4x2").without("switch:0/0", "link:0/1")
+    with pytest.raises(FabricError, match="and 3 more"):
+        plan(large)
+    with pytest.raises(FabricError, match="no server of bcube:2x1 is left"):
+        plan(parse("bcube:2x1").without("server:0", "server:1"))
+
+
+def test_dead_and_unknown_servers_have_no_program():
+    made = plan(parse("bcube:3x2").without("server:4"))
+    for server in (4, 9, -1):
+        with pytest.raises(UsageError, match=f"server {server} is not alive"):
+            made.program(server)
+
+
+@pytest.mark.parametrize(
+    ("name", "failure", "expected"),
+    [
+        ("bcube:3x2", None, 0.8889),
+        ("bcube:4x2", None, 0.9375),
+        ("bcube:2x3", None, 0.5833),
+        ("bcube:3x2", "server:0", 0.8750),
+        ("bcube:4x2", "server:0", 0.9333),
+        ("bcube:2x3", "server:0", 0.6667),
+        ("bcube:4x3", "server:0", 0.6561),
+        ("bcube:3x2", "link:0/0", 1.0000),
+        ("bcube:4x2", "link:0/0", 1.0000),
+        ("bcube:2x3", "link:0/0", 0.6364),
+        ("bcube:4x3", "link:0/0", 0.6597),
+        ("bcube:3x2", "switch:0/0", 1.0667),
+        ("bcube:4x2", "switch:0/0", 1.0714),
+        ("bcube:2x3", "switch:0/0", 0.6364),
+        ("bcube:4x3", "switch:0/0", 0.6702),
+    ],
+)
+def test_the_cut_bound_is_the_published_optimum_of_single_failures(name, failure, expected):
+    fabric = parse(name).without(*([failure] if failure else []))
+    assert float(bound(fabric)) == pytest.approx(expected, abs=5e-5)
+    assert gst(plan(fabric).forest, fabric) >= bound(fabric)
+
+
+def test_the_cut_bound_of_a_server_that_is_cut_off():
+    with pytest.raises(FabricError, match=r"server 4 of .* is cut off"):
+        bound(parse("bcube:3x2").without("link:4/0", "link:4/1"))
+    assert bound(parse("bcube:3x2")) == Fraction(16, 18)

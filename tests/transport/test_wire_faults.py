@@ -1,0 +1,289 @@
+"""Silence that only a detector can notice, and strangers who are shown out while the others go on."""
+
+import contextlib
+import gc
+import random
+import socket
+from collections.abc import Iterator
+
+import pytest
+from wires import JOB, TOKEN, Wires, header, open_fds, polled, read_all
+
+from bml.transport import Kind
+from bml.transport.auth import Beat, seal_beat
+from bml.transport.frame import pack
+from bml.transport.sendqueue import Counters, SendQueue
+
+
+@pytest.fixture(autouse=True)
+def no_descriptor_is_left() -> Iterator[None]:
+    gc.collect()
+    before = open_fds()
+    yield
+    assert open_fds() == before
+
+
+def test_a_silent_nic_says_nothing_and_hears_nothing() -> None:
+    with Wires(2, 2, nbytes=1 << 20) as wires:
+        wires.connect()
+        silent, other = wires.transports
+        silent.silence(0)
+        data = memoryview(bytes(1 << 20))
+        for me, peer in ((0, 1), (1, 0)):
+            wires.transports[me].beat(peer, 0)
+            wires.transports[me].send(peer, 0, header(0, 0, 1 << 20), data)
+        # The other NIC of both works as before.
+        for me, peer in ((0, 1), (1, 0)):
+            wires.transports[me].beat(peer, 1)
+            wires.transports[me].send(peer, 1, header(Kind.TOKEN), None)
+        wires.until(lambda: all(h.frames and len(h.heard_from) >= 2 for h in wires.handlers), "the other NIC")
+        polled(wires.poller, 0.05)
+        for handler in wires.handlers:
+            assert {level for _, level in handler.heard_from} == {1}
+            assert {level for _, level, _ in handler.frames} == {1}
+            assert handler.losses == []
+        assert silent.queued_nbytes == 0
+        assert other.queued_nbytes > 0
+        assert silent.is_up(1, 0)
+        assert other.is_up(0, 0)
+
+
+def test_no_end_of_file_from_a_silent_nic_until_it_speaks_again() -> None:
+    with Wires(2, 1) as wires:
+        wires.connect()
+        silent, _ = wires.transports
+        silent.silence(0)
+        silent.set_peers({})
+        polled(wires.poller, 0.05)
+        assert wires.handlers[1].losses == []
+        silent.unsilence(0)
+        wires.until(lambda: wires.handlers[1].losses, "the end is seen now")
+        assert wires.handlers[1].losses[0][2] == "eof"
+
+
+def test_the_death_of_a_peer_is_not_noticed_through_a_silent_nic() -> None:
+    with Wires(2, 1) as wires:
+        wires.connect()
+        wires.transports[0].silence(0)
+        wires.transports[1].close()
+        polled(wires.poller, 0.05)
+        assert wires.handlers[0].losses == []
+        wires.transports[0].unsilence(0)
+        wires.until(lambda: wires.handlers[0].losses, "the loss")
+
+
+@pytest.mark.parametrize("silent", [0, 1])
+def test_nobody_connects_over_a_silent_nic(silent: int) -> None:
+    with Wires(2, 1, connect_s=0.3) as wires:
+        wires.transports[silent].silence(0)
+        for server, transport in enumerate(wires.transports):
+            transport.set_peers(wires.wanted(server))
+        wires.until(lambda: all(h.losses for h in wires.handlers), "both give up")
+        assert [h.losses[0][2] for h in wires.handlers] == ["timeout", "timeout"]
+        wires.transports[silent].unsilence(0)
+        wires.connect()
+
+
+def test_silence_in_the_middle_of_connecting() -> None:
+    with Wires(2, 1, connect_s=0.3) as wires:
+        for server, transport in enumerate(wires.transports):
+            transport.set_peers(wires.wanted(server))
+        for transport in wires.transports:
+            transport.silence(0)
+        wires.until(lambda: all(h.losses for h in wires.handlers), "both give up")
+        assert not any(h.heard_from for h in wires.handlers)
+
+
+def test_a_healed_nic_goes_on_in_mid_stream() -> None:
+    nbytes = 4 << 20
+    with Wires(2, 1, nbytes=nbytes) as wires:
+        wires.connect()
+        one, other = wires.transports
+        data = random.Random(5).randbytes(nbytes)
+        one.send(1, 0, header(0, 0, nbytes), memoryview(data))
+        wires.until(lambda: other.stats()[0, 0].nbytes_received, "a part")
+        one.silence(0)
+        other.silence(0)
+        one.send(1, 0, header(Kind.TOKEN, 1), None)  # never leaves
+        polled(wires.poller, 0.02)
+        assert not wires.handlers[1].frames
+        one.unsilence(0)
+        other.unsilence(0)
+        one.send(1, 0, header(Kind.TOKEN, 2), None)
+        wires.until(lambda: len(wires.handlers[1].frames) == 2, "the rest, and the token after it")
+        assert wires.handlers[1].memory == data
+        assert wires.handlers[1].frames[1][2].start == 2
+
+
+STRANGERS = {
+    "wrong token": {"token": b"wrong"},
+    "wrong job": {"job": "another job"},
+}
+
+
+@pytest.mark.parametrize("difference", STRANGERS.values(), ids=STRANGERS.keys())
+def test_a_stranger_is_shown_out(difference: dict[str, object], caplog: pytest.LogCaptureFixture) -> None:
+    with Wires(3, 1, connect_s=0.3) as wires:
+        stranger = wires.make(0, wires.handlers[0], **{"connect_s": 0.3, **difference})
+        wires.transports[0].close()
+        wires.transports[0] = stranger
+        for server in (1, 2):
+            wires.transports[server].set_peers(wires.wanted(server))
+        stranger.set_peers(wires.wanted(0))
+        wires.until(lambda: all(h.losses for h in wires.handlers), "nobody gets the stranger")
+        assert wires.handlers[0].losses[0][2] == "refused"
+        assert "refused by the other side: wrong" in wires.handlers[0].losses[0][3]
+        assert "closed a connection" in caplog.text
+        assert_still_works(wires, 1, 2)
+        before = list(wires.handlers[1].heard_from)
+        stranger.beat(1, 0)
+        wires.until(lambda: wires.transports[1]._beats[0].rejected, "the stranger's beat")
+        assert wires.handlers[1].heard_from == before
+
+
+def assert_still_works(wires: Wires, one: int, other: int) -> None:
+    count = len(wires.handlers[other].frames)
+    wires.transports[one].send(other, 0, header(Kind.TOKEN), None)
+    wires.until(lambda: len(wires.handlers[other].frames) > count, "the others go on")
+
+
+def test_garbage_on_the_port_is_closed() -> None:
+    rng = random.Random(11)
+    with Wires(2, 1) as wires:
+        wires.connect()
+        for i in range(40):
+            with socket.create_connection(wires.transports[1].endpoints[0]) as sock:
+                sock.setblocking(False)
+                garbage = rng.randbytes(rng.randrange(1, 3000))
+                with contextlib.suppress(ConnectionError):
+                    sock.sendall((b"BMLh" if i % 2 else b"") + garbage + bytes(200))
+                read_all(sock, wires.poller)
+        assert_still_works(wires, 0, 1)
+        assert wires.handlers[0].losses == wires.handlers[1].losses == []
+
+
+def at_end(sock: socket.socket) -> bool:
+    """Whether the other side closed; throws away what it said before."""
+    try:
+        return not sock.recv(4096) or at_end(sock)
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+
+
+def test_slow_loris_is_closed_in_time_and_does_not_lock_others_out() -> None:
+    with Wires(2, 1) as wires:
+        for transport in wires.transports:
+            transport._listeners[0]._timeout_s = 0.2
+        loris = [socket.create_connection(wires.transports[1].endpoints[0]) for _ in range(100)]
+        try:
+            wires.until(lambda: len(wires.transports[1]._listeners[0]._pending) == 64, "as many as may be")
+            wires.connect()
+            for sock in loris:
+                sock.setblocking(False)
+            wires.until(lambda: all(map(at_end, loris)), "all of them are closed")
+        finally:
+            for sock in loris:
+                sock.close()
+        assert_still_works(wires, 0, 1)
+
+
+def test_bad_datagrams_are_ignored() -> None:
+    rng = random.Random(12)
+    with Wires(2, 1) as wires, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        wires.connect()
+        target = wires.transports[1].endpoints[0]
+        beats = wires.transports[1]._beats[0]
+
+        def say(*datagrams: bytes) -> None:
+            for datagram in datagrams:
+                sock.sendto(datagram, target)
+
+        job = JOB.encode()
+        good = seal_beat(TOKEN, job, Beat(0, 1, 0, 10))
+        say(good)
+        wires.until(lambda: wires.handlers[1].heard_from == [(0, 0)], "a good beat")
+        bad = [rng.randbytes(rng.randrange(1500)) for _ in range(50)]
+        bad += [good, seal_beat(TOKEN, job, Beat(0, 1, 0, 9))]  # replayed, and older
+        bad += [seal_beat(TOKEN, job, Beat(0, 2, 0, 11)), seal_beat(TOKEN, job, Beat(0, 1, 1, 11))]
+        say(*bad)
+        wires.until(lambda: beats.rejected == len(bad), "all are rejected")
+        assert len(wires.handlers[1].heard_from) == 1
+        say(seal_beat(TOKEN, job, Beat(7, 1, 0, 1)), seal_beat(TOKEN, job, Beat(0, 1, 0, 11)))
+        wires.until(lambda: len(wires.handlers[1].heard_from) == 2, "the next good one")
+        assert wires.handlers[1].heard_from == [(0, 0), (0, 0)]
+
+
+def test_malformed_frames_end_their_connection_only() -> None:
+    with Wires(3, 1, max_nbytes=1000) as wires:
+        wires.connect()
+        one = wires.transports[0]
+        connection = one._links[1, 0].connection
+        assert connection is not None
+        connection.send(0, pack(header(0, 0, 1001)), None)
+        wires.until(lambda: wires.handlers[1].losses, "too long")
+        assert wires.handlers[1].losses[0][:3] == (0, 0, "malformed")
+        assert "at most 1000" in wires.handlers[1].losses[0][3]
+        connection = one._links[2, 0].connection
+        assert connection is not None
+        connection.send(0, b"GET / HTTP/1.1\r\n" * 10, None)
+        wires.until(lambda: wires.handlers[2].losses, "not a frame")
+        assert wires.handlers[2].losses[0][2] == "malformed"
+        assert_still_works(wires, 1, 2)
+        wires.until(lambda: len(wires.handlers[0].losses) == 2, "the sender sees both ends")
+        assert len(wires.handlers[1].losses) == len(wires.handlers[2].losses) == 1
+
+
+class Dribble:
+    """A socket that takes a few bytes at a time, or none."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.written = b""
+
+    def sendmsg(self, views: list[bytes], ancillary: object, flags: int) -> int:
+        whole = b"".join(views)
+        nbytes = self.rng.choice([0, 1, len(whole), self.rng.randrange(len(whole) + 1)])
+        if nbytes == 0:
+            raise BlockingIOError
+        self.written += whole[:nbytes]
+        return nbytes
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_send_queue_against_a_model(seed: int) -> None:
+    """Whatever the kernel takes, frames come out whole, by priority, and counted."""
+    rng = random.Random(seed)
+    counters = Counters()
+    queue = SendQueue(counters)
+    sock = Dribble(seed)
+    expected_frames = 0
+    for number in range(200):
+        action = rng.random()
+        if action < 0.5:
+            payload = bytes([rng.randrange(1, 256)]) * rng.choice([0, 0, 3, 70_000])
+            head = b"<%06d %06d>" % (number, len(payload))
+            queue.push(rng.randrange(3), head, memoryview(payload) if payload else None)
+            expected_frames += 1
+        elif action < 0.97 and queue.nbytes:
+            queue.write(sock)  # type: ignore[arg-type]
+        elif action > 0.99:
+            expected_frames -= len(queue)
+            queue.finish_partial()
+            expected_frames += len(queue)
+    while queue.nbytes:
+        queue.write(sock)  # type: ignore[arg-type]
+    assert len(queue) == 0
+    assert counters.frames_sent == expected_frames
+    assert counters.nbytes_sent == len(sock.written)
+    frames, rest = 0, sock.written
+    while rest:
+        assert rest[:1] == b"<"
+        nbytes = int(rest[8:14])
+        payload = rest[15 : 15 + nbytes]
+        assert len(set(payload)) <= 1
+        assert len(payload) == nbytes
+        rest = rest[15 + nbytes :]
+        frames += 1
+    assert frames == expected_frames

@@ -1,0 +1,259 @@
+"""A fabric is a wiring that never changes plus the set of parts known dead; it is an immutable value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol, TypeAlias
+
+import networkx as nx
+import numpy as np
+from numpy.typing import NDArray
+
+from topology.errors import UsageError
+from topology.failure import Failure, LinkFailure, ServerFailure, SwitchFailure, parse_failure
+
+Link: TypeAlias = tuple[int, int]
+"""(server, level)."""
+Switch: TypeAlias = tuple[int, int]
+"""(level, group)."""
+
+
+class Wiring(Protocol):
+    """How a family of fabrics is cabled when nothing is broken: numbering only, no state.
+
+    A new family (torus, fat-tree, one big switch) is one frozen, hashable class with these names.
+    """
+
+    @property
+    def name(self) -> str:
+        """Notation of the undamaged fabric, such as `bcube:3x2`."""
+
+    @property
+    def n_servers(self) -> int:
+        """Number of servers, alive or not."""
+
+    @property
+    def levels(self) -> int:
+        """NICs of a server."""
+
+    @property
+    def ports(self) -> int:
+        """Ports of a switch."""
+
+    def n_groups(self, level: int) -> int:
+        """Count the switches of a level."""
+
+    def address(self, server: int) -> tuple[int, ...]:
+        """Digits of a server, a_0 first."""
+
+    def server_at(self, address: tuple[int, ...]) -> int:
+        """Server with these digits."""
+
+    def group(self, server: int, level: int) -> int:
+        """Switch of that level to which the server is cabled."""
+
+    def members(self, level: int, group: int) -> tuple[int, ...]:
+        """All servers cabled to a switch, in id order."""
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """A wiring and what is known dead in it. Immutable and hashable; `without` gives another one.
+
+    Two fabrics are equal when wiring and failures are; a failure that another one implies (a link of a
+    dead server) is still kept as it was reported.
+    """
+
+    wiring: Wiring
+    failures: frozenset[Failure] = frozenset()
+
+    @property
+    def name(self) -> str:
+        """Notation of the undamaged fabric, such as `bcube:3x2`."""
+        return self.wiring.name
+
+    @property
+    def n_servers(self) -> int:
+        """Number of servers when nothing is broken; ids are 0 .. n_servers - 1."""
+        return self.wiring.n_servers
+
+    @property
+    def levels(self) -> int:
+        """NICs of a server (k)."""
+        return self.wiring.levels
+
+    @property
+    def ports(self) -> int:
+        """Ports of a switch (n)."""
+        return self.wiring.ports
+
+    def __str__(self) -> str:
+        dead = ", ".join(str(failure) for failure in sorted(self.failures))
+        return f"{self.name} without {dead}" if dead else self.name
+
+    def __reduce__(self) -> tuple[type[Fabric], tuple[Wiring, frozenset[Failure]]]:
+        # Tables and graph are derived: the other side makes its own, they are not worth sending.
+        return Fabric, (self.wiring, self.failures)
+
+    # What is wired, whether or not it is alive.
+
+    def address(self, server: int) -> tuple[int, ...]:
+        """Digits of a server, a_0 first; id = sum of a_i n^i. Raises UsageError if there is none."""
+        self._check_server(server)
+        return self.wiring.address(server)
+
+    def server_at(self, address: tuple[int, ...]) -> int:
+        """Id of the server with these digits, a_0 first. Raises UsageError if there is none."""
+        return self.wiring.server_at(address)
+
+    def group(self, server: int, level: int) -> int:
+        """Number of the level's switch to which the server is cabled."""
+        return self.wiring.group(server, level)
+
+    def members(self, level: int, group: int) -> tuple[int, ...]:
+        """All servers cabled to a switch, dead ones too, in id order."""
+        return self.wiring.members(level, group)
+
+    @cached_property
+    def groups(self) -> NDArray[np.int32]:
+        """`group(server, level)` of everything: int32 [server, level], read-only."""
+        table = np.empty((self.n_servers, self.levels), np.int32)
+        for level in range(self.levels):
+            for group in range(self.wiring.n_groups(level)):
+                table[list(self.members(level, group)), level] = group
+        table.setflags(write=False)
+        return table
+
+    # What is alive.
+
+    @cached_property
+    def servers(self) -> tuple[int, ...]:
+        """Live servers in id order."""
+        dead = {failure.server for failure in self.failures if isinstance(failure, ServerFailure)}
+        return tuple(server for server in range(self.n_servers) if server not in dead)
+
+    @cached_property
+    def nics(self) -> NDArray[np.bool_]:
+        """`nic_alive(server, level)` of everything: bool [server, level], read-only."""
+        alive = np.ones((self.n_servers, self.levels), np.bool_)
+        for failure in self.failures:
+            match failure:
+                case ServerFailure(server):
+                    alive[server] = False
+                case LinkFailure(server, level):
+                    alive[server, level] = False
+                case SwitchFailure(level, group):
+                    alive[list(self.members(level, group)), level] = False
+        alive.setflags(write=False)
+        return alive
+
+    @cached_property
+    def switches(self) -> tuple[Switch, ...]:
+        """Live switches as (level, group), in order."""
+        return tuple(
+            (level, group)
+            for level in range(self.levels)
+            for group in range(self.wiring.n_groups(level))
+            if self.switch_alive(level, group)
+        )
+
+    @cached_property
+    def links(self) -> tuple[Link, ...]:
+        """Live links as (server, level): live server, live NIC, live switch."""
+        return tuple((int(server), int(level)) for server, level in np.argwhere(self.nics))
+
+    def server_alive(self, server: int) -> bool:
+        """Whether the server exists and is not known dead."""
+        return 0 <= server < self.n_servers and ServerFailure(server) not in self.failures
+
+    def nic_alive(self, server: int, level: int) -> bool:
+        """Whether the NIC can reach its switch: live server, live link, live switch."""
+        return bool(self.nics[server, level])
+
+    def switch_alive(self, level: int, group: int) -> bool:
+        """Whether the switch itself is not known dead."""
+        return SwitchFailure(level, group) not in self.failures
+
+    def attached(self, level: int, group: int) -> tuple[int, ...]:
+        """Live servers that reach this switch over a live NIC, in id order."""
+        return self._attached[level, group]
+
+    def neighbours(self, server: int, level: int) -> tuple[int, ...]:
+        """Live servers one hop away over the NIC (server, level), in id order; none if that NIC is dead."""
+        if not self.nic_alive(server, level):
+            return ()
+        return tuple(other for other in self.attached(level, self.group(server, level)) if other != server)
+
+    def components(self) -> tuple[tuple[int, ...], ...]:
+        """Parts into which the live servers fall, each in id order: largest first, ties by lowest id."""
+        parts = (
+            tuple(sorted(node for node in part if isinstance(node, int)))
+            for part in nx.connected_components(self.graph())
+        )
+        return tuple(sorted((part for part in parts if part), key=lambda part: (-len(part), part)))
+
+    @cached_property
+    def is_connected(self) -> bool:
+        """Whether at least one server is alive and all live ones reach one another."""
+        return len(self.components()) == 1
+
+    def graph(self) -> nx.Graph:
+        """Live servers (nodes: int) and live switches (nodes: (level, group)), joined by live links.
+
+        The graph is cached and frozen; copy it to change it.
+        """
+        return self._graph
+
+    def without(self, *failures: Failure | str) -> Fabric:
+        """Return this fabric with more parts dead.
+
+        Raises:
+            UsageError: a text is no failure, or the fabric has no such part.
+        """
+        parsed = [parse_failure(item) if isinstance(item, str) else item for item in failures]
+        for failure in parsed:
+            self._check(failure)
+        return Fabric(self.wiring, self.failures.union(parsed))
+
+    @cached_property
+    def _attached(self) -> dict[Switch, tuple[int, ...]]:
+        nics = self.nics.tolist()
+        return {
+            (level, group): tuple(server for server in self.members(level, group) if nics[server][level])
+            for level in range(self.levels)
+            for group in range(self.wiring.n_groups(level))
+        }
+
+    @cached_property
+    def _graph(self) -> nx.Graph:
+        graph = nx.Graph()
+        graph.add_nodes_from(self.servers)
+        graph.add_nodes_from(self.switches)
+        for level, group in self.switches:
+            graph.add_edges_from((server, (level, group)) for server in self.attached(level, group))
+        return nx.freeze(graph)
+
+    def _check(self, failure: Failure) -> None:
+        match failure:
+            case ServerFailure(server):
+                self._check_server(server)
+            case LinkFailure(server, level):
+                self._check_server(server)
+                self._check_level(level)
+            case SwitchFailure(level, group):
+                self._check_level(level)
+                last = self.wiring.n_groups(level) - 1
+                if not 0 <= group <= last:
+                    raise UsageError(
+                        f"{self.name} has switches {level}/0 to {level}/{last} at level {level}, "
+                        f"there is no switch {level}/{group}"
+                    )
+
+    def _check_server(self, server: int) -> None:
+        if not 0 <= server < self.n_servers:
+            raise UsageError(f"{self.name} has servers 0-{self.n_servers - 1}, there is no server {server}")
+
+    def _check_level(self, level: int) -> None:
+        if not 0 <= level < self.levels:
+            raise UsageError(f"{self.name} has levels 0-{self.levels - 1}, there is no level {level}")
