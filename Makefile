@@ -9,7 +9,7 @@ export RAY_USAGE_STATS_ENABLED = 0
 .PHONY: demo test lint clean
 
 demo: $(VENV)/.ready
-	$(BIN)/bml run examples/train_digits.py --fabric bcube:3x2 --fault kill:4@step=20 --fault blackhole:2/0@step=30
+	$(BIN)/bml run examples/train_digits.py --quiet --fabric bcube:3x2 --fault kill:4@step=20 --fault blackhole:2/0@step=30
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest

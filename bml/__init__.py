@@ -7,8 +7,9 @@
     result = bml.launch(train, fabric="bcube:3x2", faults=["kill:4@step=20"])
 """
 
-from bml.cluster.launch import Result, launch
-from bml.errors import BmlError
+from bml.cluster.launch import launch
+from bml.cluster.result import Result
+from bml.errors import BmlError, TooFewServers, TrainingError, UsageError
 from bml.train.session import Batch, Session
 
-__all__ = ["Batch", "BmlError", "Result", "Session", "launch"]
+__all__ = ["Batch", "BmlError", "Result", "Session", "TooFewServers", "TrainingError", "UsageError", "launch"]

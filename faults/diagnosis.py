@@ -107,6 +107,7 @@ def _check(fabric: Fabric, one: Suspicion) -> None:
         not known
         or one.observer == one.peer
         or fabric.group(one.observer, one.level) != fabric.group(one.peer, one.level)
+        or fabric.group(one.observer, one.level) < 0
     ):
         raise InvariantError(
             f"server {one.observer} suspects server {one.peer} on level {one.level} ({one.kind}), "
@@ -143,7 +144,7 @@ def _promote(fabric: Fabric, found: dict[Failure, str], seen: list[Suspicion]) -
     links = sorted(one for one in found if isinstance(one, LinkFailure))
     for server in sorted({link.server for link in links if not nics[link.server].any()}):
         whys = [found.pop(link) for link in links if link.server == server]
-        if len(whys) == fabric.levels > 1:
+        if len(whys) == int((fabric.groups[server] >= 0).sum()) > 1:
             found[ServerFailure(server)] = _server_in_words(server, seen)
         else:
             found[ServerFailure(server)] = f"server {server} has no NIC left: {' and '.join(whys)}"

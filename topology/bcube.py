@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 from topology.errors import UsageError
 from topology.fabric import Fabric
-
-MAX_SERVERS = 65536
-"""Beyond this nothing here has been tried; it also keeps a slip of the pen from eating the memory."""
+from topology.limits import MAX_SERVERS
+from topology.wiring import Hop, InnerLink
 
 
 @dataclass(frozen=True)
@@ -31,6 +30,11 @@ class BCube:
     def n_servers(self) -> int:
         """n^k."""
         return int(self.ports**self.levels)
+
+    @property
+    def is_product(self) -> bool:
+        """Digits are independent: correcting one after the other leads anywhere."""
+        return True
 
     def n_groups(self, level: int) -> int:
         """n^(k-1) switches at every level."""
@@ -59,6 +63,22 @@ class BCube:
         low = self.ports**level
         first = group // low * low * self.ports + group % low
         return tuple(range(first, first + low * self.ports, low))
+
+    def route(self, source: int, target: int, turn: int = 0) -> tuple[Hop, ...]:
+        """Digits that differ are corrected one by one, from level `turn` upwards and round."""
+        hops: list[Hop] = []
+        at = source
+        for level in ((turn + i) % self.levels for i in range(self.levels)):
+            low = self.ports**level
+            to = at + (target // low % self.ports - at // low % self.ports) * low
+            if to != at:
+                hops.append((at, level, to))
+                at = to
+        return tuple(hops)
+
+    def inner_path(self, source: int, target: int, flow: int) -> tuple[InnerLink, ...]:
+        """Switches are single devices."""
+        return ()
 
 
 def bcube(ports: int, levels: int) -> Fabric:

@@ -1,10 +1,12 @@
-"""A fabric is a wiring that never changes plus the set of parts known dead; it is an immutable value."""
+"""A fabric: a wiring that never changes, the rates of its links, what is known dead. An immutable value."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import networkx as nx
 import numpy as np
@@ -12,61 +14,31 @@ from numpy.typing import NDArray
 
 from topology.errors import UsageError
 from topology.failure import Failure, LinkFailure, ServerFailure, SwitchFailure, parse_failure
+from topology.wiring import Hop, InnerLink, Wiring
 
 Link: TypeAlias = tuple[int, int]
 """(server, level)."""
 Switch: TypeAlias = tuple[int, int]
 """(level, group)."""
+Rates: TypeAlias = tuple[tuple[Link, Fraction], ...]
+"""The links whose rate is not 1, in order, with their rate in units of B."""
 
-
-class Wiring(Protocol):
-    """How a family of fabrics is cabled when nothing is broken: numbering only, no state.
-
-    A new family (torus, fat-tree, one big switch) is one frozen, hashable class with these names.
-    """
-
-    @property
-    def name(self) -> str:
-        """Notation of the undamaged fabric, such as `bcube:3x2`."""
-
-    @property
-    def n_servers(self) -> int:
-        """Number of servers, alive or not."""
-
-    @property
-    def levels(self) -> int:
-        """NICs of a server."""
-
-    @property
-    def ports(self) -> int:
-        """Ports of a switch."""
-
-    def n_groups(self, level: int) -> int:
-        """Count the switches of a level."""
-
-    def address(self, server: int) -> tuple[int, ...]:
-        """Digits of a server, a_0 first."""
-
-    def server_at(self, address: tuple[int, ...]) -> int:
-        """Server with these digits."""
-
-    def group(self, server: int, level: int) -> int:
-        """Switch of that level to which the server is cabled."""
-
-    def members(self, level: int, group: int) -> tuple[int, ...]:
-        """All servers cabled to a switch, in id order."""
+NORMAL = Fraction(1)
+"""Rate of a link of which nothing else was said: B, per direction."""
 
 
 @dataclass(frozen=True)
 class Fabric:
-    """A wiring and what is known dead in it. Immutable and hashable; `without` gives another one.
+    """A wiring, what is known dead in it and the rates of its links. Immutable and hashable.
 
-    Two fabrics are equal when wiring and failures are; a failure that another one implies (a link of a
-    dead server) is still kept as it was reported.
+    `without` gives another one with more dead, `with_rates` one with other rates. Two fabrics are equal
+    when wiring, failures and rates are; a failure that another one implies (a link of a dead server) is
+    still kept as it was reported.
     """
 
     wiring: Wiring
     failures: frozenset[Failure] = frozenset()
+    rates: Rates = ()
 
     @property
     def name(self) -> str:
@@ -90,11 +62,12 @@ class Fabric:
 
     def __str__(self) -> str:
         dead = ", ".join(str(failure) for failure in sorted(self.failures))
-        return f"{self.name} without {dead}" if dead else self.name
+        name = f"{self.name} with {len(self.rates)} link(s) of other rates" if self.rates else self.name
+        return f"{name} without {dead}" if dead else name
 
-    def __reduce__(self) -> tuple[type[Fabric], tuple[Wiring, frozenset[Failure]]]:
+    def __reduce__(self) -> tuple[type[Fabric], tuple[Wiring, frozenset[Failure], Rates]]:
         # Tables and graph are derived: the other side makes its own, they are not worth sending.
-        return Fabric, (self.wiring, self.failures)
+        return Fabric, (self.wiring, self.failures, self.rates)
 
     # What is wired, whether or not it is alive.
 
@@ -108,7 +81,7 @@ class Fabric:
         return self.wiring.server_at(address)
 
     def group(self, server: int, level: int) -> int:
-        """Number of the level's switch to which the server is cabled."""
+        """Number of the level's switch to which the server is cabled; -1 if it has no NIC of that level."""
         return self.wiring.group(server, level)
 
     def members(self, level: int, group: int) -> tuple[int, ...]:
@@ -118,12 +91,26 @@ class Fabric:
     @cached_property
     def groups(self) -> NDArray[np.int32]:
         """`group(server, level)` of everything: int32 [server, level], read-only."""
-        table = np.empty((self.n_servers, self.levels), np.int32)
+        table = np.full((self.n_servers, self.levels), -1, np.int32)
         for level in range(self.levels):
             for group in range(self.wiring.n_groups(level)):
                 table[list(self.members(level, group)), level] = group
         table.setflags(write=False)
         return table
+
+    def route(self, source: int, target: int, turn: int = 0) -> tuple[Hop, ...]:
+        """Return a shortest path if nothing were broken: hops (from server, level, to server).
+
+        Where several are alike, `turn` picks one. Empty from a server to itself.
+        """
+        return self.wiring.route(source, target, turn)
+
+    def inner_path(self, source: int, target: int, flow: int = 0) -> tuple[InnerLink, ...]:
+        """Links between inner switches that a flow takes from one server to another on their switch.
+
+        Empty unless the servers see a network of switches as one (Fat-Tree).
+        """
+        return self.wiring.inner_path(source, target, flow)
 
     # What is alive.
 
@@ -136,7 +123,7 @@ class Fabric:
     @cached_property
     def nics(self) -> NDArray[np.bool_]:
         """`nic_alive(server, level)` of everything: bool [server, level], read-only."""
-        alive = np.ones((self.n_servers, self.levels), np.bool_)
+        alive = self.groups >= 0
         for failure in self.failures:
             match failure:
                 case ServerFailure(server):
@@ -214,7 +201,34 @@ class Fabric:
         parsed = [parse_failure(item) if isinstance(item, str) else item for item in failures]
         for failure in parsed:
             self._check(failure)
-        return Fabric(self.wiring, self.failures.union(parsed))
+        return Fabric(self.wiring, self.failures.union(parsed), self.rates)
+
+    # How fast it is.
+
+    def rate(self, server: int, level: int) -> Fraction:
+        """Rate of the link (server, level) in each direction, exact, in units of B; 1 unless it was set."""
+        return self._rates.get((server, level), NORMAL)
+
+    def with_rates(self, rates: Mapping[Link, int | str | Fraction]) -> Fabric:
+        """Return this fabric with other rates of some links: `fabric.with_rates({(4, 0): "1/10"})`.
+
+        Rates are exact, in units of B and the same in both directions: an int, a Fraction, or a text such
+        as "0.4" or "2/5". They hold whether or not the link is alive now.
+
+        Raises:
+            UsageError: the fabric has no such link, or the rate is no positive number (a link that carries
+                nothing is a failure: `without`).
+        """
+        merged = dict(self.rates)
+        for (server, level), given in rates.items():
+            self._check(LinkFailure(server, level))
+            merged[server, level] = _exact_rate(given, f"{server}/{level}")
+        changed = sorted((link, rate) for link, rate in merged.items() if rate != NORMAL)
+        return Fabric(self.wiring, self.failures, tuple(changed))
+
+    @cached_property
+    def _rates(self) -> dict[Link, Fraction]:
+        return dict(self.rates)
 
     @cached_property
     def _attached(self) -> dict[Switch, tuple[int, ...]]:
@@ -241,6 +255,11 @@ class Fabric:
             case LinkFailure(server, level):
                 self._check_server(server)
                 self._check_level(level)
+                if self.group(server, level) < 0:
+                    wired = [own for own in range(self.levels) if self.group(server, own) >= 0]
+                    raise UsageError(
+                        f"server {server} of {self.name} has no NIC of level {level}: its levels are {wired}"
+                    )
             case SwitchFailure(level, group):
                 self._check_level(level)
                 last = self.wiring.n_groups(level) - 1
@@ -257,3 +276,15 @@ class Fabric:
     def _check_level(self, level: int) -> None:
         if not 0 <= level < self.levels:
             raise UsageError(f"{self.name} has levels 0-{self.levels - 1}, there is no level {level}")
+
+
+def _exact_rate(given: int | str | Fraction, link: str) -> Fraction:
+    try:
+        rate = Fraction(given)
+    except (ValueError, ZeroDivisionError, TypeError):
+        rate = Fraction(0)
+    if isinstance(given, float) or rate <= 0:
+        raise UsageError(
+            f"rate {given!r} of link {link}: write a positive exact number such as 2, '0.4' or Fraction(2, 5)"
+        )
+    return rate

@@ -3,33 +3,59 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
 
 from topology.bcube import bcube
+from topology.bigswitch import big_switch
 from topology.errors import UsageError
 from topology.fabric import Fabric
+from topology.fattree import fat_tree
+from topology.torus import torus
 
-_EXAMPLE = "write it like bcube:3x2 (ports x levels)"
-_PLANNED = {"torus": "torus:4x2", "fattree": "fattree:10", "switch": "switch:9"}
+
+class _Family(NamedTuple):
+    """How one family is written: its shape in words, as a pattern, an example, and its builder."""
+
+    shape: str
+    pattern: str
+    example: str
+    build: Callable[..., Fabric]
+
+
+_NUMBER = "([0-9]{1,6})"
+_FAMILIES: Mapping[str, _Family] = MappingProxyType(
+    {
+        "bcube": _Family("ports x levels", f"{_NUMBER}x{_NUMBER}", "bcube:3x2", bcube),
+        "torus": _Family("size x dimensions", f"{_NUMBER}x{_NUMBER}", "torus:4x2", torus),
+        "fattree": _Family(
+            "ports of a switch, or ports/servers",
+            f"{_NUMBER}(?:/{_NUMBER})?",
+            "fattree:10 or fattree:10/250",
+            fat_tree,
+        ),
+        "switch": _Family("a number of servers", _NUMBER, "switch:9", big_switch),
+    }
+)
 
 
 def parse(text: str) -> Fabric:
-    """Read a fabric such as `bcube:3x2` (ports x levels).
+    """Read a fabric: `bcube:3x2` (ports x levels), `torus:4x2`, `fattree:10/250` or `switch:9`.
 
     Raises:
         UsageError: the text names no fabric that can be built; the message says why.
     """
-    family, colon, size = text.strip().partition(":")
-    if family in _PLANNED:
-        raise UsageError(
-            f"'{text}': {family} fabrics ({_PLANNED[family]}) are a known notation that is not built yet; "
-            f"available now: bcube, {_EXAMPLE}"
-        )
-    if family != "bcube":
-        reason = f"'{family}' is not a family of fabrics" if colon else "the family and its colon are missing"
-        raise UsageError(f"'{text}' is not a fabric: {reason}; {_EXAMPLE}")
-    shape = re.fullmatch(r"([0-9]{1,6})x([0-9]{1,6})", size)
-    if shape is None:
-        raise UsageError(
-            f"'{size}' in '{text}' is not ports x levels, two numbers joined by an x; {_EXAMPLE}"
-        )
-    return bcube(int(shape[1]), int(shape[2]))
+    name, colon, size = text.strip().partition(":")
+    if name not in _FAMILIES:
+        reason = f"'{name}' is not a family of fabrics" if colon else "the family and its colon are missing"
+        raise UsageError(f"'{text}' is not a fabric: {reason}; write it like {_examples()}")
+    family = _FAMILIES[name]
+    found = re.fullmatch(family.pattern, size)
+    if found is None:
+        raise UsageError(f"'{size}' in '{text}' is not {family.shape}; write it like {family.example}")
+    return family.build(*(int(number) for number in found.groups() if number is not None))
+
+
+def _examples() -> str:
+    return ", ".join(f"{family.example} ({family.shape})" for family in _FAMILIES.values())

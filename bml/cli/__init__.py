@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from bml.cli.plan import plan
+from bml.cli.run import run
 from topology import BmlError, UsageError
 
 
@@ -32,8 +33,10 @@ def main() -> None:
 
     \b
     Example:
+      bml run examples/train_digits.py --fabric bcube:3x2 --fault kill:4@step=20
       bml plan bcube:3x2 --fail server:4
     """
 
 
 main.add_command(plan)
+main.add_command(run)

@@ -22,6 +22,8 @@ from bml.transport.poller import Poller
 #: How long the coordinator still answers latecomers after the job's end, in seconds.
 _LINGER_S = 1.0
 _REDIAL_S = 0.05
+#: What the end of the last attempt to dial a server means.
+_GONE = {"refused": "its process is gone"}
 
 
 class CoordinatorLoop:
@@ -140,7 +142,7 @@ class CoordinatorLoop:
         since = self._failing_since.setdefault(server, time.monotonic())
         if end.kind == "refused" or time.monotonic() - since > self._timeouts.connect_s:
             self._gone.add(server)
-            self._handle(core.Gone(server, f"its process is gone: {end.why}"))
+            self._handle(core.Gone(server, _GONE.get(end.kind, "cannot be reached") + f" ({end.kind})"))
         else:
             self._poller.after(_REDIAL_S, lambda: self._dial(server))
 

@@ -1,47 +1,28 @@
-"""Launches a job, follows it to its end, and makes one result of what the servers report."""
+"""Launches a job and follows it to its end."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
 
-from bml import errors
 from bml.cluster.fleet import Changed, Died, Fleet, Reported
 from bml.cluster.job import JobSpec, ServerReport
 from bml.cluster.processes import ProcessFleet
+from bml.cluster.result import Result
 from bml.cluster.training import Train
-from bml.errors import BmlError, TrainingError, UsageError
+from bml.errors import UsageError
 
 LAUNCHERS = ("ray", "processes")
-#: How long servers may take to end after the job has failed, in seconds; then they are killed.
+#: How long servers may take to end once the first has ended, in seconds; then they are killed.
 _GRACE_S = 10.0
+_EVICTED_GRACE_S = 1.0
 _POLL_S = 0.2
 
 OnChange = Callable[[dict[str, Any]], None]
-
-
-@dataclass
-class Result:
-    """The outcome of a job.
-
-    `values`: server -> what its training function returned; `dead`: server -> why it did not end.
-    `report`: all that is known, ready for JSON: steps, views, digests, samples, metrics.
-    """
-
-    values: dict[int, Any] = field(default_factory=dict)
-    dead: dict[int, str] = field(default_factory=dict)
-    report: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def value(self) -> Any:
-        """What the training function returned on the lowest surviving server."""
-        return self.values[min(self.values)]
 
 
 def launch(
@@ -54,6 +35,7 @@ def launch(
     algorithm: str = "auto",
     detect_s: float | None = None,
     min_servers: int | None = None,
+    prints: bool = True,
     on_change: OnChange | None = None,
 ) -> Result:
     """Run `train(session)` on every server of `fabric` and return when all survivors are done.
@@ -61,8 +43,8 @@ def launch(
     `launcher` is "ray" (a local Ray, the cluster at `address`, or the one this process belongs to) or
     "processes" (plain processes on this machine). `faults` are injected (see faults.FaultPlan).
     `detect_s`: how fast a silent failure must be noticed. `min_servers`: fewer survivors stop the job
-    (default: a view must keep more than half of the one before). `on_change` is called with a snapshot
-    of the job's state when it changes.
+    (default: a view must keep more than half of the one before). `prints`: show what the training
+    functions print. `on_change` is called with a snapshot of the job's state when it changes.
 
     Raises UsageError for a job that cannot be; TrainingError when a training function raised (its text
     names the server and holds the traceback); TooFewServers; StartError. Errors of a job that ran have
@@ -70,29 +52,30 @@ def launch(
     """
     chosen = {} if detect_s is None else {"detect_s": detect_s}
     spec = JobSpec(fabric, algorithm, tuple(faults), min_servers=min_servers, **chosen)
-    fleet = _fleet(spec, launcher, address)
-    result = Result()
-    reports: dict[int, ServerReport] = {}
+    fleet = _fleet(spec, launcher, address, prints)
+    result = Result(spec)
     try:
         fleet.start(_pickled(train))
-        _follow(fleet, spec, reports, result.dead, on_change or (lambda now: None))
+        _follow(fleet, spec, result, on_change or (lambda now: None))
     finally:
         fleet.close()
-    _fill(result, spec, reports)
-    _raise_failure(result, reports)
+    failure = result.failure()
+    if failure is not None:
+        failure.result = result  # type: ignore[attr-defined]
+        raise failure
     return result
 
 
-def _fleet(spec: JobSpec, launcher: str, address: str | None) -> Fleet:
+def _fleet(spec: JobSpec, launcher: str, address: str | None, prints: bool) -> Fleet:
     if launcher == "processes":
         if address is not None:
             raise UsageError("an address is for the ray launcher; processes run on this machine")
-        return ProcessFleet(spec)
+        return ProcessFleet(spec, prints)
     if launcher != "ray":
         raise UsageError(f"launcher is {launcher!r}: give one of {', '.join(LAUNCHERS)}")
     from bml.cluster.ray_fleet import RayFleet  # importing Ray takes seconds
 
-    return RayFleet(spec, address)
+    return RayFleet(spec, address, prints)
 
 
 def _pickled(train: Train) -> bytes:
@@ -108,69 +91,30 @@ def _pickled(train: Train) -> bytes:
         cloudpickle.unregister_pickle_by_value(module)
 
 
-def _follow(
-    fleet: Fleet, spec: JobSpec, reports: dict[int, ServerReport], dead: dict[int, str], on_change: OnChange
-) -> None:
-    """Until every server has reported or is dead, or the grace after a failure is over."""
-    everybody = set(spec.parsed_fabric().servers)
-    give_up_at: float | None = None
-    while missing := everybody - reports.keys() - dead.keys():
-        if give_up_at is not None and time.monotonic() > give_up_at:
-            dead.update(dict.fromkeys(missing, f"did not end within {_GRACE_S:g} s after the job"))
-            return
+def _follow(fleet: Fleet, spec: JobSpec, result: Result, on_change: OnChange) -> None:
+    """Until every server has reported or is dead, or the grace after the first end is over."""
+    give_up_at: dict[int, float] = {}
+    missing = set(spec.parsed_fabric().servers)
+    while missing:
         for event in fleet.wait(_POLL_S):
             match event:
+                case Reported(report) if report.kind == "Evicted":
+                    result.dead[report.server] = report.error
                 case Reported(report):
-                    reports[report.server] = report
-                    # A frozen or cut-off server may never end by itself once the others have.
-                    give_up_at = give_up_at or time.monotonic() + _GRACE_S
+                    result.reports[report.server] = report
+                    give_up_at = give_up_at or _patience(missing, report)
                 case Died(server, why):
-                    dead[server] = why
+                    result.dead[server] = why
                 case Changed(snapshot):
                     on_change(snapshot)
+        missing -= result.reports.keys() | result.dead.keys()
+        for server in [each for each in missing if time.monotonic() > give_up_at.get(each, float("inf"))]:
+            result.dead[server] = "did not end after the others had; it was killed"
+            missing.discard(server)
 
 
-def _fill(result: Result, spec: JobSpec, reports: dict[int, ServerReport]) -> None:
-    result.values = {server: reports[server].value for server in sorted(reports) if reports[server].outcome == "done"}
-    survivors = result.values or {s: None for s in sorted(reports) if reports[s].kind != "Evicted"}
-    result.dead.update({s: reports[s].error for s in reports if reports[s].kind == "Evicted"})
-    first = reports[min(survivors)] if survivors else None
-    result.report = {
-        "fabric": spec.fabric,
-        "algorithm": spec.algorithm,
-        "faults": list(spec.faults),
-        "steps": first.metrics["steps"] if first else 0,
-        "views": first.views if first else [],
-        "digests": {server: reports[server].digest for server in survivors},
-        "samples": first.samples if first else None,
-        "dead": dict(sorted(result.dead.items())),
-        "outcomes": {server: reports[server].outcome for server in sorted(reports)},
-        "metrics": {server: reports[server].metrics for server in survivors},
-    }
-
-
-def _raise_failure(result: Result, reports: dict[int, ServerReport]) -> None:
-    failure = _failure(result, reports)
-    if failure is not None:
-        failure.result = result  # type: ignore[attr-defined]
-        raise failure
-
-
-def _failure(result: Result, reports: dict[int, ServerReport]) -> BmlError | None:
-    for server in sorted(reports):
-        report = reports[server]
-        if report.outcome == "failed":
-            text = f"{report.error}\n{report.traceback}"
-            known = getattr(errors, report.kind, None)
-            if known in (errors.StepMismatch, errors.InvariantError, errors.UsageError):
-                return known(report.error)  # type: ignore[no-any-return,misc]
-            return TrainingError(text, server)
-    stopped = Counter(
-        (report.kind, report.error) for report in reports.values() if report.outcome == "stopped" and report.kind != "Evicted"
-    )
-    if stopped:
-        (kind, text), _ = stopped.most_common(1)[0]
-        return getattr(errors, kind, BmlError)(text)  # type: ignore[no-any-return]
-    if not result.values:
-        return BmlError(f"no server ended: {result.dead}")
-    return None
+def _patience(servers: set[int], first: ServerReport) -> dict[int, float]:
+    """Until when to wait for each server once the first has ended: a frozen one may never end."""
+    members = first.views[-1]["members"] if first.views else servers
+    now = time.monotonic()
+    return {server: now + (_GRACE_S if server in members else _EVICTED_GRACE_S) for server in servers}

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -30,7 +31,8 @@ class _Child:
     connection: Connection[Any, Any]
 
     def send(self, *message: Any) -> None:
-        self.connection.send_bytes(cloudpickle.dumps(message))
+        with suppress(OSError):  # it is dead: that shows when it is listened to
+            self.connection.send_bytes(cloudpickle.dumps(message))
 
     def end(self) -> None:
         """Kill, frozen or not, and wait until it is gone."""
@@ -42,8 +44,9 @@ class _Child:
 class ProcessFleet:
     """See bml.cluster.fleet.Fleet."""
 
-    def __init__(self, spec: JobSpec):
+    def __init__(self, spec: JobSpec, prints: bool):
         self._spec = spec
+        self._stdout = None if prints else subprocess.DEVNULL
         self._servers: dict[int, _Child] = {}
         self._coordinator: _Child | None = None
         self._coordinators = 0
@@ -53,7 +56,7 @@ class ProcessFleet:
         """See Fleet."""
         fabric = self._spec.parsed_fabric()
         for server in fabric.servers:
-            self._servers[server] = _spawn()
+            self._servers[server] = self._spawn()
         for server, child in self._servers.items():
             child.send("server", self._spec, server)
         deadline = time.monotonic() + self._spec.start_s
@@ -96,19 +99,12 @@ class ProcessFleet:
             del self._servers[server]
             why = _cause(child.process.returncode)
             if self._coordinator is not None:
-                self._tell_coordinator(server, why)
+                self._coordinator.send(server, why)
             return Died(server, why)
         child.process.wait()
         child.connection.close()
         del self._servers[server]
         return Reported(report)
-
-    def _tell_coordinator(self, server: int, why: str) -> None:
-        assert self._coordinator is not None
-        try:
-            self._coordinator.send(server, why)
-        except OSError:
-            pass  # it is dead too; its successor will find out by dialling
 
     def _from_coordinator(self, connection: Connection[Any, Any]) -> FleetEvent | None:
         try:
@@ -127,18 +123,24 @@ class ProcessFleet:
         self._coordinators += 1
         if self._coordinators > _MOST_COORDINATORS:
             raise StartError(f"the coordinator died {_MOST_COORDINATORS} times; see its errors above")
-        self._coordinator = _spawn()
+        self._coordinator = self._spawn()
         self._coordinator.send("coordinator", self._spec, self._contacts)
 
-
-def _spawn() -> _Child:
-    ours, theirs = socket.socketpair()
-    # Many servers share this machine's cores: one BLAS thread each, unless the user says otherwise.
-    environment = {**dict.fromkeys(_THREADS, "1"), **os.environ}
-    command = [sys.executable, "-m", "bml.cluster.worker", str(theirs.fileno())]
-    process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL)
-    theirs.close()
-    return _Child(process, Connection(ours.detach()))
+    def _spawn(self) -> _Child:
+        ours, theirs = socket.socketpair()
+        # Many servers share this machine's cores: one BLAS thread each, unless the user says otherwise.
+        environment = {**dict.fromkeys(_THREADS, "1"), **os.environ}
+        # What the launcher can import, the user's own modules too, its processes can.
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "bml.cluster.worker", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=self._stdout,
+        )
+        theirs.close()
+        return _Child(process, Connection(ours.detach()))
 
 
 def _receive(child: _Child, server: int, deadline: float) -> Contact:

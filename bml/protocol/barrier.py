@@ -1,9 +1,9 @@
 """The commit barrier: tiny tokens over the fabric, once a step, after which all are known complete.
 
 On a healthy product fabric (BCube) the tokens go round the groups, level after level: after k rounds
-every token has, through others, reached everybody. On a damaged one they climb a breadth-first
-spanning tree to its root and come down again. Either way a server has sent all its own tokens when it
-passes, so nothing that it sends for the next step can overtake them on a connection.
+every token has, through others, reached everybody. On any other, or a damaged one, they climb a
+breadth-first spanning tree to its root and come down again. Either way a server has sent all its own
+tokens when it passes, so nothing that it sends for the next step can overtake them on a connection.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Phase(NamedTuple):
 
 def barrier_phases(fabric: Fabric, server: int) -> tuple[Phase, ...]:
     """What `server` waits for and sends, in order; it has passed after the last phase."""
-    if not fabric.failures:
+    if not fabric.failures and fabric.wiring.is_product:
         return _by_levels(fabric, server)
     return _by_tree(fabric, server)
 

@@ -402,7 +402,7 @@ class ServerCore:
         self._detector.set_links(self._links, now)
         self._suspicions.clear()
         self._announced = None
-        self.views.append(ViewRecord(view, self._frozen_at, now))
+        self.views.append(ViewRecord(view, self._frozen_at, now, recover_s=None))
         return [Installed(view), Links(self._links), *self._settle_step(view, now), Resume()]
 
     def _settle_step(self, view: msg.View, now: float) -> list[Instruction]:

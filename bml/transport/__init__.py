@@ -13,7 +13,7 @@ from bml.transport.control import (
     EndKind,
     dial,
 )
-from bml.transport.frame import FrameError, Header, Kind
+from bml.protocol.frame import FrameError, Header, Kind
 from bml.transport.greeting import Dial
 from bml.transport.interface import (
     DROP,

@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Callable
 
-from bml.transport.frame import FrameError
+from bml.protocol.frame import FrameError
 from bml.transport.intake import Intake
 from bml.transport.interface import LostKind
 from bml.transport.poller import Poller

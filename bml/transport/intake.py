@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bml.transport.frame import HEADER_NBYTES, Header, unpack
+from bml.protocol.frame import HEADER_NBYTES, Header, unpack
 from bml.transport.interface import Verdict
 from bml.transport.sendqueue import Counters
 from topology.errors import InvariantError

@@ -11,7 +11,7 @@ import enum
 from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple, Protocol
 
-from bml.transport.frame import Header
+from bml.protocol.frame import Header
 
 Endpoint = tuple[str, int]
 """(host, port) at which a NIC listens: TCP for connections, and UDP of the same number for beats."""

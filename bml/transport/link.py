@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from bml.transport.connection import Connection
-from bml.transport.frame import Header, pack
+from bml.protocol.frame import Header, pack
 from bml.transport.intake import Intake
 from bml.transport.interface import Endpoint, Handler, LinkStats, LostKind
 from bml.transport.opening import Opening

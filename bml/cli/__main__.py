@@ -1,0 +1,6 @@
+"""`python -m bml.cli`, the same as the command `bml`."""
+
+from bml.cli import main
+
+if __name__ == "__main__":
+    main(prog_name="bml")

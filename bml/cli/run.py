@@ -1,0 +1,199 @@
+"""`bml run`: train on every server of a fabric, with faults if asked for, and say what happened."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from bml.cluster.launch import LAUNCHERS, Result, launch
+from bml.errors import UsageError
+from faults import FaultPlan
+from topology import parse
+
+_SEEDED_STEPS = 50
+
+
+@click.command()
+@click.argument("target", metavar="FILE.py[:FUNCTION]")
+@click.option("--fabric", default="bcube:3x2", show_default=True, help="Ports x levels.")
+@click.option("--fault", "faults", multiple=True, metavar="F", help="kill:4@step=20, or a YAML file; repeatable.")
+@click.option("--fault-seed", type=int, help=f"Draw two faults within the first {_SEEDED_STEPS} steps.")
+@click.option("--launcher", type=click.Choice(LAUNCHERS), default="ray", show_default=True)
+@click.option("--address", help="Address of a running Ray cluster; without it a local Ray is started.")
+@click.option("--algorithm", default="auto", show_default=True, help="See bml plan.")
+@click.option("--detect-s", type=float, help="How fast a silent failure must be noticed. [default: 0.5]")
+@click.option("--min-servers", type=int, help="Fewer survivors stop the job. [default: more than half]")
+@click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write the report here, as JSON.")
+@click.option("--quiet", is_flag=True, help="Hide what the training functions print.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object and nothing else.")
+def run(
+    target: str,
+    fabric: str,
+    faults: tuple[str, ...],
+    fault_seed: int | None,
+    launcher: str,
+    address: str | None,
+    algorithm: str,
+    detect_s: float | None,
+    min_servers: int | None,
+    report: Path | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Run a training function (default: `train`) on every server of a fabric.
+
+    \b
+    Example:
+      bml run examples/train_digits.py --fabric bcube:3x2 --fault kill:4@step=20
+    """
+    train = load_function(target)
+    texts = fault_texts(faults, fault_seed, fabric)
+    console = Console(file=sys.stderr if as_json else sys.stdout)
+    hide = quiet or as_json
+    with _hidden_prints(hide), _Follower(console) as follower:
+        result = launch(
+            train,
+            fabric=fabric,
+            faults=texts,
+            launcher=launcher,
+            address=address,
+            algorithm=algorithm,
+            detect_s=detect_s,
+            min_servers=min_servers,
+            prints=not hide,
+            on_change=follower.changed,
+        )
+    whole = {**result.report, "values": result.values}
+    if report is not None:
+        report.write_text(json.dumps(whole, default=str, indent=1))
+    if as_json:
+        click.echo(json.dumps(whole, default=str))
+    else:
+        _summarise(result, console)
+
+
+def load_function(target: str) -> Callable[..., Any]:
+    """The function that FILE.py[:FUNCTION] names; raises UsageError that says what is missing."""
+    file, _, name = target.partition(":")
+    path = Path(file)
+    if not path.is_file():
+        raise UsageError(f"there is no file {file}; give FILE.py or FILE.py:FUNCTION")
+    sys.path.insert(0, str(path.resolve().parent))
+    module = importlib.import_module(path.stem)
+    function = getattr(module, name or "train", None)
+    if not callable(function):
+        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise UsageError(f"{file} has no function {name or 'train'!r}; it has {', '.join(known) or 'none'}")
+    return function  # type: ignore[no-any-return]
+
+
+def fault_texts(faults: tuple[str, ...], seed: int | None, fabric: str) -> list[str]:
+    """The plan's faults as texts: those given, those of YAML files, those drawn from a seed."""
+    texts: list[str] = []
+    for fault in faults:
+        if fault.endswith((".yaml", ".yml")):
+            if not Path(fault).is_file():
+                raise UsageError(f"there is no fault plan {fault}")
+            texts += [str(each) for each in FaultPlan.load(Path(fault).read_text())]
+        else:
+            texts.append(fault)
+    if seed is not None:
+        texts += [str(each) for each in FaultPlan.draw(seed, parse(fabric), _SEEDED_STEPS)]
+    return texts
+
+
+@contextmanager
+def _hidden_prints(hide: bool) -> Iterator[None]:
+    """Ray prints its remarks on killed workers to our standard output, and has no switch for that."""
+    if not hide:
+        yield
+        return
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        yield
+
+
+class _Follower:
+    """Shows the job's state while it runs: a line per view, and a spinner with the step."""
+
+    def __init__(self, console: Console):
+        self._console = console
+        self._progress = Progress(
+            SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True
+        )
+        self._task = self._progress.add_task("starting the servers")
+        self._epoch = 0
+
+    def __enter__(self) -> _Follower:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def changed(self, now: dict[str, Any]) -> None:
+        """The coordinator has news."""
+        if now["epoch"] > self._epoch:
+            self._epoch = now["epoch"]
+            self._progress.console.print(
+                f"view {now['epoch']}: {len(now['members'])} servers ({now['reason']})", highlight=False
+            )
+        self._progress.update(
+            self._task, description=f"step {now['step']}, {len(now['members'])} servers, {now['state']}"
+        )
+
+
+def _summarise(result: Result, console: Console) -> None:
+    report = result.report
+    console.print(_view_table(report["views"]))
+    for server, why in report["dead"].items():
+        console.print(f"server {server} did not end: {why}", highlight=False)
+    console.print(f"steps committed: {report['steps']}", highlight=False)
+    samples = report["samples"]
+    if samples is not None:
+        console.print(_ledger_line(samples), highlight=False)
+    digests = set(report["digests"].values())
+    same = "all hold the same bits" if len(digests) == 1 else "THEY DIFFER"
+    console.print(f"parameters of {len(report['digests'])} servers: {same}, sha256 {min(digests)[:16]}…", highlight=False)
+    if isinstance(result.value, dict):
+        shown = ", ".join(f"{key} {_short(value)}" for key, value in result.value.items())
+        console.print(f"result: [bold]{shown}[/bold]", highlight=False)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def _ledger_line(samples: dict[str, Any]) -> str:
+    epochs = samples["epochs"]
+    if samples["complete"]:
+        return f"ledger: every sample exactly once in each of {len(epochs)} epochs"
+    return f"ledger: {samples['left_out']} samples left out in {len(epochs)} epochs"
+
+
+def _view_table(views: list[dict[str, Any]]) -> Table:
+    table = Table("view", "servers", "after step", "noticed in", "recovered in", "reason", title="views")
+    for view in views:
+        table.add_row(
+            str(view["epoch"]),
+            str(len(view["members"])),
+            str(view["commit"]),
+            _milliseconds(view["detect_s"] or None),
+            _milliseconds(view["recover_s"]),
+            view["reason"],
+        )
+    return table
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1000:.0f} ms"

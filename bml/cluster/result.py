@@ -1,0 +1,68 @@
+"""One result of what the servers of a job report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from bml import errors
+from bml.cluster.job import JobSpec, ServerReport
+from bml.errors import BmlError, TrainingError
+
+#: Errors of one server that are the caller's (or ours), not the training function's.
+_OWN = {"StepMismatch": errors.StepMismatch, "UsageError": errors.UsageError, "InvariantError": errors.InvariantError}
+
+
+@dataclass
+class Result:
+    """The outcome of a job: `reports` of the members that ended, `dead`: server -> why it was lost."""
+
+    spec: JobSpec
+    reports: dict[int, ServerReport] = field(default_factory=dict)
+    dead: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def values(self) -> dict[int, Any]:
+        """Server -> what its training function returned, for those that ended well."""
+        return {server: report.value for server, report in self._by("done").items()}
+
+    @property
+    def value(self) -> Any:
+        """What the training function returned on the lowest surviving server."""
+        return self.values[min(self.values)]
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """All that is known, ready for JSON; views and samples are the lowest survivor's."""
+        survivors = self._by("done") or self._by("stopped")
+        first = survivors[min(survivors)] if survivors else None
+        return {
+            "fabric": self.spec.fabric,
+            "algorithm": self.spec.algorithm,
+            "faults": list(self.spec.faults),
+            "steps": first.metrics["steps"] if first else 0,
+            "views": first.views if first else [],
+            "digests": {server: report.digest for server, report in survivors.items()},
+            "samples": first.samples if first else None,
+            "outcomes": {server: report.outcome for server, report in sorted(self.reports.items())},
+            "dead": dict(sorted(self.dead.items())),
+            "metrics": {server: report.metrics for server, report in survivors.items()},
+        }
+
+    def failure(self) -> BmlError | None:
+        """The error that ended the job, None if it ended well."""
+        for server, report in self._by("failed").items():
+            if report.kind in _OWN:
+                return _OWN[report.kind](report.error)
+            return TrainingError(f"{report.error}\n{report.traceback}", server)
+        stopped = Counter((report.kind, report.error) for report in self._by("stopped").values())
+        if stopped:
+            (kind, text), _ = stopped.most_common(1)[0]
+            return getattr(errors, kind, BmlError)(text)  # type: ignore[no-any-return]
+        if not self.values:
+            return BmlError(f"no server reached the end: {self.dead}")
+        return None
+
+    def _by(self, outcome: str) -> dict[int, ServerReport]:
+        return {server: report for server, report in sorted(self.reports.items()) if report.outcome == outcome}

@@ -1,0 +1,59 @@
+"""Training functions and a launcher for the tests with real processes; every run has a deadline of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import bml
+
+N_SAMPLES, GLOBAL_BATCH, LENGTH = 180, 36, 301
+
+
+def launch(train: Any, fabric: str = "bcube:3x2", **settings: Any) -> bml.Result:
+    """Plain processes: they start in a second."""
+    return bml.launch(train, fabric=fabric, launcher="processes", **settings)
+
+
+def sample_rows(indices: Any, w: Any) -> Any:
+    """One float row per sample, summed: what a gradient is to the runtime. It depends on `w`."""
+    columns = np.arange(LENGTH, dtype=np.float32)
+    rows = np.sin(indices[:, None] * np.float32(0.7) + columns) + w[None, :] * np.float32(0.01)
+    return rows.sum(axis=0, dtype=np.float32)
+
+
+def descend(session: Any, recompute: bool = True, epochs: int = 8) -> dict[str, Any]:
+    """A smooth toy training whose parameters depend on every sample of every step."""
+    w = session.empty(LENGTH)
+    w[:] = 0
+    session.state(params=w)
+    history = []
+    for batch in session.batches(N_SAMPLES, global_batch=GLOBAL_BATCH, epochs=epochs, seed=3):
+        again = (lambda indices: sample_rows(indices, w)) if recompute else None
+        w -= np.float32(0.1) * batch.allreduce(sample_rows(batch.indices, w), recompute=again)
+        history.append((len(history) + 1, session.contributors, hashlib.sha256(w.tobytes()).hexdigest()))
+    return {"params": w, "history": history}
+
+
+def reference(epochs: int = 8) -> Any:
+    """`descend` on one process: the numeric oracle."""
+    from bml.train.batches import BatchPlan
+
+    w = np.zeros(LENGTH, np.float32)
+    for batch in BatchPlan(N_SAMPLES, GLOBAL_BATCH, epochs, 3):
+        w -= np.float32(0.1) * (sample_rows(batch.indices, w) / np.float32(len(batch.indices)))
+    return w
+
+
+def children() -> set[int]:
+    """Processes of this one, zombies too."""
+    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+
+
+def descriptors() -> int:
+    """Open file descriptors of this process."""
+    return len(os.listdir("/proc/self/fd"))

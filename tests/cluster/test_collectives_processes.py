@@ -1,0 +1,122 @@
+"""`session.allreduce` on real processes: shapes, dtypes, ops, odd lengths, and calls that do not agree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jobs
+import numpy as np
+import pytest
+
+import bml
+from bml.errors import StepMismatch, UsageError
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
+
+
+def test_values_of_many_kinds() -> None:
+    def train(session: bml.Session) -> dict[str, Any]:
+        me = session.server
+        out: dict[str, Any] = {}
+        for n in (0, 1, 2, 3, 7, 8, 100, 100_003):  # bcube:2x2 has 8 pieces
+            out[f"n{n}"] = session.allreduce(np.arange(n, dtype=np.int64) + me)
+        for dtype in ("float32", "float64", "int32", "complex64", "float16", "uint8"):
+            out[dtype] = session.allreduce(np.full((3, 2), me + 1, dtype))
+        for op in ("sum", "min", "max", "prod"):
+            out[op] = session.allreduce(np.array([me + 1, 5 - me]), op=op)
+        out["list"] = session.allreduce([np.full(3, me, np.float32), np.full((2, 2), 10 * me, np.float32)])
+        out["scalar"] = session.allreduce(np.float64(me))
+        out["strided"] = session.allreduce(np.arange(12.0).reshape(3, 4).T + me)
+        out["nan"] = session.allreduce(np.array([np.nan if me == 2 else 1.0, np.inf, 1.0]))
+        session.barrier()
+        return out
+
+    result = jobs.launch(train, "bcube:2x2")
+    for out in result.values.values():
+        for n in (0, 1, 2, 3, 7, 8, 100, 100_003):
+            np.testing.assert_array_equal(out[f"n{n}"], 4 * np.arange(n) + 6)
+        for dtype in ("float32", "float64", "int32", "complex64", "float16", "uint8"):
+            assert out[dtype].dtype == dtype
+            np.testing.assert_array_equal(out[dtype], np.full((3, 2), 10))
+        assert [list(out[op]) for op in ("sum", "min", "max", "prod")] == [[10, 14], [1, 2], [4, 5], [24, 120]]
+        assert [part.shape for part in out["list"]] == [(3,), (2, 2)]
+        assert [part.flat[0] for part in out["list"]] == [6, 60]
+        assert out["scalar"] == 6
+        assert out["scalar"].shape == ()
+        np.testing.assert_array_equal(out["strided"], 4 * np.arange(12.0).reshape(3, 4).T + 6)
+        np.testing.assert_array_equal(out["nan"], [np.nan, np.inf, 4.0])
+
+
+def test_floats_have_the_same_bits_everywhere_and_in_every_run() -> None:
+    def train(session: bml.Session) -> bytes:
+        values = np.random.Generator(np.random.PCG64(session.server)).standard_normal(10_007).astype(np.float32)
+        return bytes(session.allreduce(values).tobytes())
+
+    first, second = jobs.launch(train), jobs.launch(train)
+    assert len({*first.values.values(), *second.values.values()}) == 1
+
+
+def test_a_large_vector_in_many_slices() -> None:
+    def train(session: bml.Session) -> bool:
+        x = np.arange(3_000_001, dtype=np.float32) % 1000
+        total = session.allreduce(x + session.server)
+        return bool(np.array_equal(total, 9 * x + 36)) and bool(np.array_equal(x, np.arange(3_000_001) % 1000))
+
+    assert all(jobs.launch(train).values.values())
+
+
+@pytest.mark.parametrize(
+    ("odd", "even", "message"),
+    [
+        (lambda s: s.allreduce(np.ones(5)), lambda s: s.allreduce(np.ones(4)), r"float64 \(5,\).*float64 \(4,\)"),
+        (lambda s: s.allreduce(np.ones(5, "f4")), lambda s: s.allreduce(np.ones(5)), "float32.*float64|float64.*float32"),
+        (lambda s: s.allreduce(np.ones(5), "max"), lambda s: s.allreduce(np.ones(5)), "allreduce max"),
+        (lambda s: s.barrier(), lambda s: s.allreduce(np.ones(5)), "uint8"),
+    ],
+    ids=["shape", "dtype", "op", "call"],
+)
+def test_calls_that_do_not_agree_are_named(odd: Any, even: Any, message: str) -> None:
+    def train(session: bml.Session) -> None:
+        session.allreduce(np.ones(2))
+        (odd if session.server == 1 else even)(session)
+
+    with pytest.raises(StepMismatch, match=message) as caught:
+        jobs.launch(train, "bcube:2x2")
+    assert "step 2: server" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda s: s.allreduce(np.array(["a"])), "dtype"),
+        (lambda s: s.allreduce(np.ones(3, ">f4")), "native"),
+        (lambda s: s.allreduce(np.ones(3, bool)), "dtype bool"),
+        (lambda s: s.allreduce([]), "empty list"),
+        (lambda s: s.allreduce([np.ones(2), np.ones(2, "f4")]), "one dtype"),
+        (lambda s: s.allreduce(np.ones(2), op="mean"), "op is 'mean'"),
+    ],
+)
+def test_arrays_that_cannot_be_reduced(call: Any, message: str) -> None:
+    def train(session: bml.Session) -> None:
+        call(session)
+
+    with pytest.raises(UsageError, match=message):
+        jobs.launch(train, "bcube:2x1")
+
+
+def test_a_batch_must_be_ended() -> None:
+    def train(session: bml.Session) -> None:
+        for _ in session.batches(10, global_batch=5, epochs=1):
+            pass
+
+    with pytest.raises(UsageError, match=r"call batch\.allreduce"):
+        jobs.launch(train, "bcube:2x1")
+
+
+def test_recompute_must_return_the_same_shape() -> None:
+    def train(session: bml.Session) -> None:
+        for batch in session.batches(100, global_batch=9, epochs=1):
+            batch.allreduce(np.ones(4), recompute=lambda indices: np.ones(3))
+
+    with pytest.raises(UsageError, match="recompute returned"):
+        jobs.launch(train, faults=["kill:4@step=4"])

@@ -1,0 +1,118 @@
+"""`bml run` as a user types it: what it prints, what it exits with, what it leaves when interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
+
+BML = [sys.executable, "-m", "bml.cli"]
+ROOT = Path(__file__).resolve().parents[2]
+DIGITS = str(ROOT / "examples" / "train_digits.py")
+TRAIN = """
+import numpy as np
+def train(session):
+    print("hello from", session.server)
+    return {"sum": float(session.allreduce(np.ones(3))[0])}
+def endless(session):
+    while True:
+        session.allreduce(np.ones(3))
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    (tmp_path / "script.py").write_text(TRAIN)
+    return str(tmp_path / "script.py")
+
+
+def bml_run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*BML, "run", *arguments], capture_output=True, text=True, timeout=80, check=False)
+
+
+def test_digits_with_faults_report_and_json(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    faults = ["--fault", "kill:4@step=20", "--fault", "blackhole:2/0@step=30"]
+    done = bml_run(DIGITS, "--launcher", "processes", *faults, "--report", str(report), "--json")
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)
+    assert printed == json.loads(report.read_text())
+    assert {"steps", "views", "digests", "samples", "metrics"} <= printed.keys()
+    assert printed["steps"] == 70
+    assert [view["epoch"] for view in printed["views"]] == [1, 2, 3]
+    assert {"epoch", "members", "failures", "reason", "detect_s", "recover_s"} <= printed["views"][0].keys()
+    assert len(set(printed["digests"].values())) == 1
+    assert printed["samples"]["complete"]
+    assert printed["values"]["0"]["accuracy"] >= 0.95
+
+
+def test_summary_for_people(script: str) -> None:
+    done = bml_run(script, "--launcher", "processes", "--fabric", "bcube:2x2")
+    assert done.returncode == 0, done.stderr
+    for text in ("view 1: 4 servers (start)", "hello from 3", "steps committed: 1", "all hold the same bits", "sum 4"):
+        assert text in done.stdout, done.stdout
+    quiet = bml_run(script, "--launcher", "processes", "--fabric", "bcube:2x2", "--quiet")
+    assert "hello" not in quiet.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["missing.py"], "there is no file missing.py"),
+        (["SCRIPT:nothing"], "no function 'nothing'; it has train, endless"),
+        (["SCRIPT", "--fault", "kill:99@step=1"], "no server 99"),
+        (["SCRIPT", "--fault", "plan.yaml"], "there is no fault plan plan.yaml"),
+        (["SCRIPT", "--launcher", "mpi"], "mpi"),
+    ],
+)
+def test_bad_usage(script: str, arguments: list[str], message: str) -> None:
+    done = bml_run(*[each.replace("SCRIPT", script) for each in arguments])
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_fault_plan_of_a_file(script: str, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text("- kill:3@t=0s\n")
+    done = bml_run(script, "--launcher", "processes", "--fabric", "bcube:2x2", "--fault", str(plan))
+    assert "server 3 did not end" in done.stdout
+
+
+def test_interrupt_leaves_nothing(script: str) -> None:
+    shared = set(os.listdir("/dev/shm"))
+    command = [*BML, "run", f"{script}:endless", "--launcher", "processes", "--fabric", "bcube:2x2"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None
+    assert "view 1" in process.stdout.readline()
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert len(family) == 5
+    os.killpg(process.pid, signal.SIGINT)  # what a terminal does on Ctrl-C: to the whole group
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "Traceback" not in stderr
+    assert psutil.wait_procs(family, timeout=5)[1] == []
+    assert set(os.listdir("/dev/shm")) == shared
+
+
+def test_servers_end_when_their_launcher_is_killed(script: str) -> None:
+    command = [*BML, "run", f"{script}:endless", "--launcher", "processes", "--fabric", "bcube:2x2"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    assert "view 1" in process.stdout.readline()
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.communicate(timeout=20)
+    deadline = time.monotonic() + 10
+    while any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in family):
+        assert time.monotonic() < deadline, "servers outlive their launcher"
+        psutil.wait_procs(family, timeout=0.1)

@@ -1,0 +1,80 @@
+"""One big switch: N servers with one NIC each, everybody one hop from everybody."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from topology.errors import UsageError
+from topology.fabric import Fabric
+from topology.limits import MAX_SERVERS
+from topology.wiring import Hop, InnerLink
+
+
+@dataclass(frozen=True)
+class BigSwitch:
+    """Numbering of one switch: its only level is 0, its only group 0; an address is the id."""
+
+    ports: int
+
+    @property
+    def name(self) -> str:
+        """Notation, `switch:` servers."""
+        return f"switch:{self.ports}"
+
+    @property
+    def n_servers(self) -> int:
+        """One per port."""
+        return self.ports
+
+    @property
+    def levels(self) -> int:
+        """One NIC a server."""
+        return 1
+
+    @property
+    def is_product(self) -> bool:
+        """Everybody is in the one group."""
+        return True
+
+    def n_groups(self, level: int) -> int:
+        """One switch."""
+        return 1
+
+    def address(self, server: int) -> tuple[int, ...]:
+        """The id itself."""
+        return (server,)
+
+    def server_at(self, address: tuple[int, ...]) -> int:
+        """Server of this port. Raises UsageError if there is none."""
+        if len(address) != 1 or not 0 <= address[0] < self.n_servers:
+            raise UsageError(
+                f"{address} is no address of {self.name}: it takes 1 number to {self.n_servers - 1}"
+            )
+        return address[0]
+
+    def group(self, server: int, level: int) -> int:
+        """The one switch."""
+        return 0
+
+    def members(self, level: int, group: int) -> tuple[int, ...]:
+        """Everybody."""
+        return tuple(range(self.n_servers))
+
+    def route(self, source: int, target: int, turn: int = 0) -> tuple[Hop, ...]:
+        """One hop."""
+        return () if source == target else ((source, 0, target),)
+
+    def inner_path(self, source: int, target: int, flow: int) -> tuple[InnerLink, ...]:
+        """The switch is one device."""
+        return ()
+
+
+def big_switch(servers: int) -> Fabric:
+    """Build one switch with so many servers, for example `big_switch(9)`.
+
+    Raises:
+        UsageError: fewer than 2 or more than 65536 servers.
+    """
+    if not 2 <= servers <= MAX_SERVERS:
+        raise UsageError(f"switch:{servers} has {servers} server(s), it needs 2 to {MAX_SERVERS}")
+    return Fabric(BigSwitch(servers))

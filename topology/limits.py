@@ -1,0 +1,4 @@
+"""How large a fabric may be."""
+
+MAX_SERVERS = 65536
+"""Beyond this nothing here has been tried; it also keeps a slip of the pen from eating the memory."""
