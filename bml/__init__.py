@@ -1,10 +1,10 @@
 """bml: fault-tolerant parameter synchronisation for server-centric networks.
 
-    import bml
+import bml
 
-    def train(session: bml.Session) -> dict: ...
+def train(session: bml.Session) -> dict: ...
 
-    result = bml.launch(train, fabric="bcube:3x2", faults=["kill:4@step=20"])
+result = bml.launch(train, fabric="bcube:3x2", faults=["kill:4@step=20"])
 """
 
 from bml.cluster.launch import launch

@@ -51,5 +51,9 @@ def job_error(kind: str, text: str, server: int = -1) -> BmlError:
     """The error that an Abort message stands for (see messages.ABORT_KINDS)."""
     if kind == "training":
         return TrainingError(text, server)
-    kinds: dict[str, type[BmlError]] = {"too-few": TooFewServers, "start": StartError, "interrupted": Interrupted}
+    kinds: dict[str, type[BmlError]] = {
+        "too-few": TooFewServers,
+        "start": StartError,
+        "interrupted": Interrupted,
+    }
     return kinds.get(kind, BmlError)(text)

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from bml.cli.fabric import fabric
 from bml.cli.plan import plan
 from bml.cli.run import run
 from topology import BmlError, UsageError
@@ -38,5 +39,6 @@ def main() -> None:
     """
 
 
+main.add_command(fabric)
 main.add_command(plan)
 main.add_command(run)

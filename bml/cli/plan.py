@@ -8,12 +8,17 @@ import time
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from math import ceil
+from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from bml.schedule import ALGORITHMS, Plan, bound, gst, gst_staged, verify
+from bml.cli.compare import of_fabric, papers
+from bml.cli.compare import show as show_comparison
+from bml.cli.constants import load_constants
+from bml.cli.draw import draw
+from bml.schedule import ALGORITHMS, Plan, bound
 from bml.schedule import plan as make_plan
 from topology import UsageError, parse
 
@@ -25,7 +30,9 @@ class Report:
     """What `bml plan --json` prints.
 
     Times are in units of T = P/B, rounded to 4 digits. `seconds` is the time that planning took,
-    `busiest_nic_bytes` what the busiest NIC sends or receives in one direction if --bytes was given.
+    `busiest_nic_bytes` what the busiest NIC sends or receives in one direction if --bytes was given, and
+    `modelled_s` the time of the cost model then. `hottest_inner` is the load of the busiest inner link of
+    a Fat-Tree in units of P, with paths chosen by hash.
     """
 
     fabric: str
@@ -39,32 +46,69 @@ class Report:
     gst_staged: float
     bound: float
     bound_kind: str
+    hottest_inner: float | None
     busiest_nic_bytes: int | None
+    modelled_s: float | None
+    constants: str
     violations: list[str]
     seconds: float
 
 
 @click.command()
-@click.argument("fabric")
+@click.argument("fabric", required=False)
 @click.option("--algorithm", default="auto", show_default=True, help=f"One of {', '.join(ALGORITHMS)}.")
 @click.option("--fail", multiple=True, metavar="X", help="server:4, link:4/0 or switch:0/2; repeatable.")
 @click.option("--bytes", "size", metavar="P", help="Size of the vector, such as 64MiB: adds bytes per NIC.")
+@click.option("--rate", multiple=True, metavar="S/L=R", help="Rate of a link in units of B: 4/0=1/10.")
+@click.option("--constants", type=click.Path(path_type=Path), help="File of the cost model's constants.")
+@click.option(
+    "--compare", "comparing", is_flag=True, help="All algorithms; without FABRIC the papers' table."
+)
+@click.option("--markdown", is_flag=True, help="Print the tables of --compare as Markdown.")
+@click.option("--draw", "picture", type=click.Path(path_type=Path), help="Draw trees into an .svg or .png.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @click.pass_context
 def plan(
-    ctx: click.Context, fabric: str, algorithm: str, fail: tuple[str, ...], size: str | None, as_json: bool
+    ctx: click.Context,
+    fabric: str | None,
+    algorithm: str,
+    fail: tuple[str, ...],
+    size: str | None,
+    rate: tuple[str, ...],
+    constants: Path | None,
+    comparing: bool,
+    markdown: bool,
+    picture: Path | None,
+    as_json: bool,
 ) -> None:
     """Compile and verify a schedule for FABRIC and print what it costs.
 
     \b
     Example:
       bml plan bcube:4x2 --algorithm detour --fail server:0 --json
+      bml plan bcube:4x2 --bytes 16KiB
+      bml plan torus:4x2 --compare
+      bml plan bcube:4x2 --algorithm detour --fail server:0 --draw trees.svg
     """
+    if fabric is None:
+        if not comparing:
+            raise click.UsageError("Missing argument 'FABRIC'.")
+        show_comparison(papers(), _form(as_json, markdown))
+        return
+    wanted = parse(fabric).with_rates(_rates(rate)).without(*fail)
+    if comparing:
+        show_comparison([of_fabric(wanted)], _form(as_json, markdown))
+        return
     nbytes = None if size is None else parse_bytes(size)
+    known, source = load_constants(constants)
     start_s = time.perf_counter()
-    made = make_plan(parse(fabric).without(*fail), algorithm)
-    pieces = made.forest.pieces
-    report = _report(made, pieces, nbytes, time.perf_counter() - start_s)
+    made = make_plan(wanted, algorithm, nbytes, known)
+    pieces = made.pieces
+    seconds = time.perf_counter() - start_s
+    modelled_s = None if nbytes is None else made.counts().seconds(nbytes, known)
+    report = _report(made, pieces, nbytes, seconds, modelled_s, source)
+    if picture is not None:
+        click.echo(draw(wanted, made.algorithm, picture), err=True)
     if as_json:
         click.echo(json.dumps(asdict(report)))
     else:
@@ -85,8 +129,26 @@ def parse_bytes(text: str) -> int:
     return int(found[1]) * _UNITS[found[2] or ""]
 
 
-def _report(made: Plan, pieces: int, nbytes: int | None, seconds: float) -> Report:
-    time_t = gst(made.forest, made.fabric)
+def _rates(texts: tuple[str, ...]) -> dict[tuple[int, int], str]:
+    """Read `4/0=1/10`, server / level = rate in units of B."""
+    found: dict[tuple[int, int], str] = {}
+    for text in texts:
+        link, _, rate = text.partition("=")
+        shape = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", link)
+        if shape is None or not rate:
+            raise UsageError(f"'{text}' is not a rate: write server/level=rate, such as 4/0=1/10")
+        found[int(shape[1]), int(shape[2])] = rate
+    return found
+
+
+def _form(as_json: bool, markdown: bool) -> str:
+    return "json" if as_json else "markdown" if markdown else "table"
+
+
+def _report(
+    made: Plan, pieces: int, nbytes: int | None, seconds: float, modelled_s: float | None, constants: str
+) -> Report:
+    time_t, counted = made.gst(), made.load()
     return Report(
         fabric=made.fabric.name,
         algorithm=made.algorithm,
@@ -94,13 +156,16 @@ def _report(made: Plan, pieces: int, nbytes: int | None, seconds: float) -> Repo
         failures=[str(failure) for failure in sorted(made.fabric.failures)],
         survivors=len(made.fabric.servers),
         pieces=pieces,
-        detours=len(made.forest.detours),
+        detours=made.detours,
         gst=_rounded(time_t),
-        gst_staged=_rounded(gst_staged(made.forest, made.fabric)),
+        gst_staged=_rounded(made.gst_staged()),
         bound=_rounded(bound(made.fabric)),
         bound_kind="cut bound",
-        busiest_nic_bytes=None if nbytes is None else ceil(time_t * nbytes),
-        violations=verify(made.forest, made.fabric),
+        hottest_inner=_rounded(counted.hottest_inner) if counted.inner else None,
+        busiest_nic_bytes=None if nbytes is None else ceil(counted.busiest * nbytes),
+        modelled_s=None if modelled_s is None else round(modelled_s, 9),
+        constants=constants,
+        violations=made.violations(),
         seconds=round(seconds, 6),
     )
 
@@ -123,6 +188,10 @@ def _show(report: Report) -> None:
     table.add_row(report.bound_kind, f"{report.bound:.4f} T")
     if report.busiest_nic_bytes is not None:
         table.add_row("busiest NIC, one direction", f"{report.busiest_nic_bytes} bytes")
+    if report.hottest_inner is not None:
+        table.add_row("hottest inner link, by ECMP", f"{report.hottest_inner:.4f} P")
+    if report.modelled_s is not None:
+        table.add_row("time by the cost model", f"{report.modelled_s * 1e6:.1f} µs ({report.constants})")
     table.add_row("planned in", f"{report.seconds * 1e3:.1f} ms")
     table.add_row("verified", "; ".join(report.violations) or "sound")
     Console(markup=False).print(table)

@@ -16,8 +16,10 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from bml.cluster.launch import LAUNCHERS, Result, launch
+from bml.cluster.launch import LAUNCHERS, launch
+from bml.cluster.result import Result
 from bml.errors import UsageError
+from bml.fabric import DEFAULT_NAME
 from faults import FaultPlan
 from topology import parse
 
@@ -27,14 +29,20 @@ _SEEDED_STEPS = 50
 @click.command()
 @click.argument("target", metavar="FILE.py[:FUNCTION]")
 @click.option("--fabric", default="bcube:3x2", show_default=True, help="Ports x levels.")
-@click.option("--fault", "faults", multiple=True, metavar="F", help="kill:4@step=20, or a YAML file; repeatable.")
+@click.option(
+    "--fault", "faults", multiple=True, metavar="F", help="kill:4@step=20, or a YAML file; repeatable."
+)
 @click.option("--fault-seed", type=int, help=f"Draw two faults within the first {_SEEDED_STEPS} steps.")
 @click.option("--launcher", type=click.Choice(LAUNCHERS), default="ray", show_default=True)
 @click.option("--address", help="Address of a running Ray cluster; without it a local Ray is started.")
 @click.option("--algorithm", default="auto", show_default=True, help="See bml plan.")
 @click.option("--detect-s", type=float, help="How fast a silent failure must be noticed. [default: 0.5]")
 @click.option("--min-servers", type=int, help="Fewer survivors stop the job. [default: more than half]")
-@click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write the report here, as JSON.")
+@click.option("--fabric-emulated", is_flag=True, help="On the fabric of `bml fabric up`, with real cables.")
+@click.option("--fabric-name", default=DEFAULT_NAME, show_default=True, help="Name of that fabric.")
+@click.option(
+    "--report", type=click.Path(dir_okay=False, path_type=Path), help="Write the report here, as JSON."
+)
 @click.option("--quiet", is_flag=True, help="Hide what the training functions print.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object and nothing else.")
 def run(
@@ -47,6 +55,8 @@ def run(
     algorithm: str,
     detect_s: float | None,
     min_servers: int | None,
+    fabric_emulated: bool,
+    fabric_name: str,
     report: Path | None,
     quiet: bool,
     as_json: bool,
@@ -71,6 +81,7 @@ def run(
             algorithm=algorithm,
             detect_s=detect_s,
             min_servers=min_servers,
+            emulated=fabric_name if fabric_emulated else False,
             prints=not hide,
             on_change=follower.changed,
         )
@@ -129,7 +140,11 @@ class _Follower:
     def __init__(self, console: Console):
         self._console = console
         self._progress = Progress(
-            SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
         )
         self._task = self._progress.add_task("starting the servers")
         self._epoch = 0
@@ -164,7 +179,10 @@ def _summarise(result: Result, console: Console) -> None:
         console.print(_ledger_line(samples), highlight=False)
     digests = set(report["digests"].values())
     same = "all hold the same bits" if len(digests) == 1 else "THEY DIFFER"
-    console.print(f"parameters of {len(report['digests'])} servers: {same}, sha256 {min(digests)[:16]}…", highlight=False)
+    console.print(
+        f"parameters of {len(report['digests'])} servers: {same}, sha256 {min(digests)[:16]}…",
+        highlight=False,
+    )
     if isinstance(result.value, dict):
         shown = ", ".join(f"{key} {_short(value)}" for key, value in result.value.items())
         console.print(f"result: [bold]{shown}[/bold]", highlight=False)

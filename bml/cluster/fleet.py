@@ -1,4 +1,4 @@
-"""What a launcher needs of the machines: start servers and a coordinator there, and hear what becomes of them."""
+"""What a launcher needs: start servers and a coordinator somewhere, and hear what becomes of them."""
 
 from __future__ import annotations
 

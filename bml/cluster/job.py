@@ -15,12 +15,16 @@ from topology.errors import UsageError
 
 Endpoint = tuple[str, int]
 
+CABLE_KINDS = ("cut", "blackhole", "switch")
+"""Kinds of faults that are done to the network, not to a process."""
+
 
 @dataclass(frozen=True)
 class JobSpec:
     """Everything that is fixed for a job. Raises UsageError when it cannot be run.
 
     `min_servers`: fewer survivors stop the job; None: a view must keep more than half of the one before.
+    `emulated`: name of the emulated fabric on which it runs; None: on this machine's own network.
     """
 
     fabric: str
@@ -29,6 +33,7 @@ class JobSpec:
     detect_s: float = DEFAULT_DETECT_S
     start_s: float = 60.0
     min_servers: int | None = None
+    emulated: str | None = None
     job: str = field(default_factory=lambda: f"bml-{secrets.token_hex(6)}")
     token: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
@@ -47,6 +52,16 @@ class JobSpec:
     def fault_plan(self) -> FaultPlan:
         """The faults to be injected."""
         return FaultPlan.parse(self.faults)
+
+    def server_faults(self) -> FaultPlan:
+        """Those that servers execute on themselves: all, unless there are cables to break."""
+        cables = set(self.cable_faults())
+        return FaultPlan(tuple(fault for fault in self.fault_plan() if fault not in cables))
+
+    def cable_faults(self) -> FaultPlan:
+        """Those that the launcher executes on the cables of the emulated fabric."""
+        plan = self.fault_plan() if self.emulated is not None else FaultPlan()
+        return FaultPlan(tuple(fault for fault in plan if fault.kind in CABLE_KINDS))
 
     def timeouts(self) -> Timeouts:
         """All time-outs of the job."""
@@ -83,6 +98,15 @@ class ServerReport:
     samples: Any
     views: list[dict[str, Any]]
     metrics: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process of a job lives: its own addresses, and its network namespace (None: the launcher's)."""
+
+    nics: tuple[str, ...] = ()
+    control_host: str = "127.0.0.1"
+    namespace: str | None = None
 
 
 def default_nics(server: int, levels: int) -> tuple[str, ...]:

@@ -9,12 +9,15 @@ from typing import Any
 
 import cloudpickle
 
+from bml.cluster.emulated import EmulatedFleet
 from bml.cluster.fleet import Changed, Died, Fleet, Reported
 from bml.cluster.job import JobSpec, ServerReport
 from bml.cluster.processes import ProcessFleet
 from bml.cluster.result import Result
 from bml.cluster.training import Train
 from bml.errors import UsageError
+from bml.fabric import DEFAULT_NAME
+from bml.protocol.timeouts import DEFAULT_DETECT_S
 
 LAUNCHERS = ("ray", "processes")
 #: How long servers may take to end once the first has ended, in seconds; then they are killed.
@@ -35,6 +38,7 @@ def launch(
     algorithm: str = "auto",
     detect_s: float | None = None,
     min_servers: int | None = None,
+    emulated: bool | str = False,
     prints: bool = True,
     on_change: OnChange | None = None,
 ) -> Result:
@@ -43,15 +47,23 @@ def launch(
     `launcher` is "ray" (a local Ray, the cluster at `address`, or the one this process belongs to) or
     "processes" (plain processes on this machine). `faults` are injected (see faults.FaultPlan).
     `detect_s`: how fast a silent failure must be noticed. `min_servers`: fewer survivors stop the job
-    (default: a view must keep more than half of the one before). `prints`: show what the training
-    functions print. `on_change` is called with a snapshot of the job's state when it changes.
+    (default: a view must keep more than half of the one before). `emulated`: the servers, as processes,
+    live on the emulated fabric of this name (True: "bml") that is up on this machine, and cables really
+    break. `prints`: show what the training functions print. `on_change` is called with a snapshot of the
+    job's state when it changes.
 
     Raises UsageError for a job that cannot be; TrainingError when a training function raised (its text
     names the server and holds the traceback); TooFewServers; StartError. Errors of a job that ran have
     an attribute `result` with what the survivors reported.
     """
-    chosen = {} if detect_s is None else {"detect_s": detect_s}
-    spec = JobSpec(fabric, algorithm, tuple(faults), min_servers=min_servers, **chosen)
+    spec = JobSpec(
+        fabric,
+        algorithm,
+        tuple(faults),
+        detect_s=DEFAULT_DETECT_S if detect_s is None else detect_s,
+        min_servers=min_servers,
+        emulated=DEFAULT_NAME if emulated is True else emulated or None,
+    )
     fleet = _fleet(spec, launcher, address, prints)
     result = Result(spec)
     try:
@@ -70,9 +82,11 @@ def _fleet(spec: JobSpec, launcher: str, address: str | None, prints: bool) -> F
     if launcher == "processes":
         if address is not None:
             raise UsageError("an address is for the ray launcher; processes run on this machine")
-        return ProcessFleet(spec, prints)
+        return ProcessFleet(spec, prints) if spec.emulated is None else EmulatedFleet(spec, prints)
     if launcher != "ray":
         raise UsageError(f"launcher is {launcher!r}: give one of {', '.join(LAUNCHERS)}")
+    if spec.emulated is not None:
+        raise UsageError("the emulated fabric is for plain processes yet: give the launcher processes")
     from bml.cluster.ray_fleet import RayFleet  # importing Ray takes seconds
 
     return RayFleet(spec, address, prints)
@@ -82,13 +96,16 @@ def _pickled(train: Train) -> bytes:
     """By value, unless it belongs to an installed package: other machines have no copy of a user's file."""
     module = sys.modules.get(getattr(train, "__module__", ""))
     source = getattr(module, "__file__", None) or ""
+    pickled: bytes
     if module is None or module.__name__ == "__main__" or "site-packages" in source:
-        return cloudpickle.dumps(train)
+        pickled = cloudpickle.dumps(train)
+        return pickled
     cloudpickle.register_pickle_by_value(module)
     try:
-        return cloudpickle.dumps(train)
+        pickled = cloudpickle.dumps(train)
     finally:
         cloudpickle.unregister_pickle_by_value(module)
+    return pickled
 
 
 def _follow(fleet: Fleet, spec: JobSpec, result: Result, on_change: OnChange) -> None:

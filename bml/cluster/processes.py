@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -15,12 +16,15 @@ from typing import Any
 import cloudpickle
 
 from bml.cluster.fleet import Changed, Died, FleetEvent, Reported
-from bml.cluster.job import Contact, JobSpec
+from bml.cluster.job import Contact, JobSpec, Place, default_nics
 from bml.errors import StartError
 
 #: A coordinator that dies this often in one job is not started again.
 _MOST_COORDINATORS = 100
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+Placement = Callable[[int | None], Place]
+"""Says where a server is to live; None stands for the coordinator."""
 
 
 @dataclass
@@ -44,8 +48,9 @@ class _Child:
 class ProcessFleet:
     """See bml.cluster.fleet.Fleet."""
 
-    def __init__(self, spec: JobSpec, prints: bool):
+    def __init__(self, spec: JobSpec, prints: bool, place: Placement | None = None):
         self._spec = spec
+        self._place = place or self._on_loopback
         self._stdout = None if prints else subprocess.DEVNULL
         self._servers: dict[int, _Child] = {}
         self._coordinator: _Child | None = None
@@ -58,7 +63,7 @@ class ProcessFleet:
         for server in fabric.servers:
             self._servers[server] = self._spawn()
         for server, child in self._servers.items():
-            child.send("server", self._spec, server)
+            child.send("server", self._place(server), self._spec, server)
         deadline = time.monotonic() + self._spec.start_s
         for server, child in self._servers.items():
             self._contacts[server] = _receive(child, server, deadline)
@@ -124,7 +129,11 @@ class ProcessFleet:
         if self._coordinators > _MOST_COORDINATORS:
             raise StartError(f"the coordinator died {_MOST_COORDINATORS} times; see its errors above")
         self._coordinator = self._spawn()
-        self._coordinator.send("coordinator", self._spec, self._contacts)
+        self._coordinator.send("coordinator", self._place(None), self._spec, self._contacts)
+
+    def _on_loopback(self, server: int | None) -> Place:
+        levels = self._spec.parsed_fabric().levels
+        return Place() if server is None else Place(default_nics(server, levels))
 
     def _spawn(self) -> _Child:
         ours, theirs = socket.socketpair()

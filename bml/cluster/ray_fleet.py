@@ -6,6 +6,7 @@ parameter byte passes through its object store or its calls: the servers' own co
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -17,7 +18,7 @@ from typing import Any
 
 import cloudpickle
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError
 from ray.util import get_node_ip_address
 
 from bml.cluster.coordinator import CoordinatorLoop
@@ -47,7 +48,9 @@ class ServerActor:
 
     def run(self, contacts: Contacts, train: bytes) -> bytes:
         """Run the training function; returns the pickled ServerReport."""
-        return cloudpickle.dumps(run_training(self._server, contacts, cloudpickle.loads(train)))
+        report = run_training(self._server, contacts, cloudpickle.loads(train))
+        pickled: bytes = cloudpickle.dumps(report)
+        return pickled
 
 
 class CoordinatorActor:
@@ -75,7 +78,9 @@ def nic_addresses(server: int, levels: int, host: str) -> tuple[str, ...]:
     if setting:
         nics = tuple(address.strip() for address in setting.split(","))
         if len(nics) != levels:
-            raise UsageError(f"BML_NICS is {setting!r}: the fabric has {levels} levels, give that many addresses")
+            raise UsageError(
+                f"BML_NICS is {setting!r}: the fabric has {levels} levels, give that many addresses"
+            )
         return nics
     return default_nics(server, levels) if host == _LOOPBACK else (host,) * levels
 
@@ -101,7 +106,7 @@ class RayFleet:
             ray.init(
                 address=address or "auto",
                 namespace=NAMESPACE,
-                logging_level="ERROR",
+                logging_level=logging.ERROR,
                 log_to_driver=prints,
             )
         else:
@@ -162,6 +167,8 @@ class RayFleet:
         ref, self._snapshot, self._snapshot_at = self._snapshot, None, time.monotonic()
         try:
             return Changed(ray.get(ref))
+        except ActorDiedError as error:
+            raise StartError(f"the coordinator cannot be started: {error}") from None
         except RayError:
             return None  # it is being restarted
 
@@ -200,7 +207,7 @@ class RayFleet:
             address="local",
             namespace=NAMESPACE,
             include_dashboard=False,
-            logging_level="ERROR",
+            logging_level=logging.ERROR,
             object_store_memory=100 << 20,
             log_to_driver=self._prints,
             _temp_dir=self._folder,

@@ -11,7 +11,11 @@ from bml.cluster.job import JobSpec, ServerReport
 from bml.errors import BmlError, TrainingError
 
 #: Errors of one server that are the caller's (or ours), not the training function's.
-_OWN = {"StepMismatch": errors.StepMismatch, "UsageError": errors.UsageError, "InvariantError": errors.InvariantError}
+_OWN = {
+    "StepMismatch": errors.StepMismatch,
+    "UsageError": errors.UsageError,
+    "InvariantError": errors.InvariantError,
+}
 
 
 @dataclass
@@ -59,10 +63,13 @@ class Result:
         stopped = Counter((report.kind, report.error) for report in self._by("stopped").values())
         if stopped:
             (kind, text), _ = stopped.most_common(1)[0]
-            return getattr(errors, kind, BmlError)(text)  # type: ignore[no-any-return]
+            known: type[BmlError] = getattr(errors, kind, BmlError)
+            return known(text)
         if not self.values:
             return BmlError(f"no server reached the end: {self.dead}")
         return None
 
     def _by(self, outcome: str) -> dict[int, ServerReport]:
-        return {server: report for server, report in sorted(self.reports.items()) if report.outcome == outcome}
+        return {
+            server: report for server, report in sorted(self.reports.items()) if report.outcome == outcome
+        }

@@ -20,7 +20,7 @@ from bml.protocol.engine import Place, Reduce, Send
 from bml.protocol.frame import Header, Kind
 from bml.protocol.server import ServerCore
 from bml.protocol.workspace import Array, Workspace
-from bml.schedule import Program, plan
+from bml.schedule import AnyProgram, plan
 from bml.train.communicator import Committed, Outcome, Retried
 from bml.transport import control
 from bml.transport import interface as wire
@@ -71,9 +71,7 @@ class Server:
         self.contact = Contact(server, self._listener.endpoint, self._transport.endpoints)
         self._contacts: Contacts = {}
         self._channel: control.Channel | None = None
-        self._injection = Injection(
-            server, spec.fault_plan(), self.fabric, self._transport, self._tell
-        )
+        self._injection = Injection(server, spec.server_faults(), self.fabric, self._transport, self._tell)
         self._requests: deque[ev.Event] = deque()
         self._replies: queue.SimpleQueue[Outcome | BmlError] = queue.SimpleQueue()
         self._contribution: tuple[Array, str] | None = None
@@ -161,7 +159,9 @@ class Server:
 
     def link_stats(self) -> dict[str, dict[str, int]]:
         """Counters per "peer/level"."""
-        return {f"{peer}/{level}": stats._asdict() for (peer, level), stats in self._transport.stats().items()}
+        return {
+            f"{peer}/{level}": stats._asdict() for (peer, level), stats in self._transport.stats().items()
+        }
 
     # --- the loop --------------------------------------------------------------------------------
 
@@ -207,8 +207,8 @@ class Server:
                 self._ended = True
                 self._leave_if_over()
 
-    def _program(self, fabric: Fabric, server: int) -> Program:
-        return plan(fabric, self._spec.algorithm).program(server)
+    def _program(self, fabric: Fabric, server: int) -> AnyProgram:
+        return plan(fabric, self._spec.algorithm, or_auto=True).program(server)
 
     # --- instructions ----------------------------------------------------------------------------
 
@@ -266,7 +266,9 @@ class Server:
             case ev.Leave():
                 self._leave_at = time.monotonic() + _LINGER_S
             case _:
-                raise InvariantError(f"server {self.server} ({self._core.waits_for()}): unknown {instruction}")
+                raise InvariantError(
+                    f"server {self.server} ({self._core.waits_for()}): unknown {instruction}"
+                )
 
     def _stop(self, error: BmlError) -> None:
         self._error = error
@@ -337,4 +339,3 @@ class Server:
     def _tell(self, message: msg.ToCoordinator) -> None:
         if self._channel is not None:
             self._channel.send(msg.encode(message))
-

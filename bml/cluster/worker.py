@@ -16,9 +16,10 @@ from typing import Any
 import cloudpickle
 
 from bml.cluster.coordinator import CoordinatorLoop
-from bml.cluster.job import JobSpec, default_nics
+from bml.cluster.job import JobSpec, Place
 from bml.cluster.server import Server
 from bml.cluster.training import run_training
+from bml.fabric import namespace
 from bml.protocol import coordinator as core
 
 
@@ -26,15 +27,17 @@ def main() -> None:
     """Serve the launcher at the other end of the socket given as the first argument."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's to handle
     connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
-    role, *rest = cloudpickle.loads(connection.recv_bytes())
+    role, place, *rest = cloudpickle.loads(connection.recv_bytes())
+    if place.namespace is not None:
+        namespace.enter(place.namespace)  # before any socket is opened or thread started
     if role == "server":
-        _serve(connection, *rest)
+        _serve(connection, place, *rest)
     else:
         _coordinate(connection, *rest)
 
 
-def _serve(connection: Connection[Any, Any], spec: JobSpec, number: int) -> None:
-    server = Server(spec, number, default_nics(number, spec.parsed_fabric().levels))
+def _serve(connection: Connection[Any, Any], place: Place, spec: JobSpec, number: int) -> None:
+    server = Server(spec, number, place.nics, place.control_host)
     connection.send_bytes(cloudpickle.dumps(server.contact))
     contacts, train = cloudpickle.loads(connection.recv_bytes())
     threading.Thread(target=_die_with_launcher, args=(connection,), daemon=True).start()

@@ -13,7 +13,8 @@ State table:
     freezing,  more evidence, or no answer in time      freezing   again, with a higher epoch
     proposing
     any        too few servers, a training error        stopped    Abort to all
-    any        every member is done                     stopped    Shutdown to all
+    steady     every member is done                     stopped    Shutdown to all
+    any        Deposed: a successor is at work          stopped    nothing more is said to anybody
 
 A new coordinator starts in `gathering` too: start-up and takeover are one path. Why the decision is
 safe is told in docs/architecture.md and in member.py.
@@ -21,7 +22,7 @@ safe is told in docs/architecture.md and in member.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -80,9 +81,13 @@ class Post(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """The job is over; `abort` says why when it is an error."""
+    """The job is over; `abort` says why when it is an error.
+
+    `deposed`: it is over for this coordinator alone, its successor carries on.
+    """
 
     abort: msg.Abort | None
+    deposed: bool = False
 
 
 Instruction = Post | Finished
@@ -98,7 +103,8 @@ class Coordinator:
     def __init__(self, fabric: Fabric, term: int, timeouts: Timeouts, min_servers: int | None, now: float):
         self.term = term
         self.state = "gathering"
-        self.view: View | None = None
+        self.view: View | None = None  # the newest one known, whose decisions count
+        self._chosen: View | None = None  # the newest one known to be in force
         self.steps: dict[int, int] = {}
         self.outcomes: dict[int, str] = {}
         self._fabric = fabric
@@ -110,6 +116,7 @@ class Coordinator:
         self._next_members: tuple[int, ...] = ()
         self._next_failures: tuple[str, ...] = ()
         self._proposal: View | None = None
+        self._proposals: set[View] = set()  # since the last one that was accepted by all
         self._reason = ""
         self._dead: dict[int, str] = {}
         self._suspicions: dict[tuple[int, int, int], Suspicion] = {}
@@ -117,7 +124,7 @@ class Coordinator:
         self._evidence_at = now
         self._silent_s = 0.0
         self._detect_s = 0.0
-        self._farewell: msg.ToServer = msg.Shutdown()
+        self._farewell: msg.ToServer | None = None
         self._act_at: float | None = None
         self._answer_by = now + timeouts.start_s
 
@@ -149,12 +156,12 @@ class Coordinator:
             case From(server, message):
                 return self._message(server, message, now)
             case Interrupt(why):
-                return self._abort(msg.Abort("interrupted", why))
+                return self._abort("interrupted", why)
             case Tick():
                 return self._tick(now)
 
     def _again(self, server: int) -> list[Instruction]:
-        """What a server that reconnects may have missed."""
+        """What a server that reconnects may have missed; Evict is said again to its Status."""
         if server not in self._next_members:
             return []
         if self.state == "freezing":
@@ -165,7 +172,7 @@ class Coordinator:
 
     def _late(self, event: Event) -> list[Instruction]:
         """After the end: whoever still appears is told."""
-        if isinstance(event, Connected):
+        if isinstance(event, Connected) and self._farewell:
             return [Post(event.server, self._farewell)]
         return []
 
@@ -226,7 +233,12 @@ class Coordinator:
             return []
         if self.view is None and self._dead and self._min_servers is None:
             names = ", ".join(f"server {server} ({why})" for server, why in sorted(self._dead.items()))
-            return self._abort(msg.Abort("start", f"cannot start: {names}"))
+            return self._abort("start", f"cannot start: {names}")
+        if self.view is not None:  # that servers outside the view are gone is no news
+            self._dead = {server: why for server, why in self._dead.items() if server in self.members}
+        failed = [server for server in self.members if self.outcomes.get(server) == "failed"]
+        if failed:
+            return self._ended(failed[0], "failed", self._statuses[failed[0]].error)
         settled = self.view is not None and all(
             status.promised == status.installed.epoch == self.view.epoch if status.installed else False
             for server, status in self._statuses.items()
@@ -236,19 +248,24 @@ class Coordinator:
             self.state = "steady"
             if self._suspicions:
                 self._note(now, self._timeouts.silence_window_s, 0.0)
-            return self._check_done()
+            return [*self._evict(self._fabric.servers), *self._check_done()]
         self._evidence_at = now
         return self._change(now)
 
-    def _learn(self, status: msg.Status, now: float) -> None:
-        """A newer view than the one known means that this is a takeover."""
+    def _learn(self, status: msg.Status, now: float) -> bool:
+        """Take over what another coordinator did: newer promises and views. Returns whether there was any."""
+        news = status.promised > self._epoch
         self._epoch = max(self._epoch, status.promised)
         for view in (status.installed, status.accepted):
-            if view is not None and (self.view is None or view.epoch > self.view.epoch):
+            # One of ours that is not in force yet may never be: only we could have said so.
+            if view is not None and view not in self._proposals and view.epoch > _epoch(self.view):
                 if self.view is None:
                     self._answer_by = min(self._answer_by, now + self._timeouts.connect_s)
                 self.view = view
-                self._epoch = max(self._epoch, view.epoch)
+                news = True
+        if _epoch(status.installed) > _epoch(self._chosen):
+            self._chosen = status.installed
+        return news
 
     # --- changing the view -----------------------------------------------------------------------
 
@@ -277,47 +294,64 @@ class Coordinator:
         self._next_failures = tuple(str(each) for each in sorted({*fabric.failures, *settlement.failures}))
         self._epoch += 1
         self._answer_by = now + self._timeouts.answer_s
-        evicted = [server for server in self.members if server not in self._next_members]
-        out: list[Instruction] = [
-            Post(server, msg.Evict(self.term, self._epoch, self._reason)) for server in evicted
-        ]
         freeze = msg.Freeze(self.term, self._epoch, self._reason)
-        return out + [Post(server, freeze) for server in self._next_members]
+        return [*self._evict(self._fabric.servers), *(Post(server, freeze) for server in self._next_members)]
+
+    def _evict(self, servers: Iterable[int]) -> list[Instruction]:
+        """Tell those that are out, now and whenever they appear again: they would wait for ever."""
+        members = self._next_members if self.state in ("freezing", "proposing") else self.members
+        evict = msg.Evict(self.term, self._epoch, self._reason or "a view without it is in force")
+        return [Post(server, evict) for server in servers if server not in members]
+
+    def _before(self) -> tuple[int, ...]:
+        """The members of whom more than half must go on.
+
+        Those of the newest view that is known to be in force: one that was only accepted by some may never
+        have been, and then the rest is free to go on with another coordinator.
+        """
+        return self._chosen.members if self._chosen else self._fabric.servers
 
     def _enough(self, left: int) -> bool:
-        return left >= self._min_servers if self._min_servers is not None else 2 * left > len(self.members)
+        return left >= self._min_servers if self._min_servers is not None else 2 * left > len(self._before())
 
     def _too_few(self, left: tuple[int, ...], reason: str) -> list[Instruction]:
-        old = self.members
+        old = self._before()
         if self._min_servers is not None:
             need = f"min_servers is {self._min_servers}"
         else:
             need = f"more than half of the {len(old)} before are needed (min_servers sets another limit)"
         text = f"only {len(left)} of {len(old)} servers are left, {list(left)}: {need}. {reason}"
-        return self._abort(msg.Abort("too-few", text))
+        return self._abort("too-few", text)
 
     def _status(self, status: msg.Status, now: float) -> list[Instruction]:
         if status.outcome:
             self.outcomes[status.server] = status.outcome
-            if status.outcome == "failed":
-                return self._abort(msg.Abort("training", status.error, status.server))
-        self._learn(status, now)
+        news = self._learn(status, now)
         if self.state == "gathering":
             self._statuses[status.server] = status
             return self._gathered(now)
+        if status.server in self.members and status.outcome == "failed":
+            return self._ended(status.server, status.outcome, status.error)
+        if status.epoch == 0:
+            self._forget(lambda each: each.observer == status.server)  # it says again what it still suspects
+            evict = self._evict([status.server])
+            if evict:
+                return evict
+        if news and self.state in ("freezing", "proposing"):
+            return self._change(now)
         if self.state == "freezing" and status.epoch == self._epoch and status.server in self._next_members:
             self._statuses[status.server] = status
             return [] if self._unanswered() else self._propose(now)
         if self.state == "steady" and status.epoch == 0 and self._out_of_step(status):
             self._reason = f"server {status.server} came back without the view"
             return self._note(now, self._timeouts.proof_window_s, 0.0)
-        return []
+        return self._check_done()
 
     def _out_of_step(self, status: msg.Status) -> bool:
         """A member that reconnected may have missed what was posted to it."""
         assert self.view is not None
-        installed = status.installed.epoch if status.installed else 0
-        return status.server in self.members and (installed, status.promised) != (self.view.epoch, self.view.epoch)
+        stands_at = (_epoch(status.installed), status.promised)
+        return status.server in self.members and stands_at != (self.view.epoch, self.view.epoch)
 
     def _propose(self, now: float) -> list[Instruction]:
         """Every survivor has reported: COMMIT or RETRY."""
@@ -329,6 +363,7 @@ class Coordinator:
             reason=self._reason,
             detect_s=self._detect_s,
         )
+        self._proposals.add(self._proposal)
         self.state = "proposing"
         self._answer_by = now + self._timeouts.answer_s
         return [Post(server, msg.Propose(self.term, self._proposal)) for server in self._next_members]
@@ -340,7 +375,8 @@ class Coordinator:
         if self._unanswered():
             return []
         assert self._proposal is not None
-        self.view = self._proposal
+        self.view = self._chosen = self._proposal
+        self._proposals.clear()
         self.state = "steady"
         self._forget_explained()
         out: list[Instruction] = [
@@ -353,29 +389,34 @@ class Coordinator:
         assert self.view is not None
         fabric = self._fabric.without(*self.view.failures)
         self._dead = {server: why for server, why in self._dead.items() if server in self.view.members}
-        self._suspicions = {
-            key: each for key, each in self._suspicions.items() if _is_open(fabric, each)
-        }
-        if not self._dead and not self._suspicions:
+        self._forget(lambda each: not _is_open(fabric, each))
+
+    def _forget(self, past: Callable[[Suspicion], bool]) -> None:
+        """Drop suspicions; without any evidence left there is nothing to act on."""
+        self._suspicions = {key: each for key, each in self._suspicions.items() if not past(each)}
+        if not self._dead and not self._suspicions and self.state == "steady":
             self._fresh, self._act_at = False, None
 
     # --- other messages --------------------------------------------------------------------------
 
     def _message(self, server: int, message: msg.ToCoordinator, now: float) -> list[Instruction]:
+        if isinstance(message, msg.Status | msg.Accepted | msg.Refused) and message.term != self.term:
+            return []  # an answer to another coordinator
         match message:
             case msg.Status():
                 return self._status(message, now)
             case msg.Accepted():
                 return self._accept(message)
-            case msg.Refused(_, promised):
+            case msg.Refused(_, _, promised):
+                late = promised < self._epoch or self.state not in ("freezing", "proposing")
                 self._epoch = max(self._epoch, promised)
-                return self._change(now) if self.state in ("freezing", "proposing") else []
+                return [] if late else self._change(now)
+            case msg.Deposed(_, term):
+                return self._deposed(term)
             case msg.Suspect():
                 return self._suspected(message, now) if server in self.members else []
             case msg.Withdraw(observer, peer, level):
-                self._suspicions.pop((observer, peer, level), None)
-                if not self._suspicions and not self._dead and self.state == "steady":
-                    self._fresh, self._act_at = False, None
+                self._forget(lambda each: (each.observer, each.peer, each.level) == (observer, peer, level))
                 return []
             case msg.Progress(_, step):
                 self.steps[server] = step
@@ -387,20 +428,31 @@ class Coordinator:
 
     def _ended(self, server: int, outcome: str, error: str) -> list[Instruction]:
         self.outcomes[server] = outcome
-        if outcome == "failed":
-            return self._abort(msg.Abort("training", error, server))
+        if outcome == "failed" and server in self.members:
+            return self._abort("training", error, server)
         return self._check_done()
 
     def _check_done(self) -> list[Instruction]:
         if self.state != "steady" or any(self.outcomes.get(server) != "done" for server in self.members):
             return []
         self.state = "stopped"
-        return [*(Post(server, msg.Shutdown()) for server in self.members), Finished(None)]
+        self._farewell = shutdown = msg.Shutdown(self.term)
+        return [*(Post(server, shutdown) for server in self.members), Finished(None)]
 
-    def _abort(self, abort: msg.Abort) -> list[Instruction]:
+    def _deposed(self, term: int) -> list[Instruction]:
+        if term <= self.term:
+            return []
         self.state = "stopped"
-        self._farewell = abort
+        return [Finished(None, deposed=True)]
+
+    def _abort(self, kind: str, text: str, server: int = -1) -> list[Instruction]:
+        self.state = "stopped"
+        self._farewell = abort = msg.Abort(self.term, kind, text, server)
         return [*(Post(server, abort) for server in self._fabric.servers), Finished(abort)]
+
+
+def _epoch(view: View | None) -> int:
+    return view.epoch if view else 0
 
 
 def _is_open(fabric: Fabric, suspicion: Suspicion) -> bool:
@@ -419,16 +471,17 @@ def decide(statuses: Iterable[msg.Status]) -> int:
     survivor knows: an older one's outputs have other contributors.
     """
     known = list(statuses)
+    assert known, "nobody survived, nothing is to be decided"
     views = [view for status in known for view in (status.installed, status.accepted) if view is not None]
     newest = max((view.epoch for view in views), default=0)
-    commit = max([status.committed for status in known] + [v.commit for v in views if v.epoch == newest])
+    commit = max([*(status.committed for status in known), *(v.commit for v in views if v.epoch == newest)])
     following = commit + 1
     for status in known:
         epoch = status.installed.epoch if status.installed else 0
         if status.committed >= following or (status.complete == following and epoch == newest):
             continue
         return commit
-    return following if known else commit
+    return following
 
 
 __all__ = ["Connected", "Coordinator", "Finished", "From", "Gone", "Interrupt", "Post", "Tick", "decide"]

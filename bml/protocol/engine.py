@@ -9,12 +9,12 @@ State of a unit (a slice of a range):
 
     waiting   partial sums of children are missing           -- last one arrives -->  summed
     summed    the sum of my subtree is in OUT                 -- I am the root    -->  final
-                                                              -- sent to the parent, its result arrives --> final
+                                                              -- sent up, the result arrives --> final
     final     the result is in OUT and was passed on to `spread`
 
 All units final: complete. Memory: IN is only read, results and partial sums share OUT (a unit's
 result can only arrive after its partial sum has left), partial sums of children have places of their
-own in SCRATCH, together at most P.
+own in SCRATCH, with BML on a healthy fabric of N servers together P - P/N (and rounding).
 """
 
 from __future__ import annotations
@@ -63,11 +63,15 @@ class Stamp(NamedTuple):
 
 
 class Reduce(NamedTuple):
-    """OUT[start:stop] = sum of the places, added in this order (address order of their servers)."""
+    """OUT[start:stop] = sum of the places, added in this order (address order of their servers).
+
+    `into` is where the sum goes instead, if not there.
+    """
 
     start: int
     stop: int
     terms: tuple[Place, ...]
+    into: Place | None = None
 
 
 class _Run(NamedTuple):
@@ -102,8 +106,8 @@ Instruction = Send | Reduce
 class Engine:
     """The dataflow of one step; see the module's text.
 
-    `stamp` marks all its frames, `n_elements` is the length of the vector, `slice_elements` the size at which this server cuts what
-    it sends. Servers may cut differently: a receiver counts elements, not slices.
+    `stamp` marks all its frames, `n_elements` is the length of the vector, `slice_elements` the size at
+    which this server cuts what it sends. Servers may cut differently: a receiver counts elements, not slices.
     """
 
     def __init__(self, program: Program, stamp: Stamp, n_elements: int, slice_elements: int):
@@ -152,9 +156,10 @@ class Engine:
             return _find(self._relays.get((kind, origin, dest), ()), kind, origin, dest, start, stop)
         if kind == Kind.UP:
             return _find(self._runs.get(origin, ()), kind, origin, dest, start, stop)
-        for _, _, span in self._overlapping(start, stop):
-            if span.part.down is None or span.part.down.peer != origin:
-                raise FrameError(f"server {self.server} expects no result {start}:{stop} from server {origin}")
+        parts = [span.part for _, _, span in self._overlapping(start, stop)]
+        within = 0 <= start < stop <= self.n_elements
+        if not within or any(part.down is None or part.down.peer != origin for part in parts):
+            raise FrameError(f"server {self.server} expects no result {start}:{stop} from server {origin}")
         return Place(Buffer.OUT, start)
 
     def received(self, kind: Kind, origin: int, dest: int, start: int, stop: int) -> Iterator[Instruction]:

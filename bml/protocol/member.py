@@ -8,11 +8,14 @@ State table (the answers that keep two servers from ever disagreeing on a step):
     frozen     Freeze, ballot > promised              frozen     reports Status again, for that ballot
     frozen     Freeze, ballot = promised              frozen     reports again (it was sent again)
     any        Freeze, ballot < promised              same       Refused
+    running    Freeze, ballot = promised              running    Refused (it was late: that view is in force)
     frozen     Propose of the promised ballot         frozen     stores the view, Accepted
+    any        Propose of any other ballot            same       Refused
     frozen     Install of the accepted view, or a     running    commits or retries as the view says
                data frame of its epoch (proof that
                some member installed it)
     any        Evict, Abort                           stopped    the user's call ends with the error
+    any        anything of an older term              same       Deposed: that coordinator has a successor
 
 A ballot is (epoch, term): two coordinators, an old one and its successor, may try the same epoch, and
 only one of them can gather every member's promise. A view is installed by anybody only after all its
@@ -42,10 +45,13 @@ class Member:
         """Epoch of the installed view, 0 before the first."""
         return self.installed.epoch if self.installed else 0
 
-    def status(self, epoch: int, committed: int, complete: int, outcome: str, error: str) -> Status:
+    def status(
+        self, term: int, epoch: int, committed: int, complete: int, outcome: str, error: str
+    ) -> Status:
         """What to report to a coordinator that asks with `epoch` (0: it only asks who is there)."""
         return Status(
             server=self.server,
+            term=term,
             epoch=epoch,
             promised=self.promised[0],
             installed=self.installed,
@@ -60,7 +66,7 @@ class Member:
         """Promise the ballot, or say why not."""
         ballot = (message.epoch, message.term)
         if ballot < self.promised or (ballot == self.promised and not self.frozen):
-            return Refused(self.server, self.promised[0])
+            return Refused(self.server, message.term, self.promised[0])
         self.promised = ballot
         self.frozen = True
         return None
@@ -69,9 +75,9 @@ class Member:
         """Store the view, unless something newer was promised meanwhile."""
         view = message.view
         if (view.epoch, message.term) != self.promised or not self.frozen:
-            return Refused(self.server, self.promised[0])
+            return Refused(self.server, message.term, self.promised[0])
         self.accepted = view
-        return Accepted(self.server, view.epoch)
+        return Accepted(self.server, message.term, view.epoch)
 
     def may_install(self, epoch: int) -> bool:
         """Whether news that somebody installed `epoch` means that this server must install it too.

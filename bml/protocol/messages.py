@@ -76,6 +76,7 @@ class Evict(_Message, frozen=True):
 class Abort(_Message, frozen=True):
     """The job ends with an error; `kind` is one of ABORT_KINDS."""
 
+    term: int
     kind: str
     text: str
     server: int = -1
@@ -83,6 +84,8 @@ class Abort(_Message, frozen=True):
 
 class Shutdown(_Message, frozen=True):
     """Every member is done: leave."""
+
+    term: int
 
 
 class Inject(_Message, frozen=True):
@@ -99,13 +102,14 @@ ABORT_KINDS = ("training", "too-few", "start", "interrupted")
 
 
 class Status(_Message, frozen=True):
-    """Where a server stands: the answer to Who (epoch 0) and to Freeze (its epoch).
+    """Where a server stands: the answer to Who (epoch 0) and to Freeze (its epoch) of that `term`.
 
     `complete` is the step whose outputs are all final here although it is not committed, else -1.
     `outcome` is "" while the training function runs, then "done" or "failed".
     """
 
     server: int
+    term: int
     epoch: int
     promised: int
     installed: View | None
@@ -117,17 +121,26 @@ class Status(_Message, frozen=True):
 
 
 class Accepted(_Message, frozen=True):
-    """The proposed view of this epoch is stored and will be honoured."""
+    """The view of this epoch that the coordinator of this term proposed is stored and will be honoured."""
 
     server: int
+    term: int
     epoch: int
 
 
 class Refused(_Message, frozen=True):
-    """The server has promised a higher epoch to somebody."""
+    """The answer to a ballot of this term: the server has promised a higher epoch to somebody."""
 
     server: int
+    term: int
     promised: int
+
+
+class Deposed(_Message, frozen=True):
+    """The answer to a coordinator of an older term: this one has introduced itself since."""
+
+    server: int
+    term: int
 
 
 class Suspect(_Message, frozen=True):
@@ -165,7 +178,7 @@ class Ended(_Message, frozen=True):
 
 
 ToServer = Who | Freeze | Propose | Install | Evict | Abort | Shutdown | Inject
-ToCoordinator = Status | Accepted | Refused | Suspect | Withdraw | Progress | Ended | Inject
+ToCoordinator = Status | Accepted | Refused | Deposed | Suspect | Withdraw | Progress | Ended | Inject
 Message = ToServer | ToCoordinator
 
 _encoder = msgspec.msgpack.Encoder()
@@ -181,5 +194,5 @@ def decode(data: bytes) -> Message:
     """Message of the bytes; raises MessageError when they are none."""
     try:
         return _decoder.decode(data)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise MessageError(f"malformed control message: {error}") from None

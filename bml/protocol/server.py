@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from bml.errors import Evicted, StepMismatch, job_error
 from bml.protocol import messages as msg
 from bml.protocol.barrier import Barrier, Token, barrier_phases
-from bml.protocol.engine import Engine, Place, Send, Stamp
+from bml.protocol.engine import Place, Send, Stamp
 from bml.protocol.events import (
     Beat,
     Commit,
@@ -45,15 +45,16 @@ from bml.protocol.events import (
     Tick,
     Verdict,
 )
+from bml.protocol.exchange import AnyEngine, engine_for
 from bml.protocol.frame import MAX_TEXT_NBYTES, FrameError, Header, Kind
 from bml.protocol.member import Member
 from bml.protocol.timeouts import Timeouts
-from bml.schedule import Program
+from bml.schedule import AnyProgram
 from faults import Detector
 from topology import Fabric
 from topology.errors import BmlError, InvariantError
 
-Planner = Callable[[Fabric, int], Program]
+Planner = Callable[[Fabric, int], AnyProgram]
 
 _PROGRESS_EVERY_S = 0.1
 _TEXTS_KEPT = 8
@@ -67,7 +68,7 @@ class _Step:
     submit: Submit
     epoch: int
     contributors: tuple[int, ...]
-    engine: Engine
+    engine: AnyEngine
     barrier: Barrier
     entered: bool = False
 
@@ -107,7 +108,7 @@ class ServerCore:
         self._member = Member(server)
         self._detector = Detector(server, (), timeouts.detect_s, now)
         self._links: frozenset[tuple[int, int]] = frozenset()
-        self._program: Program | None = None
+        self._program: AnyProgram | None = None
         self._phases = barrier_phases(fabric, server)
         self._step: _Step | None = None
         self._waiting: int | None = None
@@ -164,7 +165,7 @@ class ServerCore:
     @property
     def urgent(self) -> bool:
         """Whether a Tick is due at once, whatever the time."""
-        proven = self._member.may_install(self._proven_epoch)
+        proven = self._may_install(self._proven_epoch)
         return proven or (self._conflict is not None and self._error is None)
 
     def next_deadline(self, now: float) -> float:
@@ -226,7 +227,8 @@ class ServerCore:
             self._texts[header.origin, header.signature] = text
             return []
         step = self._step
-        if step is None or header.step != step.submit.step or header.epoch != self.epoch:
+        ours = step is not None and (header.step, header.epoch) == (step.submit.step, self.epoch)
+        if step is None or not ours or self._member.frozen:
             return []  # its epoch ended between admission and the last byte
         if header.kind == Kind.TOKEN:
             return self._pass_barrier(step.barrier.token(peer, header.start), now)
@@ -251,7 +253,7 @@ class ServerCore:
         assert self._program is not None
         stamp = Stamp(self.epoch, event.step, event.signature, event.itemsize)
         slice_elements = max(1, self._slice_nbytes // event.itemsize)
-        engine = Engine(self._program, stamp, event.n_elements, slice_elements)
+        engine = engine_for(self._program, stamp, event.n_elements, slice_elements)
         self._step = _Step(event, self.epoch, self.view.members, engine, Barrier(self._phases))
         done: list[Instruction] = [Open(event.step, engine.scratch_elements), *self._announce(event)]
         done += engine.start()
@@ -319,7 +321,7 @@ class ServerCore:
         if self._conflict and not self._error:
             self._error = self._conflict
             done.append(Stop(self._error))
-        if self._member.may_install(self._proven_epoch):
+        if self._may_install(self._proven_epoch):
             done += self._install(now)
         done += [Beat(peer, level) for peer, level in self._detector.beats_due(now)]
         for found in self._detector.check(now):
@@ -347,41 +349,46 @@ class ServerCore:
     def _control(self, message: msg.ToServer, now: float) -> list[Instruction]:
         term = getattr(message, "term", self._term)
         if term < self._term:
-            return []  # an old coordinator: its successor has asked already
+            return [Tell(msg.Deposed(self.server, self._term))]  # its successor has asked already
+        self._term = term
         match message:
             case msg.Who():
-                self._term = term
                 suspicions: list[Instruction] = [Tell(each) for each in self._suspicions.values()]
-                return [Tell(self._status(0)), *suspicions]
+                return [Tell(self._status(term, 0)), *suspicions]
             case msg.Freeze():
                 return self._freeze(message, now)
             case msg.Propose():
                 return [Tell(self._member.propose(message))]
             case msg.Install(_, epoch):
-                return self._install(now) if self._member.may_install(epoch) else []
+                return self._install(now) if self._may_install(epoch) else []
             case msg.Evict(_, epoch, reason):
                 return self._stop(Evicted(f"server {self.server} is out of view {epoch}: {reason}"))
-            case msg.Abort(kind, text, server):
+            case msg.Abort(_, kind, text, server):
                 return self._stop(job_error(kind, text, server))
             case msg.Shutdown():
                 return [Leave()]
             case msg.Inject():
                 return []  # for the shell alone
 
-    def _status(self, epoch: int) -> msg.Status:
+    def _may_install(self, epoch: int) -> bool:
+        return self._error is None and self._member.may_install(epoch)
+
+    def _status(self, term: int, epoch: int) -> msg.Status:
         step = self._step
         complete = step.submit.step if step and step.engine.complete else -1
-        return self._member.status(epoch, self.committed, complete, self._outcome.outcome, self._outcome.error)
+        ended = self._outcome
+        return self._member.status(term, epoch, self.committed, complete, ended.outcome, ended.error)
 
     def _freeze(self, message: msg.Freeze, now: float) -> list[Instruction]:
         if self._error:
             return []
-        if not self._member.frozen:
-            self._frozen_at = now
+        was_frozen = self._member.frozen
         refused = self._member.freeze(message)
         if refused:
             return [Tell(refused)]
-        return [Fence(), Tell(self._status(message.epoch))]
+        if not was_frozen:
+            self._frozen_at = now
+        return [Fence(), Tell(self._status(message.term, message.epoch))]
 
     def _stop(self, error: BmlError) -> list[Instruction]:
         if self._error:
@@ -411,12 +418,15 @@ class ServerCore:
         if step is None:
             if view.commit > self.committed:
                 raise InvariantError(
-                    f"view {view.epoch} commits step {view.commit}, server {self.server} stands at {self.committed}"
+                    f"view {view.epoch} commits step {view.commit}, "
+                    f"server {self.server} stands at {self.committed}"
                 )
             return [] if waiting is None else [Retry(waiting, view.epoch)]
         if view.commit >= step.submit.step:
             if not step.engine.complete:
-                raise InvariantError(f"view {view.epoch} commits step {view.commit}, incomplete on {self.server}")
+                raise InvariantError(
+                    f"view {view.epoch} commits step {view.commit}, incomplete on {self.server}"
+                )
             return self._commit(now)
         self._step = None
         return [Retry(step.submit.step, view.epoch)]

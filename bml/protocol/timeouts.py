@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from topology.errors import UsageError
 
@@ -63,5 +64,5 @@ class Timeouts:
             self.connect_s,
             self.start_s,
         ]
-        if any(a >= b for a, b in zip(order, order[1:], strict=False)):
+        if any(a >= b for a, b in pairwise(order)):
             raise UsageError(f"time-outs out of order: {self}")

@@ -28,7 +28,7 @@ class Workspace:
             np.empty(scratch_elements, contribution.dtype),
         )
         self.itemsize = contribution.itemsize
-        self._bytes = tuple(memoryview(array).cast("B") if array.size else memoryview(b"") for array in self._arrays)
+        self._bytes = tuple(_raw(array) for array in self._arrays)
 
     @property
     def result(self) -> Array:
@@ -41,10 +41,11 @@ class Workspace:
         return self._bytes[place.buffer][start : start + n_elements * self.itemsize]
 
     def reduce(self, instruction: Reduce) -> None:
-        """OUT[start:stop] = the terms, added in their order."""
-        start, stop, terms = instruction
+        """OUT[start:stop], or what `into` names, = the terms, added in their order."""
+        start, stop, terms, into = instruction
         size = stop - start
-        out = self._arrays[Buffer.OUT][start:stop]
+        buffer, offset = into or Place(Buffer.OUT, start)
+        out = self._arrays[buffer][offset : offset + size]
         parts = [self._arrays[place.buffer][place.offset : place.offset + size] for place in terms]
         if len(parts) == 1:
             out[...] = parts[0]
@@ -52,3 +53,8 @@ class Workspace:
         self._op(parts[0], parts[1], out=out)
         for part in parts[2:]:
             self._op(out, part, out=out)
+
+
+def _raw(array: Array) -> memoryview:
+    """The bytes of a contiguous array; memoryview refuses to cast an empty one."""
+    return memoryview(array.view(np.uint8)) if array.size else memoryview(b"")

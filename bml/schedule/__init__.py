@@ -2,14 +2,18 @@
 
 from bml.schedule.bound import bound
 from bml.schedule.cost import Load, gst, gst_staged, load
+from bml.schedule.exchange import Exchange, ExchangeProgram, verify_exchange
 from bml.schedule.forest import Down, Forest
-from bml.schedule.planner import ALGORITHMS, Plan, plan
+from bml.schedule.planner import ALGORITHMS, AnyProgram, Plan, plan
 from bml.schedule.program import Hop, Phase, Program, Range, Relay, compile_program
 from bml.schedule.verify import verify
 
 __all__ = [
     "ALGORITHMS",
+    "AnyProgram",
     "Down",
+    "Exchange",
+    "ExchangeProgram",
     "Forest",
     "Hop",
     "Load",
@@ -25,4 +29,5 @@ __all__ = [
     "load",
     "plan",
     "verify",
+    "verify_exchange",
 ]

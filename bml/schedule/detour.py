@@ -8,14 +8,11 @@ its place in the tree and takes a shortest live detour, spread over the relays b
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 import numpy as np
-from numpy.typing import NDArray
 
 from bml.schedule.bml import Climb, assemble, bml, climb
 from bml.schedule.forest import Forest
-from faults.detour import Path, shortest_paths
+from bml.schedule.routing import Balance
 from faults.repartition import stand_in
 from topology import Fabric
 
@@ -82,7 +79,7 @@ def _relay_broken(fabric: Fabric, forest: Forest) -> Forest:
     )
     if carried.all():
         return forest
-    balance = _Balance(fabric)
+    balance = Balance(fabric)
     stage = forest.stage[piece, server]
     balance.add_direct(server[carried], level[carried], parent[carried], stage[carried])
     levels, detours = forest.level.copy(), {}
@@ -92,55 +89,3 @@ def _relay_broken(fabric: Fabric, forest: Forest) -> Forest:
         if len(path) > 1:
             detours[edge] = path
     return Forest(forest.root, forest.weight, forest.up, levels, forest.stage, detours)
-
-
-class _Balance:
-    """Loads of all NICs so far, in pieces, and the choice of the path that raises the busiest one least.
-
-    Only the way up is counted: the way down is its mirror, so one total per NIC, sent plus received,
-    stands for either direction of both phases.
-    """
-
-    def __init__(self, fabric: Fabric) -> None:
-        self._fabric = fabric
-        self._choices: dict[tuple[int, int], tuple[Path, ...]] = {}
-        self._sent: defaultdict[tuple[int, int, int], int] = defaultdict(int)
-        self._received: defaultdict[tuple[int, int, int], int] = defaultdict(int)
-        self._total: defaultdict[tuple[int, int], int] = defaultdict(int)
-
-    def add_direct(
-        self,
-        sender: NDArray[np.integer],
-        level: NDArray[np.integer],
-        receiver: NDArray[np.integer],
-        stage: NDArray[np.integer],
-    ) -> None:
-        """Count many hops, one piece each; all columns have one length."""
-        shape = (int(stage.max(initial=0)) + 1, self._fabric.n_servers, self._fabric.levels)
-        for loads, end in ((self._sent, sender), (self._received, receiver)):
-            counts = np.zeros(shape, np.int64)
-            np.add.at(counts, (stage, end, level), 1)
-            for number, server, nic in np.argwhere(counts).tolist():
-                loads[number, server, nic] += int(counts[number, server, nic])
-                self._total[server, nic] += int(counts[number, server, nic])
-
-    def choose(self, source: int, target: int, stage: int) -> Path:
-        """Pick and count the path whose busiest NIC is least busy, overall first, then in its stage."""
-        pair = (source, target)
-        if pair not in self._choices:
-            self._choices[pair] = shortest_paths(self._fabric, source, target)
-        best = min(self._choices[pair], key=lambda path: self._price(path, stage))
-        for sender, level, receiver in best:
-            self._sent[stage, sender, level] += 1
-            self._received[stage, receiver, level] += 1
-            self._total[sender, level] += 1
-            self._total[receiver, level] += 1
-        return best
-
-    def _price(self, path: Path, stage: int) -> tuple[int, int, int]:
-        totals = [self._total[end, level] for sender, level, to in path for end in (sender, to)]
-        staged = max(
-            max(self._sent[stage, sender, level], self._received[stage, receiver, level])
-            for sender, level, receiver in path
-        )
-        return max(totals), staged, sum(totals)

@@ -92,19 +92,19 @@ class _Layer:
         """Skip the dead and route all edges of a way; `incoming` means that data flows from the peer."""
         way = _without_dead(self._fabric, way)
         piece, server = np.nonzero(way.peer >= 0)
-        ends = (way.peer[piece, server], server) if incoming else (server, way.peer[piece, server])
-        level = self._direct_levels(*ends, way.level[piece, server], self._turn[piece])
+        peer = way.peer[piece, server].astype(np.int64)
+        sender, receiver = (peer, server) if incoming else (server, peer)
+        level = self._direct_levels(sender, receiver, way.level[piece, server], self._turn[piece])
         way.level[piece, server] = level
         direct = level != ANY
         stage = way.stage[piece, server]
-        self._balance.add_direct(ends[0][direct], level[direct], ends[1][direct], stage[direct])
-        indirect = np.flatnonzero(~direct)
-        if len(indirect) > MAX_RELAYED:
+        self._balance.add_direct(sender[direct], level[direct], receiver[direct], stage[direct])
+        edges = np.stack([piece, server, sender, receiver], axis=1)[~direct]
+        if len(edges) > MAX_RELAYED:
             raise UsageError(
-                f"{len(indirect)} tree edges of this schedule on {self._fabric} are between servers that are no "
+                f"{len(edges)} tree edges of this schedule on {self._fabric} join no "
                 f"neighbours, at most {MAX_RELAYED} are built; choose bml, or a smaller fabric"
             )
-        edges = np.stack([piece[indirect], server[indirect], *(end[indirect] for end in ends)], axis=1)
         return way, self._relay(way, edges)
 
     def _direct_levels(

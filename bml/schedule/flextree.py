@@ -41,7 +41,7 @@ def flextree(fabric: Fabric, shape: str = "") -> Forest:
             "choose widths whose product is at most that"
         )
     if set(widths) == {1}:
-        return lay(fabric, draft_ring(fabric, list(fabric.servers)))
+        return lay(fabric, draft_ring(fabric, list(range(fabric.n_servers))))
     return lay(fabric, _draft(fabric, [width for width in widths if width > 1]))
 
 
@@ -52,7 +52,9 @@ def parse_widths(shape: str) -> list[int]:
         UsageError: the text is no list of widths.
     """
     if not re.fullmatch(r"[0-9]{1,6}(x[0-9]{1,6})*", shape):
-        raise UsageError(f"'{shape}' is no list of stage widths: write it like flextree:3x3 or flextree:4x2x2")
+        raise UsageError(
+            f"'{shape}' is no list of stage widths: write it like flextree:3x3 or flextree:4x2x2"
+        )
     widths = [int(width) for width in shape.split("x")]
     if min(widths) < 1 or len(widths) > MAX_STAGES:
         raise UsageError(f"flextree:{shape} must have at most {MAX_STAGES} stages of width 1 or more")

@@ -32,12 +32,16 @@ def hips(fabric: Fabric, inside: str = "") -> Forest:
         UsageError: `inside` is something else.
     """
     if inside not in ("", *INSIDE):
-        raise UsageError(f"'hips:{inside}' is not known: write hips, {', '.join(f'hips:{x}' for x in INSIDE)}")
+        raise UsageError(
+            f"'hips:{inside}' is not known: write hips, {', '.join(f'hips:{x}' for x in INSIDE)}"
+        )
     flat = inside or ("ring" if isinstance(fabric.wiring, Torus) else "mesh")
     grid = _Grid.of(fabric)
     turns = 2 if isinstance(fabric.wiring, Torus) else 1
     drafts = [
-        _thread(fabric, grid, flat, thread, turn) for turn in range(turns) for thread in range(grid.dimensions)
+        _thread(fabric, grid, flat, thread, turn)
+        for turn in range(turns)
+        for thread in range(grid.dimensions)
     ]
     return lay(fabric, _joined(drafts))
 
@@ -62,15 +66,81 @@ class _Grid:
 
 def _thread(fabric: Fabric, grid: _Grid, flat: str, thread: int, turn: int) -> Draft:
     """Draw one thread's pieces, all with the same turn: routes and rings go forwards if it is 0."""
-    roots = owners(fabric, thread % fabric_dimensions(fabric))
+    roots = owners(fabric, thread)
     root = np.array(roots[:1] if flat == "ps" else roots, np.int32)
     up, down = blank(len(root), fabric), blank(len(root), fabric)
     # Last stage first: an earlier dimension that also differs overwrites it.
     for order in reversed(range(grid.dimensions)):
-        step = _Step(fabric, grid, root, (thread + order) % grid.dimensions, -1 if turn else 1)
+        dimension = (thread + order) % grid.dimensions
         if flat == "ring":
-            step.ring(up, down, order)
+            _ring_stage(fabric, grid, root, up, down, dimension, order, -1 if turn else 1)
         else:
-            step.mesh(up, order)
+            _mesh_stage(grid, root, up, dimension, order)
     turns = np.full(len(root), turn, np.int8)
     return Draft(root, turns, up, down if flat == "ring" else None)
+
+
+def _mesh_stage(grid: _Grid, root: NDArray[np.int32], up: Way, dimension: int, order: int) -> None:
+    """Who differs from the root in this dimension sends straight to its group's member with that digit."""
+    own, wanted = grid.at[None, :, dimension], grid.at[root, dimension][:, None]
+    parent = np.arange(len(grid.at)) + (wanted - own) * grid.size**dimension
+    np.copyto(up.peer, parent, where=wanted != own, casting="same_kind")
+    up.stage[wanted != own] = order
+
+
+def _ring_stage(
+    fabric: Fabric,
+    grid: _Grid,
+    root: NDArray[np.int32],
+    up: Way,
+    down: Way,
+    dimension: int,
+    order: int,
+    direction: int,
+) -> None:
+    """Partial sums go round the group to the member with the root's digit; results go on the same way."""
+    low, servers = grid.size**dimension, np.arange(len(grid.at))
+    own, wanted = grid.at[None, :, dimension], grid.at[root, dimension][:, None]
+    differs = wanted != own
+    # Places after the root's, in the direction of travel: 0 is the first that results come to.
+    place = ((own - wanted) * direction - 1) % grid.size
+    length = grid.size - 1
+    ahead = servers + ((grid.at[:, dimension] + direction) % grid.size - grid.at[:, dimension]) * low
+    behind = servers + ((grid.at[:, dimension] - direction) % grid.size - grid.at[:, dimension]) * low
+    leaves = _levels(fabric, servers, dimension, direction)
+    for way, peer, level, stage in (
+        (up, ahead, leaves, order * length),
+        (down, behind, leaves[behind], (grid.dimensions - 1 - order) * length),
+    ):
+        np.copyto(way.peer, peer[None, :], where=differs, casting="same_kind")
+        np.copyto(way.level, level[None, :], where=differs, casting="same_kind")
+        np.copyto(way.stage, stage + place, where=differs, casting="same_kind")
+
+
+def _levels(
+    fabric: Fabric, servers: NDArray[np.int64], dimension: int, direction: int
+) -> NDArray[np.integer]:
+    """NIC on which each server leaves for the next one of its group."""
+    wiring = fabric.wiring
+    if isinstance(wiring, Torus):
+        return np.array([wiring.step(server, dimension, direction)[1] for server in servers.tolist()])
+    return np.full(len(servers), dimension)
+
+
+def _joined(drafts: list[Draft]) -> Draft:
+    """Put the pieces of all drafts below one another."""
+    downs = [draft.down for draft in drafts if draft.down]
+    return Draft(
+        np.concatenate([draft.root for draft in drafts]),
+        np.concatenate([draft.turn for draft in drafts]),
+        _stacked([draft.up for draft in drafts]),
+        _stacked(downs) if downs else None,
+    )
+
+
+def _stacked(ways: list[Way]) -> Way:
+    return Way(
+        np.concatenate([way.peer for way in ways]),
+        np.concatenate([way.stage for way in ways]),
+        np.concatenate([way.level for way in ways]),
+    )

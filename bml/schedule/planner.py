@@ -1,28 +1,32 @@
-"""From a fabric and the name of an algorithm to a plan: its forest, and every server's program."""
+"""From a fabric and the name of an algorithm to a plan: its schedule, and every server's program."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
-from types import MappingProxyType
+from typing import TypeAlias
 
-from bml.schedule.detour import detour
+from bml.schedule import cost
+from bml.schedule.algorithms import BUILDERS, find
+from bml.schedule.cost import Load
+from bml.schedule.exchange import Exchange, ExchangeProgram, one_server, verify_exchange
 from bml.schedule.forest import Forest
+from bml.schedule.model import DEFAULTS, Constants, Counts, counts, counts_of_bml
 from bml.schedule.program import Program, compile_program, local_bml
-from topology import Fabric, FabricError, UsageError
+from bml.schedule.verify import verify
+from topology import BCube, Fabric, FabricError, UsageError
 
-# On a healthy fabric the paper's schedule is BML; on a damaged one BML means the paper's schedule.
-_BUILDERS: Mapping[str, Callable[[Fabric], Forest]] = MappingProxyType({"bml": detour, "detour": detour})
-_PLANNED = ("ps", "mesh", "ring", "tree", "flextree", "hips", "packed", "exchange")
+ALGORITHMS = ("auto", *BUILDERS)
+"""Names that `plan` takes; some may be followed by a colon and more, such as `flextree:3x3`."""
 
-ALGORITHMS = ("auto", *_BUILDERS)
-"""Names that `plan` takes."""
+AnyProgram: TypeAlias = Program | ExchangeProgram
+"""What one server does, in either form of schedule."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A schedule for one fabric. The forest is built when first asked for and then kept.
+    """A schedule for one fabric. It is built when first asked for and then kept.
 
     Attributes:
         fabric: what it is for, failures included.
@@ -35,43 +39,151 @@ class Plan:
     why: str
 
     @cached_property
-    def forest(self) -> Forest:
-        """All trees."""
-        return _BUILDERS[self.algorithm](self.fabric)
+    def schedule(self) -> Forest | Exchange:
+        """All trees, or for `exchange` all rounds.
 
-    def program(self, server: int) -> Program:
-        """Compile what one server does; on a healthy fabric without building the forest.
+        Raises:
+            FabricError: this algorithm cannot work on this fabric; the message says why.
+        """
+        algorithm, argument = find(self.algorithm)
+        return algorithm.build(self.fabric, argument)
+
+    @property
+    def forest(self) -> Forest:
+        """All trees. Raises UsageError for `exchange`, which is no forest."""
+        if isinstance(self.schedule, Exchange):
+            raise UsageError(f"{self.algorithm} is no forest: use `schedule`")
+        return self.schedule
+
+    @property
+    def pieces(self) -> int:
+        """Number of pieces of the vector; 1 for `exchange`, which sends it whole."""
+        return 1 if isinstance(self.schedule, Exchange) else self.schedule.pieces
+
+    @property
+    def detours(self) -> int:
+        """Number of tree edges on the way up that are relayed."""
+        return 0 if isinstance(self.schedule, Exchange) else len(self.schedule.detours)
+
+    def load(self) -> Load:
+        """Traffic of every NIC in one synchronisation."""
+        schedule = self.schedule
+        return schedule.load if isinstance(schedule, Exchange) else cost.load(schedule, self.fabric)
+
+    def gst(self) -> Fraction:
+        """Pipelined synchronisation time in T."""
+        schedule = self.schedule
+        return schedule.gst() if isinstance(schedule, Exchange) else cost.gst(schedule, self.fabric)
+
+    def gst_staged(self) -> Fraction:
+        """Synchronisation time in T with a barrier after every stage."""
+        schedule = self.schedule
+        return (
+            schedule.gst_staged()
+            if isinstance(schedule, Exchange)
+            else cost.gst_staged(schedule, self.fabric)
+        )
+
+    def counts(self) -> Counts:
+        """Rounds, bytes and additions for the cost model; on a healthy BCube without building anything."""
+        if self._is_plain_bml and not self.fabric.rates:
+            return counts_of_bml(self.fabric)
+        if self._is_plain_exchange and not self.fabric.rates:
+            return counts(one_server(self.fabric, 0), self.fabric)
+        return counts(self.schedule, self.fabric)
+
+    def violations(self) -> list[str]:
+        """Return what is wrong with the schedule, in words; empty when sound."""
+        schedule = self.schedule
+        if isinstance(schedule, Exchange):
+            return verify_exchange(schedule, self.fabric)
+        return verify(schedule, self.fabric)
+
+    def program(self, server: int) -> AnyProgram:
+        """Compile what one server does; healthy BML on BCube without building the forest.
 
         Raises:
             UsageError: the server is dead or does not exist.
         """
         if not self.fabric.server_alive(server):
             raise UsageError(f"server {server} is not alive in {self.fabric}: it has no program")
-        if not self.fabric.failures:
+        if self._is_plain_bml:
             return local_bml(self.fabric, server)
-        return compile_program(self.forest, server)
+        if self._is_plain_exchange:
+            return one_server(self.fabric, server).program(server)
+        if isinstance(self.schedule, Exchange):
+            return self.schedule.program(server)
+        return compile_program(self.schedule, server)
+
+    @property
+    def _is_plain_bml(self) -> bool:
+        """Whether this is BML on a healthy BCube, which needs no forest."""
+        is_bml = self.algorithm in ("bml", "detour") and isinstance(self.fabric.wiring, BCube)
+        return is_bml and not self.fabric.failures
+
+    @property
+    def _is_plain_exchange(self) -> bool:
+        """Whether this is an exchange on a healthy fabric, where one server tells of all."""
+        return self.algorithm == "exchange" and not self.fabric.failures
 
 
-def plan(fabric: Fabric, algorithm: str = "auto") -> Plan:
+def plan(
+    fabric: Fabric,
+    algorithm: str = "auto",
+    nbytes: int | None = None,
+    constants: Constants = DEFAULTS,
+    *,
+    or_auto: bool = False,
+) -> Plan:
     """Choose a schedule for the live servers of a fabric.
 
+    `auto` uses what suits large vectors; if `nbytes`, the size of the vector, is known, the cost model with
+    these constants decides between that and `exchange`. `or_auto` says that an algorithm that cannot work
+    here, as damage may bring about while a job runs, is replaced by what `auto` takes.
+
     Raises:
-        UsageError: there is no such algorithm, or it is not built yet.
+        UsageError: there is no such algorithm.
         FabricError: no server is left, or the survivors fall into parts that cannot reach one another.
     """
     _check_connected(fabric)
-    name, why = _choose(fabric, algorithm)
-    return Plan(fabric, name, why)
+    if algorithm == "auto":
+        return _auto(fabric, nbytes, constants)
+    find(algorithm)
+    made = Plan(fabric, algorithm, "asked for")
+    if or_auto and not made._is_plain_bml:
+        try:
+            made.schedule  # noqa: B018 (builds it)
+        except (FabricError, UsageError) as error:
+            instead = _auto(fabric, nbytes, constants)
+            return Plan(fabric, instead.algorithm, f"{algorithm} was asked for, but: {error}; {instead.why}")
+    return made
 
 
-def _choose(fabric: Fabric, algorithm: str) -> tuple[str, str]:
-    """Return the algorithm to use and the reason."""
-    if algorithm in _BUILDERS:
-        return algorithm, "asked for"
-    if algorithm != "auto":
-        known = algorithm.partition(":")[0] in _PLANNED
-        problem = "is not built yet" if known else "is not an algorithm"
-        raise UsageError(f"'{algorithm}' {problem}: choose one of {', '.join(ALGORITHMS)}")
+def _auto(fabric: Fabric, nbytes: int | None, constants: Constants) -> Plan:
+    """Choose by damage, and by size if it is known."""
+    usual = Plan(fabric, *_for_large(fabric))
+    if nbytes is None:
+        return usual
+    small = Plan(fabric, "exchange", "")
+    try:
+        exchange_s = small.counts().seconds(nbytes, constants)
+    except FabricError as error:
+        return Plan(fabric, usual.algorithm, f"{usual.why}; {error}")
+    usual_s = usual.counts().seconds(nbytes, constants)
+    prices = (
+        f"{nbytes} bytes take {_micros(exchange_s)} by exchange and {_micros(usual_s)} by {usual.algorithm}"
+    )
+    if exchange_s < usual_s:
+        return Plan(fabric, "exchange", f"small: {prices}, start-up times rule")
+    return Plan(fabric, usual.algorithm, f"{usual.why}; {prices}")
+
+
+def _micros(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f} µs"
+
+
+def _for_large(fabric: Fabric) -> tuple[str, str]:
+    """Return the algorithm that is best where bytes and not start-up times rule, and the reason."""
     if fabric.failures:
         return "detour", "the fabric is damaged: detours round the damage"
     return "bml", "the fabric is healthy: all levels work at once"

@@ -26,7 +26,9 @@ def ps(fabric: Fabric, shards: int = 1) -> Forest:
     """
     live = fabric.servers
     if not 1 <= shards <= len(live):
-        raise UsageError(f"ps:{shards} needs {shards} servers, {fabric} has {len(live)}: ask for 1 to {len(live)}")
+        raise UsageError(
+            f"ps:{shards} needs {shards} servers, {fabric} has {len(live)}: ask for 1 to {len(live)}"
+        )
     return star(fabric, [live[i * len(live) // shards] for i in range(shards)])
 
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from bml.schedule.draft import Draft, Way, blank, lay
+from bml.schedule.draft import Draft, blank, lay
 from bml.schedule.forest import Forest
 from topology import BCube, Fabric, Torus, UsageError
 

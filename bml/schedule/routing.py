@@ -117,4 +117,5 @@ def joined(fabric: Fabric, sender: _Column, level: _Column, receiver: _Column) -
     known = level >= 0
     nic = np.where(known, level, 0)
     alive = fabric.nics[sender, nic] & fabric.nics[receiver, nic]
-    return known & alive & (fabric.groups[sender, nic] == fabric.groups[receiver, nic])
+    together: NDArray[np.bool_] = fabric.groups[sender, nic] == fabric.groups[receiver, nic]
+    return known & alive & together

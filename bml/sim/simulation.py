@@ -20,7 +20,7 @@ from bml.protocol.frame import Header, Kind
 from bml.protocol.server import ServerCore
 from bml.protocol.timeouts import Timeouts
 from bml.protocol.workspace import Array, Workspace
-from bml.schedule import Program, plan
+from bml.schedule import AnyProgram, plan
 from bml.sim.network import Network
 from bml.train.batches import assignment
 from topology import Fabric
@@ -82,7 +82,7 @@ class Simulation:
         self._min_servers = min_servers
         self._restart_s = restart_s
         self._algorithm = algorithm
-        self._programs: dict[tuple[Fabric, int], Program] = {}
+        self._programs: dict[tuple[Fabric, int], AnyProgram] = {}
         self._terms = 0
         self._coordinator: coord.Coordinator | None = None
         self.servers = {server: _Server(self._core(server)) for server in fabric.servers}
@@ -172,9 +172,9 @@ class Simulation:
     def _core(self, server: int) -> ServerCore:
         return ServerCore(server, self.fabric, self._program, self._timeouts, 64, 0.0)
 
-    def _program(self, fabric: Fabric, server: int) -> Program:
+    def _program(self, fabric: Fabric, server: int) -> AnyProgram:
         if (fabric, server) not in self._programs:
-            self._programs[fabric, server] = plan(fabric, self._algorithm).program(server)
+            self._programs[fabric, server] = plan(fabric, self._algorithm, or_auto=True).program(server)
         return self._programs[fabric, server]
 
     def _tick(self, server: int) -> None:

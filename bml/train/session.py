@@ -122,7 +122,8 @@ class Session:
         """Synchronise one step, preparing the contribution anew for every view until it is committed."""
         if op not in OPS:
             raise UsageError(f"op is {op!r}: give one of {', '.join(OPS)}")
-        text = f"{call} {dtype.name} {' '.join(map(str, shapes)) if len(shapes) < 20 else f'{len(shapes)} arrays'}"
+        sizes = " ".join(map(str, shapes)) if len(shapes) < 20 else f"{len(shapes)} arrays"
+        text = f"{call} {dtype.name} {sizes}"
         signature = zlib.crc32(f"{call} {dtype.str} {shapes}".encode())
         while True:
             view = self._communicator.view
@@ -186,7 +187,7 @@ class Batch:
 def _divide(total: Array, n: int) -> Array:
     if np.issubdtype(total.dtype, np.inexact):
         return np.divide(total, total.dtype.type(max(n, 1)), out=total)
-    return np.asarray(total / max(n, 1))
+    return np.true_divide(total, max(n, 1))
 
 
 def _flatten(arrays: Any) -> tuple[Array, list[tuple[int, ...]], np.dtype[Any]]:

@@ -44,11 +44,11 @@ def test_the_table_says_the_same():
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [
-        (["torus:4x2"], 2, "not built yet"),
+        (["torus:4"], 2, "is not size x dimensions"),
         (["bcube:3"], 2, "is not ports x levels"),
         (["bcube:3x2", "--fail", "server:12"], 2, "bcube:3x2 has servers 0-8, there is no server 12"),
         (["bcube:3x2", "--fail", "sever:1"], 2, "is not a kind of failure"),
-        (["bcube:3x2", "--algorithm", "ring"], 2, "choose one of auto, bml, detour"),
+        (["bcube:3x2", "--algorithm", "rings"], 2, "choose one of auto, bml, detour"),
         (["bcube:3x2", "--bytes", "many"], 2, "'many' is not a size"),
         (["bcube:3x2", "--nonsense"], 2, "No such option"),
         ([], 2, "Missing argument"),

@@ -1,4 +1,4 @@
-"""Training functions and a launcher for the tests with real processes; every run has a deadline of its own."""
+"""Training functions and a launcher for the tests with real processes."""
 
 from __future__ import annotations
 
@@ -32,9 +32,13 @@ def descend(session: Any, recompute: bool = True, epochs: int = 8) -> dict[str, 
     w[:] = 0
     session.state(params=w)
     history = []
+
+    def again(indices: Any) -> Any:
+        return sample_rows(indices, w)
+
     for batch in session.batches(N_SAMPLES, global_batch=GLOBAL_BATCH, epochs=epochs, seed=3):
-        again = (lambda indices: sample_rows(indices, w)) if recompute else None
-        w -= np.float32(0.1) * batch.allreduce(sample_rows(batch.indices, w), recompute=again)
+        g = sample_rows(batch.indices, w)
+        w -= np.float32(0.1) * batch.allreduce(g, recompute=again if recompute else None)
         history.append((len(history) + 1, session.contributors, hashlib.sha256(w.tobytes()).hexdigest()))
     return {"params": w, "history": history}
 
@@ -51,7 +55,11 @@ def reference(epochs: int = 8) -> Any:
 
 def children() -> set[int]:
     """Processes of this one, zombies too."""
-    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+    return {
+        int(pid)
+        for task in Path("/proc/self/task").iterdir()
+        for pid in (task / "children").read_text().split()
+    }
 
 
 def descriptors() -> int:

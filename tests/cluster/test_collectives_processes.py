@@ -38,7 +38,12 @@ def test_values_of_many_kinds() -> None:
         for dtype in ("float32", "float64", "int32", "complex64", "float16", "uint8"):
             assert out[dtype].dtype == dtype
             np.testing.assert_array_equal(out[dtype], np.full((3, 2), 10))
-        assert [list(out[op]) for op in ("sum", "min", "max", "prod")] == [[10, 14], [1, 2], [4, 5], [24, 120]]
+        assert [list(out[op]) for op in ("sum", "min", "max", "prod")] == [
+            [10, 14],
+            [1, 2],
+            [4, 5],
+            [24, 120],
+        ]
         assert [part.shape for part in out["list"]] == [(3,), (2, 2)]
         assert [part.flat[0] for part in out["list"]] == [6, 60]
         assert out["scalar"] == 6
@@ -49,7 +54,9 @@ def test_values_of_many_kinds() -> None:
 
 def test_floats_have_the_same_bits_everywhere_and_in_every_run() -> None:
     def train(session: bml.Session) -> bytes:
-        values = np.random.Generator(np.random.PCG64(session.server)).standard_normal(10_007).astype(np.float32)
+        values = (
+            np.random.Generator(np.random.PCG64(session.server)).standard_normal(10_007).astype(np.float32)
+        )
         return bytes(session.allreduce(values).tobytes())
 
     first, second = jobs.launch(train), jobs.launch(train)
@@ -60,7 +67,9 @@ def test_a_large_vector_in_many_slices() -> None:
     def train(session: bml.Session) -> bool:
         x = np.arange(3_000_001, dtype=np.float32) % 1000
         total = session.allreduce(x + session.server)
-        return bool(np.array_equal(total, 9 * x + 36)) and bool(np.array_equal(x, np.arange(3_000_001) % 1000))
+        return bool(np.array_equal(total, 9 * x + 36)) and bool(
+            np.array_equal(x, np.arange(3_000_001) % 1000)
+        )
 
     assert all(jobs.launch(train).values.values())
 
@@ -68,8 +77,16 @@ def test_a_large_vector_in_many_slices() -> None:
 @pytest.mark.parametrize(
     ("odd", "even", "message"),
     [
-        (lambda s: s.allreduce(np.ones(5)), lambda s: s.allreduce(np.ones(4)), r"float64 \(5,\).*float64 \(4,\)"),
-        (lambda s: s.allreduce(np.ones(5, "f4")), lambda s: s.allreduce(np.ones(5)), "float32.*float64|float64.*float32"),
+        (
+            lambda s: s.allreduce(np.ones(5)),
+            lambda s: s.allreduce(np.ones(4)),
+            r"float64 \(5,\).*float64 \(4,\)",
+        ),
+        (
+            lambda s: s.allreduce(np.ones(5, "f4")),
+            lambda s: s.allreduce(np.ones(5)),
+            "float32.*float64|float64.*float32",
+        ),
         (lambda s: s.allreduce(np.ones(5), "max"), lambda s: s.allreduce(np.ones(5)), "allreduce max"),
         (lambda s: s.barrier(), lambda s: s.allreduce(np.ones(5)), "uint8"),
     ],

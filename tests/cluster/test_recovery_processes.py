@@ -109,14 +109,20 @@ def test_too_few_servers_stop_with_the_state_intact() -> None:
             return {"error": str(error), "w": w, "steps": done}
         return {"w": w, "steps": done}
 
-    with pytest.raises(TooFewServers, match=r"only 2 of 3 servers are left, \[0, 2\]: min_servers is 3") as caught:
+    with pytest.raises(
+        TooFewServers, match=r"only 2 of 3 servers are left, \[0, 2\]: min_servers is 3"
+    ) as caught:
         jobs.launch(train, "bcube:2x2", min_servers=3, faults=["kill:1@step=5", "kill:3@step=10"])
     reports = caught.value.result.reports  # type: ignore[attr-defined]
     assert sorted(reports) == [0, 2]
     for report in reports.values():
         assert report.outcome == "stopped"
         assert report.value["steps"] == 9
-        np.testing.assert_array_equal(report.value["w"], np.full(5, 4 * 4 + 5 * 3, np.float32), "steps 1-4 of four servers, 5-9 of three")
+        np.testing.assert_array_equal(
+            report.value["w"],
+            np.full(5, 4 * 4 + 5 * 3, np.float32),
+            "steps 1-4 of four servers, 5-9 of three",
+        )
 
 
 def test_by_default_more_than_half_of_the_view_must_survive() -> None:
@@ -154,7 +160,9 @@ def test_a_training_function_that_raises_on_one_server() -> None:
         ({"address": "127.0.0.1:1"}, "address is for the ray launcher"),
     ],
 )
-def test_a_job_that_cannot_be_is_refused_before_anything_starts(settings: dict[str, object], message: str) -> None:
+def test_a_job_that_cannot_be_is_refused_before_anything_starts(
+    settings: dict[str, object], message: str
+) -> None:
     before = jobs.children()
     with pytest.raises(UsageError, match=message):
         bml.launch(jobs.descend, **{"launcher": "processes", "fabric": "bcube:2x2", **settings})  # type: ignore[arg-type]

@@ -58,7 +58,13 @@ def test_digits_with_faults_report_and_json(tmp_path: Path) -> None:
 def test_summary_for_people(script: str) -> None:
     done = bml_run(script, "--launcher", "processes", "--fabric", "bcube:2x2")
     assert done.returncode == 0, done.stderr
-    for text in ("view 1: 4 servers (start)", "hello from 3", "steps committed: 1", "all hold the same bits", "sum 4"):
+    for text in (
+        "view 1: 4 servers (start)",
+        "hello from 3",
+        "steps committed: 1",
+        "all hold the same bits",
+        "sum 4",
+    ):
         assert text in done.stdout, done.stdout
     quiet = bml_run(script, "--launcher", "processes", "--fabric", "bcube:2x2", "--quiet")
     assert "hello" not in quiet.stdout
@@ -91,7 +97,9 @@ def test_fault_plan_of_a_file(script: str, tmp_path: Path) -> None:
 def test_interrupt_leaves_nothing(script: str) -> None:
     shared = set(os.listdir("/dev/shm"))
     command = [*BML, "run", f"{script}:endless", "--launcher", "processes", "--fabric", "bcube:2x2"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     assert process.stdout is not None
     assert "view 1" in process.stdout.readline()
     family = psutil.Process(process.pid).children(recursive=True)

@@ -22,15 +22,19 @@ def test_bml_on_a_damaged_fabric_is_the_papers_way():
     assert plan(parse("bcube:4x2"), "detour").forest.detours == {}
 
 
-@pytest.mark.parametrize("name", ["ring", "flextree:3x3", "packed", "exchange"])
-def test_what_is_not_built_yet(name):
-    with pytest.raises(UsageError, match="is not built yet: choose one of auto, bml, detour"):
-        plan(parse("bcube:3x2"), name)
-
-
-def test_what_is_no_algorithm():
-    with pytest.raises(UsageError, match="'rings' is not an algorithm: choose one of auto, bml, detour"):
-        plan(parse("bcube:3x2"), "rings")
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("rings", "'rings' is not an algorithm: choose one of auto, bml, detour"),
+        ("mesh:3", "'3' cannot follow the colon in 'mesh:3': write mesh alone"),
+        ("ring:two", "write it like ring or ring:both"),
+        ("flextree:3y3", "write it like flextree or flextree:3x3"),
+        ("ps:", "write it like ps or ps:4"),
+    ],
+)
+def test_what_is_no_algorithm(text, says):
+    with pytest.raises(UsageError, match=says):
+        plan(parse("bcube:3x2"), text)
 
 
 def test_disconnected_survivors_are_named():

@@ -1,0 +1,119 @@
+"""`bml plan --compare`: the table algorithms x fabrics of the papers, healthy and damaged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from bml.schedule import ALGORITHMS
+from bml.schedule.compare import PAPERS, Cell, compare, single_failures
+from topology import BCube, Fabric, Torus, parse
+
+SIZES = (4, 8, 16)
+DEPTHS = (2, 3, 4)
+DAMAGED = ("bcube:3x2", "bcube:4x2", "bcube:2x3", "torus:4x2")
+"""Fabrics of the table of failures."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """One table: a row per algorithm, a column per fabric."""
+
+    title: str
+    columns: tuple[str, ...]
+    cells: tuple[Cell, ...]
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """Algorithm, then the times of all columns; `-` where there is none."""
+        width = len(self.columns)
+        algorithms = len(self.cells) // width
+        by_fabric = [self.cells[i::algorithms] for i in range(algorithms)]
+        return [(row[0].algorithm, *(_time(cell) for cell in row)) for row in by_fabric]
+
+    def notes(self) -> list[str]:
+        """Why the entries without a time have none."""
+        return [f"{cell.algorithm} on {cell.fabric}: {cell.why}" for cell in self.cells if cell.why]
+
+
+def papers() -> list[Grid]:
+    """The papers' table: n = 4, 8, 16 and h = 2, 3, 4 healthy; small fabrics with one failure."""
+    healthy = [
+        _grid(
+            f"healthy, n = {n}", [parse(f"{family}:{n}x{h}") for family in ("bcube", "torus") for h in DEPTHS]
+        )
+        for n in SIZES
+    ]
+    names = [name for name in ALGORITHMS if name != "auto"]
+    return healthy + [of_fabric(parse(name), names) for name in DAMAGED]
+
+
+def of_fabric(fabric: Fabric, algorithms: Iterable[str] = ()) -> Grid:
+    """All algorithms on one fabric: as it is if it is damaged, else healthy and after single failures."""
+    names = list(algorithms) or [name for name in ALGORITHMS if name != "auto"]
+    one_nic = not isinstance(fabric.wiring, BCube | Torus)
+    fabrics = [fabric] if fabric.failures else single_failures(fabric)[: 2 if one_nic else 4]
+    heads = ("healthy", "server:0 dead", "link:0/0 dead", "switch:0/0 dead")[: len(fabrics)]
+    columns = (str(fabric),) if fabric.failures else heads
+    return Grid(fabric.name, columns, tuple(compare(fabrics, names)))
+
+
+def _grid(title: str, fabrics: list[Fabric]) -> Grid:
+    return Grid(title, tuple(fabric.name for fabric in fabrics), tuple(compare(fabrics, PAPERS)))
+
+
+def show(grids: list[Grid], form: str) -> None:
+    """Print the tables in a form: table, markdown or json; times are pipelined and in T."""
+    if form == "json":
+        click.echo(json.dumps({"tables": [_as_json(grid) for grid in grids]}))
+    elif form == "markdown":
+        click.echo("\n\n".join(_as_markdown(grid) for grid in grids))
+    else:
+        for grid in grids:
+            _print(grid)
+
+
+def _time(cell: Cell) -> str:
+    return "-" if cell.gst is None else f"{float(cell.gst):.4f}"
+
+
+def _rounded(value: Fraction | None) -> float | None:
+    return None if value is None else round(float(value), 4)
+
+
+def _as_json(grid: Grid) -> dict[str, object]:
+    rows = [
+        {
+            "fabric": cell.fabric,
+            "algorithm": cell.algorithm,
+            "gst": _rounded(cell.gst),
+            "gst_staged": _rounded(cell.gst_staged),
+            "how": cell.how,
+            "why": cell.why,
+        }
+        for cell in grid.cells
+    ]
+    return {"title": grid.title, "rows": rows}
+
+
+def _as_markdown(grid: Grid) -> str:
+    lines = [f"**{grid.title}**", "", "| GST in T | " + " | ".join(grid.columns) + " |"]
+    lines.append("| --- |" + " --- |" * len(grid.columns))
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in grid.rows()])
+
+
+def _print(grid: Grid) -> None:
+    table = Table(title=f"{grid.title}: pipelined GST in T")
+    for head in ("algorithm", *grid.columns):
+        table.add_column(head)
+    for row in grid.rows():
+        table.add_row(*row)
+    console = Console(markup=False)
+    console.print(table)
+    for note in grid.notes():
+        console.print(f"- {note}", soft_wrap=True)

@@ -1,0 +1,48 @@
+"""Where the cost model's constants are kept: a JSON file, written by calibration, read by `bml plan`."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, fields
+from pathlib import Path
+
+from bml.schedule.model import DEFAULTS, Constants
+from topology import UsageError
+
+
+def default_path() -> Path:
+    """`$BML_CONSTANTS`, else `bml/constants.json` in the user's configuration folder."""
+    named = os.environ.get("BML_CONSTANTS")
+    folder = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(named) if named else Path(folder).expanduser() / "bml" / "constants.json"
+
+
+def load_constants(path: Path | None = None) -> tuple[Constants, str]:
+    """Read the constants and say where they come from; the defaults if the usual file does not exist.
+
+    Raises:
+        UsageError: a file that was named does not exist, or a file does not hold positive numbers.
+    """
+    source = path or default_path()
+    if path is None and not source.exists():
+        return DEFAULTS, "default constants, not measured here"
+    try:
+        read = json.loads(source.read_text())
+        values = {field.name: float(read[field.name]) for field in fields(Constants)}
+        if min(values.values()) < 0:
+            raise ValueError("a constant is negative")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        names = ", ".join(field.name for field in fields(Constants))
+        raise UsageError(
+            f"{source} holds no constants ({error!r}): it must be a JSON object of {names}, in seconds"
+        ) from None
+    return Constants(**values), f"constants of {source}"
+
+
+def store_constants(constants: Constants, path: Path | None = None) -> Path:
+    """Write the constants, the usual place if no other is named; return where."""
+    target = path or default_path()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(asdict(constants), indent=2) + "\n")
+    return target

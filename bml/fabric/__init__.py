@@ -1,0 +1,24 @@
+"""An emulated server-centric network on one Linux machine: namespaces, veth cables, bridges, token buckets.
+
+`up` returns an `Emulated`: `up("bcube:3x2", "200mbit")`, then `.cut(4, 0)`, `.heal(4, 0)`, `.down()`.
+"""
+
+from bml.fabric.condition import Condition, Damage
+from bml.fabric.layout import DEFAULT_NAME, GOODPUT, Layout, parse_rate, rate_text
+from bml.fabric.network import DEFAULT_RATE, Emulated, down, find, obstacle, up
+
+__all__ = [
+    "DEFAULT_NAME",
+    "DEFAULT_RATE",
+    "GOODPUT",
+    "Condition",
+    "Damage",
+    "Emulated",
+    "Layout",
+    "down",
+    "find",
+    "obstacle",
+    "parse_rate",
+    "rate_text",
+    "up",
+]

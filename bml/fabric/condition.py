@@ -1,0 +1,105 @@
+"""What an emulated fabric is set to, rates and damage, and what that means for each end of a cable. Pure.
+
+A cable is cut by taking the switch's port down: the server's NIC stays up, keeps its address and its route,
+and has no carrier. A black hole keeps the carrier and drops what either end sends.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from bml.fabric.layout import MANAGEMENT, ONE_SWITCH, Cable, End, Layout, parse_rate, rate_text
+from topology.errors import UsageError
+
+#: A burst below about 70 kB splits every segment of 64 kB in software and ruins the throughput.
+BURST_NBYTES = 75_000
+_QUEUE_S = 0.08
+_DAMAGE = re.compile(r"(cut|blackhole|slow|switch):([0-9]{1,9})/([0-9]{1,9})(?:,rate=([0-9.a-z]+))?")
+
+
+@dataclass(frozen=True, order=True)
+class Damage:
+    """`cut`, `blackhole` or `slow` of a link (server, level), or `switch` for a dead one (level, group)."""
+
+    kind: str
+    at: tuple[int, int]
+    rate_bit: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Damage:
+        """Read what `str()` gives, such as `cut:4/0` or `slow:4/1,rate=10mbit`. Raises UsageError."""
+        found = _DAMAGE.fullmatch(text.strip())
+        if found is None or (found[1] == "slow") != (found[4] is not None):
+            raise UsageError(f"'{text}' cannot be: write it like cut:4/0, slow:4/1,rate=10mbit or switch:0/2")
+        return cls(found[1], (int(found[2]), int(found[3])), parse_rate(found[4]) if found[4] else 0)
+
+    def __str__(self) -> str:
+        rate = f",rate={rate_text(self.rate_bit)}" if self.kind == "slow" else ""
+        return f"{self.kind}:{self.at[0]}/{self.at[1]}{rate}"
+
+    def cables(self, layout: Layout) -> tuple[Cable, ...]:
+        """What it touches. Raises UsageError if the fabric has no such part."""
+        return layout.cables_of(self.at) if self.kind == "switch" else (layout.cable(self.at),)
+
+    def replaces(self, other: Damage) -> bool:
+        """Whether both are about the same part: it has the newer one only."""
+        return self.at == other.at and (self.kind == "switch") == (other.kind == "switch")
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Rates in bits per second, and what is broken, each part once."""
+
+    rate_bit: int
+    one_switch_bit: int
+    damages: frozenset[Damage] = frozenset()
+
+    @property
+    def rates(self) -> tuple[int, int]:
+        """Both rates, without the damage."""
+        return self.rate_bit, self.one_switch_bit
+
+    def damaged(self, damage: Damage) -> Condition:
+        """With one more damage, in place of what that part had before."""
+        kept = {other for other in self.damages if not damage.replaces(other)}
+        return replace(self, damages=frozenset(kept | {damage}))
+
+    def healed(self, part: Damage) -> Condition:
+        """Without what `part.at` has, a link or, if its kind is `switch`, a switch."""
+        return replace(self, damages=frozenset(other for other in self.damages if not part.replaces(other)))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What one end of a cable is set to. `rate_bit` None: unshaped; 0: everything it sends is dropped."""
+
+    up: bool
+    rate_bit: int | None
+
+    @property
+    def queue_nbytes(self) -> int:
+        """Bytes that may wait for their turn, the burst included: 80 ms of the rate."""
+        return int((self.rate_bit or 0) / 8 * _QUEUE_S) + BURST_NBYTES
+
+
+def setting(cable: Cable, end: End, condition: Condition) -> Setting:
+    """What this end of the cable is to be set to."""
+    if cable.network == MANAGEMENT:
+        return Setting(up=True, rate_bit=None)
+    if cable.network == ONE_SWITCH:
+        return Setting(up=True, rate_bit=condition.one_switch_bit)
+    here = [damage for damage in condition.damages if _touches(damage, cable)]
+    down = any(
+        # A dead switch takes its ports down, a cut the end that is not the named NIC's.
+        (damage.kind == "switch" and (end.bridge is not None or len(cable.links) == 2))
+        or (damage.kind == "cut" and end != cable.end_of(damage.at[0]))
+        for damage in here
+    )
+    silent = any(damage.kind == "blackhole" for damage in here)
+    slowest = min([condition.rate_bit, *(damage.rate_bit for damage in here if damage.kind == "slow")])
+    return Setting(up=not down, rate_bit=0 if silent else slowest)
+
+
+def _touches(damage: Damage, cable: Cable) -> bool:
+    return damage.at == cable.switch if damage.kind == "switch" else damage.at in cable.links

@@ -1,0 +1,210 @@
+"""Where everything of an emulated fabric is: namespaces, devices, addresses, cables. Pure.
+
+Server i lives in the namespace NAME-s{i} with the NICs b0, b1, … (one per level), f0 (the one-switch network,
+for peers with one NIC) and m0 (the management network). All switches live in the namespace NAME-switches:
+bridges sw{level}-{group}, `one-switch` and `management`. The cables of a torus have no switch: they join the
+namespaces of two servers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from topology import BCube, BigSwitch, Fabric, Link, LinkFailure, Switch, SwitchFailure, Torus
+from topology.errors import UsageError
+
+DEFAULT_NAME = "bml"
+MAX_SERVERS = 16
+MTU = 1500
+GOODPUT = 0.954
+"""What is left of a NIC's rate for the bytes of TCP at an MTU of 1500, after all headers."""
+SWITCHES = "switches"
+ONE_SWITCH = "one-switch"
+MANAGEMENT = "management"
+
+_HOST_OF_COORDINATOR = 254
+_NAME = re.compile(r"[a-z][a-z0-9]{0,15}")
+_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kmg]?)bit")
+_UNIT = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
+_LEAST_BIT, _MOST_BIT = 8 * 10**3, 10 * 10**9
+
+
+@dataclass(frozen=True)
+class End:
+    """One end of a cable: a device in a namespace, with an address (a NIC) or on a bridge (a port)."""
+
+    room: str
+    """`s4` or `switches`; the namespace is NAME-room."""
+    device: str
+    address: str | None = None
+    bridge: str | None = None
+
+
+@dataclass(frozen=True)
+class Cable:
+    """A veth pair. `links` are the fabric's links that it is: one, two for a direct cable, or none."""
+
+    near: End
+    far: End
+    network: str
+    """`fabric`, `one-switch` or `management`."""
+    links: tuple[Link, ...] = ()
+    switch: Switch | None = None
+
+    def end_of(self, server: int) -> End:
+        """The end in this server's namespace."""
+        return self.near if self.near.room == room_of(server) else self.far
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All that has a name in the emulated `fabric` called `name`. Raises UsageError if it cannot be."""
+
+    fabric: Fabric
+    name: str = DEFAULT_NAME
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        if not isinstance(self.fabric.wiring, BCube | Torus | BigSwitch):
+            raise UsageError(f"{self.fabric.name} cannot be emulated: give a bcube, a torus or a switch")
+        if self.fabric.n_servers > MAX_SERVERS:
+            raise UsageError(
+                f"{self.fabric.name} has {self.fabric.n_servers} servers, {MAX_SERVERS} can be emulated"
+            )
+        if self.fabric.failures or self.fabric.rates:
+            raise UsageError(f"{self.fabric} is damaged: bring up the healthy one and break it then")
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether cables join servers and there are no switches."""
+        return isinstance(self.fabric.wiring, Torus)
+
+    @property
+    def rooms(self) -> tuple[str, ...]:
+        """Every namespace, without the fabric's name."""
+        return (SWITCHES, *(room_of(server) for server in self.fabric.servers))
+
+    def namespace(self, room: str) -> str:
+        """Full name of a namespace."""
+        return f"{self.name}-{room}"
+
+    @property
+    def bridges(self) -> tuple[str, ...]:
+        """Every switch."""
+        own = () if self.is_direct else tuple(bridge_of(switch) for switch in self.fabric.switches)
+        return (*own, ONE_SWITCH, MANAGEMENT)
+
+    @cached_property
+    def cables(self) -> tuple[Cable, ...]:
+        """Every cable: those of the fabric, then two of each server to the networks beside it."""
+        fabric = tuple(cable for switch in self.fabric.switches for cable in self._cables_of(switch))
+        beside = tuple(
+            Cable(
+                End(room_of(server), device, f"{self._beside(network, server)}/24"),
+                End(SWITCHES, f"{device}s{server}", bridge=network),
+                network,
+            )
+            for server in self.fabric.servers
+            for network, device in ((ONE_SWITCH, "f0"), (MANAGEMENT, "m0"))
+        )
+        return fabric + beside
+
+    def cable(self, link: Link) -> Cable:
+        """The cable that is this link. Raises UsageError if the fabric has no such link."""
+        self.fabric.without(LinkFailure(*link))
+        return self._by_link[link]
+
+    def cables_of(self, switch: Switch) -> tuple[Cable, ...]:
+        """All cables of a switch; of a direct cable, itself. Raises UsageError if there is none such."""
+        self.fabric.without(SwitchFailure(*switch))
+        return tuple(cable for cable in self.cables if cable.switch == switch)
+
+    def nics(self, server: int) -> tuple[str, ...]:
+        """Addresses of a server's NICs by level; loopback where a level is not wired (odd rings)."""
+        return tuple(
+            "127.0.0.1" if self.fabric.group(server, level) < 0 else self._nic(server, level)
+            for level in range(self.fabric.levels)
+        )
+
+    def one_switch_address(self, server: int) -> str:
+        """Address in the one-switch network."""
+        return self._beside(ONE_SWITCH, server)
+
+    def management_address(self, server: int) -> str:
+        """Address in the management network."""
+        return self._beside(MANAGEMENT, server)
+
+    @property
+    def coordinator_address(self) -> str:
+        """Address of the namespace of the switches in the management network."""
+        return f"10.30.0.{_HOST_OF_COORDINATOR}"
+
+    @cached_property
+    def _by_link(self) -> Mapping[Link, Cable]:
+        return {link: cable for cable in self.cables for link in cable.links}
+
+    def _nic(self, server: int, level: int) -> str:
+        return f"10.{10 + level}.{self.fabric.group(server, level)}.{server + 1}"
+
+    def _beside(self, network: str, server: int) -> str:
+        return f"10.{20 if network == ONE_SWITCH else 30}.0.{server + 1}"
+
+    def _cables_of(self, switch: Switch) -> tuple[Cable, ...]:
+        level, group = switch
+        members = self.fabric.members(level, group)
+        ends = [End(room_of(each), f"b{level}", f"{self._nic(each, level)}/24") for each in members]
+        links = [(each, level) for each in members]
+        if self.is_direct:
+            return (Cable(ends[0], ends[1], "fabric", tuple(links), switch),)
+        return tuple(
+            Cable(
+                near,
+                End(SWITCHES, f"b{level}s{link[0]}", bridge=bridge_of(switch)),
+                "fabric",
+                (link,),
+                switch,
+            )
+            for near, link in zip(ends, links, strict=True)
+        )
+
+
+def room_of(server: int) -> str:
+    """Namespace of a server, without the fabric's name."""
+    return f"s{server}"
+
+
+def bridge_of(switch: Switch) -> str:
+    """Device of a switch."""
+    return f"sw{switch[0]}-{switch[1]}"
+
+
+def belongs(namespace: str, name: str) -> bool:
+    """Whether a namespace is one of the emulated fabric called `name`, whatever its shape."""
+    return re.fullmatch(rf"{re.escape(name)}-(s[0-9]+|{SWITCHES})", namespace) is not None
+
+
+def check_name(name: str) -> str:
+    """Return the name of an emulated fabric as it is. Raises UsageError if it is none."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{name!r} is no name: 1 to 16 lower-case letters and digits, a letter first")
+    return name
+
+
+def parse_rate(text: str) -> int:
+    """Read a rate such as `200mbit`, `1gbit` or `500kbit`: bits per second. Raises UsageError."""
+    found = _RATE.fullmatch(text.strip().lower())
+    rate_bit = int(float(found[1]) * _UNIT[found[2]]) if found else 0
+    if not _LEAST_BIT <= rate_bit <= _MOST_BIT:
+        raise UsageError(f"'{text}' is no rate: write it like 200mbit, from 8kbit to 10gbit")
+    return rate_bit
+
+
+def rate_text(rate_bit: int) -> str:
+    """Write a rate as `parse_rate` reads it."""
+    for unit in ("g", "m", "k"):
+        if rate_bit % _UNIT[unit] == 0:
+            return f"{rate_bit // _UNIT[unit]}{unit}bit"
+    return f"{rate_bit}bit"

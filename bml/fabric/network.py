@@ -1,0 +1,273 @@
+"""The emulated fabric as an object: bring it up, break and heal it, take it down."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+
+from bml.fabric import namespace, state
+from bml.fabric.condition import Condition, Damage
+from bml.fabric.layout import (
+    DEFAULT_NAME,
+    SWITCHES,
+    Layout,
+    belongs,
+    check_name,
+    parse_rate,
+    rate_text,
+    room_of,
+)
+from bml.fabric.state import State
+from topology import Fabric, parse
+from topology.errors import BmlError, FabricError, UsageError
+
+DEFAULT_RATE = "200mbit"
+Rate = str | int
+"""Bits per second, or a text such as `200mbit`."""
+
+
+@dataclass(frozen=True)
+class Emulated:
+    """An emulated fabric that is up. It may be used by several processes; each change is made under a lock.
+
+    All methods that change something need root and raise FabricError if the fabric is not up (any more),
+    UsageError if it has no such part.
+    """
+
+    layout: Layout
+
+    @property
+    def name(self) -> str:
+        """Its name on this machine."""
+        return self.layout.name
+
+    @property
+    def fabric(self) -> Fabric:
+        """Its shape, healthy."""
+        return self.layout.fabric
+
+    @property
+    def condition(self) -> Condition:
+        """What it is set to now."""
+        return _complete(self.name).condition
+
+    def shape(self, rate: Rate | None = None, one_switch_rate: Rate | None = None) -> None:
+        """Set the rate of every cable of the fabric, or of the one-switch network; slow ones stay slow."""
+        rate_bit, one_switch_bit = _bits(rate), _bits(one_switch_rate)
+        self._change(
+            lambda now: Condition(rate_bit or now.rate_bit, one_switch_bit or now.one_switch_bit, now.damages)
+        )
+
+    def cut(self, server: int, level: int) -> None:
+        """Cut the cable of a NIC: the NIC has no carrier, the other side hears nothing."""
+        self.damage(Damage("cut", (server, level)))
+
+    def blackhole(self, server: int, level: int) -> None:
+        """Drop whatever is sent over a cable, both ways, without a sign."""
+        self.damage(Damage("blackhole", (server, level)))
+
+    def slow(self, server: int, level: int, rate: Rate) -> None:
+        """Give one cable a lower rate than the others, both ways."""
+        self.damage(Damage("slow", (server, level), _bits(rate) or 0))
+
+    def switch_down(self, level: int, group: int) -> None:
+        """Take a switch down: no NIC on it has a carrier."""
+        self.damage(Damage("switch", (level, group)))
+
+    def heal(self, server: int, level: int) -> None:
+        """Undo whatever was done to a cable; one at a dead switch stays dead."""
+        self.mend(Damage("cut", (server, level)))
+
+    def switch_up(self, level: int, group: int) -> None:
+        """Undo `switch_down`; cables that were broken themselves stay so."""
+        self.mend(Damage("switch", (level, group)))
+
+    def heal_all(self) -> None:
+        """Undo all damage."""
+        self._change(lambda now: replace(now, damages=frozenset()))
+
+    def damage(self, damage: Damage) -> None:
+        """Do this damage, instead of what the same part had before."""
+        damage.cables(self.layout)
+        self._change(lambda now: now.damaged(damage))
+
+    def mend(self, damage: Damage) -> None:
+        """Undo the damage of this part, whatever it is."""
+        damage.cables(self.layout)
+        self._change(lambda now: now.healed(damage))
+
+    def has_carrier(self, server: int, level: int) -> bool:
+        """Whether this NIC has a carrier now."""
+        return bool(_netlink().carrier(self.layout, server, level))
+
+    def namespace(self, server: int) -> str:
+        """Name of the namespace in which a server lives."""
+        return self.layout.namespace(room_of(server))
+
+    def namespace_path(self, server: int | None) -> str:
+        """File by which a server's namespace is entered, that of the switches for None."""
+        return namespace.path_of(self.layout.namespace(SWITCHES if server is None else room_of(server)))
+
+    def status(self) -> dict[str, Any]:
+        """What is up, ready for JSON; `rate` and `one_switch_rate` in bits per second."""
+        now = self.condition
+        return {
+            "name": self.name,
+            "fabric": self.fabric.name,
+            "servers": self.fabric.n_servers,
+            "switches": 0 if self.layout.is_direct else len(self.fabric.switches),
+            "rate": now.rate_bit,
+            "one_switch_rate": now.one_switch_bit,
+            "failures": [str(damage) for damage in sorted(now.damages)],
+            "addresses": {
+                server: {
+                    "namespace": self.namespace(server),
+                    "nics": list(self.layout.nics(server)),
+                    "one_switch": self.layout.one_switch_address(server),
+                    "management": self.layout.management_address(server),
+                }
+                for server in self.fabric.servers
+            },
+        }
+
+    def down(self) -> dict[int, str]:
+        """Remove it; see the function `down`."""
+        return down(self.name)
+
+    def _change(self, change: Callable[[Condition], Condition]) -> None:
+        with state.locked():
+            known = _complete(self.name)
+            if known.fabric != self.fabric.name:
+                raise FabricError(f"{self.name} is a {known.fabric} now, not a {self.fabric.name} any more")
+            condition = change(known.condition)
+            changed = condition.damages ^ known.condition.damages
+            touched = {cable for damage in changed for cable in damage.cables(self.layout)}
+            everything = condition.rates != known.condition.rates
+            # Saved first: if this is interrupted, the next change of the part, or heal, sets it right.
+            state.save(self.name, replace(known, condition=condition))
+            _netlink().settle(self.layout, self.layout.cables if everything else touched, condition)
+
+
+def up(
+    fabric: Fabric | str,
+    rate: Rate = DEFAULT_RATE,
+    *,
+    one_switch_rate: Rate | None = None,
+    name: str = DEFAULT_NAME,
+) -> Emulated:
+    """Bring up an emulated fabric on this machine; if it is up already, nothing changes.
+
+    `rate` is that of every NIC, each way; `one_switch_rate` that of the one-switch network beside it
+    (default: the same). What an interrupted call left behind is removed first.
+
+    Raises UsageError for a fabric or a rate that cannot be, FabricError without root or pyroute2, or if
+    another fabric, or one with other rates, is up under this name.
+    """
+    layout = Layout(parse(fabric) if isinstance(fabric, str) else fabric, name)
+    rate_bit = _bits(rate) or 0
+    condition = Condition(rate_bit, _bits(one_switch_rate) or rate_bit)
+    with state.locked():
+        known = _known(name)
+        if known is not None and known.complete:
+            _check_same(known, layout, condition)
+            return Emulated(layout)
+        netlink = _netlink()
+        netlink.destroy(name)
+        state.save(name, State(layout.fabric.name, condition, complete=False))
+        try:
+            netlink.build(layout, condition)
+        except BaseException:
+            netlink.destroy(name)
+            state.forget(name)
+            raise
+        state.save(name, State(layout.fabric.name, condition, complete=True))
+    return Emulated(layout)
+
+
+def find(name: str = DEFAULT_NAME) -> Emulated:
+    """The emulated fabric that is up under this name. Raises FabricError if there is none."""
+    return Emulated(Layout(parse(_complete(check_name(name)).fabric), name))
+
+
+def down(name: str = DEFAULT_NAME) -> dict[int, str]:
+    """Remove everything of this fabric, whole or not; no effect if there is nothing.
+
+    Returns the processes (pid -> command) that still run inside it, without a network.
+    """
+    check_name(name)
+    with state.locked():
+        left: dict[int, str] = _netlink().destroy(name)
+        state.forget(name)
+        return left
+
+
+def obstacle() -> str | None:
+    """Why this process cannot bring up an emulated fabric; None if it can."""
+    probe = f"bml-probe-{os.getpid()}"
+    try:
+        _netlink()
+        with state.locked():
+            namespace.create(probe)
+            namespace.remove(probe)
+    except BmlError as error:
+        return str(error)
+    return None
+
+
+def _known(name: str) -> State | None:
+    """What is up: the file's word, unless a reboot or somebody's `ip netns del` made it wrong."""
+    known = state.load(name)
+    present = {each for each in namespace.names() if belongs(each, name)}
+    if known is None:
+        return State("", Condition(0, 0), complete=False) if present else None
+    if known.complete and present != {f"{name}-{room}" for room in Layout(parse(known.fabric), name).rooms}:
+        return replace(known, complete=False)
+    return known
+
+
+def _complete(name: str) -> State:
+    known = _known(name)
+    if known is None:
+        raise FabricError(f"no emulated fabric {name} is up: bml fabric up bcube:3x2{_named(name)}")
+    if not known.complete:
+        raise FabricError(f"the emulated fabric {name} is not whole: bml fabric down{_named(name)}, then up")
+    return known
+
+
+def _check_same(known: State, layout: Layout, condition: Condition) -> None:
+    now = known.condition
+    if known.fabric != layout.fabric.name:
+        raise FabricError(
+            f"a {known.fabric} is up already as {layout.name}: take it down with bml fabric "
+            f"down{_named(layout.name)}, or give this one another --name"
+        )
+    if now.rates != condition.rates:
+        was, wanted = (
+            f"{rate_text(each.rate_bit)} and {rate_text(each.one_switch_bit)}" for each in (now, condition)
+        )
+        raise FabricError(
+            f"{layout.name} is up already with {was} (its own cables, one-switch network), not {wanted}: "
+            f"bml fabric shape{_named(layout.name)} changes that"
+        )
+
+
+def _named(name: str) -> str:
+    return "" if name == DEFAULT_NAME else f" --name {name}"
+
+
+def _bits(rate: Rate | None) -> int | None:
+    if rate is None or isinstance(rate, str):
+        return None if rate is None else parse_rate(rate)
+    if rate <= 0:
+        raise UsageError(f"a rate of {rate} bit/s cannot be")
+    return parse_rate(f"{rate}bit")
+
+
+def _netlink() -> ModuleType:
+    """Raises FabricError if pyroute2 is missing; what only looks does not need it."""
+    from bml.fabric import netlink
+
+    return netlink

@@ -1,0 +1,150 @@
+"""The dataflow of one step of an exchange on one server: what it has summed so far goes out, round by round.
+
+Same interface as `Engine`, for programs that are no forest. A slice goes through the rounds on its own:
+
+    round r    sum so far sent to the partners of round r; all their sums are in  -->  added in id order
+               -- it was the last round                                           -->  final
+               -- it was not                                                      -->  round r+1
+
+Memory: IN holds the sum so far of round 0 and OUT that after the last round. In between it has a place of
+its own in SCRATCH for every round, as the partners' sums have, because what is being sent must not change.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from bml.protocol.engine import Buffer, Engine, Instruction, Place, Reduce, Send, Stamp
+from bml.protocol.frame import FrameError, Header, Kind
+from bml.schedule import AnyProgram, ExchangeProgram, Hop
+
+
+class _Term(NamedTuple):
+    """Where one partner's sums lie in SCRATCH, and in which round they come."""
+
+    round: int
+    base: int
+
+
+class ExchangeEngine:
+    """The dataflow of one step; see the module's text and `Engine`."""
+
+    def __init__(self, program: ExchangeProgram, stamp: Stamp, n_elements: int, slice_elements: int):
+        self.server = program.server
+        self.stamp = stamp
+        self.n_elements = n_elements
+        self.remaining = n_elements
+        self.handled = 0
+        self.scratch_elements = 0
+        self._rounds = program.rounds
+        self._slice = max(1, slice_elements)
+        self._starts = range(0, n_elements, self._slice)
+        self._terms: dict[int, _Term] = {}
+        self._sums = [self._sum_place(number) for number in range(len(self._rounds) + 1)]
+        for number, partners in enumerate(self._rounds):
+            for hop in partners:
+                self._terms[hop.peer] = _Term(number, self._reserve())
+        self._at = [0] * len(self._starts)  # round that each slice is in
+        self._missing = [
+            [(self._stop(unit) - start) * len(partners) for unit, start in enumerate(self._starts)]
+            for partners in self._rounds
+        ]
+        self.expected = n_elements * len(self._terms)
+
+    @property
+    def complete(self) -> bool:
+        """Every output is final on this server."""
+        return self.remaining == 0
+
+    @property
+    def progress(self) -> float:
+        """Fraction, 0 to 1, of the elements this server must receive that have arrived."""
+        return self.handled / self.expected if self.expected else 1.0
+
+    def start(self) -> Iterator[Instruction]:
+        """What can be done with this server's own contribution alone."""
+        for unit, start in enumerate(self._starts):
+            if self._rounds:
+                yield from self._send(unit)
+            else:
+                stop = self._stop(unit)
+                self.remaining -= stop - start
+                yield Reduce(start, stop, (Place(Buffer.IN, start),))
+
+    def place(self, kind: Kind, origin: int, dest: int, start: int, stop: int) -> Place:
+        """Where the payload of a frame belongs; raises FrameError if this server expects no such frame."""
+        if dest != self.server or kind != Kind.UP or origin not in self._terms or stop > self.n_elements:
+            raise FrameError(f"no frame {start}:{stop} of kind {kind} from {origin} to {dest} belongs here")
+        return Place(Buffer.SCRATCH, self._terms[origin].base + start)
+
+    def received(self, kind: Kind, origin: int, dest: int, start: int, stop: int) -> Iterator[Instruction]:
+        """The payload of a frame is in its place; what can be done now."""
+        self.handled += stop - start
+        missing = self._missing[self._terms[origin].round]
+        unit = bisect_right(self._starts, start) - 1
+        while unit < len(self._starts) and self._starts[unit] < stop:
+            missing[unit] -= min(stop, self._stop(unit)) - max(start, self._starts[unit])
+            yield from self._advance(unit)
+            unit += 1
+
+    def _advance(self, unit: int) -> Iterator[Instruction]:
+        """Take a slice through all rounds whose sums are in; a later round's may have come early."""
+        while self._at[unit] < len(self._rounds) and not self._missing[self._at[unit]][unit]:
+            yield self._reduce(unit)
+            self._at[unit] += 1
+            if self._at[unit] < len(self._rounds):
+                yield from self._send(unit)
+            else:
+                self.remaining -= self._stop(unit) - self._starts[unit]
+
+    def _reduce(self, unit: int) -> Reduce:
+        number, start = self._at[unit], self._starts[unit]
+        terms = {hop.peer: self._term(hop, start) for hop in self._rounds[number]}
+        terms[self.server] = self._sum(number, start)
+        ordered = tuple(terms[peer] for peer in sorted(terms))
+        return Reduce(start, self._stop(unit), ordered, self._sum(number + 1, start))
+
+    def _send(self, unit: int) -> Iterator[Send]:
+        number, start, stop = self._at[unit], self._starts[unit], self._stop(unit)
+        epoch, step, signature, itemsize = self.stamp
+        # Earlier slices first, and of one slice later rounds first.
+        priority = unit * len(self._rounds) + len(self._rounds) - 1 - number
+        for hop in self._rounds[number]:
+            nbytes = (stop - start) * itemsize
+            header = Header(Kind.UP, epoch, step, self.server, hop.peer, signature, start, stop, nbytes)
+            yield Send(hop.via, hop.level, header, self._sum(number, start), priority)
+
+    def _stop(self, unit: int) -> int:
+        return min(self._starts[unit] + self._slice, self.n_elements)
+
+    def _term(self, hop: Hop, start: int) -> Place:
+        return Place(Buffer.SCRATCH, self._terms[hop.peer].base + start)
+
+    def _sum(self, number: int, start: int) -> Place:
+        """Where the sum before round `number` lies."""
+        buffer, base = self._sums[number]
+        return Place(buffer, base + start)
+
+    def _sum_place(self, number: int) -> Place:
+        if number == 0:
+            return Place(Buffer.IN, 0)
+        if number == len(self._rounds):
+            return Place(Buffer.OUT, 0)
+        return Place(Buffer.SCRATCH, self._reserve())
+
+    def _reserve(self) -> int:
+        base = self.scratch_elements
+        self.scratch_elements += self.n_elements
+        return base
+
+
+AnyEngine = Engine | ExchangeEngine
+
+
+def engine_for(program: AnyProgram, stamp: Stamp, n_elements: int, slice_elements: int) -> AnyEngine:
+    """Make the engine that runs a program: of trees, or of an exchange."""
+    if isinstance(program, ExchangeProgram):
+        return ExchangeEngine(program, stamp, n_elements, slice_elements)
+    return Engine(program, stamp, n_elements, slice_elements)

@@ -1,0 +1,66 @@
+"""A simulated process: it runs what reaches it, unless it is dead; while it is frozen everything waits."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+Action = Callable[[], None]
+T = TypeVar("T")
+
+
+class Process:
+    """Alive, frozen (SIGSTOP: what reaches it waits in its sockets, in order) or dead for good."""
+
+    def __init__(self) -> None:
+        self.alive = True
+        self.frozen = False
+        self._held: deque[Action] = deque()
+        self._due: Action | None = None
+
+    @property
+    def runs(self) -> bool:
+        """Neither dead nor frozen."""
+        return self.alive and not self.frozen
+
+    def run(self, action: Action) -> None:
+        """Run now, after the thaw, or never."""
+        if self.frozen:
+            self._held.append(action)
+        elif self.alive:
+            action()
+
+    def tick(self, action: Action) -> None:
+        """Like `run`, for the timer: after a thaw it comes last, for a loop reads its sockets first."""
+        if self.frozen:
+            self._due = action
+        elif self.alive:
+            action()
+
+    def each(self, items: Iterable[T], do: Callable[[T], None]) -> None:
+        """Do the items one by one; death or frost in the middle stops it there, a thaw goes on."""
+        left = deque(items)
+        while left and self.runs:
+            do(left.popleft())
+        if left and self.frozen:
+            self._held.appendleft(lambda: self.each(left, do))
+
+    def freeze(self) -> None:
+        """Stop, without a sign to anybody."""
+        self.frozen = self.alive
+
+    def thaw(self) -> None:
+        """Go on with what has come in meanwhile, as if no time had passed."""
+        self.frozen = False
+        while self._held and self.runs:
+            self._held.popleft()()
+        if self._due and self.runs:
+            due, self._due = self._due, None
+            due()
+
+    def die(self) -> None:
+        """End now."""
+        self.alive = self.frozen = False
+        self._held.clear()
+        self._due = None

@@ -1,0 +1,158 @@
+"""The same jobs on a real local Ray: actors, a named coordinator that Ray restarts, and a Ray job."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+ENVIRONMENT = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+def run(*command: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=ENVIRONMENT
+    )
+    try:
+        stdout, stderr = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        kill_family(process)
+        raise
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+def kill_family(process: subprocess.Popen[str]) -> None:
+    """SIGKILL for a process and all below it; Ray drains for 30 s when it is asked nicely."""
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    for each in family:
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
+    process.communicate(timeout=30)
+    psutil.wait_procs(family, timeout=10)
+
+
+def ray_leftovers() -> set[str]:
+    folders = {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("bml-ray-")}
+    return folders | set(os.listdir("/dev/shm"))
+
+
+def test_digits_with_faults_on_a_local_ray() -> None:
+    before = ray_leftovers()
+    faults = ["kill:4@step=20", "coordinator@step=25", "blackhole:2/0@step=35"]
+    options = [word for fault in faults for word in ("--fault", fault)]
+    done = run(str(BIN / "bml"), "run", "examples/train_digits.py", *options, "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["steps"] == 70
+    assert [len(view["members"]) for view in report["views"]] == [9, 8, 8]
+    assert len(set(report["digests"].values())) == 1
+    assert len(report["digests"]) == 8
+    assert report["samples"]["complete"]
+    assert "The actor died" in report["dead"]["4"]
+    assert report["values"]["0"]["accuracy"] >= 0.95
+    assert max(metrics["step_max_s"] for metrics in report["metrics"].values()) < 1.5
+    assert ray_leftovers() == before
+
+
+def test_interrupt_leaves_no_ray_behind(tmp_path: Path) -> None:
+    before = ray_leftovers()
+    (tmp_path / "endless.py").write_text(
+        "import numpy as np\ndef train(session):\n    while True:\n        session.allreduce(np.ones(3))\n"
+    )
+    command = [str(BIN / "bml"), "run", str(tmp_path / "endless.py"), "--fabric", "bcube:2x1"]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert "view 1" in process.stdout.readline()
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert len(family) >= 4
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert psutil.wait_procs(family, timeout=10)[1] == []
+    assert ray_leftovers() == before
+
+
+@pytest.fixture
+def cluster() -> Iterator[tuple[str, str]]:
+    """A Ray with its dashboard, as a user's cluster would be: (address, dashboard)."""
+    with tempfile.TemporaryDirectory(prefix="ray-") as folder:
+        command = [
+            str(BIN / "ray"), "start", "--head", "--block", "--port=0", "--include-dashboard=true",
+            "--dashboard-port=0", f"--temp-dir={folder}", "--num-cpus=4", "--object-store-memory=100000000",
+            "--disable-usage-stats",
+        ]  # fmt: skip
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=ENVIRONMENT,
+            start_new_session=True,
+        )
+        try:
+            assert process.stdout is not None
+            yield _addresses(process.stdout)
+        finally:
+            kill_family(process)
+
+
+def _addresses(lines: Iterator[str]) -> tuple[str, str]:
+    address = dashboard = ""
+    for line in lines:
+        if found := re.search(r"--address='([^']+)'", line):
+            address = found[1]
+        if found := re.search(r"RAY_(?:API_SERVER_)?ADDRESS='(http://[^']+)'", line):
+            dashboard = found[1]
+        if address and dashboard:
+            return address, dashboard
+    raise AssertionError(f"Ray did not start: {address!r} {dashboard!r}")
+
+
+def test_a_ray_job_and_an_address(cluster: tuple[str, str]) -> None:
+    address, dashboard = cluster
+    submit = [str(BIN / "ray"), "job", "submit", "--address", dashboard, "--working-dir", "."]
+    script = [
+        sys.executable,
+        "examples/train_digits.py",
+        "--fabric",
+        "bcube:2x2",
+        "--fault",
+        "kill:3@step=20",
+    ]
+    done = run(*submit, "--", *script)
+    assert "succeeded" in done.stdout, done.stdout + done.stderr
+    assert re.search(r"accuracy 0\.9[5-9]", done.stdout), done.stdout
+    attached = run(
+        str(BIN / "bml"),
+        "run",
+        "examples/train_digits.py",
+        "--address",
+        address,
+        "--fabric",
+        "bcube:2x2",
+        "--json",
+    )
+    assert attached.returncode == 0, attached.stderr
+    assert json.loads(attached.stdout)["values"]["3"]["accuracy"] >= 0.95

@@ -1,0 +1,157 @@
+"""Names, addresses and settings of an emulated fabric, without making one."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from bml.fabric.condition import Condition, Damage, Setting, setting
+from bml.fabric.layout import MANAGEMENT, Layout, belongs, parse_rate, rate_text
+from topology import UsageError, bcube, big_switch, fat_tree, parse, torus
+
+RATE, OTHER = 200_000_000, 400_000_000
+SHAPES = ["bcube:3x2", "bcube:2x4", "bcube:4x2", "bcube:16x1", "torus:4x2", "torus:3x2", "torus:2x4", "switch:9"]
+
+
+def at_rest(*damages: str) -> Condition:
+    return Condition(RATE, OTHER, frozenset(Damage.parse(text) for text in damages))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_name_and_address_is_there_once(shape: str) -> None:
+    layout = Layout(parse(shape))
+    ends = [end for cable in layout.cables for end in (cable.near, cable.far)]
+    assert not [device for device, count in Counter((end.room, end.device) for end in ends).items() if count > 1]
+    assert all(len(end.device) <= 15 for end in ends), "the kernel's limit"
+    addresses = [end.address for end in ends if end.address]
+    assert len(set(addresses)) == len(addresses)
+    assert {end.room for end in ends} <= set(layout.rooms)
+    assert {end.bridge for end in ends if end.bridge} == set(layout.bridges)
+    assert {link for cable in layout.cables for link in cable.links} == set(layout.fabric.links)
+    for server, level in layout.fabric.links:
+        end = layout.cable((server, level)).end_of(server)
+        assert end.device == f"b{level}"
+        assert end.address == f"{layout.nics(server)[level]}/24"
+
+
+def test_addresses_tell_level_switch_and_server() -> None:
+    layout = Layout(bcube(3, 2))
+    assert layout.nics(4) == ("10.10.1.5", "10.11.1.5")
+    assert layout.nics(8) == ("10.10.2.9", "10.11.2.9")
+    assert layout.one_switch_address(4) == "10.20.0.5"
+    assert layout.management_address(4) == "10.30.0.5"
+    assert layout.coordinator_address == "10.30.0.254"
+    assert layout.cable((4, 0)).far.device == "b0s4"
+    assert layout.cable((4, 0)).far.bridge == "sw0-1"
+    assert layout.namespace("s4") == "bml-s4"
+
+
+def test_neighbours_share_a_subnet_and_nobody_else() -> None:
+    layout = Layout(bcube(4, 2))
+    for level in range(2):
+        for one in layout.fabric.servers:
+            subnet = layout.nics(one)[level].rpartition(".")[0]
+            same = [each for each in layout.fabric.servers if layout.nics(each)[level].startswith(f"{subnet}.")]
+            assert same == sorted([one, *layout.fabric.neighbours(one, level)])
+
+
+def test_torus_cables_join_two_servers() -> None:
+    layout = Layout(torus(4, 2))
+    cable = layout.cable((0, 0))
+    assert cable is layout.cable((1, 0))
+    assert {cable.near.room, cable.far.room} == {"s0", "s1"}
+    assert cable.end_of(1).room == "s1"
+    assert layout.bridges == ("one-switch", MANAGEMENT)
+
+
+def test_a_level_that_an_odd_ring_does_not_wire_has_the_loopback() -> None:
+    layout = Layout(torus(3, 1))
+    assert [layout.nics(server).count("127.0.0.1") for server in layout.fabric.servers] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Layout(bcube(5, 2)), "25 servers, 16 can be emulated"),
+        (lambda: Layout(fat_tree(4)), "cannot be emulated"),
+        (lambda: Layout(bcube(3, 2).without("server:4")), "bring up the healthy one"),
+        (lambda: Layout(big_switch(4), "a-b"), "is no name"),
+        (lambda: Layout(bcube(2, 2)).cable((9, 0)), "no server 9"),
+        (lambda: Layout(bcube(2, 2)).cables_of((0, 7)), "no switch 0/7"),
+        (lambda: parse_rate("fast"), "'fast' is no rate"),
+        (lambda: parse_rate("200 mbit"), "is no rate"),
+        (lambda: parse_rate("1bit"), "is no rate"),
+        (lambda: Damage.parse("cut:4"), "'cut:4' cannot be"),
+        (lambda: Damage.parse("slow:4/0"), "'slow:4/0' cannot be"),
+        (lambda: Damage.parse("cut:4/0,rate=1mbit"), "cannot be"),
+    ],
+)
+def test_what_cannot_be_says_why(make: object, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("text", ["200mbit", "1gbit", "10mbit", "500kbit"])
+def test_rates_are_read_as_written(text: str) -> None:
+    assert rate_text(parse_rate(text)) == text
+    assert parse_rate("1.5mbit") == 1_500_000
+
+
+@pytest.mark.parametrize("text", ["cut:4/0", "blackhole:12/1", "slow:4/1,rate=10mbit", "switch:0/2"])
+def test_damage_is_read_as_written(text: str) -> None:
+    assert str(Damage.parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("damage", "near", "far"),
+    [
+        ((), Setting(True, RATE), Setting(True, RATE)),
+        (("cut:4/0",), Setting(True, RATE), Setting(False, RATE)),
+        (("blackhole:4/0",), Setting(True, 0), Setting(True, 0)),
+        (("slow:4/0,rate=10mbit",), Setting(True, 10**7), Setting(True, 10**7)),
+        (("switch:0/1",), Setting(True, RATE), Setting(False, RATE)),
+        (("switch:0/1", "blackhole:4/0"), Setting(True, 0), Setting(False, 0)),
+        (("cut:3/0", "switch:1/1"), Setting(True, RATE), Setting(True, RATE)),
+    ],
+)
+def test_settings_of_a_cable_to_a_switch(damage: tuple[str, ...], near: Setting, far: Setting) -> None:
+    cable = Layout(bcube(3, 2)).cable((4, 0))
+    assert setting(cable, cable.near, at_rest(*damage)) == near
+    assert setting(cable, cable.far, at_rest(*damage)) == far
+
+
+def test_settings_of_a_direct_cable() -> None:
+    cable = Layout(torus(4, 2)).cable((1, 0))
+    mine, theirs = cable.end_of(1), cable.end_of(0)
+    assert not setting(cable, theirs, at_rest("cut:1/0")).up
+    assert setting(cable, mine, at_rest("cut:1/0")).up, "the named NIC is left without a carrier"
+    assert not setting(cable, mine, at_rest("switch:0/0")).up
+    assert not setting(cable, theirs, at_rest("switch:0/0")).up
+    assert setting(cable, mine, at_rest("slow:0/0,rate=10mbit")).rate_bit == 10**7
+
+
+def test_networks_beside_the_fabric_are_not_touched() -> None:
+    layout = Layout(bcube(3, 2))
+    for cable in layout.cables:
+        if cable.network != "fabric":
+            expected = Setting(True, None if cable.network == MANAGEMENT else OTHER)
+            assert setting(cable, cable.near, at_rest("switch:0/1", "cut:4/0")) == expected
+
+
+def test_a_part_has_its_newest_damage_and_heals_alone() -> None:
+    now = at_rest("cut:4/0", "cut:4/1", "switch:0/1").damaged(Damage.parse("blackhole:4/0"))
+    assert sorted(map(str, now.damages)) == ["blackhole:4/0", "cut:4/1", "switch:0/1"]
+    assert sorted(map(str, now.healed(Damage("cut", (4, 0))).damages)) == ["cut:4/1", "switch:0/1"]
+    assert sorted(map(str, now.healed(Damage("switch", (0, 1))).damages)) == ["blackhole:4/0", "cut:4/1"]
+
+
+def test_the_queue_holds_80_ms() -> None:
+    assert Setting(True, RATE).queue_nbytes == 2_000_000 + 75_000
+
+
+def test_namespaces_of_other_fabrics_are_other_names() -> None:
+    assert belongs("bml-s12", "bml")
+    assert belongs("bml-switches", "bml")
+    for other in ("bml2-s1", "bml-s1x", "xbml-s1", "bml", "bml-s", "bml-probe-1"):
+        assert not belongs(other, "bml")

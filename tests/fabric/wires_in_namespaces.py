@@ -1,0 +1,88 @@
+"""Plain sockets in the namespaces of an emulated fabric: what a cable carries, without anything of bml on it."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from collections import defaultdict
+
+from bml.fabric import Emulated, namespace
+
+_BLOCK = bytes(1 << 16)
+
+
+def _socket(network: Emulated, server: int, kind: socket.SocketKind, address: str) -> socket.socket:
+    """Open a socket in a server's namespace, bound to one of its addresses."""
+
+    def open_it() -> socket.socket:
+        sock = socket.socket(socket.AF_INET, kind)
+        sock.bind((address, 0))
+        return sock
+
+    return namespace.inside(network.namespace(server), open_it)
+
+
+def reaches(network: Emulated, source: int, target: int, level: int, within_s: float) -> bool:
+    """Whether a datagram, of those sent every 10 ms, gets from one NIC to another in time."""
+    nics = [network.layout.nics(server)[level] for server in (source, target)]
+    sender = _socket(network, source, socket.SOCK_DGRAM, nics[0])
+    receiver = _socket(network, target, socket.SOCK_DGRAM, nics[1])
+    deadline = time.monotonic() + within_s
+    with sender, receiver:
+        while time.monotonic() < deadline:
+            try:
+                sender.sendto(b"ping", receiver.getsockname())
+            except OSError:  # its own end is down, as that of a direct cable may be
+                time.sleep(0.01)
+            if select.select([receiver], [], [], 0.01)[0]:
+                return True
+    return False
+
+
+def goodputs(network: Emulated, flows: list[tuple[int, int, int]], seconds: float) -> list[float]:
+    """Bits per second of TCP payload that flows (source, target, level) get, all at once.
+
+    The first fifth of a second, with the burst and the slow start, does not count.
+    """
+    received: dict[int, int] = defaultdict(int)
+    ends: list[tuple[socket.socket, socket.socket]] = []
+    for source, target, level in flows:
+        nics = [network.layout.nics(server)[level] for server in (source, target)]
+        listener = _socket(network, target, socket.SOCK_STREAM, nics[1])
+        listener.listen()
+        sender = _socket(network, source, socket.SOCK_STREAM, nics[0])
+        sender.connect(listener.getsockname())
+        ends.append((sender, listener.accept()[0]))
+        listener.close()
+    counts_from, until = time.monotonic() + 0.2, time.monotonic() + 0.2 + seconds
+
+    def send(sock: socket.socket) -> None:
+        sock.settimeout(1.0)
+        while time.monotonic() < until:
+            try:
+                sock.send(_BLOCK)
+            except TimeoutError:
+                return
+
+    def receive(number: int, sock: socket.socket) -> None:
+        sock.settimeout(0.2)
+        while (now := time.monotonic()) < until:
+            try:
+                nbytes = len(sock.recv(1 << 18))
+            except TimeoutError:
+                continue
+            if now >= counts_from:
+                received[number] += nbytes
+
+    threads = [threading.Thread(target=send, args=(sender,)) for sender, _ in ends]
+    threads += [threading.Thread(target=receive, args=(i, sock)) for i, (_, sock) in enumerate(ends)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for pair in ends:
+        for sock in pair:
+            sock.close()
+    return [received[number] * 8 / seconds for number in range(len(flows))]

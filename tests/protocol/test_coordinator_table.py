@@ -1,0 +1,547 @@
+"""Every row of the state table in bml/protocol/coordinator.py, and what goes wrong around it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bml.protocol import coordinator as coord
+from bml.protocol import messages as msg
+from bml.protocol.timeouts import Timeouts
+from topology import parse
+
+TIMES = Timeouts.of(0.5)
+
+
+class Driver:
+    """A coordinator whose servers are played by the test."""
+
+    def __init__(self, fabric: str = "bcube:3x1", term: int = 1, min_servers: int | None = None):
+        self.fabric = parse(fabric)
+        self.now = 100.0
+        self.core = coord.Coordinator(self.fabric, term, TIMES, min_servers, self.now)
+        self.term = term
+        self.at: dict[int, dict[str, Any]] = {
+            server: {"promised": 0, "installed": None, "accepted": None, "committed": 0, "complete": -1}
+            for server in self.fabric.servers
+        }
+
+    def give(self, event: coord.Event) -> list[coord.Instruction]:
+        return self.core.handle(event, self.now)
+
+    def heard(self, server: int, message: msg.ToCoordinator) -> list[coord.Instruction]:
+        return self.give(coord.From(server, message))
+
+    def tick(self, later_s: float = 0.0) -> list[coord.Instruction]:
+        self.now += later_s
+        return self.give(coord.Tick())
+
+    def status(self, server: int, epoch: int = 0, term: int | None = None, **other: Any) -> msg.Status:
+        stands = {"outcome": "", "error": "", **self.at[server], **other}
+        return msg.Status(server=server, epoch=epoch, term=self.term if term is None else term, **stands)
+
+    def appear(self, *servers: int) -> list[coord.Instruction]:
+        """Connect and answer Who."""
+        done: list[coord.Instruction] = []
+        for server in servers or self.fabric.servers:
+            done += self.give(coord.Connected(server))
+            done += self.heard(server, self.status(server))
+        return done
+
+    def answer(self, *servers: int) -> list[coord.Instruction]:
+        """Report to the Freeze of now."""
+        done: list[coord.Instruction] = []
+        for server in servers or self.core._next_members:
+            self.at[server]["promised"] = self.core._epoch
+            done += self.heard(server, self.status(server, self.core._epoch))
+        return done
+
+    def accept(self, *servers: int) -> list[coord.Instruction]:
+        done: list[coord.Instruction] = []
+        for server in servers or self.core._next_members:
+            self.at[server]["accepted"] = self.core._proposal
+            done += self.heard(server, msg.Accepted(server, self.term, self.core._epoch))
+        return done
+
+    def installed(self) -> None:
+        for server in self.core.members:
+            self.at[server]["installed"] = self.core.view
+
+    def start(self) -> Driver:
+        """Bring view 1 into force."""
+        self.appear()
+        self.answer()
+        self.accept()
+        self.installed()
+        return self
+
+    def die(self, server: int) -> list[coord.Instruction]:
+        """A death, and the window of evidence that follows."""
+        assert self.give(coord.Gone(server, "killed")) == []
+        return self.tick(TIMES.proof_window_s)
+
+
+def posts(kind: type, done: list[coord.Instruction]) -> list[int]:
+    return [one.server for one in done if isinstance(one, coord.Post) and isinstance(one.message, kind)]
+
+
+def message(kind: type, done: list[coord.Instruction]) -> Any:
+    return next(one.message for one in done if isinstance(one, coord.Post) and isinstance(one.message, kind))
+
+
+def abort(done: list[coord.Instruction]) -> msg.Abort:
+    found = [one.abort for one in done if isinstance(one, coord.Finished)]
+    assert len(found) == 1, done
+    assert found[0] is not None
+    return found[0]
+
+
+@pytest.fixture
+def steady() -> Driver:
+    driver = Driver().start()
+    assert driver.core.state == "steady"
+    return driver
+
+
+# --- gathering: start-up ---------------------------------------------------------------------------
+
+
+def test_everybody_who_appears_is_asked() -> None:
+    driver = Driver()
+    assert driver.give(coord.Connected(2)) == [coord.Post(2, msg.Who(1))]
+
+
+def test_it_waits_for_everybody_then_freezes() -> None:
+    driver = Driver()
+    assert posts(msg.Freeze, driver.appear(0, 1)) == []
+    assert posts(msg.Freeze, driver.appear(2)) == [0, 1, 2]
+    assert driver.core.state == "freezing"
+    assert driver.core.view is None
+
+
+def test_start_up_ends_in_the_first_view() -> None:
+    driver = Driver()
+    driver.appear()
+    assert posts(msg.Propose, driver.answer(0, 1)) == []
+    propose = message(msg.Propose, driver.answer(2))
+    assert driver.core.state == "proposing"
+    assert (propose.view.epoch, propose.view.members, propose.view.commit) == (1, (0, 1, 2), 0)
+    assert posts(msg.Install, driver.accept(0, 1)) == []
+    assert posts(msg.Install, driver.accept(2)) == [0, 1, 2]
+    assert driver.core.state == "steady"
+    assert driver.core.view == propose.view
+
+
+def test_who_does_not_appear_is_named() -> None:
+    driver = Driver()
+    driver.appear(0, 2)
+    assert driver.tick(TIMES.start_s - 0.01) == []
+    end = abort(driver.tick(0.02))
+    assert (end.kind, end.text) == ("start", "cannot start: server 1 (did not appear)")
+
+
+def test_with_min_servers_it_starts_with_those_who_came() -> None:
+    driver = Driver(min_servers=2)
+    driver.appear(0, 2)
+    assert posts(msg.Freeze, driver.tick(TIMES.start_s + 0.01)) == [0, 2]
+
+
+# --- steady -> freezing ----------------------------------------------------------------------------
+
+
+def test_a_death_freezes_the_others_after_its_window(steady: Driver) -> None:
+    assert steady.give(coord.Gone(2, "killed by signal 9")) == []
+    assert steady.tick(TIMES.proof_window_s / 2) == []
+    done = steady.tick(TIMES.proof_window_s)
+    assert posts(msg.Freeze, done) == [0, 1]
+    assert posts(msg.Evict, done) == [2]
+    freeze = message(msg.Freeze, done)
+    assert freeze == msg.Freeze(1, 2, "server 2 is dead: killed by signal 9")
+
+
+def test_silence_is_diagnosed_after_its_window() -> None:
+    driver = Driver("bcube:3x2").start()
+    for observer in (3, 5):
+        driver.heard(observer, msg.Suspect(observer, 4, 0, "silence", 0.6, "nothing heard"))
+    assert driver.tick(TIMES.silence_window_s * 0.9) == []
+    freeze = message(msg.Freeze, driver.tick(TIMES.silence_window_s * 0.2))
+    assert freeze.reason == "NIC 4/0 is silent towards 3 and 5"
+    view = message(msg.Propose, driver.answer()).view
+    assert view.failures == ("link:4/0",)
+    assert view.members == tuple(range(9))
+    assert view.detect_s == pytest.approx(TIMES.silence_window_s * 1.1 + 0.6)
+
+
+def test_a_withdrawn_suspicion_changes_nothing() -> None:
+    driver = Driver("bcube:3x2").start()
+    driver.heard(3, msg.Suspect(3, 4, 0, "silence", 0.6, "nothing heard"))
+    driver.heard(3, msg.Withdraw(3, 4, 0))
+    assert driver.tick(1.0) == []
+    assert driver.core.suspicions == []
+    assert driver.core.next_deadline(driver.now) > driver.now + 1
+
+
+def test_evidence_about_what_is_out_already_changes_nothing(steady: Driver) -> None:
+    steady.die(2)
+    steady.answer()
+    steady.accept()
+    assert steady.give(coord.Gone(2, "still dead")) == []
+    assert steady.heard(2, msg.Suspect(2, 1, 0, "silence", 1.0, "")) == []
+    assert steady.tick(1.0) == []
+
+
+# --- freezing -> proposing -> steady ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("complete", "commit"), [((7, 7), 7), ((7, -1), 6)])
+def test_it_decides_when_all_have_reported(steady: Driver, complete: tuple[int, int], commit: int) -> None:
+    for server in (0, 1):
+        steady.at[server].update(committed=6, complete=complete[server])
+    steady.die(2)
+    assert steady.answer(0) == []
+    assert message(msg.Propose, steady.answer(1)).view.commit == commit
+
+
+def test_answers_to_another_ballot_do_not_count(steady: Driver) -> None:
+    steady.die(2)
+    assert steady.heard(0, steady.status(0, epoch=1)) == []
+    assert steady.heard(0, steady.status(0, epoch=2, term=7)) == []
+    assert steady.core._statuses == {}
+    steady.answer()
+    assert steady.heard(0, msg.Accepted(0, 1, 1)) == []
+    assert steady.heard(0, msg.Accepted(0, 7, 2)) == []
+    assert steady.core._accepted == set()
+
+
+def test_no_answer_in_time_is_a_death(steady: Driver) -> None:
+    steady = Driver("bcube:4x1").start()
+    steady.die(3)
+    steady.answer(0, 1)
+    assert steady.tick(TIMES.answer_s - 0.01) == []
+    end = steady.tick(0.02)
+    assert abort(end).text.startswith("only 2 of 4 servers are left, [0, 1]")
+
+
+def test_no_accept_in_time_is_a_death() -> None:
+    driver = Driver("bcube:3x2").start()
+    driver.die(3)
+    driver.answer()
+    driver.accept(0, 1, 2, 4, 5, 6, 7)
+    done = driver.tick(TIMES.answer_s)
+    assert posts(msg.Evict, done) == [3, 8]
+    assert posts(msg.Freeze, done) == [0, 1, 2, 4, 5, 6, 7]
+    assert message(msg.Freeze, done).epoch == 3
+
+
+@pytest.mark.parametrize("phase", ["freezing", "proposing"])
+def test_a_second_death_during_recovery_means_a_higher_epoch(phase: str) -> None:
+    driver = Driver("bcube:3x2").start()
+    driver.die(3)
+    if phase == "proposing":
+        driver.answer()
+    assert driver.core.state == phase
+    done = driver.die(4)
+    assert driver.core.state == "freezing"
+    assert message(msg.Freeze, done).epoch == 3
+    assert posts(msg.Freeze, done) == [0, 1, 2, 5, 6, 7, 8]
+    driver.answer()
+    driver.accept()
+    assert driver.core.view is not None
+    assert driver.core.view.failures == ("server:3", "server:4")
+    assert driver.tick(2.0) == [], "all evidence is answered"
+
+
+def test_a_refusal_raises_the_epoch(steady: Driver) -> None:
+    steady.die(2)
+    done = steady.heard(0, msg.Refused(0, 1, 9))
+    assert message(msg.Freeze, done).epoch == 10
+
+
+def test_a_late_refusal_changes_nothing(steady: Driver) -> None:
+    steady.die(2)
+    assert steady.heard(0, msg.Refused(0, 1, 1)) == []
+    assert steady.heard(0, msg.Refused(0, 9, 5)) == [], "an answer to another coordinator"
+    assert steady.core.state == "freezing"
+
+
+def test_a_newer_promise_in_an_answer_raises_the_epoch(steady: Driver) -> None:
+    """It was taken over silently: then no further answer to the Freeze fitted, and all were called dead."""
+    steady.die(2)
+    done = steady.heard(0, steady.status(0, promised=9))
+    assert message(msg.Freeze, done).epoch == 10
+    assert steady.core.state == "freezing"
+
+
+# --- reconnecting ----------------------------------------------------------------------------------
+
+
+def test_a_server_that_comes_back_is_told_what_it_missed(steady: Driver) -> None:
+    steady.die(2)
+    assert posts(msg.Freeze, steady.give(coord.Connected(0))) == [0]
+    steady.answer()
+    assert posts(msg.Propose, steady.give(coord.Connected(0))) == [0]
+    assert posts(msg.Freeze, steady.give(coord.Connected(0))) == []
+
+
+def test_a_server_that_comes_back_without_the_view_gets_a_new_one(steady: Driver) -> None:
+    steady.at[1].update(installed=None)
+    steady.appear(1)
+    done = steady.tick(TIMES.proof_window_s)
+    assert message(msg.Freeze, done).reason == "server 1 came back without the view"
+    assert posts(msg.Freeze, done) == [0, 1, 2]
+
+
+def test_an_evicted_server_that_comes_back_is_told_again(steady: Driver) -> None:
+    """It would wait for ever: its first Evict may have been lost with its connection."""
+    steady.die(2)
+    assert posts(msg.Evict, steady.appear(2)) == [2]
+    steady.answer()
+    steady.accept()
+    assert posts(msg.Evict, steady.appear(2)) == [2]
+
+
+def test_an_end_that_was_lost_with_the_connection_is_learnt_when_it_is_back(steady: Driver) -> None:
+    """All are done, but the last one said so while its connection was down: nobody would ever leave."""
+    for server in (0, 1):
+        assert steady.heard(server, msg.Ended(server, "done", "")) == []
+    steady.give(coord.Connected(2))
+    assert posts(msg.Shutdown, steady.heard(2, steady.status(2, outcome="done"))) == [0, 1, 2]
+
+
+def test_suspicions_that_are_not_repeated_are_over() -> None:
+    """The Withdraw may have been lost with the connection."""
+    driver = Driver("bcube:3x2").start()
+    driver.heard(3, msg.Suspect(3, 4, 0, "silence", 0.6, "nothing heard"))
+    driver.appear(3)
+    assert driver.tick(1.0) == []
+
+
+# --- takeover --------------------------------------------------------------------------------------
+
+
+def takeover(old: Driver, term: int = 2) -> Driver:
+    new = Driver(old.fabric.name, term)
+    new.at = old.at
+    return new
+
+
+def test_a_takeover_in_quiet_times_changes_nothing(steady: Driver) -> None:
+    new = takeover(steady)
+    assert posts(msg.Freeze, new.appear()) == []
+    assert new.core.state == "steady"
+    assert new.core.view == steady.core.view
+
+
+def test_a_takeover_in_a_view_with_dead_servers_changes_nothing() -> None:
+    old = Driver("bcube:3x2").start()
+    old.die(4)
+    old.answer()
+    old.accept()
+    old.installed()
+    new = takeover(old)
+    new.give(coord.Gone(4, "refused"))
+    done = new.appear(*(server for server in range(9) if server != 4))
+    assert posts(msg.Freeze, done) == []
+    assert new.core.state == "steady"
+
+
+def test_a_takeover_waits_no_longer_than_a_connection_takes(steady: Driver) -> None:
+    new = takeover(steady)
+    new.appear(0, 1)
+    done = new.tick(TIMES.connect_s)
+    assert posts(msg.Freeze, done) == [0, 1]
+    assert message(msg.Freeze, done).reason == "server 2 is dead: did not appear"
+
+
+def test_a_takeover_goes_on_with_what_was_accepted(steady: Driver) -> None:
+    """View 2 decided COMMIT and may be in force at the server that died."""
+    for server in (0, 1):
+        steady.at[server].update(committed=6, complete=7)
+    steady.die(2)
+    steady.answer()
+    steady.accept()
+    new = takeover(steady)
+    new.give(coord.Gone(2, "refused"))
+    done = new.appear(0, 1)
+    assert message(msg.Freeze, done).epoch == 3
+    assert message(msg.Propose, new.answer()).view.commit == 7
+
+
+def test_a_takeover_that_finds_somebody_frozen_thaws_all(steady: Driver) -> None:
+    steady.at[1].update(promised=2)
+    new = takeover(steady)
+    done = new.appear()
+    assert posts(msg.Freeze, done) == [0, 1, 2]
+    assert message(msg.Freeze, done).epoch == 3
+
+
+def test_a_takeover_learns_that_training_failed(steady: Driver) -> None:
+    new = takeover(steady)
+    new.appear(0, 1)
+    new.give(coord.Connected(2))
+    end = abort(new.heard(2, new.status(2, outcome="failed", error="Traceback")))
+    assert (end.kind, end.text, end.server) == ("training", "Traceback", 2)
+
+
+def test_a_takeover_evicts_whoever_was_never_told(steady: Driver) -> None:
+    steady.die(2)
+    steady.answer()
+    steady.accept()
+    steady.installed()
+    steady.at[2].update(promised=1)
+    new = takeover(steady)
+    assert set(posts(msg.Evict, new.appear())) == {2}
+
+
+def test_a_majority_is_counted_in_the_view_that_is_in_force() -> None:
+    """Not in one that only some accepted: three of its five are no majority of the nine before.
+
+    The other six of the nine may be going on under a coordinator that never heard of it.
+    """
+    old = Driver("bcube:3x2").start()
+    for server in (5, 6, 7, 8):
+        old.give(coord.Gone(server, "cannot be reached"))
+    old.tick(TIMES.proof_window_s)
+    old.answer()
+    old.accept(0)  # and no other
+    new = takeover(old)
+    new.appear(0, 1, 2)
+    end = abort(new.tick(TIMES.connect_s))
+    assert end.kind == "too-few"
+    assert end.text.startswith("only 3 of 9 servers are left, [0, 1, 2]: more than half of the 9 before")
+
+
+def test_an_own_proposal_that_was_not_accepted_by_all_is_no_view() -> None:
+    """A member that reconnects reports it as accepted; that must not make it the view to go on from."""
+    driver = Driver("bcube:3x2").start()
+    before = driver.core.view
+    driver.die(8)
+    driver.answer()
+    driver.accept(0, 1)
+    driver.appear(0)
+    assert driver.core.view == before
+    assert driver.core.state == "proposing"
+
+
+# --- two coordinators ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("phase", ["gathering", "steady", "freezing", "proposing"])
+def test_a_deposed_coordinator_says_nothing_more(phase: str) -> None:
+    driver = Driver()
+    if phase != "gathering":
+        driver.start()
+    if phase in ("freezing", "proposing"):
+        driver.die(2)
+    if phase == "proposing":
+        driver.answer()
+    assert driver.core.state == phase
+    assert driver.heard(0, msg.Deposed(0, 2)) == [coord.Finished(None, deposed=True)]
+    assert driver.tick(1000.0) == []
+    assert driver.give(coord.Connected(1)) == []
+
+
+def test_only_a_successor_deposes(steady: Driver) -> None:
+    assert steady.heard(0, msg.Deposed(0, 1)) == []
+    assert steady.core.state == "steady"
+
+
+# --- the end ---------------------------------------------------------------------------------------
+
+
+def test_the_job_ends_when_every_member_is_done(steady: Driver) -> None:
+    for server in (0, 1):
+        assert steady.heard(server, msg.Ended(server, "done", "")) == []
+    done = steady.heard(2, msg.Ended(2, "done", ""))
+    assert posts(msg.Shutdown, done) == [0, 1, 2]
+    assert done[-1] == coord.Finished(None)
+    assert steady.give(coord.Connected(0)) == [coord.Post(0, msg.Shutdown(1))]
+
+
+def test_the_dead_need_not_be_done(steady: Driver) -> None:
+    for server in (0, 1):
+        steady.heard(server, msg.Ended(server, "done", ""))
+    steady.die(2)
+    steady.answer()
+    assert posts(msg.Shutdown, steady.accept()) == [0, 1]
+
+
+@pytest.mark.parametrize("phase", ["steady", "freezing", "proposing"])
+def test_a_training_error_ends_the_job_for_all(phase: str) -> None:
+    driver = Driver("bcube:3x2").start()
+    if phase != "steady":
+        driver.die(2)
+    if phase == "proposing":
+        driver.answer()
+    end = driver.heard(1, msg.Ended(1, "failed", "ValueError: no"))
+    assert abort(end) == msg.Abort(1, "training", "ValueError: no", 1)
+    assert posts(msg.Abort, end) == list(range(9))
+    assert driver.give(coord.Connected(5)) == [coord.Post(5, abort(end))]
+
+
+def test_an_error_of_an_evicted_server_is_its_own(steady: Driver) -> None:
+    """Whatever a server raises that is out must not end the job of the others."""
+    steady.die(2)
+    steady.answer()
+    steady.accept()
+    assert steady.heard(2, msg.Ended(2, "failed", "ValueError: no")) == []
+    assert steady.core.state == "steady"
+
+
+@pytest.mark.parametrize(
+    ("fabric", "dead", "min_servers", "goes_on"),
+    [
+        ("bcube:3x1", (2,), None, True),
+        ("bcube:2x1", (1,), None, False),  # half is not more than half
+        ("bcube:4x1", (2, 3), None, False),
+        ("bcube:4x1", (2, 3), 2, True),
+        ("bcube:3x1", (2,), 3, False),
+        ("bcube:2x1", (1,), 1, True),
+    ],
+)
+def test_enough_servers_must_be_left(
+    fabric: str, dead: tuple[int, ...], min_servers: int | None, goes_on: bool
+) -> None:
+    driver = Driver(fabric, min_servers=min_servers).start()
+    for server in dead:
+        driver.give(coord.Gone(server, "killed"))
+    done = driver.tick(TIMES.proof_window_s)
+    if goes_on:
+        assert posts(msg.Freeze, done)
+    else:
+        end = abort(done)
+        assert end.kind == "too-few"
+        assert "min_servers" in end.text
+        assert f"server {dead[0]} is dead: killed" in end.text
+
+
+def test_everybody_dead_is_too_few() -> None:
+    driver = Driver("bcube:2x1", min_servers=1).start()
+    for server in (0, 1):
+        driver.give(coord.Gone(server, "killed"))
+    assert abort(driver.tick(TIMES.proof_window_s)).kind == "too-few"
+
+
+def test_an_interrupt_ends_the_job_at_any_time(steady: Driver) -> None:
+    assert abort(steady.give(coord.Interrupt("Ctrl-C"))).kind == "interrupted"
+    assert abort(Driver().give(coord.Interrupt("Ctrl-C"))).kind == "interrupted"
+
+
+def test_a_run_may_shrink_step_by_step() -> None:
+    driver = Driver("bcube:3x2").start()
+    for server in (0, 1, 2, 3, 4, 5, 6):
+        driver.die(server)
+        driver.answer()
+        driver.accept()
+        driver.installed()
+    assert driver.core.members == (7, 8)
+    assert abort(driver.die(8)).kind == "too-few"
+
+
+def test_deadlines_are_those_of_the_state(steady: Driver) -> None:
+    assert steady.core.next_deadline(steady.now) > steady.now + 60
+    steady.give(coord.Gone(2, "killed"))
+    assert steady.core.next_deadline(steady.now) == pytest.approx(steady.now + TIMES.proof_window_s)
+    steady.tick(TIMES.proof_window_s)
+    assert steady.core.next_deadline(steady.now) == pytest.approx(steady.now + TIMES.answer_s)

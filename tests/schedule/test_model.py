@@ -1,0 +1,105 @@
+"""GenModel: its closed forms, what `auto` makes of it, and that an impossible wish is replaced."""
+
+import json
+from fractions import Fraction
+
+import pytest
+from click.testing import CliRunner
+
+from bml.cli import main
+from bml.cli.constants import load_constants, store_constants
+from bml.schedule import plan
+from bml.schedule.model import Constants, counts, counts_of_bml
+from topology import UsageError, parse
+
+
+@pytest.mark.parametrize("n", [3, 8, 13])
+def test_one_level_is_the_published_formula(n):
+    fabric = parse(f"switch:{n}")
+    found = counts(plan(fabric, "mesh").forest, fabric)
+    assert found.rounds == 2
+    assert found.wire == Fraction(2 * (n - 1), n)
+    assert found.added == Fraction(n - 1, n)
+    assert found.touched == Fraction(n + 1, n)
+    assert found.incast == n - 1
+    unit = Constants(1.0, 10.0, 100.0, 1000.0, 10000.0)
+    expected = 2 + 1000 * (10 * 2 * (n - 1) / n + 100 * (n - 1) / n + 1000 * (n + 1) / n + 10000 * (n - 1))
+    assert found.seconds(1000, unit) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("n", [3, 8])
+def test_a_ring_touches_memory_three_times_as_often(n):
+    fabric = parse(f"switch:{n}")
+    found = counts(plan(fabric, "ring").forest, fabric)
+    assert found.rounds == 2 * (n - 1)
+    assert (found.added, found.touched) == (Fraction(n - 1, n), Fraction(3 * (n - 1), n))
+    assert found.incast == 0
+
+
+@pytest.mark.parametrize("name", ["bcube:3x2", "bcube:2x3", "bcube:4x3", "bcube:2x2", "bcube:5x1"])
+def test_bml_in_closed_form_is_bml_counted(name):
+    fabric = parse(name)
+    assert counts_of_bml(fabric) == counts(plan(fabric, "bml").forest, fabric) == plan(fabric, "bml").counts()
+
+
+def test_exchange_and_detours_count_their_rounds():
+    fabric = parse("bcube:4x2")
+    found = plan(fabric, "exchange").counts()
+    assert (found.rounds, found.wire, found.added, found.touched, found.incast) == (2, 3, 6, 10, 24)
+    # Stage 1 of the paper's schedule has detours of two hops, up and down.
+    assert plan(fabric.without("server:0"), "detour").counts().rounds == 6
+
+
+def test_auto_chooses_by_size_and_shows_both_prices():
+    fabric = parse("bcube:4x2")
+    small, large = plan(fabric, nbytes=4096), plan(fabric, nbytes=1 << 20)
+    assert (small.algorithm, large.algorithm) == ("exchange", "bml")
+    assert "µs by exchange and" in small.why
+    assert "µs by bml" in large.why
+    assert plan(fabric).algorithm == "bml"
+    free_start = Constants(alpha_s=0.0)
+    assert plan(fabric, nbytes=4096, constants=free_start).algorithm == "bml"
+    damaged = plan(fabric.without("server:3"), nbytes=4096)
+    assert damaged.algorithm != "exchange"
+    assert "exchange cannot work" in damaged.why
+
+
+def test_a_wish_that_cannot_be_fulfilled_is_replaced_while_a_job_runs():
+    damaged = parse("bcube:3x2").without("server:4")
+    made = plan(damaged, "exchange", or_auto=True)
+    assert made.algorithm != "exchange"
+    assert made.why.startswith("exchange was asked for, but: exchange cannot work on")
+    assert plan(damaged, "flextree:3x3", or_auto=True).algorithm != "flextree:3x3"
+    assert plan(damaged, "ring", or_auto=True).algorithm == "ring"
+
+
+def test_constants_are_stored_and_read(tmp_path, monkeypatch):
+    path = tmp_path / "deep" / "constants.json"
+    measured = Constants(1e-5, 1e-9, 2e-10, 3e-10, 4e-12)
+    assert store_constants(measured, path) == path
+    assert load_constants(path) == (measured, f"constants of {path}")
+    monkeypatch.setenv("BML_CONSTANTS", str(path))
+    assert load_constants()[0] == measured
+    monkeypatch.setenv("BML_CONSTANTS", str(tmp_path / "none.json"))
+    assert load_constants() == (Constants(), "default constants, not measured here")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"alpha_s": "x"}', None])
+def test_files_that_hold_no_constants(tmp_path, text):
+    path = tmp_path / "constants.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UsageError, match="it must be a JSON object of alpha_s, beta_s"):
+        load_constants(path)
+
+
+def test_the_command_explains_its_choice(tmp_path):
+    path = store_constants(Constants(alpha_s=0.0), tmp_path / "c.json")
+    result = CliRunner().invoke(
+        main, ["plan", "bcube:4x2", "--bytes", "4KiB", "--constants", str(path), "--json"]
+    )
+    report = json.loads(result.stdout)
+    assert report["algorithm"] == "bml"
+    assert "4096 bytes take" in report["why"]
+    assert report["constants"] == f"constants of {path}"
+    assert report["modelled_s"] > 0
