@@ -17,6 +17,8 @@ from topology import BCube, Fabric, Torus, parse
 
 SIZES = (4, 8, 16)
 DEPTHS = (2, 3, 4)
+EQUAL = ("switch:256", "fattree:10/250", "bcube:16x2", "torus:16x2")
+"""Fabrics of about one size: one big switch, a Fat-Tree, BCube, torus."""
 DAMAGED = ("bcube:3x2", "bcube:4x2", "bcube:2x3", "torus:4x2")
 """Fabrics of the table of failures."""
 
@@ -42,13 +44,14 @@ class Grid:
 
 
 def papers() -> list[Grid]:
-    """The papers' table: n = 4, 8, 16 and h = 2, 3, 4 healthy; small fabrics with one failure."""
+    """The papers' tables: n = 4, 8, 16 and h = 2, 3, 4 healthy; equal sizes; small fabrics with one failure."""
     healthy = [
         _grid(
             f"healthy, n = {n}", [parse(f"{family}:{n}x{h}") for family in ("bcube", "torus") for h in DEPTHS]
         )
         for n in SIZES
     ]
+    healthy.append(_grid("healthy, about 256 servers", [parse(name) for name in EQUAL]))
     names = [name for name in ALGORITHMS if name != "auto"]
     return healthy + [of_fabric(parse(name), names) for name in DAMAGED]
 

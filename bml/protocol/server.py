@@ -52,7 +52,7 @@ from bml.protocol.timeouts import Timeouts
 from bml.schedule import AnyProgram
 from faults import Detector
 from topology import Fabric
-from topology.errors import BmlError, InvariantError
+from topology.errors import BmlError, FabricError, InvariantError
 
 Planner = Callable[[Fabric, int], AnyProgram]
 
@@ -122,6 +122,7 @@ class ServerCore:
         self._announced: int | None = None
         self._frozen_at = now
         self._progress_at = now
+        self._needs_view_since: float | None = None
 
     # --- what the shell may look at --------------------------------------------------------------
 
@@ -317,6 +318,13 @@ class ServerCore:
     # --- time ------------------------------------------------------------------------------------
 
     def _tick(self, now: float) -> list[Instruction]:
+        if self._orphaned(now):
+            return self._stop(
+                FabricError(
+                    f"server {self.server} has waited {self.timeouts.orphan_s:g} s for a view after epoch "
+                    f"{self.epoch}: is there a coordinator? It waits for {self.waits_for()}"
+                )
+            )
         done: list[Instruction] = []
         if self._conflict and not self._error:
             self._error = self._conflict
@@ -330,6 +338,14 @@ class ServerCore:
             if self._suspicions.pop((gone.peer, gone.level), None):
                 done.append(Tell(msg.Withdraw(self.server, gone.peer, gone.level)))
         return done
+
+    def _orphaned(self, now: float) -> bool:
+        """Whether a coordinator has been needed, and has brought no view, for too long."""
+        if self._error is not None or not (self._member.frozen or self._suspicions):
+            self._needs_view_since = None
+            return False
+        self._needs_view_since = now if self._needs_view_since is None else self._needs_view_since
+        return now - self._needs_view_since > self.timeouts.orphan_s
 
     def _suspect(self, peer: int, level: int, kind: str, silent_s: float, why: str) -> Tell:
         suspect = msg.Suspect(self.server, peer, level, kind, silent_s, why)
@@ -409,6 +425,7 @@ class ServerCore:
         self._detector.set_links(self._links, now)
         self._suspicions.clear()
         self._announced = None
+        self._needs_view_since = None
         self.views.append(ViewRecord(view, self._frozen_at, now, recover_s=None))
         return [Installed(view), Links(self._links), *self._settle_step(view, now), Resume()]
 

@@ -32,6 +32,8 @@ class Timeouts:
     connect_s: float
     #: At start-up every server must have appeared within this.
     start_s: float
+    #: A server that needs a view from a coordinator gives up after this.
+    orphan_s: float
 
     @classmethod
     def of(cls, detect_s: float = DEFAULT_DETECT_S, start_s: float = 60.0) -> Timeouts:
@@ -49,6 +51,7 @@ class Timeouts:
             answer_s=1.5 * detect_s,
             connect_s=4 * detect_s,
             start_s=max(start_s, 8 * detect_s),
+            orphan_s=2 * max(start_s, 8 * detect_s),
         )
         made.check()
         return made
@@ -63,6 +66,7 @@ class Timeouts:
             self.answer_s,
             self.connect_s,
             self.start_s,
+            self.orphan_s,
         ]
         if any(a >= b for a, b in pairwise(order)):
             raise UsageError(f"time-outs out of order: {self}")

@@ -57,4 +57,4 @@ class Workspace:
 
 def _raw(array: Array) -> memoryview:
     """The bytes of a contiguous array; memoryview refuses to cast an empty one."""
-    return memoryview(array.view(np.uint8)) if array.size else memoryview(b"")
+    return memoryview(array.data).cast("B") if array.size else memoryview(b"")

@@ -19,7 +19,7 @@ CLOSE = Fraction(251, 250)
 """This near a proved bound nothing further is tried."""
 ROUNDING = Fraction(501, 500)
 """Loss by whole pieces that is not worth more pieces or more time."""
-_ROUNDS = 16
+_PASSES = 16
 """Passes over the overloaded NICs for one aim; most often five do."""
 _PATIENCE = 3
 """Passes in a row that may bring nothing."""
@@ -60,6 +60,7 @@ class Search:
         aim = whole_pieces(self.nics, self.proved, sets * len(self.nics.servers))
         trees = start(self.nics, sets, room(self.nics, aim, sets * len(self.nics.servers)))
         flat = trees.max_depth
+        self._keep(trees)
         for deeper in _DEEPER:
             trees.max_depth = flat + deeper
             if self._pack(trees) <= self.proved * _FLAT_ENOUGH:
@@ -68,25 +69,47 @@ class Search:
     def _pack(self, trees: Trees) -> Fraction:
         """Even trees out, aiming first at what is proved, then in between; return the best time."""
         pieces = len(trees.roots)
-        aim = whole_pieces(self.nics, self.proved, pieces)
         least = _time(trees)
-        self._keep(trees)
+        low = self.proved
         for _ in range(_AIMS):
+            aim = whole_pieces(self.nics, low, pieces)
             trees.set_room(room(self.nics, aim, pieces))
-            _even_out(trees, aim)
-            least = min(least, _time(trees))
-            self._keep(trees)
-            self._learn(trees)
-            low = self.proved if least <= aim else max(self.proved, aim)
-            aim = whole_pieces(self.nics, (low + least) / 2, pieces)
-            if self.close or room(self.nics, aim, pieces) == trees.room:
+            least = min(least, self._even_out(trees, aim))
+            if self.close:
+                break
+            low = ((self.proved if least <= aim else max(self.proved, aim)) + least) / 2
+            if room(self.nics, whole_pieces(self.nics, low, pieces), pieces) == trees.room:
                 break
         return least
 
-    def _keep(self, trees: Trees) -> None:
+    def _even_out(self, trees: Trees, aim: Fraction) -> Fraction:
+        """Relieve overloaded NICs until all fit, or nearly, or nothing helps; return the best time.
+
+        If it turns out that nobody can reach the aim, that is moved to what is proved.
+        """
+        least = _time(trees)
+        idle = 0
+        for turn in range(_PASSES):
+            self._learn(trees)
+            if self.proved > aim:
+                aim = whole_pieces(self.nics, self.proved, len(trees.roots))
+                trees.set_room(room(self.nics, aim, len(trees.roots)))
+            over = trees.over()
+            if not over or least <= aim * ROUNDING or idle == _PATIENCE:
+                break
+            # Every NIC begins with another tree, so that the same few trees are not bent for all of them.
+            improved = [trees.relieve(nic, 7 * turn + 5 * nic) for nic in over]
+            # Moves that cost the same go on meanwhile; they may open a way.
+            idle = 0 if any(improved) else idle + 1
+            least = min(least, self._keep(trees))
+        return least
+
+    def _keep(self, trees: Trees) -> Fraction:
+        """Remember trees if they are the best so far; return their time."""
         time = _time(trees)
         if self.reached is None or time < self.reached:
             self.reached, self.best = time, trees.copy()
+        return time
 
     def _learn(self, trees: Trees) -> None:
         """Prove what the full NICs prove."""
@@ -117,18 +140,3 @@ def _time(trees: Trees) -> Fraction:
     for rate, load in zip(trees.nics.rate, trees.load, strict=True):
         most[rate] = max(load, most.get(rate, 0))
     return max((load / rate for rate, load in most.items()), default=Fraction(0)) / len(trees.roots)
-
-
-def _even_out(trees: Trees, aim: Fraction) -> None:
-    """Relieve overloaded NICs until all fit, or nearly, or nothing helps any more."""
-    idle = 0
-    for turn in range(_ROUNDS):
-        over = trees.over()
-        if not over or _time(trees) <= aim * ROUNDING:
-            return
-        # Every NIC begins with another tree, so that the same few trees are not bent for all of them.
-        improved = [trees.relieve(nic, 7 * turn + 5 * nic) for nic in over]
-        # Moves that cost the same go on meanwhile; they may open a way.
-        idle = 0 if any(improved) else idle + 1
-        if idle == _PATIENCE:
-            return

@@ -127,7 +127,8 @@ class Simulation:
 
     def _all_told(self) -> bool:
         return all(
-            node.left or not node.alive or server in self.history.errors for server, node in self.servers.items()
+            node.left or not node.alive or server in self.history.errors
+            for server, node in self.servers.items()
         )
 
     # --- the coordinator -------------------------------------------------------------------------
@@ -306,10 +307,14 @@ class Simulation:
         assert node.workspace is not None
         self._log(f"server {server} commits step {step}")
         if not np.array_equal(node.workspace.result, self._samples(step).sum(axis=0)):
-            raise InvariantError("\n".join([*self.history.lines, f"server {server}: wrong result in step {step}"]))
+            raise InvariantError(
+                "\n".join([*self.history.lines, f"server {server}: wrong result in step {step}"])
+            )
         commits = self.history.commits.setdefault(step, {})
         if server in commits or any(other != contributors for other in commits.values()):
-            raise InvariantError("\n".join([*self.history.lines, f"step {step}: {commits}, {server}: {contributors}"]))
+            raise InvariantError(
+                "\n".join([*self.history.lines, f"step {step}: {commits}, {server}: {contributors}"])
+            )
         commits[server] = contributors
         self.history.commit_at_s.setdefault(step, []).append(self.network.now)
         node.base = contributors

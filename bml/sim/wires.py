@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeAlias
 from bml.protocol.frame import Header
 from bml.protocol.messages import View
 from bml.sim.network import Network
+from bml.sim.process import Process
 
 Pair: TypeAlias = tuple[int, int, int]
 """(lower server, higher server, level)."""
@@ -57,14 +58,14 @@ class Wires:
     """All connections. `arrived(to, origin, level)` says that there is something to `take`.
 
     `lost(server, peer, level, why)` says that a wanted connection broke; `heard` that a heartbeat came.
-    `listens(server)` says whether its process can shake hands now.
+    `process(server)` is the one that reads: dead, it does not; frozen, it reads later.
     """
 
     def __init__(
         self,
         network: Network,
         connect_s: float,
-        listens: Callable[[int], bool],
+        process: Callable[[int], Process],
         arrived: Callable[[int, int, int], None],
         lost: Callable[[int, int, int, str], None],
         heard: Callable[[int, int, int], None],
@@ -73,12 +74,12 @@ class Wires:
         self.parted: list[frozenset[int]] = []
         self._network = network
         self._connect_s = connect_s
-        self._listens = listens
+        self._process = process
         self._arrived = arrived
         self._lost = lost
         self._heard = heard
         self._ends: dict[tuple[int, int, int], _End] = {}
-        self._open: list[_Connection] = []
+        self._connections: list[_Connection] = []
         self._count = 0
 
     def blocked(self, a: int, b: int, level: int) -> bool:
@@ -98,7 +99,7 @@ class Wires:
         self.silent.difference_update(nics)
         if part in self.parted:
             self.parted.remove(part)
-        for connection in list(self._open):
+        for connection in self._connections:
             a, b, level = connection.pair
             if not self.blocked(a, b, level):
                 for to in list(connection.late):
@@ -137,7 +138,7 @@ class Wires:
 
         def arrive() -> None:
             if not self.blocked(server, peer, level):
-                self._heard(peer, server, level)
+                self._process(peer).run(lambda: self._heard(peer, server, level))
 
         self._network.deliver((server, peer, level, "beat"), arrive)
 
@@ -194,8 +195,8 @@ class Wires:
                 other.wanted
                 and not other.lost
                 and other.connection is None
-                and self._listens(server)
-                and self._listens(peer)
+                and self._process(server).runs
+                and self._process(peer).runs
                 and not self.blocked(server, peer, level)
             ):
                 self._connect(server, peer, level)
@@ -207,7 +208,7 @@ class Wires:
     def _connect(self, a: int, b: int, level: int) -> None:
         self._count += 1
         connection = _Connection(self._count, (min(a, b), max(a, b), level))
-        self._open.append(connection)
+        self._connections.append(connection)
         for server, peer in ((a, b), (b, a)):
             end = self._end(server, peer, level)
             end.connection = connection
@@ -218,14 +219,18 @@ class Wires:
         a, b, level = connection.pair
         origin = b if to == a else a
 
+        def read() -> None:
+            if self._end(to, origin, level).connection is connection:
+                connection.inbox.setdefault(to, deque()).append(parcel)
+                self._arrived(to, origin, level)
+
         def arrive() -> None:
             if connection.closed and connection.lossy:
                 return
             if self.blocked(a, b, level):
                 connection.late.setdefault(to, deque()).append(arrive)
-            elif self._end(to, origin, level).connection is connection:
-                connection.inbox.setdefault(to, deque()).append(parcel)
-                self._arrived(to, origin, level)
+            else:
+                self._process(to).run(read)
 
         self._network.deliver((connection.number, to), arrive)
 
@@ -242,17 +247,18 @@ class Wires:
         level = connection.pair[2]
         connection.closed = True
 
-        def arrive() -> None:
-            if self.blocked(server, peer, level):
-                connection.late.setdefault(server, deque()).append(arrive)
-                return
-            if connection in self._open and not connection.late:
-                self._open.remove(connection)
+        def read() -> None:
             end = self._end(server, peer, level)
             if end.connection is connection:
                 end.connection = None
                 if end.wanted:
                     end.lost = True
                     self._lost(server, peer, level, why)
+
+        def arrive() -> None:
+            if self.blocked(server, peer, level):
+                connection.late.setdefault(server, deque()).append(arrive)
+            else:
+                self._process(server).run(read)
 
         self._network.deliver((connection.number, server), arrive)

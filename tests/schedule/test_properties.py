@@ -53,6 +53,15 @@ def fabrics(draw, most_failures=5):
     return healthy.with_rates(draw(rates)).without(*draw(st.lists(st.one_of(parts), max_size=most_failures)))
 
 
+def why_not(made):
+    """What an algorithm says that cannot work on a fabric; empty if it can."""
+    try:
+        made.schedule  # noqa: B018
+    except (FabricError, UsageError) as error:
+        return str(error)
+    return ""
+
+
 @settings(max_examples=250, deadline=None, derandomize=True)
 @given(
     fabric=fabrics(), algorithm=st.sampled_from(WISHES), n_elements=st.integers(0, 90), seed=st.integers(0, 9)

@@ -1,0 +1,266 @@
+"""Simulated coordinators, one after the other or two at once, and the control connections to the servers.
+
+A coordinator that dies is started again after a while. One that is frozen is taken for dead: its successor
+works when it thaws and still believes that it is the coordinator. As in `bml.cluster`, coordinators dial the
+servers and keep dialling; the newest connection to a server replaces the one before.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from bml.protocol import coordinator as coord
+from bml.protocol import messages as msg
+from bml.protocol.timeouts import Timeouts
+from bml.sim.network import Network
+from bml.sim.process import Process
+from topology import Fabric
+
+_REDIAL_S = 0.05
+
+
+class Reachable(Protocol):
+    """What a coordinator sees of a server."""
+
+    process: Process
+    channel: Channel | None
+
+    def told(self, message: msg.ToServer) -> None:
+        """A message of a coordinator came in."""
+
+
+class Channel:
+    """One control connection: ordered both ways, gone with all that is on its way when it breaks."""
+
+    def __init__(self, desk: Desk, server: int):
+        self.desk = desk
+        self.server = server
+        self.open = True
+
+
+class Desk:
+    """One coordinator: its process, its core and its channels."""
+
+    def __init__(self, office: Headquarters, term: int, core: coord.Coordinator):
+        self.office = office
+        self.term = term
+        self.core = core
+        self.process = Process()
+        self.channels: dict[int, Channel] = {}
+        self.finished: coord.Finished | None = None
+        self.failing_since: dict[int, float] = {}
+        self._wake_at = float("inf")
+
+    def handle(self, event: coord.Event) -> None:
+        """Let the core react, carry out what it says."""
+        self.process.each(self.core.handle(event, self.office.network.now), self._carry_out)
+        self._schedule()
+
+    def _carry_out(self, instruction: coord.Instruction) -> None:
+        if isinstance(instruction, coord.Finished):
+            self.finished = instruction
+            self.office.on_finished(self, instruction)
+        elif instruction.server in self.channels:
+            self.office.post(self.channels[instruction.server], instruction.message)
+
+    def _schedule(self) -> None:
+        network = self.office.network
+        due = self.core.next_deadline(network.now)
+        if self.process.alive and due < self._wake_at and not self.finished:
+            self._wake_at = due
+            network.at(due, lambda: self._wake(due))
+
+    def _wake(self, due: float) -> None:
+        if due == self._wake_at:
+            self._wake_at = float("inf")
+            self.process.tick(lambda: self.handle(coord.Tick()))
+
+
+class Headquarters:
+    """See the module's text. `on_event(name, text)` is told what happens."""
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        network: Network,
+        timeouts: Timeouts,
+        min_servers: int | None,
+        servers: dict[int, Reachable],
+        restart_s: float,
+        on_event: Callable[[str, str], None],
+        on_finished: Callable[[Desk, coord.Finished], None],
+    ):
+        self.network = network
+        self.on_finished = on_finished
+        self.desks: list[Desk] = []
+        self.cut: set[int] = set()
+        self._fabric = fabric
+        self._timeouts = timeouts
+        self._min_servers = min_servers
+        self._servers = servers
+        self._restart_s = restart_s
+        self._on_event = on_event
+        self._late: deque[tuple[int, Callable[[], None]]] = deque()
+
+    @property
+    def newest(self) -> Desk:
+        """The coordinator that was started last."""
+        return self.desks[-1]
+
+    def start(self) -> None:
+        """Start a coordinator: a first one, or a successor."""
+        term = len(self.desks) + 1
+        self._on_event("takeover", f"coordinator {term} starts")
+        core = coord.Coordinator(self._fabric, term, self._timeouts, self._min_servers, self.network.now)
+        desk = Desk(self, term, core)
+        self.desks.append(desk)
+        desk.handle(coord.Tick())
+        for server in self._servers:
+            self._dial(desk, server)
+
+    def crash(self) -> None:
+        """The newest coordinator dies; its successor starts later."""
+        desk = self.newest
+        if desk.process.alive:
+            self._on_event("fault", f"crash of coordinator {desk.term}")
+            desk.process.die()
+            for channel in list(desk.channels.values()):
+                self._break(channel)
+            self._replace(desk)
+
+    def freeze(self, for_s: float) -> None:
+        """The newest coordinator stops for a while; if it is long, it gets a successor."""
+        desk = self.newest
+        if desk.process.runs:
+            self._on_event("fault", f"coordinator {desk.term} is frozen for {for_s:.3f} s")
+            desk.process.freeze()
+            self._replace(desk)
+            self.network.after(for_s, lambda: self._thaw(desk))
+
+    def _thaw(self, desk: Desk) -> None:
+        if desk.process.frozen:
+            self._on_event("fault", f"coordinator {desk.term} thaws")
+            desk.process.thaw()
+
+    def _replace(self, desk: Desk) -> None:
+        def start() -> None:
+            if desk is self.newest and not desk.process.runs:
+                self.start()
+
+        self.network.after(self._restart_s, start)
+
+    def gone(self, server: int, why: str) -> None:
+        """A server's process died: the launcher tells the newest coordinator."""
+        desk = self.newest
+        self.network.deliver((desk, "launcher"), lambda: self._say(desk, coord.Gone(server, why)))
+
+    # --- control connections ---------------------------------------------------------------------
+
+    def lose(self, server: int) -> None:
+        """Break the control connection of a server; both ends notice, the coordinator dials again."""
+        channel = self._servers[server].channel
+        if channel is not None:
+            self._break(channel)
+
+    def hold(self, server: int) -> None:
+        """Hold back everything between a server and the coordinators, both ways."""
+        self.cut.add(server)
+
+    def release(self, server: int) -> None:
+        """End a `hold`: what was held back comes through."""
+        self.cut.discard(server)
+        late, self._late = self._late, deque()
+        for held_for, action in late:
+            if held_for == server:
+                action()
+            else:
+                self._late.append((held_for, action))
+
+    def post(self, channel: Channel, message: msg.ToServer) -> None:
+        """A message of a coordinator."""
+        node = self._servers[channel.server]
+        if not isinstance(message, msg.Who):
+            self._on_event(
+                type(message).__name__, f"coordinator {channel.desk.term} -> {channel.server}: {message}"
+            )
+
+        def read() -> None:
+            if channel is node.channel:
+                node.told(message)
+
+        self._move(channel, "down", lambda: node.process.run(read))
+
+    def tell(self, server: int, message: msg.ToCoordinator) -> None:
+        """A message of a server, to whoever holds its connection; lost when there is none."""
+        channel = self._servers[server].channel
+        if not isinstance(message, msg.Progress):
+            self._on_event(type(message).__name__, f"server {server} -> coordinator: {message}")
+        if channel is not None:
+            desk = channel.desk
+            self._move(channel, "up", lambda: self._say(desk, coord.From(server, message), channel))
+
+    def _say(self, desk: Desk, event: coord.Event, channel: Channel | None = None) -> None:
+        def read() -> None:
+            if channel is None or channel.open or desk.channels.get(channel.server) is channel:
+                desk.handle(event)
+
+        desk.process.run(read)
+
+    def _move(self, channel: Channel, way: str, arrive: Callable[[], None]) -> None:
+        """Bring something over, in order; hold it back while the server is cut off."""
+
+        def come() -> None:
+            if not channel.open:
+                return
+            if channel.server in self.cut:
+                self._late.append((channel.server, come))
+            else:
+                arrive()
+
+        self.network.deliver((channel, way), come)
+
+    def _break(self, channel: Channel) -> None:
+        """The connection is over; each end learns it, the coordinator dials again."""
+        channel.open = False
+        node, desk = self._servers[channel.server], channel.desk
+
+        def server_learns() -> None:
+            if node.channel is channel:
+                node.channel = None
+
+        def coordinator_learns() -> None:
+            if desk.channels.get(channel.server) is channel:
+                del desk.channels[channel.server]
+                self._dial(desk, channel.server)
+
+        self.network.deliver((channel, "down"), lambda: node.process.run(server_learns))
+        self.network.deliver((channel, "up"), lambda: desk.process.run(coordinator_learns))
+
+    def _dial(self, desk: Desk, server: int) -> None:
+        node = self._servers[server]
+
+        def attempt() -> None:
+            if not desk.process.alive or server in desk.channels:
+                return
+            if node.process.runs and desk.process.runs and server not in self.cut:
+                self._connect(desk, server)
+                return
+            since = desk.failing_since.setdefault(server, self.network.now)
+            refused = not node.process.alive and server not in self.cut
+            if refused or self.network.now - since > self._timeouts.connect_s:
+                why = "its process is gone" if refused else "cannot be reached"
+                self._say(desk, coord.Gone(server, why))
+            else:
+                self.network.after(_REDIAL_S, attempt)
+
+        self.network.after(self.network.random.uniform(0.0002, 0.003), attempt)
+
+    def _connect(self, desk: Desk, server: int) -> None:
+        node = self._servers[server]
+        desk.failing_since.pop(server, None)
+        if node.channel is not None:
+            self._break(node.channel)  # a newer connection replaces the older one
+        channel = node.channel = desk.channels[server] = Channel(desk, server)
+        self.network.deliver((channel, "up"), lambda: self._say(desk, coord.Connected(server), channel))

@@ -1,0 +1,115 @@
+"""Jobs whose servers live in network namespaces: cables are really cut, and the same step is finished."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jobs
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from wires_in_namespaces import reaches
+
+import bml
+from bml.cli import main
+from bml.fabric import Emulated
+from bml.fabric.fixtures import BringUp
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
+
+EPOCHS, STEPS = 60, 300
+TRAIN = """
+import numpy as np
+def train(session):
+    return {"sum": float(session.allreduce(np.ones(3))[0])}
+"""
+
+
+def train(session: Any) -> dict[str, Any]:
+    return jobs.descend(session, epochs=EPOCHS)
+
+
+def run(network: Emulated, *faults: str) -> bml.Result:
+    shape, name = network.fabric.name, network.name
+    return bml.launch(train, shape, launcher="processes", emulated=name, faults=faults, prints=False)
+
+
+def check_sound(result: bml.Result) -> None:
+    report = result.report
+    assert report["steps"] == STEPS
+    assert len(set(report["digests"].values())) == 1
+    histories = [value["history"] for value in result.values.values()]
+    assert [step for step, _, _ in histories[0]] == list(range(1, STEPS + 1)), "no step lost, none doubled"
+    assert all(history == histories[0] for history in histories)
+    assert report["samples"]["complete"], "every sample exactly once per epoch"
+    np.testing.assert_allclose(result.value["params"], jobs.reference(EPOCHS), rtol=1e-3, atol=1e-5)
+
+
+def check_whole_again(network: Emulated) -> None:
+    """After the job, every cable carries traffic both ways."""
+    assert network.status()["failures"] == []
+    for server, level in network.fabric.links:
+        for other in network.fabric.neighbours(server, level):
+            assert reaches(network, server, other, level, within_s=2)
+
+
+def test_a_real_cut_between_two(emulated_fabric: BringUp) -> None:
+    network = emulated_fabric("bcube:2x2", "100mbit")
+    result = run(network, "cut:1/0@step=40")
+    check_sound(result)
+    assert sorted(result.values) == [0, 1, 2, 3]
+    view = result.report["views"][-1]
+    # Both ends of a switch with two ports tell the same story; either NIC explains it.
+    assert view["failures"] in (["link:0/0"], ["link:1/0"])
+    assert view["detect_s"] + view["recover_s"] < 1.5
+    check_whole_again(network)
+
+
+def test_real_cut_black_hole_dead_switch_and_kill(emulated_fabric: BringUp) -> None:
+    network = emulated_fabric("bcube:3x2", "100mbit")
+    result = run(network, "cut:4/0@step=20", "blackhole:2/1@step=90", "switch:1/0@step=160", "kill:8@step=250")
+    check_sound(result)
+    assert sorted(result.values) == [0, 1, 2, 3, 4, 5, 6, 7], "no server was lost but the one that was killed"
+    start, *views = result.report["views"]
+    assert start["failures"] == []
+    assert set(views[-1]["failures"]) == {"link:4/0", "link:2/1", "switch:1/0", "server:8"}
+    for view in views:
+        assert view["detect_s"] + view["recover_s"] < 1.5
+    check_whole_again(network)
+
+
+def test_a_cut_at_a_time(emulated_fabric: BringUp) -> None:
+    network = emulated_fabric("bcube:2x2", "100mbit")
+    result = run(network, "blackhole:3/1@t=50ms")
+    check_sound(result)
+    assert len(result.report["views"]) == 2
+    check_whole_again(network)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "message"),
+    [
+        ({"fabric": "bcube:2x2"}, bml.UsageError, "is a bcube:3x2: run it with --fabric bcube:3x2"),
+        ({"launcher": "ray"}, bml.UsageError, "give the launcher processes"),
+        ({"emulated": "nobody"}, bml.BmlError, "bml fabric up bcube:3x2 --name nobody"),
+    ],
+)
+def test_a_job_that_does_not_fit(
+    emulated_fabric: BringUp, settings: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    given = {"fabric": "bcube:3x2", "launcher": "processes", "emulated": emulated_fabric("bcube:3x2").name}
+    with pytest.raises(kind, match=message):
+        bml.launch(train, **{**given, **settings})
+
+
+def test_bml_run_on_it(emulated_fabric: BringUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = emulated_fabric("bcube:2x2")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "small_job.py").write_text(TRAIN)
+    where = ["--fabric", "bcube:2x2", "--launcher", "processes", "--fabric-emulated", "--fabric-name", network.name]
+    done = CliRunner().invoke(main, ["run", str(tmp_path / "small_job.py"), *where, "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["values"]["3"] == {"sum": 4.0}
