@@ -44,7 +44,7 @@ class Grid:
 
 
 def papers() -> list[Grid]:
-    """The papers' tables: n = 4, 8, 16 and h = 2, 3, 4 healthy; equal sizes; small fabrics with one failure."""
+    """The papers' tables: n = 4, 8, 16 and h = 2, 3, 4 healthy; equal sizes; single failures."""
     healthy = [
         _grid(
             f"healthy, n = {n}", [parse(f"{family}:{n}x{h}") for family in ("bcube", "torus") for h in DEPTHS]

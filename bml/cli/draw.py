@@ -52,7 +52,9 @@ def draw(fabric: Fabric, algorithm: str, target: Path) -> str:
         for axis, made in zip(row, shown, strict=True):
             _Panel(axis, made, _pieces(made, root)[thread]).draw(thread)
     _legend(figure, shown[-1], root)
-    figure.savefig(target, dpi=130)
+    # Nothing in the file depends on when or where it was made.
+    pyplot.rcParams["svg.hashsalt"] = "bml"
+    figure.savefig(target, dpi=130, metadata={"Date": None} if target.suffix == ".svg" else None)
     pyplot.close(figure)
     return f"{threads * len(shown)} trees with root {root} in {target}"
 
@@ -208,7 +210,8 @@ def _legend(figure: Any, made: Plan, root: int) -> None:
     handles.append(lines.Line2D([], [], color=_INK, marker="o", ls="", ms=10, label="root"))
     figure.legend(handles=handles, loc="lower center", ncols=min(4, len(handles)), frameon=False, fontsize=10)
     figure.suptitle(
-        f"How partial sums climb to server {root}; thicker is later, results come down the same way",
+        f"How partial sums climb to server {root}; thicker is later"
+        + ("" if made.forest.down else ", results come down the same way"),
         fontsize=12,
         color=_INK,
     )

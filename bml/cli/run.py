@@ -28,7 +28,7 @@ _SEEDED_STEPS = 50
 
 @click.command()
 @click.argument("target", metavar="FILE.py[:FUNCTION]")
-@click.option("--fabric", default="bcube:3x2", show_default=True, help="Ports x levels.")
+@click.option("--fabric", default="bcube:3x2", show_default=True, help="Such as bcube:3x2, torus:4x2, switch:9.")
 @click.option(
     "--fault", "faults", multiple=True, metavar="F", help="kill:4@step=20, or a YAML file; repeatable."
 )

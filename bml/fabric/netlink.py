@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,8 +15,8 @@ try:
 except ImportError:
     raise FabricError("the emulated fabric needs pyroute2: pip install 'bml[fabric]'") from None
 
-_GONE_S = 10.0
-_POLL_S = 0.005
+#: All devices are in this group, so that one call removes those of a namespace.
+_GROUP = 0xB31
 # Handles of the root qdisc: one of another kind needs another.
 _TBF, _BLACKHOLE = 0x10000, 0x20000
 _BRIDGE = {"br_stp_state": 0, "br_mcast_snooping": 0, "br_forward_delay": 0}
@@ -51,22 +50,17 @@ def settle(layout: Layout, cables: Iterable[Cable], condition: Condition) -> Non
 
 
 def destroy(name: str) -> dict[int, str]:
-    """Remove every namespace of this fabric and wait until its cables are gone.
+    """Remove every namespace of this fabric and all that is in them; when it returns, they are gone.
 
     Returns the processes that are still inside (pid -> command): they have no network any more.
     """
     own = [each for each in namespace.names() if belongs(each, name)]
-    switches = f"{name}-{SWITCHES}"
     left = namespace.processes(own)
-    if left:
-        for each in own:
-            namespace.inside(each, _delete_links)
     for each in own:
-        if each != switches:
-            namespace.remove(each)
-    if switches in own:
-        namespace.inside(switches, _wait_until_unplugged)
-        namespace.remove(switches)
+        # Not left to the kernel: a connection that still tries to say goodbye over a dead cable would
+        # keep a namespace, and all its cables, for minutes after the name is gone.
+        namespace.inside(each, _delete_devices)
+        namespace.remove(each)
     return left
 
 
@@ -87,7 +81,7 @@ def _make_bridges(layout: Layout) -> None:
         switch.write_text("0")
     with IPRoute() as ip:
         for bridge in layout.bridges:
-            ip.link("add", ifname=bridge, kind="bridge", mtu=MTU, **_BRIDGE)
+            ip.link("add", ifname=bridge, kind="bridge", mtu=MTU, group=_GROUP, **_BRIDGE)
 
 
 def _make_cables(layout: Layout, room: str) -> None:
@@ -98,8 +92,9 @@ def _make_cables(layout: Layout, room: str) -> None:
             for cable in layout.cables:
                 if cable.far.room == room:
                     with open(namespace.path_of(layout.namespace(cable.near.room))) as near:
-                        peer = {"ifname": cable.near.device, "mtu": MTU, "net_ns_fd": near.fileno()}
-                        ip.link("add", ifname=cable.far.device, kind="veth", mtu=MTU, peer=peer)
+                        device = {"ifname": cable.far.device, "mtu": MTU, "group": _GROUP}
+                        peer = {**device, "ifname": cable.near.device, "net_ns_fd": near.fileno()}
+                        ip.link("add", kind="veth", peer=peer, **device)
 
     namespace.inside(layout.namespace(room), make)
 
@@ -138,18 +133,7 @@ def _indices(ip: IPRoute) -> dict[str, int]:
     return {link.get_attr("IFLA_IFNAME"): link["index"] for link in ip.get_links()}
 
 
-def _delete_links() -> None:
+def _delete_devices() -> None:
     with IPRoute() as ip:
-        for device, index in _indices(ip).items():
-            if device != "lo":
-                ip.link("del", index=index)
-
-
-def _wait_until_unplugged() -> None:
-    """The kernel takes cables apart in the background; the last ones are those to the switches."""
-    deadline = time.monotonic() + _GONE_S
-    with IPRoute() as ip:
-        while any(link.get_nested("IFLA_LINKINFO", "IFLA_INFO_KIND") == "veth" for link in ip.get_links()):
-            if time.monotonic() > deadline:
-                raise FabricError(f"cables are still there {_GONE_S:g} s after their servers went; try again")
-            time.sleep(_POLL_S)
+        if any(link.get_attr("IFLA_GROUP") == _GROUP for link in ip.get_links()):
+            ip.link("del", group=_GROUP)

@@ -50,12 +50,12 @@ class Prices:
 
 
 def best_prices(nics: Nics, kind: list[int]) -> Prices | None:
-    """Solve the programme; `kind` numbers the classes of NICs that have one price. None if it is too large."""
+    """Solve the programme; `kind` says which NICs have one price. None if it is too large."""
     classes = max(kind) + 1
     if classes > _MOST_CLASSES:
         return None
     of_kind = np.array(kind)
-    budget = np.bincount(of_kind, weights=[float(rate) for rate in nics.rate])
+    budget = np.bincount(of_kind, weights=[float(rate) for rate in nics.rate]).astype(np.float64)
     best = np.full(classes, 1 / budget.sum())
     trees = [_degrees(nics, of_kind, best), *_packed_one_by_one(nics, of_kind, budget)]
     value, ceiling = float(trees[0] @ best), np.inf

@@ -105,7 +105,7 @@ class _Layer:
                 f"{len(edges)} tree edges of this schedule on {self._fabric} join no "
                 f"neighbours, at most {MAX_RELAYED} are built; choose bml, or a smaller fabric"
             )
-        return way, self._relay(way, edges)
+        return way, self._relay(way, edges, incoming=incoming)
 
     def _direct_levels(
         self,
@@ -128,22 +128,57 @@ class _Layer:
             found[i] = path[0][1] if path else found[i]
         return np.where(kept, wished, found)
 
-    def _relay(self, way: Way, edges: NDArray[np.integer]) -> dict[tuple[int, int], Path]:
+    def _relay(self, way: Way, edges: NDArray[np.integer], *, incoming: bool) -> dict[tuple[int, int], Path]:
         """Route the edges (piece, server, from, to) that no hop joins: own routes first, then detours."""
         paths: dict[tuple[int, int], Path] = {}
         broken: list[tuple[int, int, int, int]] = []
         for piece, server, source, target in edges.tolist():
             path = self._router.nominal(source, target, int(self._turn[piece]))
             if path:
-                paths[piece, server] = path
-                self._balance.add(path, int(way.stage[piece, server]))
+                self._take(way, paths, (piece, server), path, incoming=incoming)
             else:
                 broken.append((piece, server, source, target))
         for piece, server, source, target in broken:
-            paths[piece, server] = self._balance.choose(source, target, int(way.stage[piece, server]))
-        for edge, path in paths.items():
-            way.level[edge] = path[0][1]
+            path = self._balance.pick(source, target, int(way.stage[piece, server]))
+            self._take(way, paths, (piece, server), path, incoming=incoming)
         return paths
+
+    def _take(
+        self,
+        way: Way,
+        paths: dict[tuple[int, int], Path],
+        edge: tuple[int, int],
+        path: Path,
+        *,
+        incoming: bool,
+    ) -> None:
+        """Give an edge its path, cut short where it meets a server nearer to the root than its peer is."""
+        path = _cut_short(way, edge, path, incoming=incoming)
+        way.peer[edge] = path[0][0] if incoming else path[-1][2]
+        way.level[edge] = path[0][1]
+        self._balance.add(path, int(way.stage[edge]))
+        if len(path) > 1:
+            paths[edge] = path
+
+
+def _cut_short(way: Way, edge: tuple[int, int], path: Path, *, incoming: bool) -> Path:
+    """Leave out the part of a path beyond its first server that is on the peer's own way to the root.
+
+    Without that a partial could be relayed by its own root on the way to a server that sends it back.
+    """
+    piece, server = edge
+    ancestors: set[int] = set()
+    at = int(way.peer[piece, way.peer[piece, server]])
+    while at >= 0:
+        ancestors.add(at)
+        at = int(way.peer[piece, at])
+    if not ancestors:
+        return path
+    if incoming:
+        starts = [i for i, (sender, _, _) in enumerate(path) if i and sender in ancestors]
+        return path[starts[-1] :] if starts else path
+    stops = [i for i, (_, _, receiver) in enumerate(path) if receiver in ancestors]
+    return path[: stops[0] + 1] if stops else path
 
 
 def _without_dead(fabric: Fabric, way: Way) -> Way:

@@ -1,10 +1,11 @@
-"""The usable NICs of a damaged fabric, numbered: what spanning trees are packed into and bounds counted on."""
+"""The usable NICs of a damaged fabric, numbered: what trees are packed into and bounds are counted on."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import TypeVar
 
 from topology import Fabric, FabricError
@@ -39,7 +40,7 @@ class Nics:
     members: list[list[int]]
     of: list[list[int]]
 
-    @property
+    @cached_property
     def uniform(self) -> bool:
         """Whether all usable NICs have the normal rate."""
         return all(rate == 1 for rate in self.rate)
@@ -89,7 +90,10 @@ def price_bound(nics: Nics, prices: Sequence[int]) -> Fraction:
 
     Prices are at least 0; if all are 0 they prove nothing.
     """
-    budget = sum(rate * price for rate, price in zip(nics.rate, prices, strict=True))
+    if nics.uniform:
+        budget = Fraction(sum(prices))
+    else:
+        budget = sum((rate * price for rate, price in zip(nics.rate, prices, strict=True)), Fraction(0))
     tree = sum(prices[nic] + prices[hub] for nic, hub in cheapest_tree(nics, prices))
     return Fraction(tree) / budget if budget else Fraction(0)
 

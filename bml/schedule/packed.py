@@ -26,8 +26,7 @@ _KEPT_PLANS = 32
 """Forests kept for the next time; a healthy BCube needs three for all its single failures."""
 _PIECES = (60, 200)
 """Number of trees, unless one tree per server and NIC is more: finer pieces let loads even out better."""
-_MOST_PIECES = 400
-"""As many trees are tried where fewer do not come close to the cut bound."""
+
 
 def packed(fabric: Fabric) -> Forest:
     """Pack spanning trees into the live NICs of a connected fabric; on a healthy plain BCube this is BML.
@@ -60,13 +59,7 @@ def _plan(fabric: Fabric) -> Forest:
     if isinstance(fabric.wiring, BCube) and not fabric.failures and not fabric.rates:
         return bml(fabric)
     nics = number_nics(fabric)
-    search = Search(nics, cut_bound(nics))
-    sets = _sets(nics, search.proved)
-    search.attempt(sets)
-    while not search.close and 2 * sets * len(nics.servers) <= _MOST_PIECES:
-        sets *= 2
-        search.attempt(sets)
-    return _forest(nics, search.best)
+    return _forest(nics, Search(nics).run(_sets(nics, cut_bound(nics))))
 
 
 def _sets(nics: Nics, target: Fraction) -> int:

@@ -11,26 +11,33 @@ from __future__ import annotations
 from fractions import Fraction
 from math import floor
 
-from bml.schedule.nics import Nics, price_bound
+from bml.schedule.nics import Nics, cut_bound
+from bml.schedule.packed_probe import Edges, blame, probe, rooted
 from bml.schedule.packed_start import start
 from bml.schedule.packed_trees import Trees
 
-CLOSE = Fraction(251, 250)
-"""This near a proved bound nothing further is tried."""
 ROUNDING = Fraction(501, 500)
 """Loss by whole pieces that is not worth more pieces or more time."""
+_CLOSE = Fraction(251, 250)
+"""This near a proved bound nothing further is tried."""
+_FAIRLY = Fraction(41, 40)
+"""This near we trust in what is proved."""
+_WELL = Fraction(101, 100)
+"""This near only finer pieces are tried, no other trees."""
 _PASSES = 16
 """Passes over the overloaded NICs for one aim; most often five do."""
+_LOOK_EVERY = 4
+"""Passes after which we look what is proved, if something moves at all."""
 _PATIENCE = 3
 """Passes in a row that may bring nothing."""
+_MOVES = 100
+"""Moves per tree after which an attempt ends, so that planning time is bounded."""
 _AIMS = 8
-"""Aims at one depth."""
-_DEEPER = (0, 2, 4)
-"""Hops that trees may be deeper than planned, if that is too flat for what little is left."""
-_FLAT_ENOUGH = Fraction(41, 40)
-"""This near a proved bound trees are not made deeper."""
-_NEARLY_FULL = (0, 1, 2, 3, 4, 6)
-"""A NIC counts as full if it could carry only so many pieces more."""
+"""Aims of one attempt."""
+_PROBES = 256
+"""Trees of a probe."""
+_MOST_PIECES = 400
+"""Trees that are tried where fewer do not come close, unless one set is more."""
 
 
 class Search:
@@ -45,57 +52,77 @@ class Search:
 
     best: Trees
 
-    def __init__(self, nics: Nics, proved: Fraction) -> None:
+    def __init__(self, nics: Nics) -> None:
         self.nics = nics
-        self.proved = proved
+        self.proved = cut_bound(nics)
         self.reached: Fraction | None = None
 
-    @property
-    def close(self) -> bool:
-        """Whether what was reached is near enough to what is proved."""
-        return self.reached is not None and self.reached <= self.proved * CLOSE
+    def run(self, sets: int) -> Trees:
+        """Find trees, `sets` per server if these few come close; deeper and finer ones where they do not."""
+        self._attempt(sets)
+        probed: list[Edges] = []
+        if not self._within(_FAIRLY):
+            probed, proved = probe(self.nics, _PROBES)
+            if proved > self.proved:
+                self.proved = proved
+                self._attempt(sets)
+        while not self._within(_CLOSE) and 2 * sets * len(self.nics.servers) <= _MOST_PIECES:
+            sets *= 2
+            self._attempt(sets)
+        if not self._within(_WELL):
+            self._pack(self._hung_up(probed or probe(self.nics, _PROBES)[0]))
+        return self.best
 
-    def attempt(self, sets: int) -> None:
-        """Pack `sets` trees per server as evenly as we can; keep them if they are the best so far."""
-        aim = whole_pieces(self.nics, self.proved, sets * len(self.nics.servers))
-        trees = start(self.nics, sets, room(self.nics, aim, sets * len(self.nics.servers)))
-        flat = trees.max_depth
-        self._keep(trees)
-        for deeper in _DEEPER:
-            trees.max_depth = flat + deeper
-            if self._pack(trees) <= self.proved * _FLAT_ENOUGH:
-                return
+    def _within(self, factor: Fraction) -> bool:
+        """Whether what was reached is so near to what is proved."""
+        return self.reached is not None and self.reached <= self.proved * factor
 
-    def _pack(self, trees: Trees) -> Fraction:
-        """Even trees out, aiming first at what is proved, then in between; return the best time."""
+    def _attempt(self, sets: int) -> None:
+        """Pack `sets` trees per server, about as deep as healthy ones."""
+        pieces = sets * len(self.nics.servers)
+        aim = whole_pieces(self.nics, self.proved, pieces)
+        self._pack(start(self.nics, sets, room(self.nics, aim, pieces)))
+
+    def _hung_up(self, edges: list[Edges]) -> Trees:
+        """Make rooted trees of those of a probe."""
+        hung = [rooted(self.nics, tree) for tree in edges]
+        trees = Trees(self.nics, [root for root, *_ in hung], [0] * len(self.nics.owner), 0)
+        for _, *rows in hung:
+            trees.add_edges(*rows)
+        trees.max_depth = max(max(row) for row in trees.depth)
+        return trees
+
+    def _pack(self, trees: Trees) -> None:
+        """Even trees out, aiming first at what is proved, then in between."""
         pieces = len(trees.roots)
-        least = _time(trees)
+        least = self._keep(trees)
         low = self.proved
         for _ in range(_AIMS):
             aim = whole_pieces(self.nics, low, pieces)
             trees.set_room(room(self.nics, aim, pieces))
             least = min(least, self._even_out(trees, aim))
-            if self.close:
-                break
+            if self._within(_CLOSE) or _is_tired(trees):
+                return
             low = ((self.proved if least <= aim else max(self.proved, aim)) + least) / 2
             if room(self.nics, whole_pieces(self.nics, low, pieces), pieces) == trees.room:
-                break
-        return least
+                return
 
     def _even_out(self, trees: Trees, aim: Fraction) -> Fraction:
         """Relieve overloaded NICs until all fit, or nearly, or nothing helps; return the best time.
 
-        If it turns out that nobody can reach the aim, that is moved to what is proved.
+        If it turns out that nobody can reach the aim, it is moved to what is proved.
         """
+        pieces = len(trees.roots)
         least = _time(trees)
         idle = 0
         for turn in range(_PASSES):
-            self._learn(trees)
+            if idle or turn % _LOOK_EVERY == _LOOK_EVERY - 1:
+                self.proved = max(self.proved, blame(self.nics, trees.load, pieces))
             if self.proved > aim:
-                aim = whole_pieces(self.nics, self.proved, len(trees.roots))
-                trees.set_room(room(self.nics, aim, len(trees.roots)))
+                aim = whole_pieces(self.nics, self.proved, pieces)
+                trees.set_room(room(self.nics, aim, pieces))
             over = trees.over()
-            if not over or least <= aim * ROUNDING or idle == _PATIENCE:
+            if not over or least <= aim * ROUNDING or idle == _PATIENCE or _is_tired(trees):
                 break
             # Every NIC begins with another tree, so that the same few trees are not bent for all of them.
             improved = [trees.relieve(nic, 7 * turn + 5 * nic) for nic in over]
@@ -110,13 +137,6 @@ class Search:
         if self.reached is None or time < self.reached:
             self.reached, self.best = time, trees.copy()
         return time
-
-    def _learn(self, trees: Trees) -> None:
-        """Prove what the full NICs prove."""
-        full = room(self.nics, _time(trees), len(trees.roots))
-        for left in _NEARLY_FULL:
-            prices = [int(load >= most - left) for load, most in zip(trees.load, full, strict=True)]
-            self.proved = max(self.proved, price_bound(self.nics, prices))
 
 
 def room(nics: Nics, time: Fraction, pieces: int) -> list[int]:
@@ -136,7 +156,13 @@ def whole_pieces(nics: Nics, time: Fraction, pieces: int) -> Fraction:
 
 def _time(trees: Trees) -> Fraction:
     """Pipelined GST in T of the trees, all of one weight."""
+    if trees.nics.uniform:
+        return Fraction(max(trees.load, default=0), len(trees.roots))
     most: dict[Fraction, int] = {}
     for rate, load in zip(trees.nics.rate, trees.load, strict=True):
         most[rate] = max(load, most.get(rate, 0))
-    return max((load / rate for rate, load in most.items()), default=Fraction(0)) / len(trees.roots)
+    return max(load / rate for rate, load in most.items()) / len(trees.roots)
+
+
+def _is_tired(trees: Trees) -> bool:
+    return trees.moves >= _MOVES * len(trees.roots)

@@ -7,11 +7,11 @@ from numpy.typing import NDArray
 
 from bml.schedule.bml import climb
 from bml.schedule.nics import Nics
-from bml.schedule.packed_trees import Trees
+from bml.schedule.packed_trees import Table, Trees
 from faults.repartition import owners
 from topology import BCube
 
-Table = NDArray[np.integer]
+_Array = NDArray[np.integer]
 
 
 def start(nics: Nics, sets: int, room: list[int]) -> Trees:
@@ -39,7 +39,7 @@ def start(nics: Nics, sets: int, room: list[int]) -> Trees:
     return trees
 
 
-def _star(nics: Nics, root: int, turn: int) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
+def _star(nics: Nics, root: int, turn: int) -> tuple[Table, Table, Table]:
     """The neighbours of a root; where several NICs lead to one, `turn` picks one. Columns as in `_cut`."""
     own, parent, depth = ([[-1] * len(nics.servers)] for _ in range(3))
     depth[0][root] = 0
@@ -52,7 +52,7 @@ def _star(nics: Nics, root: int, turn: int) -> tuple[list[list[int]], list[list[
     return own, parent, depth
 
 
-def _cut(nics: Nics, thread: int) -> tuple[Table, Table, Table]:
+def _cut(nics: Nics, thread: int) -> tuple[_Array, _Array, _Array]:
     """What is left of one thread's healthy trees: columns own, parent and depth of `Trees`."""
     fabric, live = nics.fabric, np.array(nics.servers)
     number = np.full((fabric.n_servers, fabric.levels), -1)

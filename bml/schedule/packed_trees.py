@@ -11,7 +11,9 @@ Source of the idea: Wang et al., "Blink: Fast and Generic Collectives for Distri
 
 from __future__ import annotations
 
+from collections import Counter
 from heapq import heapify, heappop, heappush
+from itertools import chain
 
 from bml.schedule.nics import Nics
 
@@ -21,6 +23,8 @@ _PRICES = [2.0**step for step in range(-_STEEPEST, _STEEPEST + 1)]
 _LEVEL_GROUND = 1e-9
 """Relative difference of two sums of prices below which they count as equal (sums of floats round)."""
 
+Table = list[list[int]]
+"""[tree][place]."""
 Offer = tuple[int, float, int, int, int]
 """(rank, price, depth of the parent, NIC of the newcomer, NIC of the parent)."""
 
@@ -37,6 +41,7 @@ class Trees:
         own: [tree][place] NIC on which a server sends to its parent; -1 for the root and the missing.
         parent: [tree][place] NIC of the parent at the other end; -1 likewise.
         depth: [tree][place] hops to the root; -1 for the missing.
+        moves: subtrees moved so far, or tried to.
     """
 
     def __init__(self, nics: Nics, roots: list[int], room: list[int], max_depth: int) -> None:
@@ -44,9 +49,10 @@ class Trees:
         self.roots = roots
         self.max_depth = max_depth
         self.load = [0] * len(nics.owner)
-        self.own: list[list[int]] = []
-        self.parent: list[list[int]] = []
-        self.depth: list[list[int]] = []
+        self.own: Table = []
+        self.parent: Table = []
+        self.depth: Table = []
+        self.moves = 0
         self.set_room(room)
 
     def set_room(self, room: list[int]) -> None:
@@ -57,20 +63,20 @@ class Trees:
     def copy(self) -> Trees:
         """Return the same trees, to be changed on their own."""
         twin = Trees(self.nics, self.roots, self.room, self.max_depth)
-        tables = ([list(row) for row in table] for table in (self.own, self.parent, self.depth))
-        twin.add_edges(*tables)
+        twin.own, twin.parent, twin.depth = (
+            [list(row) for row in table] for table in (self.own, self.parent, self.depth)
+        )
+        twin.load, twin._price = list(self.load), list(self._price)
         return twin
 
-    def add_edges(self, own: list[list[int]], parent: list[list[int]], depth: list[list[int]]) -> None:
+    def add_edges(self, own: Table, parent: Table, depth: Table) -> None:
         """Take over trees as they are, in the order of the roots; servers of depth -1 are still missing."""
         self.own += own
         self.parent += parent
         self.depth += depth
-        for column in (own, parent):
-            for row in column:
-                for nic in row:
-                    if nic >= 0:
-                        self._carry(nic, 1)
+        for nic, count in Counter(chain(*own, *parent)).items():
+            if nic >= 0:
+                self._carry(nic, count)
 
     def complete(self, tree: int) -> None:
         """Bring all missing servers into a tree, as flat as can be if they do not fit below `max_depth`."""
@@ -104,6 +110,7 @@ class Trees:
 
     def _move(self, tree: int, top: int) -> bool:
         """Take a subtree out and bring its servers back one by one; undo unless that costs no more."""
+        self.moves += 1
         own, parent, depth = self.own[tree], self.parent[tree], self.depth[tree]
         gone = self._subtree(tree, top)
         before = [(place, own[place], parent[place], depth[place]) for place in gone]
@@ -125,9 +132,8 @@ class Trees:
         found = [top]
         for place in found:
             for nic in nics.of[place]:
-                for other in nics.members[nics.group[nic]]:
-                    if parent[nics.owner[other]] == nic:
-                        found.append(nics.owner[other])
+                below = [nics.owner[other] for other in nics.members[nics.group[nic]]]
+                found += [other for other in below if parent[other] == nic]
         return found
 
     def _take_out(self, tree: int, gone: list[int]) -> float:
@@ -157,7 +163,7 @@ class Trees:
         Prices rise while the tree grows. If `flat`, the shallowest goes first and only then the cheapest.
 
         Returns:
-            The price of all new edges, or None, and nothing changed, if some cannot be reached in so few hops.
+            The price of all new edges; None, and nothing changed, if some are too many hops away.
         """
         nics, price, depth = self.nics, self._price, self.depth[tree]
         own, parent = self.own[tree], self.parent[tree]

@@ -63,7 +63,13 @@ class Balance:
             self._total[receiver, level] += into
 
     def choose(self, source: int, target: int, stage: int, weight: int = 1) -> Path:
-        """Pick and count the path whose busiest NIC is least busy, overall first, then in its stage.
+        """Pick and count a path; see `pick`."""
+        best = self.pick(source, target, stage)
+        self.add(best, stage, weight)
+        return best
+
+    def pick(self, source: int, target: int, stage: int) -> Path:
+        """Pick the shortest path whose busiest NIC is least busy, overall first, then in its stage.
 
         Raises:
             FabricError: no live path joins the two.
@@ -71,9 +77,7 @@ class Balance:
         pair = (source, target)
         if pair not in self._choices:
             self._choices[pair] = shortest_paths(self._fabric, source, target)
-        best = min(self._choices[pair], key=lambda path: self._price(path, stage))
-        self.add(best, stage, weight)
-        return best
+        return min(self._choices[pair], key=lambda path: self._price(path, stage))
 
     def _pace(self, server: int, level: int) -> int:
         """Time that one unit of weight takes on a link."""

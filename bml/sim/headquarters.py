@@ -109,13 +109,19 @@ class Headquarters:
         """The coordinator that was started last."""
         return self.desks[-1]
 
+    def depose(self, desk: Desk) -> None:
+        """A coordinator has learnt that it has a successor, and ends."""
+        desk.process.die()
+        for channel in list(desk.channels.values()):
+            self._break(channel)
+
     def start(self) -> None:
         """Start a coordinator: a first one, or a successor."""
         term = len(self.desks) + 1
-        self._on_event("takeover", f"coordinator {term} starts")
         core = coord.Coordinator(self._fabric, term, self._timeouts, self._min_servers, self.network.now)
         desk = Desk(self, term, core)
         self.desks.append(desk)
+        self._on_event("takeover", f"coordinator {term} starts")
         desk.handle(coord.Tick())
         for server in self._servers:
             self._dial(desk, server)
@@ -125,9 +131,7 @@ class Headquarters:
         desk = self.newest
         if desk.process.alive:
             self._on_event("fault", f"crash of coordinator {desk.term}")
-            desk.process.die()
-            for channel in list(desk.channels.values()):
-                self._break(channel)
+            self.depose(desk)
             self._replace(desk)
 
     def freeze(self, for_s: float) -> None:
@@ -152,7 +156,8 @@ class Headquarters:
         self.network.after(self._restart_s, start)
 
     def gone(self, server: int, why: str) -> None:
-        """A server's process died: the launcher tells the newest coordinator."""
+        """A server's process died: its connection ends, the launcher tells the newest coordinator."""
+        self.lose(server)
         desk = self.newest
         self.network.deliver((desk, "launcher"), lambda: self._say(desk, coord.Gone(server, why)))
 
@@ -182,9 +187,8 @@ class Headquarters:
         """A message of a coordinator."""
         node = self._servers[channel.server]
         if not isinstance(message, msg.Who):
-            self._on_event(
-                type(message).__name__, f"coordinator {channel.desk.term} -> {channel.server}: {message}"
-            )
+            who = f"coordinator {channel.desk.term} -> {channel.server}"
+            self._on_event(type(message).__name__, f"{who}: {message}")
 
         def read() -> None:
             if channel is node.channel:
@@ -203,7 +207,7 @@ class Headquarters:
 
     def _say(self, desk: Desk, event: coord.Event, channel: Channel | None = None) -> None:
         def read() -> None:
-            if channel is None or channel.open or desk.channels.get(channel.server) is channel:
+            if channel is None or desk.channels.get(channel.server) is channel:
                 desk.handle(event)
 
         desk.process.run(read)
@@ -223,6 +227,8 @@ class Headquarters:
 
     def _break(self, channel: Channel) -> None:
         """The connection is over; each end learns it, the coordinator dials again."""
+        if not channel.open:
+            return
         channel.open = False
         node, desk = self._servers[channel.server], channel.desk
 
@@ -252,8 +258,8 @@ class Headquarters:
             if refused or self.network.now - since > self._timeouts.connect_s:
                 why = "its process is gone" if refused else "cannot be reached"
                 self._say(desk, coord.Gone(server, why))
-            else:
-                self.network.after(_REDIAL_S, attempt)
+            if not refused:
+                self.network.after(_REDIAL_S, attempt)  # it may come back, and must learn that it is out
 
         self.network.after(self.network.random.uniform(0.0002, 0.003), attempt)
 
@@ -262,5 +268,10 @@ class Headquarters:
         desk.failing_since.pop(server, None)
         if node.channel is not None:
             self._break(node.channel)  # a newer connection replaces the older one
-        channel = node.channel = desk.channels[server] = Channel(desk, server)
-        self.network.deliver((channel, "up"), lambda: self._say(desk, coord.Connected(server), channel))
+        channel = node.channel = Channel(desk, server)
+
+        def opened() -> None:
+            desk.channels[server] = channel
+            desk.handle(coord.Connected(server))
+
+        self.network.deliver((channel, "up"), lambda: desk.process.run(opened))

@@ -4,6 +4,7 @@
 in one thread and never blocks. See `frame` for what is on the wire and `auth` for who may connect.
 """
 
+from bml.protocol.frame import FrameError, Header, Kind
 from bml.transport.auth import Hello, Role
 from bml.transport.control import (
     COORDINATOR,
@@ -13,7 +14,6 @@ from bml.transport.control import (
     EndKind,
     dial,
 )
-from bml.protocol.frame import FrameError, Header, Kind
 from bml.transport.greeting import Dial
 from bml.transport.interface import (
     DROP,

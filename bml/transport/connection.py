@@ -31,6 +31,16 @@ class Connection(Stream):
         self._on_heard = on_heard
         self._resume_is_due = False
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether frames can move."""
+        return True
+
+    @property
+    def pending(self) -> tuple[int, int]:
+        """None: what is not written is in the queue."""
+        return (0, 0)
+
     def send(self, priority: int, head: bytes, payload: memoryview | None) -> None:
         """Queue one frame, unless nothing can be written any more (then the end is about to be reported)."""
         if not self._write_error:

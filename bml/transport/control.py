@@ -63,7 +63,7 @@ class Channel:
         """Who the other side proved to be."""
         self._poller = poller
         self._queue = SendQueue(Counters())
-        self._stream = _MessageStream(
+        self._stream = MessageStream(
             sock, poller, self._queue, max_message_nbytes, self._message, self._ended, self._malformed
         )
         self._stream.start()
@@ -116,7 +116,7 @@ class Channel:
             self.on_close(End(kind, why))
 
 
-class _MessageStream(Stream):
+class MessageStream(Stream):
     """Cuts the bytes of a socket into messages."""
 
     def __init__(

@@ -41,6 +41,23 @@ def address_family(host: str) -> socket.AddressFamily:
     return socket.AF_INET if version == 4 else socket.AF_INET6
 
 
+def check_traffic_class(traffic_class: int) -> int:
+    """Return it; raises UsageError unless it is a byte."""
+    if not 0 <= traffic_class <= 255:
+        raise UsageError(f"traffic class is {traffic_class}: give 0 to 255, a DSCP times 4")
+    return traffic_class
+
+
+def mark(sock: socket.socket, traffic_class: int) -> None:
+    """Mark all packets of this socket, and of what it accepts, for switches that tell classes apart."""
+    if not traffic_class:
+        return
+    if sock.family == socket.AF_INET:
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, traffic_class)
+    else:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS, traffic_class)
+
+
 def fresh_nonce() -> bytes:
     """Return the random bytes of one handshake."""
     return secrets.token_bytes(NONCE_NBYTES)
@@ -138,6 +155,7 @@ class Dial:
         *,
         source: str | None = None,
         sndbuf_nbytes: int | None = None,
+        traffic_class: int = 0,
         timeout_s: float = HANDSHAKE_S,
     ) -> None:
         self._endpoint = endpoint
@@ -153,6 +171,7 @@ class Dial:
         self._timer: Timer = poller.after(timeout_s, self._time_out)
         # Even a failure that is known at once is reported from the poll, like all others.
         try:
+            mark(self._sock, traffic_class)
             error = self._connect(self._sock, source, sndbuf_nbytes)
         except OSError as raised:
             error = raised.errno or errno.EIO

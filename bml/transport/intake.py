@@ -159,6 +159,7 @@ class Intake:
         if have:
             if not self._dropped:
                 self._rest[:have] = self._scratch[low : low + have]
+                self._counters.nbytes_copied_received += have
                 self._rest = self._rest[have:]
             self._low = low + have
             self._missing = missing - have

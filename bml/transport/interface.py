@@ -44,6 +44,9 @@ class LinkStats(NamedTuple):
     nbytes_received: int
     frames_queued: int
     nbytes_queued: int
+    nbytes_copied_sent: int = 0
+    """Payload that this process copied before sending it; over nbytes_sent: copies per byte."""
+    nbytes_copied_received: int = 0
 
 
 class Handler(Protocol):

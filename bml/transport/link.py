@@ -5,16 +5,61 @@ from __future__ import annotations
 import enum
 import socket
 from collections.abc import Callable
-from functools import partial
+from typing import Protocol
 
-from bml.transport.connection import Connection
 from bml.protocol.frame import Header, pack
-from bml.transport.intake import Intake
-from bml.transport.interface import Endpoint, Handler, LinkStats, LostKind
+from bml.transport.interface import Endpoint, LinkStats, LostKind
 from bml.transport.opening import Opening
-from bml.transport.poller import Poller
 from bml.transport.sendqueue import Counters, SendQueue
 from topology.errors import InvariantError
+
+OnEnd = Callable[[LostKind, str], None]
+
+
+class LinkConnection(Protocol):
+    """What moves a link's frames over an open, authenticated stream. `Transport` says what each call does."""
+
+    def start(self) -> None:
+        """Begin; what is queued goes out."""
+        ...
+
+    def send(self, priority: int, head: bytes, payload: memoryview | None) -> None:
+        """Queue one frame: its packed header and its bytes."""
+        ...
+
+    def resume(self) -> None:
+        """Ask for the frame again that was told to wait."""
+        ...
+
+    def fence(self) -> None:
+        """Use no buffer of the old epoch any more."""
+        ...
+
+    def mute(self) -> None:
+        """Neither send nor notice anything until `unmute`; what is queued counts as sent."""
+        ...
+
+    def unmute(self) -> None:
+        """End `mute`."""
+        ...
+
+    def detach(self) -> socket.socket | None:
+        """End without a word and hand over the stream's socket."""
+        ...
+
+    def close(self) -> None:
+        """End without a word."""
+        ...
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether frames can move."""
+        ...
+
+    @property
+    def pending(self) -> tuple[int, int]:
+        """(frames, nbytes) taken from the queue and not sent yet."""
+        ...
 
 
 class LinkState(enum.Enum):
@@ -30,18 +75,18 @@ class LinkState(enum.Enum):
 class Link:
     """State UNWANTED → OPENING → UP → LOST or UNWANTED; `connection` exists in UP, `opening` in OPENING."""
 
-    def __init__(self, peer: int, level: int, poller: Poller, handler: Handler, max_nbytes: int) -> None:
+    def __init__(
+        self, peer: int, level: int, connect: Callable[[Link, socket.socket, OnEnd], LinkConnection]
+    ) -> None:
         self.peer = peer
         self.level = level
         self.state = LinkState.UNWANTED
         self.endpoint: Endpoint = ("", 0)
         self.opening: Opening | None = None
-        self.connection: Connection | None = None
-        self._counters = Counters()
-        self._queue = SendQueue(self._counters)
-        self._poller = poller
-        self._handler = handler
-        self._max_nbytes = max_nbytes
+        self.connection: LinkConnection | None = None
+        self.counters = Counters()
+        self.queue = SendQueue(self.counters)
+        self._connect = connect
         self._nbytes_at_attach = 0
 
     def send(self, priority: int, header: Header, payload: memoryview | None) -> None:
@@ -56,25 +101,17 @@ class Link:
         if self.connection is not None:
             self.connection.send(priority, pack(header), payload)
         elif self.state is LinkState.OPENING:
-            self._queue.push(priority, pack(header), payload)
+            self.queue.push(priority, pack(header), payload)
         elif self.state is LinkState.UNWANTED:
             raise InvariantError(
                 f"server {self.peer} over NIC {self.level} is not wanted, cannot send {header}"
             )
 
-    def attach(self, sock: socket.socket, on_end: Callable[[LostKind, str], None], muted: bool) -> None:
+    def attach(self, sock: socket.socket, on_end: OnEnd, muted: bool) -> None:
         """Use this authenticated socket; what is queued goes out over it."""
         self._end_opening()
         self._nbytes_at_attach = self._nbytes_moved()
-        handler, peer, level = self._handler, self.peer, self.level
-        intake = Intake(
-            partial(handler.admit, peer, level),
-            partial(handler.received, peer, level),
-            self._counters,
-            self._max_nbytes,
-        )
-        heard = partial(handler.heard, peer, level)
-        self.connection = Connection(sock, self._poller, self._queue, intake, heard, on_end)
+        self.connection = self._connect(self, sock, on_end)
         self.connection.start()
         if muted:
             self.connection.mute()
@@ -86,10 +123,10 @@ class Link:
         self.state = state
         connection, self.connection = self.connection, None
         sock = connection.detach() if connection is not None else None
-        self._queue.clear()
+        self.queue.clear()
         return sock
 
-    def swap(self, sock: socket.socket, on_end: Callable[[LostKind, str], None], muted: bool) -> None:
+    def swap(self, sock: socket.socket, on_end: OnEnd, muted: bool) -> None:
         """Replace an untouched connection by a newer one; what is queued goes out over the new one."""
         if self.connection is not None:
             self.connection.close()
@@ -105,27 +142,38 @@ class Link:
         if self.connection is not None:
             self.connection.fence()
         else:
-            self._queue.clear()
+            self.queue.clear()
 
     @property
     def queued_nbytes(self) -> int:
         """Bytes that wait to be sent."""
-        return self._queue.nbytes
+        return self.queue.nbytes + self._pending[1]
+
+    @property
+    def is_up(self) -> bool:
+        """Whether frames can move."""
+        return self.connection is not None and self.connection.is_ready
 
     def stats(self) -> LinkStats:
         """The counters now."""
-        counters = self._counters
+        counters = self.counters
         return LinkStats(
             counters.frames_sent,
             counters.nbytes_sent,
             counters.frames_received,
             counters.nbytes_received,
-            len(self._queue),
-            self._queue.nbytes,
+            len(self.queue) + self._pending[0],
+            self.queued_nbytes,
+            counters.nbytes_copied_sent,
+            counters.nbytes_copied_received,
         )
 
+    @property
+    def _pending(self) -> tuple[int, int]:
+        return (0, 0) if self.connection is None else self.connection.pending
+
     def _nbytes_moved(self) -> int:
-        return self._counters.nbytes_sent + self._counters.nbytes_received
+        return self.counters.nbytes_sent + self.counters.nbytes_received
 
     def _end_opening(self) -> None:
         opening, self.opening = self.opening, None

@@ -12,20 +12,30 @@ from heapq import heappop, heappush
 _GATHER_NBYTES = 64 << 10
 _GATHER_VIEWS = 128
 
-_Frame = tuple[int, int, bytes, memoryview | None]
+Frame = tuple[int, int, bytes, memoryview | None]
 """(priority, number, head, payload): compares by the first two, the number is unique."""
 
 
 class Counters:
     """Frames and bytes of one link, in both directions; outlives its connections."""
 
-    __slots__ = ("frames_received", "frames_sent", "nbytes_received", "nbytes_sent")
+    __slots__ = (
+        "frames_received",
+        "frames_sent",
+        "nbytes_copied_received",
+        "nbytes_copied_sent",
+        "nbytes_received",
+        "nbytes_sent",
+    )
 
     def __init__(self) -> None:
         self.frames_sent = 0
         self.nbytes_sent = 0
         self.frames_received = 0
         self.nbytes_received = 0
+        # Copies of payload made by this process; what the kernel does in a system call is not counted.
+        self.nbytes_copied_sent = 0
+        self.nbytes_copied_received = 0
 
 
 class SendQueue:
@@ -37,7 +47,7 @@ class SendQueue:
         self.nbytes = 0
         """Bytes not yet given to the kernel, headers included."""
         self._counters = counters
-        self._waiting: list[_Frame] = []
+        self._waiting: list[Frame] = []
         self._partial: list[bytes | memoryview] = []
         self._number = 0
 
@@ -50,6 +60,16 @@ class SendQueue:
         heappush(self._waiting, (priority, self._number, head, payload))
         self.nbytes += len(head) + (0 if payload is None else len(payload))
 
+    def peek(self) -> Frame | None:
+        """The frame that is next, for those who do not write to a socket."""
+        return self._waiting[0] if self._waiting else None
+
+    def pop(self) -> Frame:
+        """Take the next frame out; the caller counts it as sent when it is."""
+        frame = heappop(self._waiting)
+        self.nbytes -= len(frame[2]) + (0 if frame[3] is None else len(frame[3]))
+        return frame
+
     def write(self, sock: socket.socket) -> bool:
         """Write the next few frames with one system call; raises OSError, but not when it would block.
 
@@ -57,7 +77,7 @@ class SendQueue:
         """
         views = self._partial.copy()
         size = sum(map(len, views)) if views else 0
-        taken: list[_Frame] = []
+        taken: list[Frame] = []
         waiting = self._waiting
         while waiting and size < _GATHER_NBYTES and len(views) < _GATHER_VIEWS:
             frame = heappop(waiting)
@@ -106,11 +126,11 @@ class SendQueue:
         self._partial.clear()
         self.nbytes = 0
 
-    def _put_back(self, frames: list[_Frame]) -> None:
+    def _put_back(self, frames: list[Frame]) -> None:
         for frame in frames:
             heappush(self._waiting, frame)
 
-    def _settle(self, sent: int, taken: list[_Frame]) -> None:
+    def _settle(self, sent: int, taken: list[Frame]) -> None:
         """Book `sent` bytes of what was offered: the partial frame first, then `taken` in order."""
         if self._partial:
             sent = _cut(self._partial, sent)

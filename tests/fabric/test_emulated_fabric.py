@@ -134,7 +134,8 @@ def test_down_names_the_processes_that_are_still_inside(name: str) -> None:
 def test_goodput_is_the_rate_less_the_headers(emulated_fabric: BringUp) -> None:
     network = emulated_fabric("bcube:3x2", "100mbit")
     (goodput,) = goodputs(network, [(4, 3, 0)], seconds=2)
-    assert 0.90 <= goodput / (100 * MBIT * fabric.GOODPUT) <= 1.0
+    # The bucket and the receiver's buffer, filled before the clock started, may add a hundredth.
+    assert 0.90 <= goodput / (100 * MBIT * fabric.GOODPUT) <= 1.02
 
 
 def test_every_nic_has_the_rate_at_the_same_time_both_ways(emulated_fabric: BringUp) -> None:

@@ -11,7 +11,16 @@ from bml.fabric.layout import MANAGEMENT, Layout, belongs, parse_rate, rate_text
 from topology import UsageError, bcube, big_switch, fat_tree, parse, torus
 
 RATE, OTHER = 200_000_000, 400_000_000
-SHAPES = ["bcube:3x2", "bcube:2x4", "bcube:4x2", "bcube:16x1", "torus:4x2", "torus:3x2", "torus:2x4", "switch:9"]
+SHAPES = [
+    "bcube:3x2",
+    "bcube:2x4",
+    "bcube:4x2",
+    "bcube:16x1",
+    "torus:4x2",
+    "torus:3x2",
+    "torus:2x4",
+    "switch:9",
+]
 
 
 def at_rest(*damages: str) -> Condition:
@@ -22,7 +31,9 @@ def at_rest(*damages: str) -> Condition:
 def test_every_name_and_address_is_there_once(shape: str) -> None:
     layout = Layout(parse(shape))
     ends = [end for cable in layout.cables for end in (cable.near, cable.far)]
-    assert not [device for device, count in Counter((end.room, end.device) for end in ends).items() if count > 1]
+    assert not [
+        device for device, count in Counter((end.room, end.device) for end in ends).items() if count > 1
+    ]
     assert all(len(end.device) <= 15 for end in ends), "the kernel's limit"
     addresses = [end.address for end in ends if end.address]
     assert len(set(addresses)) == len(addresses)
@@ -52,7 +63,9 @@ def test_neighbours_share_a_subnet_and_nobody_else() -> None:
     for level in range(2):
         for one in layout.fabric.servers:
             subnet = layout.nics(one)[level].rpartition(".")[0]
-            same = [each for each in layout.fabric.servers if layout.nics(each)[level].startswith(f"{subnet}.")]
+            same = [
+                each for each in layout.fabric.servers if layout.nics(each)[level].startswith(f"{subnet}.")
+            ]
             assert same == sorted([one, *layout.fabric.neighbours(one, level)])
 
 

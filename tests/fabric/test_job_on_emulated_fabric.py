@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,9 @@ from bml.fabric.fixtures import BringUp
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 
-EPOCHS, STEPS = 60, 300
+EPOCHS, STEPS = 40, 200
+#: What computing a gradient takes: much less than the launcher needs to hear of a step would be a race.
+COMPUTE_S = 0.01
 TRAIN = """
 import numpy as np
 def train(session):
@@ -28,8 +32,23 @@ def train(session):
 """
 
 
+class Paced:
+    """A session whose batches take their time, without using the cores."""
+
+    def __init__(self, session: Any):
+        self._session = session
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def batches(self, *arguments: Any, **settings: Any) -> Iterator[Any]:
+        for batch in self._session.batches(*arguments, **settings):
+            time.sleep(COMPUTE_S)
+            yield batch
+
+
 def train(session: Any) -> dict[str, Any]:
-    return jobs.descend(session, epochs=EPOCHS)
+    return jobs.descend(Paced(session), epochs=EPOCHS)
 
 
 def run(network: Emulated, *faults: str) -> bml.Result:
@@ -70,12 +89,14 @@ def test_a_real_cut_between_two(emulated_fabric: BringUp) -> None:
 
 def test_real_cut_black_hole_dead_switch_and_kill(emulated_fabric: BringUp) -> None:
     network = emulated_fabric("bcube:3x2", "100mbit")
-    result = run(network, "cut:4/0@step=20", "blackhole:2/1@step=90", "switch:1/0@step=160", "kill:8@step=250")
+    result = run(
+        network, "cut:4/0@step=20", "blackhole:2/1@step=60", "switch:1/0@step=100", "kill:6@step=150"
+    )
     check_sound(result)
-    assert sorted(result.values) == [0, 1, 2, 3, 4, 5, 6, 7], "no server was lost but the one that was killed"
+    assert sorted(result.values) == [0, 1, 2, 3, 4, 5, 7, 8], "no server was lost but the one that was killed"
     start, *views = result.report["views"]
     assert start["failures"] == []
-    assert set(views[-1]["failures"]) == {"link:4/0", "link:2/1", "switch:1/0", "server:8"}
+    assert set(views[-1]["failures"]) == {"link:4/0", "link:2/1", "switch:1/0", "server:6"}
     for view in views:
         assert view["detect_s"] + view["recover_s"] < 1.5
     check_whole_again(network)
@@ -109,7 +130,15 @@ def test_bml_run_on_it(emulated_fabric: BringUp, tmp_path: Path, monkeypatch: py
     network = emulated_fabric("bcube:2x2")
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "small_job.py").write_text(TRAIN)
-    where = ["--fabric", "bcube:2x2", "--launcher", "processes", "--fabric-emulated", "--fabric-name", network.name]
+    where = [
+        "--fabric",
+        "bcube:2x2",
+        "--launcher",
+        "processes",
+        "--fabric-emulated",
+        "--fabric-name",
+        network.name,
+    ]
     done = CliRunner().invoke(main, ["run", str(tmp_path / "small_job.py"), *where, "--json"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["values"]["3"] == {"sum": 4.0}

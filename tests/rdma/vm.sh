@@ -100,3 +100,42 @@ cat > "$out/.guest.sh" <<EOF
 export HOME=$(printf %q "$HOME") PATH=$(printf %q "$PATH"):/usr/sbin:/sbin PYTHONDONTWRITEBYTECODE=1 BML_RDMA_VM=$servers
 export PYTHONPATH=$(printf %q "$cache/pyverbs${PYTHONPATH:+:$PYTHONPATH}")
 cd $(printf %q "$PWD"); servers=$servers mtu=4200
+EOF
+cat >> "$out/.guest.sh" <<'EOF'
+ip link set lo up
+# All servers are one machine, so packets between two of its addresses must be made to use the cable, and
+# whoever has an address must answer for it on its own NIC alone.
+conf=net.ipv4.conf
+sysctl -qw net.core.netdev_max_backlog=20000 $conf.all.rp_filter=0 $conf.default.rp_filter=0 \
+  $conf.all.accept_local=1 $conf.default.accept_local=1 $conf.all.arp_ignore=1 $conf.all.arp_announce=2
+{ echo "rule add pref 200 lookup local"; echo "rule del pref 0"
+  for r in 0 1; do echo "link add rail$r mtu $mtu type bridge"; echo "link set rail$r up"; done
+  for ((s = 0; s < servers; s++)); do for r in 0 1; do
+    nic=s${s}r${r} address=10.7.$r.$((s + 1)) table=$((1000 + 2 * s + r))
+    echo "link add $nic mtu $mtu type veth peer name p$nic mtu $mtu"
+    echo "link set p$nic master rail$r"; echo "link set p$nic up"; echo "link set $nic up"
+    echo "addr add $address/24 dev $nic"; echo "route add 10.7.$r.0/24 dev $nic table $table"
+    echo "rule add pref 100 iif lo from $address to 10.7.$r.0/24 lookup $table"
+  done; done; } | ip -batch - || exit 125
+for ((s = 0; s < servers; s++)); do for r in 0 1; do
+  echo "link add rxe${s}_${r} type rxe netdev s${s}r${r}"
+done; done > /run/rdma.batch
+rdma -b /run/rdma.batch || exit 125
+echo "vm: $(rdma link | wc -l) RDMA devices after $(cut -d' ' -f1 /proc/uptime) s"
+eval "$(cat /out/.command)"
+EOF
+
+# 4. Boot. Software emulation unless asked otherwise: a /dev/kvm that cannot run a stock kernel hangs.
+# One CPU: with two, soft-RoCE sees its packets in another order.
+accel="-accel tcg,thread=multi -cpu max"
+[ "${BML_RDMA_VM_ACCEL:-tcg}" = kvm ] && accel="-accel kvm -cpu host"
+set +e
+timeout "$limit_s" qemu-system-x86_64 $accel -m "${BML_RDMA_VM_MEM:-2G}" -smp 1 -nodefaults -no-reboot \
+  -display none -serial stdio -kernel "$cache"/boot/vmlinuz-* -initrd "$cache/initrd.img" \
+  -append "console=ttyS0 quiet panic=-1" -device virtio-rng-pci \
+  -virtfs local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap \
+  -virtfs local,path="$out",mount_tag=out,security_model=none,multidevs=remap </dev/null
+status=$?
+[ -e "$out/rc" ] && exit "$(cat "$out/rc")"
+[ $status = 124 ] && { echo "tests/rdma: the guest's $limit_s s are over" >&2; exit 124; }
+exit 125

@@ -2,8 +2,14 @@
 
 import pytest
 
-from bml.sim import Simulation
+from bml.sim import Mishap, Simulation, When
 from topology import parse
+
+
+def run(name, algorithm, steps, *mishaps):
+    """Run a job in which mishaps (kind, target, seconds from the start) happen."""
+    planned = [Mishap(kind, target, When("", 0, after_s)) for kind, target, after_s in mishaps]
+    return Simulation(parse(name), seed=11, steps=steps, algorithm=algorithm, mishaps=planned).run()
 
 
 def check(history, steps, survivors):
@@ -12,24 +18,26 @@ def check(history, steps, survivors):
     assert not {server: error for server, error in history.errors.items() if server in survivors}
 
 
+def without(name, server):
+    return [other for other in parse(name).servers if other != server]
+
+
 @pytest.mark.parametrize("algorithm", ["auto", "mesh", "ring", "flextree"])
 @pytest.mark.parametrize("name", ["torus:3x2", "torus:4x2", "bcube:3x2"])
 def test_a_crash_and_a_silent_nic(name, algorithm):
-    fabric = parse(name)
-    simulation = Simulation(fabric, seed=11, steps=25, algorithm=algorithm)
-    simulation.network.at(0.05, lambda: simulation.silence(1, 0))
-    simulation.network.at(0.7, lambda: simulation.crash(3))
-    check(simulation.run(), 25, [server for server in fabric.servers if server != 3])
+    history = run(name, algorithm, 24, ("silent", (1, 0), 0.05), ("crash", (3,), 0.7))
+    check(history, 24, without(name, 3))
 
 
 @pytest.mark.parametrize("algorithm", ["auto", "ring", "tree"])
 @pytest.mark.parametrize("name", ["switch:5", "fattree:4/6"])
 def test_servers_with_one_nic(name, algorithm):
-    fabric = parse(name)
-    crash = Simulation(fabric, seed=2, steps=20, algorithm=algorithm)
-    crash.network.at(0.03, lambda: crash.crash(3))
-    check(crash.run(), 20, [server for server in fabric.servers if server != 3])
+    check(run(name, algorithm, 30, ("crash", (3,), 0.03)), 30, without(name, 3))
     # Whose only NIC is silent is cut off: the others go on without it.
-    silent = Simulation(fabric, seed=2, steps=40, algorithm=algorithm)
-    silent.network.at(0.03, lambda: silent.silence(1, 0))
-    check(silent.run(), 40, [server for server in fabric.servers if server != 1])
+    check(run(name, algorithm, 40, ("silent", (1, 0), 0.03)), 40, without(name, 1))
+
+
+def test_an_exchange_that_a_crash_makes_impossible_is_replaced():
+    check(run("bcube:3x2", "exchange", 20, ("crash", (4,), 0.05)), 20, without("bcube:3x2", 4))
+    # What is left of one switch is one switch.
+    check(run("switch:5", "exchange", 20, ("crash", (4,), 0.05)), 20, without("switch:5", 4))

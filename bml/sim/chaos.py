@@ -1,0 +1,127 @@
+"""What goes wrong in a simulated run: mishaps, drawn from a seed, at times or at events of the protocol."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from topology import Fabric
+
+FOREVER = float("inf")
+
+#: Events of a run to which a mishap may be tied, with how often they happen in a run without trouble
+#: (times the number of servers); the names in capitals are messages, when they are sent.
+POINTS = {
+    "submit": 4,
+    "complete": 4,
+    "commit": 4,
+    "retry": 2,
+    "installed": 2,
+    "Freeze": 3,
+    "Status": 3,
+    "Propose": 3,
+    "Accepted": 3,
+    "Install": 3,
+    "Evict": 0,
+    "Suspect": 1,
+    "Ended": 1,
+    "takeover": 0,
+    "Shutdown": 1,
+}
+
+
+@dataclass(frozen=True)
+class When:
+    """So long after the `nth` event of this name; after the start of the run if `point` is empty."""
+
+    point: str
+    nth: int
+    after_s: float
+
+    def __str__(self) -> str:
+        tied = f"{self.point}#{self.nth}" if self.point else "start"
+        return f"{tied}+{self.after_s * 1000:.3f}ms"
+
+
+@dataclass(frozen=True)
+class Mishap:
+    """One thing that goes wrong, to `target`, for `for_s` seconds (where that means anything)."""
+
+    kind: str
+    target: tuple[int, ...]
+    when: When
+    for_s: float = FOREVER
+
+    def __str__(self) -> str:
+        target = ":" + "/".join(map(str, self.target)) if self.target else ""
+        lasting = "" if self.for_s == FOREVER else f",for={self.for_s:.3f}s"
+        return f"{self.kind}{target}@{self.when}{lasting}"
+
+
+Mishaps: TypeAlias = tuple[Mishap, ...]
+
+#: kind: weight. See `Simulation.strike` for what each does.
+KINDS = {
+    "crash": 5,
+    "freeze": 4,
+    "silent": 3,
+    "switch": 1,
+    "reset": 2,
+    "partition": 1,
+    "isolate": 1,
+    "control-loss": 2,
+    "control-hold": 2,
+    "coordinator-crash": 4,
+    "coordinator-freeze": 3,
+}
+_HOW_MANY = (0, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 4, 4, 5)
+
+
+def draw(chance: random.Random, fabric: Fabric, detect_s: float) -> Mishaps:
+    """Mishaps of one run, the earlier ones first where they are tied to times."""
+    return tuple(_one(chance, fabric, detect_s) for _ in range(chance.choice(_HOW_MANY)))
+
+
+def _one(chance: random.Random, fabric: Fabric, detect_s: float) -> Mishap:
+    kind = chance.choices(list(KINDS), list(KINDS.values()))[0]
+    return Mishap(
+        kind, _target(chance, fabric, kind), _when(chance, fabric, detect_s), _for_s(chance, kind, detect_s)
+    )
+
+
+def _when(chance: random.Random, fabric: Fabric, detect_s: float) -> When:
+    how = chance.random()
+    after_s = 0.0 if chance.random() < 0.5 else chance.uniform(0, 0.004)
+    if how < 0.15:
+        return When("", 0, chance.uniform(0, 0.15))
+    if how < 0.35:  # again, while the one before is being noticed or repaired
+        return When("fault", chance.choice((1, 1, 1, 2, 2, 3)), chance.uniform(0, 3 * detect_s))
+    point = chance.choice(list(POINTS))
+    return When(point, chance.randint(1, max(1, POINTS[point] * fabric.n_servers)), after_s)
+
+
+def _for_s(chance: random.Random, kind: str, detect_s: float) -> float:
+    """Too short to be noticed, about as long as that takes, or much longer."""
+    some_s = detect_s * chance.choice((0.1, 0.5, 1.0, 1.5, 2.5, 4.0, 7.0)) * chance.uniform(0.8, 1.2)
+    if kind in ("silent", "switch", "partition"):
+        return FOREVER if chance.random() < 0.6 else some_s
+    return FOREVER if kind in ("crash", "reset", "control-loss", "coordinator-crash") else some_s
+
+
+def _target(chance: random.Random, fabric: Fabric, kind: str) -> tuple[int, ...]:
+    server, level = chance.choice(fabric.servers), chance.randrange(fabric.levels)
+    match kind:
+        case "silent":
+            return server, level
+        case "switch":
+            return level, fabric.group(server, level)
+        case "reset":
+            peers = fabric.neighbours(server, level)
+            return server, chance.choice(peers), level
+        case "partition":
+            size = chance.randint(1, max(1, fabric.n_servers // 2))
+            return tuple(sorted(chance.sample(fabric.servers, size)))
+        case "coordinator-crash" | "coordinator-freeze":
+            return ()
+    return (server,)

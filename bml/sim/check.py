@@ -1,0 +1,171 @@
+"""Checks the protocol against its promises, seed by seed; a seed that breaks one replays and shrinks."""
+
+from __future__ import annotations
+
+import random
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from bml.sim.chaos import Mishaps, draw
+from bml.sim.history import History
+from bml.sim.promises import PromiseBroken
+from bml.sim.simulation import Simulation
+from topology import parse
+
+#: Small fabrics find most bugs, and fast; each is drawn about as often as it stands here.
+FABRICS = ("bcube:2x2", "bcube:2x2", "bcube:3x1", "bcube:4x1", "bcube:3x2", "bcube:2x3")
+DETECT_S = 0.5
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """All that a run follows from."""
+
+    seed: int
+    fabric: str
+    steps: int
+    n_elements: int
+    slice_nbytes: int
+    mishaps: Mishaps
+
+    @classmethod
+    def of(cls, seed: int, fabric: str | None = None) -> Scenario:
+        """The scenario that a seed stands for, on this fabric or one that the seed chooses."""
+        chance = random.Random(seed)
+        chosen = chance.choice(FABRICS)
+        name = fabric or chosen
+        return cls(
+            seed=seed,
+            fabric=name,
+            steps=chance.choice((2, 3, 3, 4)),
+            n_elements=chance.choice((0, 1, 5, 17, 30)),
+            slice_nbytes=chance.choice((8, 64, 1024)),
+            mishaps=draw(chance, parse(name), DETECT_S),
+        )
+
+    def simulation(self, recorded: bool = False) -> Simulation:
+        """The run, ready to start."""
+        return Simulation(
+            parse(self.fabric),
+            self.seed,
+            steps=self.steps,
+            n_elements=self.n_elements,
+            slice_nbytes=self.slice_nbytes,
+            detect_s=DETECT_S,
+            mishaps=self.mishaps,
+            recorded=recorded,
+        )
+
+    def __str__(self) -> str:
+        what = f"{self.steps} steps of {self.n_elements} elements in slices of {self.slice_nbytes} bytes"
+        mishaps = "; ".join(map(str, self.mishaps)) or "no mishap"
+        return f"seed {self.seed} on {self.fabric}: {what}; {mishaps}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: `broken` says what is wrong, None if nothing is."""
+
+    broken: PromiseBroken | None
+    history: History
+    mishaps: int
+    aborted: bool
+
+
+def run(scenario: Scenario, recorded: bool = False) -> Outcome:
+    """Run once. An error in the protocol's own code breaks promise 0."""
+    simulation = scenario.simulation(recorded)
+    broken: PromiseBroken | None = None
+    try:
+        simulation.run()
+    except PromiseBroken as error:
+        broken = error
+    except Exception as error:  # whatever it is, it would have ended a server's loop
+        frames = traceback.extract_tb(error.__traceback__)
+        where = f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}"
+        broken = PromiseBroken(0, f"{type(error).__name__} in {where}: {error}")
+    counts, finished = simulation.history.counts, simulation.finished
+    return Outcome(
+        broken, simulation.history, counts["fault"], finished is not None and finished.abort is not None
+    )
+
+
+def shrink(scenario: Scenario, most_runs: int = 200) -> Scenario:
+    """A scenario that still breaks a promise, with as few mishaps and steps as can be found.
+
+    Mishaps are left out one by one, until none can be missed; then steps.
+    """
+    runs = 0
+
+    def breaks(candidate: Scenario) -> bool:
+        nonlocal runs
+        runs += 1
+        return runs <= most_runs and run(candidate).broken is not None
+
+    smaller = True
+    while smaller:
+        smaller = False
+        for index in reversed(range(len(scenario.mishaps))):
+            left = scenario.mishaps[:index] + scenario.mishaps[index + 1 :]
+            if breaks(replace(scenario, mishaps=left)):
+                scenario, smaller = replace(scenario, mishaps=left), True
+    for steps in range(1, scenario.steps):
+        if breaks(replace(scenario, steps=steps)):
+            return replace(scenario, steps=steps)
+    return scenario
+
+
+@dataclass
+class Tally:
+    """What many runs came to. `seconds` is left to the caller, who has a clock."""
+
+    seeds: int = 0
+    violations: int = 0
+    failing_seed: int | None = None
+    faults_injected: int = 0
+    steps_committed: int = 0
+    jobs_aborted: int = 0
+    seconds: float = 0.0
+    broken: dict[int, str] = field(default_factory=dict)
+
+    def add(self, seed: int, outcome: Outcome) -> None:
+        """Count one run."""
+        self.seeds += 1
+        self.faults_injected += outcome.mishaps
+        self.steps_committed += len(outcome.history.commits)
+        self.jobs_aborted += outcome.aborted
+        if outcome.broken is not None:
+            self._violation(seed, str(outcome.broken))
+
+    def merge(self, other: Tally) -> None:
+        """Add what another process counted."""
+        self.seeds += other.seeds
+        self.faults_injected += other.faults_injected
+        self.steps_committed += other.steps_committed
+        self.jobs_aborted += other.jobs_aborted
+        for seed, text in other.broken.items():
+            self._violation(seed, text)
+
+    def _violation(self, seed: int, text: str) -> None:
+        self.violations += 1
+        self.broken[seed] = text
+        self.failing_seed = seed if self.failing_seed is None else min(seed, self.failing_seed)
+
+
+def check(seeds: Iterable[int], fabric: str | None = None) -> Tally:
+    """Run every seed, and count."""
+    tally = Tally()
+    for seed in seeds:
+        tally.add(seed, run(Scenario.of(seed, fabric)))
+    return tally
+
+
+def report(seed: int, fabric: str | None = None) -> str:
+    """What goes wrong with a seed, at its shortest, as a timeline."""
+    found = shrink(Scenario.of(seed, fabric))
+    outcome = run(found, recorded=True)
+    return "\n".join([str(found), str(outcome.broken or "holds"), "", outcome.history.timeline()])
+
+
+__all__ = ["FABRICS", "Outcome", "Scenario", "Tally", "check", "report", "run", "shrink"]

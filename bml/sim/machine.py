@@ -1,0 +1,307 @@
+"""One simulated server: the shell round a real core, with real memory, real arithmetic and a user."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+
+from bml.protocol import events as ev
+from bml.protocol import messages as msg
+from bml.protocol.engine import Place, Reduce, Send
+from bml.protocol.frame import Header, Kind
+from bml.protocol.messages import View
+from bml.protocol.server import ServerCore
+from bml.protocol.timeouts import Timeouts
+from bml.protocol.workspace import Array, Workspace
+from bml.schedule import AnyProgram, plan
+from bml.sim.headquarters import Channel
+from bml.sim.history import History
+from bml.sim.network import Network
+from bml.sim.process import Process
+from bml.sim.promises import Promises
+from bml.sim.wires import Parcel, Wires
+from bml.train.batches import BatchPlan, assignment, used_indices
+from bml.train.ledger import Ledger
+from topology import Fabric
+from topology.errors import BmlError
+
+_SIGNATURE = 7
+_LINGER_S = 0.2
+
+
+class World(Protocol):
+    """What a machine needs of the simulation."""
+
+    fabric: Fabric
+    steps: int
+    n_elements: int
+    slice_nbytes: int
+    algorithm: str
+    timeouts: Timeouts
+    network: Network
+    wires: Wires
+    history: History
+    promises: Promises
+
+    def point(self, name: str, text: str) -> None:
+        """Something happened to which a fault may be tied."""
+
+    def tell(self, server: int, message: msg.ToCoordinator) -> None:
+        """Send a message to the coordinator."""
+
+
+@lru_cache(maxsize=1 << 14)
+def _program(fabric: Fabric, algorithm: str, server: int) -> AnyProgram:
+    return _plan_of(fabric, algorithm)(server)
+
+
+@lru_cache(maxsize=512)
+def _plan_of(fabric: Fabric, algorithm: str) -> Callable[[int], AnyProgram]:
+    return plan(fabric, algorithm, or_auto=True).program
+
+
+@lru_cache(maxsize=256)
+def samples(n_samples: int, n_elements: int, step: int) -> Array:
+    """What each sample contributes to a step, float64 (n_samples, n_elements).
+
+    The first half of the elements are integers, exact in any order; the others are not, so that another
+    order of addition shows in their last bits.
+    """
+    rows = np.arange(n_samples)[:, None]
+    table = ((rows * 7 + np.arange(n_elements) * 3 + step * 5) % 101).astype(np.float64)
+    table[:, n_elements - n_elements // 2 :] *= 0.1
+    table.setflags(write=False)
+    return table
+
+
+class Machine:
+    """See the module's text."""
+
+    def __init__(self, server: int, world: World):
+        self.server = server
+        self.process = Process()
+        self.channel: Channel | None = None
+        self.over = False
+        self.done = False
+        self._world = world
+        self.core = ServerCore(
+            server, world.fabric, self._planner, world.timeouts, world.slice_nbytes, world.network.now
+        )
+        self._workspace: Workspace | None = None
+        self._contribution: Array | None = None
+        self._kept: Array | None = None
+        # Not the members of the first view: servers may install different ones first.
+        self._base: tuple[int, ...] = world.fabric.servers
+        self._entered: tuple[int, int] | None = None
+        per_step = 2 * world.fabric.n_servers + 1
+        self._batches = BatchPlan(per_step * world.steps, per_step, 1, seed=1)
+        self.ledger = Ledger(self._batches.n_samples)
+        self._step_view: View | None = None
+        self._wake_at = float("inf")
+
+    def start(self) -> None:
+        """The process starts to run."""
+        self._wake(self._world.network.now + self._world.network.random.uniform(0, 0.02))
+
+    def waits_for(self) -> str:
+        """What it waits for, in words."""
+        if not self.process.runs:
+            return "frozen" if self.process.alive else "dead"
+        return self.core.waits_for()
+
+    # --- events ----------------------------------------------------------------------------------
+
+    def handle(self, event: ev.Event) -> None:
+        """Let the core react, carry out what it says."""
+        self._carry_out_all(self.core.handle(event, self._world.network.now))
+
+    def told(self, message: msg.ToServer) -> None:
+        """See `Reachable`."""
+        self.handle(ev.Control(message))
+
+    def arrived(self, peer: int, level: int) -> None:
+        """Something may be taken off a connection, until a frame must wait."""
+        wires = self._world.wires
+        while self.process.runs:
+            parcel = wires.peek(self.server, peer, level)
+            if parcel is None:
+                return
+            self.core.heard(peer, level, self._world.network.now)
+            verdict = self.core.admit(peer, parcel.header)
+            if verdict is ev.Verdict.WAIT:
+                break
+            wires.take(self.server, peer, level)
+            if verdict is not ev.Verdict.DROP:
+                self._take(peer, parcel, verdict)
+        self._tick_if_urgent()
+
+    def lost(self, peer: int, level: int, why: str) -> None:
+        """A connection broke."""
+        self.handle(ev.PeerLost(peer, level, why, f"connection to server {peer} on level {level}: {why}"))
+
+    def heard(self, peer: int, level: int) -> None:
+        """A heartbeat came in."""
+        self.core.heard(peer, level, self._world.network.now)
+
+    def _take(self, peer: int, parcel: Parcel, verdict: Place | ev.Verdict) -> None:
+        header = parcel.header
+        text = ""
+        if header.kind == Kind.DESCRIBE:
+            text = parcel.payload.decode()
+        else:
+            self._world.promises.admitted(self.server, peer, parcel.view, self.core.view)
+        if isinstance(verdict, Place):
+            assert self._workspace is not None
+            self._workspace.view(verdict, header.stop - header.start)[:] = parcel.payload
+        self._carry_out_all(self.core.received(peer, header, text, self._world.network.now))
+
+    def _tick_if_urgent(self) -> None:
+        while self.process.runs and self.core.urgent:
+            self._carry_out_all(self.core.handle(ev.Tick(), self._world.network.now))
+
+    def _wake(self, due: float) -> None:
+        def tick() -> None:
+            self.handle(ev.Tick())
+            if not self.over:
+                now = self._world.network.now
+                self._wake(max(self.core.next_deadline(now), now + 1e-4))
+
+        self._world.network.at(due, lambda: self.process.tick(tick))
+
+    # --- instructions ----------------------------------------------------------------------------
+
+    def _carry_out_all(self, instructions: list[ev.Instruction]) -> None:
+        if instructions:
+            self.process.each(instructions, self._carry_out)
+        self._tick_if_urgent()
+
+    def _carry_out(self, instruction: ev.Instruction) -> None:
+        world = self._world
+        match instruction:
+            case Reduce():
+                assert self._workspace is not None
+                self._workspace.reduce(instruction)
+            case Send(peer, level, header, place, _):
+                self._send(peer, level, header, place)
+            case ev.SendText(peer, level, header, text):
+                world.wires.send(self.server, peer, level, Parcel(header, text, self.core.view))
+            case ev.Beat(peer, level):
+                world.wires.beat(self.server, peer, level)
+            case ev.Tell(message):
+                world.tell(self.server, message)
+            case ev.Open(_, scratch_elements):
+                assert self._contribution is not None
+                self._workspace = Workspace(self._contribution, scratch_elements, "sum")
+                self._step_view = self.core.view
+            case ev.Commit(step, epoch, contributors):
+                self._committed(step, epoch, contributors)
+            case ev.Retry(step, epoch):
+                world.point("retry", f"server {self.server} retries step {step} in epoch {epoch}")
+                world.promises.retried(self.server, step, epoch)
+                self._check_contribution(step)
+                self._prepare(step)
+            case ev.Installed(view):
+                self._installed(view)
+            case ev.Links(wanted):
+                world.wires.want(self.server, wanted)
+            case ev.Fence():
+                world.wires.fence(self.server)
+            case ev.Resume():
+                for peer, level in world.wires.waiting(self.server):
+                    self.arrived(peer, level)
+            case ev.Stop(error):
+                self._stopped(error)
+            case ev.Leave():
+                self._leave()
+
+    def _send(self, peer: int, level: int, header: Header, place: Place | None) -> None:
+        payload = b""
+        if place is not None:
+            assert self._workspace is not None
+            payload = bytes(self._workspace.view(place, header.stop - header.start))
+        if header.kind == Kind.TOKEN and self._entered != (header.step, header.epoch):
+            self._entered = (header.step, header.epoch)
+            self._world.promises.entered(self.server, header.step, header.epoch)
+            self._world.point("complete", f"server {self.server} is complete in step {header.step}")
+        # What is sent is what the core said in the view of its stamp, even if it is carried out later.
+        view = self.core.view if self.core.epoch == header.epoch else None
+        self._world.wires.send(self.server, peer, level, Parcel(header, payload, view))
+
+    # --- the user --------------------------------------------------------------------------------
+
+    def _planner(self, fabric: Fabric, server: int) -> AnyProgram:
+        return _program(fabric, self._world.algorithm, server)
+
+    def _installed(self, view: View) -> None:
+        what = f"view {view.epoch} of {view.members}, commit {view.commit}"
+        self._world.point("installed", f"server {self.server} installs {what}")
+        self._world.promises.installed(self.server, view)
+        if len(self.core.views) == 1:
+            self._prepare(1)
+
+    def _prepare(self, step: int) -> None:
+        """The user's thread: compute this server's part for the view of now, some time later submit it."""
+        view = self.core.view
+        assert view is not None
+        world = self._world
+        batch = self._batches.batch(step - 1)
+        part = assignment(np.arange(len(batch.indices)), self._base, view.members)[self.server]
+        rows = samples(len(batch.indices), world.n_elements, step)
+        contribution: Array = rows[np.concatenate(part)].sum(axis=0)
+
+        def submit() -> None:
+            if self.over:
+                return
+            world.point("submit", f"server {self.server} submits step {step} in epoch {view.epoch}")
+            self._contribution, self._kept = contribution, contribution.copy()
+            size, itemsize = contribution.size, contribution.itemsize
+            self.handle(ev.Submit(step, view.epoch, size, itemsize, _SIGNATURE, "allreduce sum"))
+
+        world.network.after(world.network.random.uniform(0, 0.01), lambda: self.process.run(submit))
+
+    def _check_contribution(self, step: int) -> None:
+        if self._contribution is not None and self._kept is not None:
+            self._world.promises.contribution(self.server, step, self._contribution, self._kept)
+
+    def _committed(self, step: int, epoch: int, contributors: tuple[int, ...]) -> None:
+        world, view = self._world, self._step_view
+        assert self._workspace is not None
+        assert view is not None
+        assert self.core.view is not None
+        assert (view.epoch, view.members) == (epoch, contributors)
+        world.point("commit", f"server {self.server} commits step {step} of epoch {epoch} by {contributors}")
+        batch = self._batches.batch(step - 1)
+        right = samples(len(batch.indices), world.n_elements, step).sum(axis=0)
+        world.promises.committed(self.server, step, view, self.core.view, self._workspace.result, right)
+        self._check_contribution(step)
+        world.history.commit_at_s.setdefault(step, []).append(world.network.now)
+        used = used_indices(assignment(batch.indices, self._base, contributors), recomputed=True)
+        self.ledger.commit(step, batch, contributors, used)
+        self._base = contributors
+        self._workspace = self._contribution = None
+        if step == world.steps:
+            self.done = True
+            self.handle(ev.Ended("done"))
+        else:
+            self._prepare(step + 1)
+
+    def _stopped(self, error: BmlError) -> None:
+        self._world.point("stopped", f"server {self.server} is stopped: {error}")
+        self._world.history.errors[self.server] = error
+        if not self.done:
+            self.handle(ev.Ended("stopped"))
+        self.over = True
+
+    def _leave(self) -> None:
+        self.over = True
+        self._world.network.after(_LINGER_S, self._end)
+
+    def _end(self) -> None:
+        self.process.die()
+        self._world.wires.die(self.server)
+
+
+__all__ = ["Machine", "World", "samples"]

@@ -1,0 +1,144 @@
+"""The promises of the runtime as checks that a simulated run calls at every event; see docs/architecture.md.
+
+They see more than any server does: every frame carries the view of its sender, every commit of anybody is
+known. What is broken is raised at once as a `PromiseBroken`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from bml.protocol.messages import View
+from bml.protocol.workspace import Array
+from bml.sim.history import History
+from bml.train.ledger import LedgerSummary
+from topology.errors import InvariantError
+
+
+class PromiseBroken(InvariantError):
+    """Promise `number` does not hold (0: the protocol's own code failed)."""
+
+    def __init__(self, number: int, text: str):
+        super().__init__(f"promise {number}: {text}")
+        self.number = number
+
+
+class Promises:
+    """Of one run. Promise 2 and 7 are checked by `contribution` and `ledgers`, the others as named."""
+
+    def __init__(self, history: History):
+        self._history = history
+        self._views: dict[int, View] = {}
+        self._results: dict[int, bytes] = {}
+        self._commit_epoch: dict[int, int] = {}
+        self._retried: dict[int, int] = {}
+        self._complete: dict[tuple[int, int], set[int]] = {}
+
+    def installed(self, server: int, view: View) -> None:
+        """Promise 1, for views: one view an epoch, none that undoes a commit."""
+        known = self._views.setdefault(view.epoch, view)
+        if known != view:
+            raise PromiseBroken(1, f"epoch {view.epoch} is two views: {known}; on server {server} {view}")
+        if server not in view.members:
+            raise PromiseBroken(5, f"server {server} installs {view}, which it is not a member of")
+        for step, epoch in self._commit_epoch.items():
+            if epoch < view.epoch and step > view.commit:
+                raise PromiseBroken(
+                    1, f"step {step} was committed in epoch {epoch}, view {view.epoch} commits {view.commit}"
+                )
+
+    def entered(self, server: int, step: int, epoch: int) -> None:
+        """A server entered the barrier of a step."""
+        self._complete.setdefault((step, epoch), set()).add(server)
+
+    def committed(self, server: int, step: int, view: View, now: View, result: Array, right: Array) -> None:
+        """Promise 1: same contributors, same bits, nobody retries what anybody returned; 6 and 7: the sum.
+
+        `view` is the one in which the step ran, `now` the one in force; `right` the exact sum.
+        """
+        contributors = view.members
+        commits = self._history.commits.setdefault(step, {})
+        if server in commits:
+            raise PromiseBroken(1, f"server {server} commits step {step} twice")
+        for other, theirs in commits.items():
+            if theirs != contributors:
+                raise PromiseBroken(
+                    1, f"step {step} has contributors {theirs} on server {other}, {contributors} on {server}"
+                )
+        if self._retried.get(step, 0) > view.epoch:
+            raise PromiseBroken(
+                1,
+                f"server {server} commits step {step} of epoch {view.epoch}, others retry it "
+                f"in epoch {self._retried[step]}",
+            )
+        for later in self._views.values():
+            if later.epoch > view.epoch and later.commit < step:
+                raise PromiseBroken(
+                    1, f"server {server} commits step {step} of epoch {view.epoch}, but {later} does not"
+                )
+        self._barrier(server, step, view, now)
+        self._bits(server, step, result, right)
+        commits[server] = contributors
+        self._commit_epoch[step] = min(self._commit_epoch.get(step, view.epoch), view.epoch)
+
+    def _barrier(self, server: int, step: int, view: View, now: View) -> None:
+        entered = self._complete.get((step, view.epoch), set())
+        missing = sorted(set(view.members) - entered - {server})
+        if view.epoch == now.epoch and missing:
+            raise PromiseBroken(
+                1, f"server {server} passes the barrier of step {step} before servers {missing} entered it"
+            )
+
+    def _bits(self, server: int, step: int, result: Array, right: Array) -> None:
+        half = len(right) - len(right) // 2
+        if not (result[:half] == right[:half]).all():
+            raise PromiseBroken(7, f"server {server}, step {step}: {result[:half]} is not {right[:half]}")
+        if not np.allclose(result, right):
+            raise PromiseBroken(7, f"server {server}, step {step}: the sum is {result}, not {right}")
+        bits = self._results.setdefault(step, result.tobytes())
+        if bits != result.tobytes():
+            raise PromiseBroken(6, f"step {step}: server {server} has other bits than those who came first")
+
+    def retried(self, server: int, step: int, epoch: int) -> None:
+        """Promise 1: nobody is asked again for a step that anybody has returned.
+
+        It may be asked in a view that is over without its knowledge: it cannot commit there.
+        """
+        self._retried[step] = max(self._retried.get(step, 0), epoch)
+        if self._commit_epoch.get(step, epoch + 1) <= epoch:
+            done = sorted(self._history.commits[step])
+            raise PromiseBroken(
+                1, f"server {server} retries step {step} in epoch {epoch}, servers {done} have committed it"
+            )
+
+    def contribution(self, server: int, step: int, now: Array, before: Array) -> None:
+        """Promise 2: what a user brought is as it was, until it is committed or asked for again."""
+        if now.tobytes() != before.tobytes():
+            raise PromiseBroken(2, f"the contribution of server {server} to step {step} was overwritten")
+
+    def admitted(self, server: int, origin: int, theirs: View | None, mine: View | None) -> None:
+        """Promise 5: nothing is let in that was sent in another view."""
+        if theirs is not mine and theirs != mine:
+            raise PromiseBroken(
+                5,
+                f"server {server} in epoch {mine.epoch if mine else 0} let in a frame that server {origin} "
+                f"sent in epoch {theirs.epoch if theirs else 0}",
+            )
+
+    def ended(self, steps: int, done: Iterable[int]) -> None:
+        """Promises 1 and 4: whoever ended well has every step."""
+        for server in done:
+            commits = self._history.commits
+            missing = [step for step in range(1, steps + 1) if server not in commits.get(step, {})]
+            if missing:
+                raise PromiseBroken(1, f"server {server} ended without steps {missing}")
+
+    def ledgers(self, ledgers: dict[int, LedgerSummary]) -> None:
+        """Promise 7: all who ended well have one ledger, and every sample in it exactly once an epoch."""
+        if len({ledger["digest"] for ledger in ledgers.values()}) > 1:
+            raise PromiseBroken(7, f"the ledgers of servers {sorted(ledgers)} differ")
+        for server, ledger in ledgers.items():
+            if not ledger["complete"]:
+                raise PromiseBroken(7, f"the ledger of server {server} is not exact: {ledger}")

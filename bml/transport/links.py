@@ -1,0 +1,342 @@
+"""What tcp and verbs have in common: one TCP stream per (peer, level), bound to that NIC's address.
+
+Listening, dialling, the handshake, beats, parking, silence and which links are wanted are the same; what a
+link does with its authenticated stream is the transport's own, in the connection that it makes.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from bml.protocol.frame import MAX_NBYTES, Header
+from bml.transport.auth import DialerHandshake, Hello, Role, check_token, job_bytes
+from bml.transport.beats import BeatSocket
+from bml.transport.greeting import (
+    Dial,
+    GreetingKind,
+    address_family,
+    check_traffic_class,
+    fresh_nonce,
+    mark,
+)
+from bml.transport.interface import Endpoint, Handler, LinkKey, LinkStats, LostKind
+from bml.transport.link import Link, LinkConnection, LinkState, OnEnd
+from bml.transport.listening import BACKLOG, Listener
+from bml.transport.opening import Opening
+from bml.transport.parking import Parking
+from bml.transport.poller import Poller
+from topology.errors import FabricError, InvariantError, UsageError
+
+_LOG = logging.getLogger("bml.transport")
+
+SNDBUF_NBYTES = 64 << 10
+"""Small, so that what waits waits in our queue by priority and not in the kernel's in order."""
+_BIND_TRIES = 100
+
+
+class LinkTransport:
+    """`Transport` over streams, with UDP heartbeats on the same port numbers; a subclass says `_connection`.
+
+    `nics` has one local IP address per level; `token` is the cluster's secret and `job` (at most 64 bytes)
+    keeps jobs apart. A link that is wanted but not up after `connect_s` seconds is lost. `sndbuf_nbytes` is
+    the kernel's send buffer of each stream; `max_nbytes` the longest payload that is accepted;
+    `traffic_class` the byte that marks all packets for switches (DSCP times 4).
+    Raises FabricError if an address is not on this machine, UsageError on bad arguments.
+    """
+
+    def __init__(
+        self,
+        server: int,
+        nics: Sequence[str],
+        *,
+        token: bytes,
+        job: str | bytes,
+        poller: Poller,
+        handler: Handler,
+        connect_s: float = 5.0,
+        max_nbytes: int = MAX_NBYTES,
+        sndbuf_nbytes: int = SNDBUF_NBYTES,
+        traffic_class: int = 0,
+    ) -> None:
+        self._server = server
+        self._nics = tuple(nics)
+        self._token = check_token(token)
+        self._job = job_bytes(job)
+        self._poller = poller
+        self._handler = handler
+        self._connect_s = connect_s
+        self._max_nbytes = max_nbytes
+        self._sndbuf_nbytes = sndbuf_nbytes
+        self._traffic_class = check_traffic_class(traffic_class)
+        self._links: dict[LinkKey, Link] = {}
+        self._parking = Parking(poller)
+        self._silent: set[int] = set()
+        # Sockets of silenced NICs that are not used any more: closing them would be noticed by the peer.
+        self._graves: dict[int, list[socket.socket]] = {level: [] for level in range(len(self._nics))}
+        self._listeners: list[Listener] = []
+        self._beats: list[BeatSocket] = []
+        self._closed = False
+        try:
+            for level in range(len(self._nics)):
+                self._open_nic(level)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """See `Transport`."""
+        return tuple(listener.endpoint for listener in self._listeners)
+
+    def set_peers(self, wanted: Mapping[LinkKey, Endpoint]) -> None:
+        """See `Transport`; raises UsageError for a level or an address that cannot be."""
+        if self._closed:
+            return
+        # Endpoints that travelled as JSON are lists.
+        endpoints = {key: (host, port) for key, (host, port) in wanted.items()}
+        for (peer, level), endpoint in endpoints.items():
+            self._check_wanted(peer, level, endpoint)
+        for key, link in self._links.items():
+            if link.state is not LinkState.UNWANTED and endpoints.get(key) != link.endpoint:
+                self._bury(link.level, link.detach(LinkState.UNWANTED))
+        for (peer, level), endpoint in endpoints.items():
+            link = self._link(peer, level)
+            link.endpoint = endpoint
+            if link.state in (LinkState.UNWANTED, LinkState.LOST):
+                self._open(link)
+
+    def send(
+        self, peer: int, level: int, header: Header, payload: memoryview | None, priority: int = 0
+    ) -> None:
+        """See `Transport`."""
+        link = self._links.get((peer, level))
+        if link is None:
+            raise InvariantError(f"server {peer} over NIC {level} was never wanted, cannot send {header}")
+        link.send(priority, header, payload)
+
+    def fence(self) -> None:
+        """See `Transport`."""
+        for link in self._links.values():
+            link.fence()
+
+    def resume(self) -> None:
+        """See `Transport`."""
+        for link in self._links.values():
+            if link.connection is not None:
+                link.connection.resume()
+
+    def beat(self, peer: int, level: int) -> None:
+        """See `Transport`."""
+        link = self._links.get((peer, level))
+        if link is not None and link.state is not LinkState.UNWANTED:
+            self._beats[level].send(peer, link.endpoint)
+
+    def is_up(self, peer: int, level: int) -> bool:
+        """See `Transport`."""
+        link = self._links.get((peer, level))
+        return link is not None and link.is_up
+
+    @property
+    def queued_nbytes(self) -> int:
+        """See `Transport`; silenced NICs do not count, nothing will leave them."""
+        return sum(link.queued_nbytes for link in self._links.values() if link.level not in self._silent)
+
+    def stats(self) -> dict[LinkKey, LinkStats]:
+        """See `Transport`."""
+        return {key: link.stats() for key, link in self._links.items()}
+
+    def silence(self, level: int) -> None:
+        """See `Transport`; what the kernel has taken already may still arrive."""
+        self._check_level(level)
+        if level in self._silent:
+            return
+        self._silent.add(level)
+        self._graves[level] += self._listeners[level].mute()
+        self._beats[level].mute()
+        self._parking.mute(level)
+        for link in self._links.values():
+            if link.level == level:
+                if link.connection is not None:
+                    link.connection.mute()
+                elif link.opening is not None:
+                    self._bury(level, link.opening.abandon())
+
+    def unsilence(self, level: int) -> None:
+        """See `Transport`."""
+        self._check_level(level)
+        if level not in self._silent:
+            return
+        self._silent.remove(level)
+        self._close_graves(level)
+        self._listeners[level].unmute()
+        self._beats[level].unmute()
+        self._parking.unmute(level)
+        for link in self._links.values():
+            if link.level == level and link.connection is not None:
+                link.connection.unmute()
+
+    def close(self) -> None:
+        """See `Transport`."""
+        self._closed = True
+        for link in self._links.values():
+            sock = link.detach(LinkState.UNWANTED)
+            if sock is not None:
+                sock.close()
+        self._parking.close()
+        for listener in self._listeners:
+            listener.close()
+        for beats in self._beats:
+            beats.close()
+        for level in self._graves:
+            self._close_graves(level)
+
+    def _connection(self, link: Link, sock: socket.socket, on_end: OnEnd) -> LinkConnection:
+        """Make the connection of a link from its authenticated stream."""
+        raise NotImplementedError
+
+    def _open_nic(self, level: int) -> None:
+        tcp, udp = self._bind_pair(level)
+        me = self._hello(level)
+        self._listeners.append(
+            Listener(tcp, self._poller, token=self._token, me=me, on_open=partial(self._incoming, level))
+        )
+        self._beats.append(
+            BeatSocket(
+                udp,
+                self._poller,
+                server=self._server,
+                level=level,
+                token=self._token,
+                job=self._job,
+                on_beat=partial(self._heard_beat, level),
+            )
+        )
+
+    def _bind_pair(self, level: int) -> tuple[socket.socket, socket.socket]:
+        """Return a listening TCP socket and a UDP socket on the same free port of this NIC."""
+        address = self._nics[level]
+        family = address_family(address)
+        for _ in range(_BIND_TRIES):
+            tcp = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            udp = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+            try:
+                tcp.bind((address, 0))
+                udp.bind((address, tcp.getsockname()[1]))
+                # Accepted sockets inherit the size.
+                tcp.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._sndbuf_nbytes)
+                mark(tcp, self._traffic_class)
+                mark(udp, self._traffic_class)
+                tcp.listen(BACKLOG)
+            except OSError as error:
+                tcp.close()
+                udp.close()
+                if error.errno != errno.EADDRINUSE:
+                    raise FabricError(
+                        f"{self._nic_name(level)}: cannot listen: {error.strerror}; "
+                        "check that the address is one of this machine"
+                    ) from error
+            else:
+                return tcp, udp
+        raise FabricError(f"{self._nic_name(level)}: found no port that is free for both TCP and UDP")
+
+    def _open(self, link: Link) -> None:
+        parked = self._parking.take((link.peer, link.level))
+        if parked is not None:
+            self._attach(link, parked)
+            return
+        link.state = LinkState.OPENING
+        attempt = partial(self._dial, link) if self._server < link.peer else None
+        link.opening = Opening(self._poller, attempt, partial(self._lost, link), self._connect_s)
+
+    def _dial(self, link: Link, on_fail: Callable[[GreetingKind, str], None]) -> Dial | None:
+        if link.level in self._silent:
+            return None
+        handshake = DialerHandshake(self._token, self._hello(link.level), fresh_nonce(), link.peer)
+        try:
+            return Dial(
+                link.endpoint,
+                handshake,
+                self._poller,
+                lambda sock, hello: self._attach(link, sock),
+                on_fail,
+                source=self._nics[link.level],
+                sndbuf_nbytes=self._sndbuf_nbytes,
+                traffic_class=self._traffic_class,
+                timeout_s=self._connect_s,
+            )
+        except OSError as error:
+            _LOG.warning("%s: cannot make a socket: %s; trying again", self._nic_name(link.level), error)
+            return None
+
+    def _incoming(self, level: int, sock: socket.socket, hello: Hello) -> None:
+        """Take in a connection whose other side proved to be `hello`."""
+        peer = hello.server
+        if peer >= self._server:
+            _LOG.warning("%s: closed a connection from server %d: we dial it", self._nic_name(level), peer)
+            sock.close()
+            return
+        self._beats[level].forget(peer)
+        link = self._links.get((peer, level))
+        if link is not None and link.state is LinkState.OPENING:
+            self._attach(link, sock)
+        elif link is not None and link.state is LinkState.UP and link.untouched:
+            link.swap(sock, partial(self._lost, link), muted=False)
+        else:
+            self._parking.put((peer, level), sock)
+            if link is not None and link.state is LinkState.UP:
+                # Frames may have been lost with the old one, so the loss must be known.
+                self._lost(link, "reset", "the peer opened a new connection")
+
+    def _attach(self, link: Link, sock: socket.socket) -> None:
+        link.attach(sock, partial(self._lost, link), muted=link.level in self._silent)
+
+    def _lost(self, link: Link, kind: LostKind, why: str) -> None:
+        self._bury(link.level, link.detach(LinkState.LOST))
+        name = f"{self._nic_name(link.level)}: connection to server {link.peer} ({kind})"
+        self._handler.lost(link.peer, link.level, kind, f"{name}: {why}")
+
+    def _heard_beat(self, level: int, peer: int) -> None:
+        link = self._links.get((peer, level))
+        if link is not None and link.state is not LinkState.UNWANTED:
+            self._handler.heard(peer, level)
+
+    def _bury(self, level: int, sock: socket.socket | None) -> None:
+        """Close a socket, but not while its NIC is silenced: the peer would notice."""
+        if sock is None:
+            return
+        if level in self._silent and not self._closed:
+            self._graves[level].append(sock)
+        else:
+            sock.close()
+
+    def _close_graves(self, level: int) -> None:
+        graves, self._graves[level] = self._graves[level], []
+        for sock in graves:
+            sock.close()
+
+    def _link(self, peer: int, level: int) -> Link:
+        link = self._links.get((peer, level))
+        if link is None:
+            link = Link(peer, level, self._connection)
+            self._links[peer, level] = link
+        return link
+
+    def _hello(self, level: int) -> Hello:
+        return Hello(Role.DATA, self._job, self._server, level)
+
+    def _check_level(self, level: int) -> None:
+        if not 0 <= level < len(self._nics):
+            raise UsageError(f"server {self._server} has NICs 0 to {len(self._nics) - 1}, not {level}")
+
+    def _check_wanted(self, peer: int, level: int, endpoint: Endpoint) -> None:
+        self._check_level(level)
+        address_family(endpoint[0])
+        if peer == self._server or peer < 0 or not 0 < endpoint[1] < 1 << 16:
+            raise UsageError(f"server {self._server} cannot want server {peer} at {endpoint}")
+
+    def _nic_name(self, level: int) -> str:
+        return f"server {self._server} NIC {level} ({self._nics[level]})"

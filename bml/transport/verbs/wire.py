@@ -1,0 +1,191 @@
+"""What two ends of a queue pair say to each other: greetings on the stream, messages in slots.
+
+Pure. A queue pair is set up with two short messages a side on the authenticated stream:
+
+    HELLO   generation, queue pair, the ring that the peer may write to, how many of its messages were handled
+    READY   generation; said when the queue pair can receive, so that nothing is written before
+
+Everything else is RDMA WRITE WITH IMMEDIATE. The immediate value says what it was:
+
+    RING     a message was written to the next slot of the ring   + how many messages the writer has handled
+    CREDIT   nothing was written                                  + the same
+    DONE     the payload of a granted offer is complete           + the offer's number
+
+A message in a slot is FRAME (a header and its whole payload), OFFERS (headers of payloads that wait),
+GRANTS (where they may be written; no key: not wanted) or CANCELS (granted, but they will not come).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import NamedTuple
+
+from bml.protocol.frame import HEADER_NBYTES, FrameError
+from bml.transport.verbs.rdma import Address
+
+VERSION = 1
+COUNT_MASK = 0xFF_FFFF
+
+_KIND_SHIFT = 30
+
+
+class Imm(IntEnum):
+    """What an immediate value says."""
+
+    RING = 1
+    CREDIT = 2
+    DONE = 3
+
+
+class Slot(IntEnum):
+    """What a message in a slot is."""
+
+    FRAME = 1
+    OFFERS = 2
+    GRANTS = 3
+    CANCELS = 4
+
+
+class Greeting(NamedTuple):
+    """HELLO: `handled` messages of the peer were handled in all generations; it goes on after them."""
+
+    generation: int
+    address: Address
+    ring_address: int
+    ring_rkey: int
+    slots: int
+    slot_nbytes: int
+    handled: int
+
+
+class Grant(NamedTuple):
+    """Where the payload of an offer may be written; rkey and address 0: it is not wanted."""
+
+    offer: int
+    rkey: int
+    address: int
+
+
+# version, mtu, queue pair, psn, generation, ring rkey, slots, slot_nbytes, ring address, handled, gid
+_HELLO = struct.Struct(">BBIIIIIIQQ40s")
+_READY = struct.Struct(">BI")
+HEAD = struct.Struct(">HH")
+"""Kind and number of items; in front of every message."""
+FRAME_OVERHEAD_NBYTES = HEAD.size + HEADER_NBYTES
+_OFFER = struct.Struct(f">I{HEADER_NBYTES}s")
+_GRANT = struct.Struct(">IIQ")
+_CANCEL = struct.Struct(">I")
+_GENERATION = struct.Struct(">I")
+
+
+def pack_imm(kind: Imm, value: int) -> int:
+    """The immediate value of this kind and the low 24 bits of `value`."""
+    return kind << _KIND_SHIFT | value & COUNT_MASK
+
+
+def unpack_imm(imm: int) -> tuple[int, int]:
+    """(kind, low 24 bits)."""
+    return imm >> _KIND_SHIFT, imm & COUNT_MASK
+
+
+def advance(count: int, low: int) -> int:
+    """The smallest number from `count` on whose low 24 bits are `low`."""
+    return count + (low - count & COUNT_MASK)
+
+
+def pack_hello(hello: Greeting) -> bytes:
+    """HELLO as it travels."""
+    number, psn, gid, mtu = hello.address
+    return b"H" + _HELLO.pack(
+        VERSION,
+        mtu,
+        number,
+        psn,
+        hello.generation,
+        hello.ring_rkey,
+        hello.slots,
+        hello.slot_nbytes,
+        hello.ring_address,
+        hello.handled,
+        gid.encode(),
+    )
+
+
+def pack_ready(generation: int) -> bytes:
+    """READY as it travels."""
+    return b"R" + _READY.pack(VERSION, generation)
+
+
+def unpack_greeting(message: bytes) -> Greeting | int:
+    """A HELLO, or the generation of a READY; raises FrameError on anything else."""
+    kind, body = message[:1], message[1:]
+    if kind == b"R" and len(body) == _READY.size:
+        version, generation = _READY.unpack(body)
+        hello = None
+    elif kind == b"H" and len(body) == _HELLO.size:
+        version, mtu, number, psn, generation, rkey, slots, slot_nbytes, ring, handled, gid = _HELLO.unpack(body)
+        address = Address(number, psn, gid.rstrip(b"\0").decode("ascii", "replace"), mtu)
+        hello = Greeting(generation, address, ring, rkey, slots, slot_nbytes, handled)
+    else:
+        raise FrameError(f"no greeting of the verbs transport: {message[:16]!r}; does the peer use verbs too?")
+    if version != VERSION:
+        raise FrameError(f"the peer's verbs transport is of version {version}, ours of {VERSION}")
+    return generation if hello is None else hello
+
+
+def pack_offers(offers: list[tuple[int, bytes]]) -> bytes:
+    """A message of (number, packed header)."""
+    return HEAD.pack(Slot.OFFERS, len(offers)) + b"".join(_OFFER.pack(*offer) for offer in offers)
+
+
+def pack_grants(generation: int, grants: list[Grant]) -> bytes:
+    """A message of grants that hold in this generation of the queue pair only."""
+    head = HEAD.pack(Slot.GRANTS, len(grants)) + _GENERATION.pack(generation)
+    return head + b"".join(_GRANT.pack(*grant) for grant in grants)
+
+
+def pack_cancels(offers: list[int]) -> bytes:
+    """A message of numbers."""
+    return HEAD.pack(Slot.CANCELS, len(offers)) + b"".join(_CANCEL.pack(offer) for offer in offers)
+
+
+def most_offers(slot_nbytes: int) -> int:
+    """How many offers fit into one message."""
+    return (slot_nbytes - HEAD.size) // _OFFER.size
+
+
+def most_grants(slot_nbytes: int) -> int:
+    """How many grants fit into one message."""
+    return (slot_nbytes - HEAD.size - _GENERATION.size) // _GRANT.size
+
+
+def most_cancels(slot_nbytes: int) -> int:
+    """How many cancels fit into one message."""
+    return (slot_nbytes - HEAD.size) // _CANCEL.size
+
+
+def read_offer(slot: memoryview, index: int) -> tuple[int, bytes]:
+    """(number, packed header) of one offer of a message."""
+    number, head = _unpack(_OFFER, slot, HEAD.size + index * _OFFER.size)
+    return number, head
+
+
+def read_grants(slot: memoryview, count: int) -> tuple[int, Iterator[Grant]]:
+    """(generation, grants) of a message."""
+    (generation,) = _unpack(_GENERATION, slot, HEAD.size)
+    start = HEAD.size + _GENERATION.size
+    return generation, (Grant(*_unpack(_GRANT, slot, start + i * _GRANT.size)) for i in range(count))
+
+
+def read_cancels(slot: memoryview, count: int) -> Iterator[int]:
+    """The numbers of a message."""
+    return (_unpack(_CANCEL, slot, HEAD.size + i * _CANCEL.size)[0] for i in range(count))
+
+
+def _unpack(layout: struct.Struct, slot: memoryview, offset: int) -> tuple[int, ...] | tuple[int, bytes]:
+    try:
+        return layout.unpack_from(slot, offset)
+    except struct.error as error:
+        raise FrameError(f"message in a slot cut short: {error}") from error
