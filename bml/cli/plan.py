@@ -18,7 +18,7 @@ from bml.cli.compare import of_fabric, papers
 from bml.cli.compare import show as show_comparison
 from bml.cli.constants import load_constants
 from bml.cli.draw import draw
-from bml.schedule import ALGORITHMS, Plan, bound
+from bml.schedule import ALGORITHMS, Plan, bound, bound_kind
 from bml.schedule import plan as make_plan
 from topology import UsageError, parse
 
@@ -160,7 +160,7 @@ def _report(
         gst=_rounded(time_t),
         gst_staged=_rounded(made.gst_staged()),
         bound=_rounded(bound(made.fabric)),
-        bound_kind="cut bound",
+        bound_kind=bound_kind(made.fabric),
         hottest_inner=_rounded(counted.hottest_inner) if counted.inner else None,
         busiest_nic_bytes=None if nbytes is None else ceil(counted.busiest * nbytes),
         modelled_s=None if modelled_s is None else round(modelled_s, 9),

@@ -14,6 +14,7 @@ State table:
     proposing
     any        too few servers, a training error        stopped    Abort to all
     steady     every member is done                     stopped    Shutdown to all
+    any        a change, all who are left are done      stopped    Shutdown to them
     any        Deposed: a successor is at work          stopped    nothing more is said to anybody
 
 A new coordinator starts in `gathering` too: start-up and takeover are one path. Why the decision is
@@ -250,7 +251,14 @@ class Coordinator:
                 self._note(now, self._timeouts.silence_window_s, 0.0)
             return [*self._evict(self._fabric.servers), *self._check_done()]
         self._evidence_at = now
+        self._forget(self._is_void)
         return self._change(now)
+
+    def _is_void(self, suspicion: Suspicion) -> bool:
+        """Whether a peer was not heard because the view had not reached it: it lives, and waits for one."""
+        status = self._statuses.get(suspicion.peer)
+        outside = status is not None and _epoch(status.installed) < _epoch(self.view)
+        return suspicion.peer != suspicion.observer and outside
 
     def _learn(self, status: msg.Status, now: float) -> bool:
         """Take over what another coordinator did: newer promises and views. Returns whether there was any."""
@@ -281,6 +289,8 @@ class Coordinator:
         reason = diagnosis.reason if diagnosis.failures else ""
         if len(settlement.failures) > len(diagnosis.failures):
             reason = f"{reason}; {settlement.reason}"
+        if all(self.outcomes.get(server) == "done" for server in settlement.members):
+            return self._finish()  # whoever is left needs no view
         if not self._enough(len(settlement.members)):
             return self._too_few(settlement.members, reason)
         self._detect_s = now - self._evidence_at + self._silent_s if self._fresh else 0.0
@@ -435,9 +445,12 @@ class Coordinator:
     def _check_done(self) -> list[Instruction]:
         if self.state != "steady" or any(self.outcomes.get(server) != "done" for server in self.members):
             return []
+        return self._finish()
+
+    def _finish(self) -> list[Instruction]:
         self.state = "stopped"
         self._farewell = shutdown = msg.Shutdown(self.term)
-        return [*(Post(server, shutdown) for server in self.members), Finished(None)]
+        return [*(Post(server, shutdown) for server in self._fabric.servers), Finished(None)]
 
     def _deposed(self, term: int) -> list[Instruction]:
         if term <= self.term:

@@ -382,9 +382,14 @@ class ServerCore:
             case msg.Abort(_, kind, text, server):
                 return self._stop(job_error(kind, text, server))
             case msg.Shutdown():
-                return [Leave()]
+                return self._shut_down()
             case msg.Inject():
                 return []  # for the shell alone
+
+    def _shut_down(self) -> list[Instruction]:
+        if self._outcome.outcome or self._error:
+            return [Leave()]
+        return self._stop(Evicted(f"server {self.server} is out: the others ended the job without it"))
 
     def _may_install(self, epoch: int) -> bool:
         return self._error is None and self._member.may_install(epoch)

@@ -1,6 +1,6 @@
 """What to send: forests, the algorithms that make them, their proof, their price, every server's part."""
 
-from bml.schedule.bound import bound
+from bml.schedule.bound import Bound, bound, bound_kind, prove
 from bml.schedule.cost import Load, gst, gst_staged, load
 from bml.schedule.exchange import Exchange, ExchangeProgram, verify_exchange
 from bml.schedule.forest import Down, Forest
@@ -11,6 +11,7 @@ from bml.schedule.verify import verify
 __all__ = [
     "ALGORITHMS",
     "AnyProgram",
+    "Bound",
     "Down",
     "Exchange",
     "ExchangeProgram",
@@ -23,11 +24,13 @@ __all__ = [
     "Range",
     "Relay",
     "bound",
+    "bound_kind",
     "compile_program",
     "gst",
     "gst_staged",
     "load",
     "plan",
+    "prove",
     "verify",
     "verify_exchange",
 ]

@@ -13,6 +13,7 @@ from bml.schedule.flextree import flextree
 from bml.schedule.forest import Forest
 from bml.schedule.hips import hips
 from bml.schedule.mesh import mesh
+from bml.schedule.packed import packed
 from bml.schedule.ps import ps
 from bml.schedule.ring import ring
 from bml.schedule.tree import tree
@@ -44,6 +45,7 @@ BUILDERS: Mapping[str, Algorithm] = MappingProxyType(
         # On a healthy fabric the paper's schedule is BML; on a damaged one BML means the paper's schedule.
         "bml": Algorithm(_papers_way),
         "detour": Algorithm(_papers_way),
+        "packed": Algorithm(lambda fabric, _: packed(fabric)),
         "hips": Algorithm(hips, "mesh|ring|ps", "hips:ring"),
         "ps": Algorithm(lambda fabric, shards: ps(fabric, int(shards or 1)), "[0-9]{1,6}", "ps:4"),
         "mesh": Algorithm(lambda fabric, _: mesh(fabric)),

@@ -35,6 +35,8 @@ LOWER_BOUND = "lower bound"
 
 _TOLERANCE = Fraction(1, 10**7)
 """Relative distance from the programme's value below which a bound counts as the optimum."""
+_MOST_NICS = 20000
+"""Above, nothing but the cut bounds is computed."""
 _MULTIPLES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 24, 60)
 """Prices of a solution often are multiples of such fractions of the lowest one."""
 _FINE = 1 << 24
@@ -76,7 +78,7 @@ def prove(fabric: Fabric) -> Bound:
     if len(nics.servers) <= 2:
         # One survivor sends nothing, and of two each sends once over all NICs that join them.
         return Bound(cut, OPTIMUM)
-    solved = best_prices(nics, alike(nics))
+    solved = best_prices(nics, alike(nics)) if len(nics.owner) <= _MOST_NICS else None
     if solved is None:
         return Bound(cut, LOWER_BOUND)
     value = max([cut, *(price_bound(nics, prices) for prices in _whole(solved.prices))])

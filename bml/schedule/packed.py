@@ -15,17 +15,22 @@ from math import ceil
 import numpy as np
 
 from bml.schedule.bml import bml
+from bml.schedule.cost import gst
+from bml.schedule.detour import detour
 from bml.schedule.forest import AT_ROOT, NOT_THERE, Forest
 from bml.schedule.nics import Nics, cut_bound, number_nics
 from bml.schedule.packed_search import ROUNDING, Search, whole_pieces
 from bml.schedule.packed_symmetry import representative, without_repeats
 from bml.schedule.packed_trees import Trees
-from topology import BCube, Fabric
+from topology import BCube, Fabric, FabricError, ServerFailure
 
 _KEPT_PLANS = 32
 """Forests kept for the next time; a healthy BCube needs three for all its single failures."""
 _PIECES = (60, 200)
 """Number of trees, unless one tree per server and NIC is more: finer pieces let loads even out better."""
+
+_MOST_ENTRIES = 1 << 23
+"""Servers squared times levels: the entries of one table of one tree per server and NIC."""
 
 
 def packed(fabric: Fabric) -> Forest:
@@ -35,11 +40,18 @@ def packed(fabric: Fabric) -> Forest:
     share one plan, kept after the first time.
 
     Raises:
-        FabricError: some live server has no usable NIC while others live.
+        FabricError: some live server has no usable NIC while others live, or the fabric is too large.
     """
+    if not fits(fabric):
+        raise FabricError(f"{fabric.name} is too large to be packed: ask for detour, or for hips")
     case, symmetry = representative(without_repeats(fabric))
     forest = _plan(case)
     return symmetry.apply(forest) if symmetry else forest
+
+
+def fits(fabric: Fabric) -> bool:
+    """Whether a fabric is small enough to be packed in memory and in time (about 2000 servers)."""
+    return fabric.n_servers**2 * fabric.levels <= _MOST_ENTRIES
 
 
 def prepare(fabric: Fabric) -> int:
@@ -59,7 +71,18 @@ def _plan(fabric: Fabric) -> Forest:
     if isinstance(fabric.wiring, BCube) and not fabric.failures and not fabric.rates:
         return bml(fabric)
     nics = number_nics(fabric)
-    return _forest(nics, Search(nics).run(_sets(nics, cut_bound(nics))))
+    search = Search(nics)
+    forest = _forest(nics, search.run(_sets(nics, cut_bound(nics))))
+    if search.is_optimal or not _may_do_better(fabric):
+        return forest
+    paper = detour(fabric)
+    return paper if gst(paper, fabric) < gst(forest, fabric) else forest
+
+
+def _may_do_better(fabric: Fabric) -> bool:
+    """Whether the paper's schedule has a chance: with a link or a switch lost it takes far longer."""
+    only_servers = all(isinstance(failure, ServerFailure) for failure in fabric.failures)
+    return isinstance(fabric.wiring, BCube) and only_servers
 
 
 def _sets(nics: Nics, target: Fraction) -> int:

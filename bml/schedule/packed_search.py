@@ -73,6 +73,11 @@ class Search:
             self._pack(self._hung_up(probed or probe(self.nics, _PROBES)[0]))
         return self.best
 
+    @property
+    def is_optimal(self) -> bool:
+        """Whether what was reached is proved to be the best."""
+        return self.reached == self.proved
+
     def _within(self, factor: Fraction) -> bool:
         """Whether what was reached is so near to what is proved."""
         return self.reached is not None and self.reached <= self.proved * factor

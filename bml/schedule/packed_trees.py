@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from heapq import heapify, heappop, heappush
 from itertools import chain
+from math import inf
 
 from bml.schedule.nics import Nics
 
@@ -25,6 +26,8 @@ _LEVEL_GROUND = 1e-9
 
 Table = list[list[int]]
 """[tree][place]."""
+Hub = tuple[int, float]
+"""The best parent in a group, -1 if there is none, and its price when it was chosen."""
 Offer = tuple[int, float, int, int, int]
 """(rank, price, depth of the parent, NIC of the newcomer, NIC of the parent)."""
 
@@ -167,7 +170,7 @@ class Trees:
         """
         nics, price, depth = self.nics, self._price, self.depth[tree]
         own, parent = self.own[tree], self.parent[tree]
-        hubs: dict[int, int] = {}
+        hubs: dict[int, Hub] = {}
         heap = self._first_offers(tree, missing, max_depth, hubs, flat=flat)
         total = 0.0
         came: list[int] = []
@@ -177,7 +180,11 @@ class Trees:
             if depth[place] >= 0:
                 continue
             if price[nic] + price[hub] > asked:
-                hub = hubs[nics.group[nic]] = self._hub(tree, nics.group[nic], max_depth, flat=flat)
+                hub, then = hubs[nics.group[nic]]
+                # Prices only rise here, so the best parent stays the best until its own has risen.
+                if price[hub] > then:
+                    hub = self._hub(tree, nics.group[nic], max_depth, flat=flat)
+                    hubs[nics.group[nic]] = hub, price[hub]
                 heappush(heap, self._offer(depth, nic, hub, flat=flat))
                 continue
             own[place], parent[place] = nic, hub
@@ -194,31 +201,32 @@ class Trees:
         return None
 
     def _first_offers(
-        self, tree: int, missing: list[int], max_depth: int, hubs: dict[int, int], *, flat: bool
+        self, tree: int, missing: list[int], max_depth: int, hubs: dict[int, Hub], *, flat: bool
     ) -> list[Offer]:
         """Offer every missing server the best parent on each of its NICs; remember them in `hubs`."""
         group, depth = self.nics.group, self.depth[tree]
         offers: list[Offer] = []
         for place in missing:
             for nic in self.nics.of[place]:
-                hub = hubs.get(group[nic])
-                if hub is None:
-                    hub = hubs[group[nic]] = self._hub(tree, group[nic], max_depth, flat=flat)
+                if group[nic] not in hubs:
+                    found = self._hub(tree, group[nic], max_depth, flat=flat)
+                    hubs[group[nic]] = found, self._price[found] if found >= 0 else inf
+                hub, _ = hubs[group[nic]]
                 if hub >= 0:
                     offers.append(self._offer(depth, nic, hub, flat=flat))
         heapify(offers)
         return offers
 
     def _further_offers(
-        self, tree: int, place: int, hubs: dict[int, int], heap: list[Offer], *, flat: bool
+        self, tree: int, place: int, hubs: dict[int, Hub], heap: list[Offer], *, flat: bool
     ) -> None:
-        """Offer a newcomer as a parent where it is better than the present one."""
+        """Offer a newcomer as a parent where it is better than the present one; if `flat`, where none is."""
         nics, price, depth = self.nics, self._price, self.depth[tree]
         for nic in nics.of[place]:
-            hub = hubs.get(nics.group[nic])
-            if hub is None or (hub >= 0 and price[nic] >= price[hub]):
+            hub, _ = hubs.get(nics.group[nic], (-1, 0.0))
+            if nics.group[nic] not in hubs or (hub >= 0 and (flat or price[nic] >= price[hub])):
                 continue
-            hubs[nics.group[nic]] = nic
+            hubs[nics.group[nic]] = nic, price[nic]
             for other in nics.members[nics.group[nic]]:
                 if depth[nics.owner[other]] < 0:
                     heappush(heap, self._offer(depth, other, nic, flat=flat))

@@ -13,6 +13,7 @@ from bml.schedule.cost import Load
 from bml.schedule.exchange import Exchange, ExchangeProgram, one_server, verify_exchange
 from bml.schedule.forest import Forest
 from bml.schedule.model import DEFAULTS, Constants, Counts, counts, counts_of_bml
+from bml.schedule.packed import fits
 from bml.schedule.program import Program, compile_program, local_bml
 from bml.schedule.verify import verify
 from topology import BCube, Fabric, FabricError, UsageError
@@ -184,8 +185,11 @@ def _micros(seconds: float) -> str:
 
 def _for_large(fabric: Fabric) -> tuple[str, str]:
     """Return the algorithm that is best where bytes and not start-up times rule, and the reason."""
-    if fabric.failures:
-        return "detour", "the fabric is damaged: detours round the damage"
+    if fabric.failures or fabric.rates:
+        state = "the fabric is damaged" if fabric.failures else "links differ in rate"
+        if fits(fabric):
+            return "packed", f"{state}: spanning trees packed into what is left load all NICs alike"
+        return "detour", f"{state}, and too large to be packed: detours round the damage"
     return "bml", "the fabric is healthy: all levels work at once"
 
 

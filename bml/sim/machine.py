@@ -21,7 +21,7 @@ from bml.sim.headquarters import Channel
 from bml.sim.history import History
 from bml.sim.network import Network
 from bml.sim.process import Process
-from bml.sim.promises import Promises
+from bml.sim.promises import PromiseBroken, Promises
 from bml.sim.wires import Parcel, Wires
 from bml.train.batches import BatchPlan, assignment, used_indices
 from bml.train.ledger import Ledger
@@ -296,6 +296,8 @@ class Machine:
         self.over = True
 
     def _leave(self) -> None:
+        if not (self.done or self.over):
+            raise PromiseBroken(4, f"server {self.server} leaves, its user waits for ever")
         self.over = True
         self._world.network.after(_LINGER_S, self._end)
 

@@ -21,7 +21,7 @@ from bml.sim.machine import Machine
 from bml.sim.network import Network
 from bml.sim.promises import PromiseBroken, Promises
 from bml.sim.wires import Wires
-from topology import Fabric
+from topology import Fabric, ServerFailure
 
 
 class Simulation:
@@ -57,6 +57,8 @@ class Simulation:
         self.finished: coord.Finished | None = None
         #: Servers that some mishap befell, which may be lost for it.
         self.hurt: set[int] = set()
+        #: From two of these on, what is seen may have several explanations, and a whole server be blamed.
+        self.network_mishaps = 0
         self._tied: defaultdict[tuple[str, int], list[Mishap]] = defaultdict(list)
         self.wires = Wires(
             self.network,
@@ -113,6 +115,7 @@ class Simulation:
                 self._block(frozenset(), frozenset(target), mishap.for_s)
             case "reset":
                 self.hurt.update(target[:2])
+                self.network_mishaps += 1
                 self.wires.reset(*target)
             case "control-loss":
                 self.headquarters.lose(target[0])
@@ -142,6 +145,7 @@ class Simulation:
         other = frozenset(self.fabric.servers) - part
         self.hurt.update(server for server, _ in nics)
         self.hurt.update(part if len(part) < len(other) or not part else part | other)
+        self.network_mishaps += 2 if part else 1
         self.wires.block(nics, part)
         self._later(for_s, lambda: self.wires.heal(nics, part), f"{sorted(nics) or sorted(part)} heal")
 
@@ -182,13 +186,19 @@ class Simulation:
         done = [server for server, machine in self.machines.items() if machine.done]
         self.promises.ended(self.steps, done)
         self.promises.ledgers({server: self.machines[server].ledger.summary() for server in done})
+        if self.network_mishaps < 2:
+            self._check_blame()
+
+    def _check_blame(self) -> None:
+        """Nobody is lost, and no job given up, for what befell others."""
         abort = self.finished.abort if self.finished else None
-        if abort is not None:
-            whole = len(self.machines) - len(self.hurt)
-            if 2 * whole > len(self.machines) and not (abort.kind == "start" and self.hurt):
-                raise PromiseBroken(4, f"the job ended ({abort.text}) though {whole} servers were whole")
+        if abort is not None and abort.kind == "start" and self.hurt:
             return
-        lost = [server for server in self.machines if server not in self.hurt and server not in done]
+        whole = self.fabric.without(*map(ServerFailure, self.hurt)).components()
+        main = whole[0] if whole and 2 * len(whole[0]) > len(self.machines) else ()
+        lost = [server for server in main if not self.machines[server].done]
+        if lost and abort is not None:
+            raise PromiseBroken(4, f"the job ended ({abort.text}) though servers {main} were whole")
         if lost:
             raise PromiseBroken(2, f"servers {lost} were lost though nothing befell them")
 

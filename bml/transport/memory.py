@@ -21,7 +21,6 @@ import numpy.typing as npt
 from topology.errors import FabricError, UsageError
 
 Array = npt.NDArray[Any]
-Bytes = npt.NDArray[np.uint8]
 
 POOL_SETTING = "BML_POOL_MIB"
 POOL_MAX_SETTING = "BML_POOL_MAX_MIB"
@@ -62,14 +61,17 @@ Register = Callable[[int, int], Registration]
 
 
 class Located(NamedTuple):
-    """Where a view lies: its address, and the registrations of its region, one per NIC in order of `add_nic`."""
+    """Where a view lies: its address, and its region's registrations, one per NIC in order of `add_nic`."""
 
     address: int
     registrations: list[Registration]
 
 
 class _Block(np.ndarray[Any, Any]):
-    """What an array of the pool has as its base: when the last view is gone, so is this."""
+    """What an array of the pool has as its base: when the last view is gone, so is this.
+
+    It must be made from the memory itself: numpy leaves out an array between a view and another array.
+    """
 
 
 class _Region:
@@ -78,8 +80,7 @@ class _Region:
     def __init__(self, nbytes: int) -> None:
         # Shared, so that a child that is forked never makes the kernel move a page away from the NIC.
         self.memory = mmap.mmap(-1, nbytes)
-        self.bytes: Bytes = np.frombuffer(self.memory, np.uint8)
-        self.address = address_of(self.bytes)
+        self.address = address_of(memoryview(self.memory))
         self.nbytes = nbytes
         self.registrations: list[Registration] = []
         # (start, nbytes) of what is free, in order, never two that touch.
@@ -120,7 +121,7 @@ class RegisteredPool:
     def __init__(self, nbytes: int = 64 << 20, max_nbytes: int | None = None) -> None:
         if nbytes <= 0 or (max_nbytes is not None and max_nbytes < nbytes):
             raise UsageError(
-                f"a pool of {nbytes} bytes and at most {max_nbytes}; see {POOL_SETTING} and {POOL_MAX_SETTING}"
+                f"a pool of {nbytes} bytes, at most {max_nbytes}; see {POOL_SETTING} and {POOL_MAX_SETTING}"
             )
         self._first_nbytes = -(-nbytes // _PAGE_NBYTES) * _PAGE_NBYTES
         self._max_nbytes = max_nbytes
@@ -148,7 +149,7 @@ class RegisteredPool:
         nbytes = -(-wanted // _ALIGN_NBYTES) * _ALIGN_NBYTES
         with self._lock:
             region, start = self._take(nbytes)
-        block = region.bytes[start : start + wanted].view(_Block)
+        block = _Block((wanted,), np.uint8, region.memory, start)
         weakref.finalize(block, self._returned.append, (region, start, nbytes)).atexit = False
         return block.view(np.ndarray).view(kind).reshape(shape)
 

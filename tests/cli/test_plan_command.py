@@ -20,7 +20,7 @@ def test_json_of_the_papers_failure_schedule():
     assert report["gst_staged"] == 1.0667
     assert report["gst"] == 1.0333
     assert report["bound"] == 0.9333
-    assert report["bound_kind"] == "cut bound"
+    assert report["bound_kind"] == "optimum"
     assert (report["fabric"], report["algorithm"]) == ("bcube:4x2", "detour")
     assert (report["survivors"], report["pieces"], report["detours"]) == (15, 30, 6)
     assert report["failures"] == ["server:0"]
@@ -37,7 +37,7 @@ def test_auto_on_a_healthy_fabric_with_a_size():
 def test_the_table_says_the_same():
     result = run("plan", "bcube:4x2", "--fail", "link:0/0", "--fail", "server:5", "--bytes", "1MiB")
     assert result.exit_code == 0
-    for text in ("bcube:4x2 without server:5, link:0/0", "cut bound", "GST, pipelined", "sound"):
+    for text in ("bcube:4x2 without server:5, link:0/0", "optimum", "GST, pipelined", "sound"):
         assert text in result.stdout
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -76,7 +77,7 @@ def test_up_with_another_shape_says_what_is_there(name: str) -> None:
     fabric.up("bcube:2x2", "100mbit", name=name)
     with pytest.raises(FabricError, match=f"a bcube:2x2 is up already.*bml fabric down --name {name}"):
         fabric.up("bcube:3x2", "100mbit", name=name)
-    with pytest.raises(FabricError, match="is up already with 100mbit and 100mbit.*not 200mbit and 200mbit"):
+    with pytest.raises(FabricError, match=r"is up already with 100mbit and 100mbit.*not 200mbit and 200mbit"):
         fabric.up("bcube:2x2", "200mbit", name=name)
 
 
@@ -129,6 +130,17 @@ def test_down_names_the_processes_that_are_still_inside(name: str) -> None:
         sleeper.kill()
         sleeper.wait()
     assert traces(name) == []
+
+
+def test_down_removes_the_cables_of_namespaces_that_live_on(name: str) -> None:
+    """A connection that cannot say goodbye over a cut cable keeps its namespace for minutes."""
+    network = fabric.up("bcube:2x2", name=name)
+    held = [open(network.namespace_path(server)) for server in (None, *network.fabric.servers)]  # noqa: SIM115
+    network.down()
+    for each in held:
+        with each:
+            path = f"/proc/self/fd/{each.fileno()}"
+            assert namespace.inside(path, socket.if_nameindex) == [(1, "lo")]
 
 
 def test_goodput_is_the_rate_less_the_headers(emulated_fabric: BringUp) -> None:

@@ -75,9 +75,9 @@ def check_whole_again(network: Emulated) -> None:
             assert reaches(network, server, other, level, within_s=2)
 
 
-def test_a_real_cut_between_two(emulated_fabric: BringUp) -> None:
+def test_a_real_cut_between_two_at_a_time(emulated_fabric: BringUp) -> None:
     network = emulated_fabric("bcube:2x2", "100mbit")
-    result = run(network, "cut:1/0@step=40")
+    result = run(network, "cut:1/0@t=300ms")
     check_sound(result)
     assert sorted(result.values) == [0, 1, 2, 3]
     view = result.report["views"][-1]
@@ -99,14 +99,6 @@ def test_real_cut_black_hole_dead_switch_and_kill(emulated_fabric: BringUp) -> N
     assert set(views[-1]["failures"]) == {"link:4/0", "link:2/1", "switch:1/0", "server:6"}
     for view in views:
         assert view["detect_s"] + view["recover_s"] < 1.5
-    check_whole_again(network)
-
-
-def test_a_cut_at_a_time(emulated_fabric: BringUp) -> None:
-    network = emulated_fabric("bcube:2x2", "100mbit")
-    result = run(network, "blackhole:3/1@t=50ms")
-    check_sound(result)
-    assert len(result.report["views"]) == 2
     check_whole_again(network)
 
 

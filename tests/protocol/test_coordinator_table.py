@@ -424,6 +424,18 @@ def test_an_own_proposal_that_was_not_accepted_by_all_is_no_view() -> None:
     assert driver.core.state == "proposing"
 
 
+def test_a_member_that_the_view_never_reached_is_not_called_silent(steady: Driver) -> None:
+    """The old coordinator died between two Installs: server 2 sends no heartbeats, but lives, and waits."""
+    steady.at[2].update(installed=None)
+    new = takeover(steady)
+    new.appear(0, 1)
+    for observer in (0, 1):
+        new.heard(observer, msg.Suspect(observer, 2, 0, "silence", 0.5, "nothing heard"))
+    done = new.appear(2)
+    assert posts(msg.Freeze, done) == [0, 1, 2]
+    assert posts(msg.Evict, done) == []
+
+
 # --- two coordinators ------------------------------------------------------------------------------
 
 
@@ -462,9 +474,18 @@ def test_the_job_ends_when_every_member_is_done(steady: Driver) -> None:
 def test_the_dead_need_not_be_done(steady: Driver) -> None:
     for server in (0, 1):
         steady.heard(server, msg.Ended(server, "done", ""))
-    steady.die(2)
-    steady.answer()
-    assert posts(msg.Shutdown, steady.accept()) == [0, 1]
+    assert posts(msg.Shutdown, steady.die(2)) == [0, 1, 2]
+
+
+def test_a_takeover_in_the_middle_of_the_shutdown_ends_well(steady: Driver) -> None:
+    """Servers 0 and 1 have left; that is no reason to call the job of the third a failure."""
+    new = takeover(steady)
+    for server in (0, 1):
+        new.give(coord.Gone(server, "refused"))
+    new.give(coord.Connected(2))
+    done = new.heard(2, new.status(2, outcome="done"))
+    assert 2 in posts(msg.Shutdown, done)
+    assert done[-1] == coord.Finished(None)
 
 
 @pytest.mark.parametrize("phase", ["steady", "freezing", "proposing"])

@@ -446,7 +446,16 @@ def test_an_evicted_server_installs_nothing_any_more(running: Driver) -> None:
 
 
 def test_leave(running: Driver) -> None:
+    running.give(ev.Ended("done"))
     assert running.told(msg.Shutdown(1)) == [ev.Leave()]
+
+
+def test_the_end_of_a_job_that_went_on_without_this_server_reaches_its_user(running: Driver) -> None:
+    """It was evicted unawares; if it only left, its user's call would never return."""
+    running.submit()
+    done = running.told(msg.Shutdown(1))
+    assert isinstance(only(ev.Stop, done).error, Evicted)
+    none(ev.Leave, done)
 
 
 # --- suspicion -------------------------------------------------------------------------------------

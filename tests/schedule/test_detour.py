@@ -83,7 +83,7 @@ def test_n_minus_f_owners_in_piece_order():
     fabric = parse("bcube:3x2").without("server:4", "server:0")
     assert owners(fabric, 0) == (3, 6, 1, 7, 2, 5, 8)
     assert owners(fabric, 1) == (1, 2, 3, 5, 6, 7, 8)
-    forest = plan(fabric).forest
+    forest = plan(fabric, "detour").forest
     assert forest.root.tolist() == [*owners(fabric, 0), *owners(fabric, 1)]
 
 
@@ -117,7 +117,7 @@ def test_every_single_failure_of_3x2_and_2x3_gives_right_sums():
         failures += [f"link:{server}/{level}" for server, level in healthy.links]
         failures += [f"switch:{level}/{group}" for level, group in healthy.switches]
         for failure in failures:
-            made = plan(healthy.without(failure))
+            made = plan(healthy.without(failure), "detour")
             assert verify(made.forest, made.fabric) == []
             programs = {server: made.program(server) for server in made.fabric.servers}
             check_sums(made.fabric, programs, n_elements=97)
@@ -138,9 +138,9 @@ def damaged(draw):
 def test_random_damage_gives_right_sums_or_names_the_parts(fabric, n_elements, seed):
     if not fabric.is_connected:
         with pytest.raises(FabricError, match=r"fall into parts|no server"):
-            plan(fabric)
+            plan(fabric, "detour")
         return
-    made = plan(fabric)
+    made = plan(fabric, "detour")
     assert verify(made.forest, fabric) == []
     assert gst_staged(made.forest, fabric) >= gst(made.forest, fabric) >= bound(fabric)
     programs = {server: made.program(server) for server in fabric.servers}

@@ -12,7 +12,7 @@ def test_auto_gives_its_reason():
     healthy = plan(parse("bcube:3x2"))
     assert (healthy.algorithm, healthy.why) == ("bml", "the fabric is healthy: all levels work at once")
     damaged = plan(parse("bcube:3x2").without("link:0/0"))
-    assert damaged.algorithm == "detour"
+    assert damaged.algorithm == "packed"
     assert "damaged" in damaged.why
 
 

@@ -104,14 +104,14 @@ def test_columns_of_another_fabric():
     ],
 )
 def test_a_broken_detour(path, says):
-    forest = plan(DAMAGED).forest
+    forest = plan(DAMAGED, "detour").forest
     assert forest.detours[0, 1] == ((1, 1, 4), (4, 0, 3))
     broken = replace(forest, detours={**forest.detours, (0, 1): path})
     only(verify(broken, DAMAGED), says)
 
 
 def test_a_detour_over_a_dead_relay_and_one_of_no_edge():
-    forest = plan(DAMAGED).forest
+    forest = plan(DAMAGED, "detour").forest
     only(verify(forest, DAMAGED.without("link:4/0")), "of which a NIC or the switch is not alive")
     stray = replace(forest, detours={**forest.detours, (0, 3): ((3, 0, 4),), (99, 3): ((3, 0, 4),)})
     only(verify(stray, DAMAGED), "detour of server 3 in piece 0 belongs to no edge of the tree")
@@ -183,7 +183,7 @@ def test_load_counts_every_nic_in_both_directions():
     assert healthy.whole == 18
     assert (healthy.sent == 16).all()
     assert (healthy.received == 16).all()
-    lost = load(plan(DAMAGED).forest, DAMAGED)
+    lost = load(plan(DAMAGED, "detour").forest, DAMAGED)
     assert lost.sent[0].tolist() == [0, 0]
     assert lost.busiest == Fraction(17, 16)
     # Every hop is sent once and received once.
@@ -192,13 +192,13 @@ def test_load_counts_every_nic_in_both_directions():
 
 def test_a_dead_server_has_no_program():
     with pytest.raises(UsageError, match="server 0 has no part"):
-        compile_program(plan(DAMAGED).forest, 0)
+        compile_program(plan(DAMAGED, "detour").forest, 0)
     with pytest.raises(UsageError, match="server 9 has no part"):
-        compile_program(plan(DAMAGED).forest, 9)
+        compile_program(plan(DAMAGED, "detour").forest, 9)
 
 
 def test_256_servers_and_512_pieces_are_verified():
     fabric = parse("bcube:16x2").without("switch:0/3", "server:200")
-    forest = plan(fabric).forest
+    forest = plan(fabric, "detour").forest
     assert forest.up.shape == (510, 256)
     assert verify(forest, fabric) == []

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 from wires import JOB, TOKEN, Wires, header, open_fds, polled, read_all
 
+from bml.protocol.frame import pack
 from bml.transport import Kind
 from bml.transport.auth import Beat, seal_beat
-from bml.protocol.frame import pack
 from bml.transport.sendqueue import Counters, SendQueue
 
 

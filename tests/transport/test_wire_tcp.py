@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from wires import JOB, TOKEN, Recorder, Wires, header, nic, open_fds, polled, until
 
-from bml.transport import DROP, WAIT, Header, Kind, Poller, TcpTransport, Transport
 from bml.protocol.frame import HEADER_NBYTES
+from bml.transport import DROP, WAIT, Header, Kind, Poller, TcpTransport, Transport
 from topology.errors import FabricError, InvariantError, UsageError
 
 

@@ -17,7 +17,7 @@ class VerbsSettings:
     """All settings; docs/rdma.md says more. Raises UsageError, naming the variable, for what cannot be."""
 
     devices: tuple[str, ...] = ()
-    """One RDMA device per level, "mlx5_0" or with its GID index "mlx5_0:3"; else found by the NIC's address."""
+    """One RDMA device per level, "mlx5_0" or with a GID index "mlx5_0:3"; else found by the address."""
     slots: int = 64
     """Messages that may be under way to a receiver at once, per queue pair."""
     slot_nbytes: int = 4096
@@ -50,7 +50,9 @@ class VerbsSettings:
     def from_environment(cls, environ: Mapping[str, str]) -> VerbsSettings:
         """The settings that these variables ask for."""
         given = cls()
-        devices = tuple(name.strip() for name in environ.get("BML_RDMA_DEVICES", "").split(",") if name.strip())
+        devices = tuple(
+            name.strip() for name in environ.get("BML_RDMA_DEVICES", "").split(",") if name.strip()
+        )
         pool_max = _number(environ, POOL_MAX_SETTING, 0)
         return cls(
             devices=devices,

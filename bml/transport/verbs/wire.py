@@ -20,7 +20,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bml.protocol.frame import HEADER_NBYTES, FrameError
 from bml.transport.verbs.rdma import Address
@@ -125,11 +125,15 @@ def unpack_greeting(message: bytes) -> Greeting | int:
         version, generation = _READY.unpack(body)
         hello = None
     elif kind == b"H" and len(body) == _HELLO.size:
-        version, mtu, number, psn, generation, rkey, slots, slot_nbytes, ring, handled, gid = _HELLO.unpack(body)
+        version, mtu, number, psn, generation, rkey, slots, slot_nbytes, ring, handled, gid = _HELLO.unpack(
+            body
+        )
         address = Address(number, psn, gid.rstrip(b"\0").decode("ascii", "replace"), mtu)
         hello = Greeting(generation, address, ring, rkey, slots, slot_nbytes, handled)
     else:
-        raise FrameError(f"no greeting of the verbs transport: {message[:16]!r}; does the peer use verbs too?")
+        raise FrameError(
+            f"no greeting of the verbs transport: {message[:16]!r}; does the peer use verbs too?"
+        )
     if version != VERSION:
         raise FrameError(f"the peer's verbs transport is of version {version}, ours of {VERSION}")
     return generation if hello is None else hello
@@ -184,7 +188,7 @@ def read_cancels(slot: memoryview, count: int) -> Iterator[int]:
     return (_unpack(_CANCEL, slot, HEAD.size + i * _CANCEL.size)[0] for i in range(count))
 
 
-def _unpack(layout: struct.Struct, slot: memoryview, offset: int) -> tuple[int, ...] | tuple[int, bytes]:
+def _unpack(layout: struct.Struct, slot: memoryview, offset: int) -> tuple[Any, ...]:
     try:
         return layout.unpack_from(slot, offset)
     except struct.error as error:

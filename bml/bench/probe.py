@@ -1,0 +1,150 @@
+"""One of the processes that calibration measures between; `python -m bml.bench.probe PATH INDEX`.
+
+Probe 0 asks others for bytes and takes the time, the others answer: frames of the tcp transport, over one
+NIC each, cut into slices like those of a step. Probe 0 also times additions as a step makes them.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from bml.bench.host import Orders
+from bml.cluster.job import default_nics
+from bml.protocol.engine import Buffer, Place, Reduce
+from bml.protocol.frame import Header, Kind
+from bml.protocol.workspace import Workspace
+from bml.transport import interface as wire
+from bml.transport.poller import READ, Poller
+from bml.transport.tcp import TcpTransport
+
+SLICE_NBYTES = 256 << 10
+MAX_NBYTES = 16 << 20
+_EMPTY = memoryview(bytearray())
+_CONNECT_S = 10.0
+_PULL_S = 10.0
+
+
+class Probe:
+    """The transport's handler: it sends what it is asked for, and counts what it gets."""
+
+    def __init__(self, path: str, index: int):
+        self._index = index
+        self._poller = Poller()
+        # The token is the folder's privacy: whoever can read the order below is our parent.
+        self._orders = Orders(path, index)
+        order = self._orders.next()
+        assert order is not None
+        self._transport = TcpTransport(
+            index,
+            default_nics(index, 1),
+            token=bytes.fromhex(order["token"]),
+            job="bml-calibration",
+            poller=self._poller,
+            handler=self,
+        )
+        self._memory = memoryview(bytearray(MAX_NBYTES))
+        self._missing = 0
+        self._orders.answer(endpoint=self._transport.endpoints[0])
+
+    def run(self) -> None:
+        """Serve until the host hangs up."""
+        order = self._orders.next()
+        if order is None:
+            return
+        peers = [peer for peer in range(len(order["endpoints"])) if 0 in (peer, self._index)]
+        peers.remove(self._index)
+        self._transport.set_peers({(peer, 0): tuple(order["endpoints"][peer]) for peer in peers})
+        self._poll_until(lambda: all(self._transport.is_up(peer, 0) for peer in peers), _CONNECT_S)
+        self._orders.answer(up=True)
+        if self._index:
+            self._poller.add(self._orders.fileno(), READ, self._hung_up)
+            while not self._poller.closed:
+                self._poller.poll()
+        else:
+            self._measure()
+        self._transport.close()
+
+    def _measure(self) -> None:
+        while order := self._orders.next():
+            if order["do"] == "pull":
+                took = [self._pull(order["senders"], order["nbytes"]) for _ in range(order["times"])]
+            else:
+                took = _additions(order["partials"], order["nbytes"], order["times"])
+            self._orders.answer(seconds=took)
+
+    def _pull(self, senders: int, nbytes: int) -> float:
+        self._missing = senders * nbytes
+        start_s = time.perf_counter()
+        for peer in range(1, senders + 1):
+            self._transport.send(peer, 0, self._header(Kind.TOKEN, peer, nbytes, 0), None)
+        self._poll_until(lambda: self._missing == 0, _PULL_S)
+        return time.perf_counter() - start_s
+
+    def _poll_until(self, done: Any, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not done():
+            self._poller.poll(1.0)
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"probe {self._index}: nothing came for {timeout_s:g} s")
+
+    def _header(self, kind: Kind, peer: int, start: int, nbytes: int) -> Header:
+        stop = start + nbytes if kind == Kind.UP else 0
+        return Header(kind, 1, 1, self._index, peer, 0, start, stop, nbytes)
+
+    def _hung_up(self, events: int) -> None:
+        self._poller.close()
+
+    # --- the transport's handler -----------------------------------------------------------------
+
+    def admit(self, peer: int, level: int, header: Header) -> memoryview | wire.Verdict:
+        """See bml.transport.interface.Handler."""
+        return _EMPTY if header.kind == Kind.TOKEN else self._memory[header.start : header.stop]
+
+    def received(self, peer: int, level: int, header: Header) -> None:
+        """See bml.transport.interface.Handler."""
+        if header.kind == Kind.UP:
+            self._missing -= header.nbytes
+            return
+        for start in range(0, header.start, SLICE_NBYTES):
+            size = min(SLICE_NBYTES, header.start - start)
+            payload = self._memory[start : start + size]
+            self._transport.send(peer, 0, self._header(Kind.UP, peer, start, size), payload)
+
+    def heard(self, peer: int, level: int) -> None:
+        """See bml.transport.interface.Handler."""
+
+    def lost(self, peer: int, level: int, kind: wire.LostKind, why: str) -> None:
+        """See bml.transport.interface.Handler: the host has hung up on that probe."""
+        self._poller.close()
+
+
+def _additions(partials: int, nbytes: int, times: int) -> list[float]:
+    """Sum so many partials and an own vector, slice by slice, as a step does; without partials, copy it."""
+    size, per_slice = nbytes // 4, SLICE_NBYTES // 4
+    workspace = Workspace(np.ones(size, np.float32), partials * size, "sum")
+    partial_sums = workspace.view(Place(Buffer.SCRATCH, 0), partials * size)
+    np.frombuffer(partial_sums, np.float32)[:] = 1
+    slices = [
+        Reduce(start, min(start + per_slice, size), _terms(start, partials, size))
+        for start in range(0, size, per_slice)
+    ]
+    took = []
+    for _ in range(times + 1):
+        start_s = time.perf_counter()
+        for each in slices:
+            workspace.reduce(each)
+        took.append(time.perf_counter() - start_s)
+    return took[1:]  # the first touched the result's pages for the first time
+
+
+def _terms(start: int, partials: int, size: int) -> tuple[Place, ...]:
+    others = (Place(Buffer.SCRATCH, number * size + start) for number in range(partials))
+    return (Place(Buffer.IN, start), *others)
+
+
+if __name__ == "__main__":
+    Probe(sys.argv[1], int(sys.argv[2])).run()

@@ -1,0 +1,271 @@
+"""The contract of `rdma` on pyverbs, of rdma-core 44 to 59. Nothing else in the project imports pyverbs.
+
+pyverbs keeps the interpreter's lock in every call, so no call here waits: channels are read only when there
+is an event, queues are polled. Its work requests and their lists free their C memory only when they are
+closed, and must be closed once.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from typing import Any
+
+from bml.transport.memory import Registration
+from bml.transport.verbs.devices import Gid
+from bml.transport.verbs.rdma import Address, Completion, Depth, Nic, QueuePair, Reliability
+from topology.errors import FabricError
+
+_HOP_LIMIT = 64
+_MIN_RNR_TIMER = 12
+_RNR_RETRIES = 7
+_PORT_ACTIVE = 4
+_PSN_BITS = 24
+_CHANNEL_LINK = "anon_inode:[infinibandevent]"
+
+
+class _Pyverbs:
+    """The modules of pyverbs; raises FabricError when they are not there."""
+
+    def __init__(self) -> None:
+        try:
+            import pyverbs.addr
+            import pyverbs.cq
+            import pyverbs.device
+            import pyverbs.mr
+            import pyverbs.pd
+            import pyverbs.pyverbs_error
+            import pyverbs.qp
+            import pyverbs.wr
+        except ImportError as error:
+            raise FabricError(
+                f"the transport verbs needs pyverbs, of the release of this machine's rdma-core: {error}; "
+                "docs/rdma.md says how to install it"
+            ) from error
+        try:
+            import pyverbs.enums as enums
+        except ImportError:
+            import pyverbs.libibverbs_enums as enums  # where newer releases have them
+        self.enums: Any = enums
+        self.addr: Any = pyverbs.addr
+        self.cq: Any = pyverbs.cq
+        self.device: Any = pyverbs.device
+        self.mr: Any = pyverbs.mr
+        self.pd: Any = pyverbs.pd
+        self.qp: Any = pyverbs.qp
+        self.wr: Any = pyverbs.wr
+        self.error: Any = pyverbs.pyverbs_error.PyverbsError
+
+
+def open_nic(gid: Gid) -> Nic:
+    """Open the device and port of a GID; raises FabricError that says what to check."""
+    return PyverbsNic(_Pyverbs(), gid)
+
+
+class PyverbsNic:
+    """See `rdma.Nic`."""
+
+    def __init__(self, lib: _Pyverbs, gid: Gid) -> None:
+        self.name = gid.device
+        self.gid = gid
+        self._lib = lib
+        try:
+            self._context = lib.device.Context(name=gid.device)
+            self._pd = lib.pd.PD(self._context)
+            self.mtu = int(self._context.query_port(gid.port).active_mtu)
+        except lib.error as error:
+            raise FabricError(
+                f"cannot open the RDMA device {gid.device}: {error}; may this process use /dev/infiniband, "
+                "and does pyverbs match this machine's rdma-core?"
+            ) from error
+
+    def register(self, address: int, nbytes: int) -> Registration:
+        """See `rdma.Nic`."""
+        enums = self._lib.enums
+        access = enums.IBV_ACCESS_LOCAL_WRITE | enums.IBV_ACCESS_REMOTE_WRITE
+        try:
+            return _Region(self._lib.mr.MR(self._pd, nbytes, access, address=address))
+        except self._lib.error as error:
+            raise _os_error(error) from error
+
+    def queue_pair(self, depth: Depth, reliability: Reliability) -> QueuePair:
+        """See `rdma.Nic`."""
+        try:
+            return _Pair(self._lib, self, self._context, self._pd, depth, reliability)
+        except self._lib.error as error:
+            raise _os_error(error) from error
+
+    def trouble(self) -> str:
+        """See `rdma.Nic`."""
+        try:
+            state = int(self._context.query_port(self.gid.port).state)
+        except self._lib.error as error:
+            return f"{self.name} does not answer: {error}"
+        return "" if state == _PORT_ACTIVE else f"the port of {self.name} is down, state {state}"
+
+    def close(self) -> None:
+        """See `rdma.Nic`."""
+        self._pd.close()
+        self._context.close()
+
+
+class _Region:
+    """A registered region."""
+
+    def __init__(self, mr: Any) -> None:
+        self._mr = mr
+        self.lkey: int = mr.lkey
+        self.rkey: int = mr.rkey
+
+    def close(self) -> None:
+        self._mr.close()
+
+
+class _Pair:
+    """See `rdma.QueuePair`."""
+
+    def __init__(
+        self, lib: _Pyverbs, nic: PyverbsNic, context: Any, pd: Any, depth: Depth, reliability: Reliability
+    ) -> None:
+        self._lib = lib
+        self._gid = nic.gid
+        self._reliability = reliability
+        self._error = lib.error
+        self._open: list[Any] = []
+        try:
+            self._channel, self.fd = _channel(lib, context)
+            self._open.append(self._channel)
+            self._cq = lib.cq.CQ(context, depth.sends + depth.receives, None, self._channel, 0)
+            self._open.append(self._cq)
+            enums = lib.enums
+            cap = lib.qp.QPCap(
+                max_send_wr=depth.sends, max_recv_wr=depth.receives, max_send_sge=1, max_recv_sge=1
+            )
+            init = lib.qp.QPInitAttr(qp_type=enums.IBV_QPT_RC, scq=self._cq, rcq=self._cq, cap=cap)
+            attr = lib.qp.QPAttr(port_num=nic.gid.port)
+            attr.qp_access_flags = enums.IBV_ACCESS_LOCAL_WRITE | enums.IBV_ACCESS_REMOTE_WRITE
+            self._qp = lib.qp.QP(pd, init, attr)
+            self._open.append(self._qp)
+        except BaseException:
+            self.close()
+            raise
+        self.address = Address(self._qp.qp_num, secrets.randbits(_PSN_BITS), nic.gid.text, nic.mtu)
+        self._write_opcode = enums.IBV_WR_RDMA_WRITE_WITH_IMM
+        self._signaled_flag = enums.IBV_SEND_SIGNALED
+        self._make_write = lib.wr.SendWR
+        self._make_sge = lib.wr.SGE
+
+    def connect(self, remote: Address) -> None:
+        lib, gid = self._lib, self._gid
+        try:
+            route = lib.addr.GlobalRoute(
+                dgid=lib.addr.GID(remote.gid),
+                sgid_index=gid.place,
+                hop_limit=_HOP_LIMIT,
+                traffic_class=self._reliability.traffic_class,
+            )
+            attr = lib.qp.QPAttr(port_num=gid.port)
+            attr.dest_qp_num = remote.number
+            attr.path_mtu = min(remote.mtu, self.address.mtu)
+            attr.rq_psn = remote.psn
+            attr.sq_psn = self.address.psn
+            attr.max_rd_atomic = 1
+            attr.max_dest_rd_atomic = 1
+            attr.min_rnr_timer = _MIN_RNR_TIMER
+            attr.timeout = self._reliability.timeout
+            attr.retry_cnt = self._reliability.retries
+            attr.rnr_retry = _RNR_RETRIES
+            attr.ah_attr = lib.addr.AHAttr(port_num=gid.port, is_global=1, gr=route)
+            self._qp.to_rts(attr)
+        except (self._error, ValueError) as error:
+            raise _os_error(error) from error
+
+    def post_receives(self, count: int) -> None:
+        try:
+            receive = self._lib.wr.RecvWR(0, 0, None)
+            try:
+                for _ in range(count):
+                    self._qp.post_recv(receive)
+            finally:
+                receive.close()
+        except self._error as error:
+            raise _os_error(error) from error
+
+    def write(
+        self, wr_id: int, local: tuple[int, int, int], remote: tuple[int, int], imm: int, signaled: bool
+    ) -> None:
+        lkey, address, nbytes = local
+        flags = self._signaled_flag if signaled else 0
+        sge = self._make_sge(address, nbytes, lkey)
+        try:
+            request = self._make_write(wr_id, self._write_opcode, 1, _swapped(imm), [sge], flags)
+            try:
+                request.set_wr_rdma(*remote)
+                self._qp.post_send(request)
+            finally:
+                request.close()
+        except self._error as error:
+            raise _os_error(error) from error
+        finally:
+            sge.close()
+
+    def arm(self) -> None:
+        try:
+            if _readable(self.fd):
+                self._channel.get_cq_event(self._cq)
+                self._cq.ack_events(1)
+            self._cq.req_notify()
+        except self._error as error:
+            raise _os_error(error) from error
+
+    def poll(self, most: int) -> list[Completion]:
+        try:
+            _, found = self._cq.poll(most)
+        except self._error as error:
+            raise _os_error(error) from error
+        return [Completion(wc.wr_id, wc.status, _swapped(wc.imm_data)) for wc in found]
+
+    def close(self) -> None:
+        while self._open:
+            self._open.pop().close()
+
+
+def _channel(lib: _Pyverbs, context: Any) -> tuple[Any, int]:
+    """A completion channel and its descriptor, which older releases do not tell."""
+    before = _channel_fds()
+    channel = lib.cq.CompChannel(context)
+    fd = getattr(channel, "fd", None)
+    if fd is None:
+        (fd,) = _channel_fds() - before
+    os.set_blocking(fd, False)
+    return channel, int(fd)
+
+
+def _channel_fds() -> set[int]:
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}") == _CHANNEL_LINK:
+                found.add(int(name))
+        except OSError:  # it was the listing's own
+            continue
+    return found
+
+
+def _readable(fd: int) -> bool:
+    import select
+
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _swapped(imm: int) -> int:
+    """Between this machine's order and the network's, in which immediate values travel."""
+    return int.from_bytes(imm.to_bytes(4, "little"), "big")
+
+
+def _os_error(error: Exception) -> OSError:
+    code = getattr(error, "error_code", 0) or errno.EIO
+    return OSError(code, str(error))
