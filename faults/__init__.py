@@ -3,10 +3,13 @@
 from faults.detector import Detector, Suspicion
 from faults.detour import Path, shortest_paths
 from faults.diagnosis import Diagnosis, Evidence, Settlement, diagnose, settle
-from faults.plan import AtStep, AtTime, Fault, FaultPlan, Firing, due
+from faults.notation import AtOnce, AtPhase, AtStep, AtTime, Fault
+from faults.plan import FaultPlan, Firing, Moment, due
 from faults.repartition import owners, stand_in
 
 __all__ = [
+    "AtOnce",
+    "AtPhase",
     "AtStep",
     "AtTime",
     "Detector",
@@ -15,6 +18,7 @@ __all__ = [
     "Fault",
     "FaultPlan",
     "Firing",
+    "Moment",
     "Path",
     "Settlement",
     "Suspicion",

@@ -93,15 +93,16 @@ class Detector:
     def set_links(self, links: Iterable[Link], now: float) -> None:
         """Watch these links from now on, because a new view began.
 
-        What was learnt about a link that stays is kept. A suspicion belongs to the view in which it was
-        raised: a suspected link that is still in the new view gets its threshold's time once more.
+        What was learnt about a link that stays is kept, but every silence counts from now: a peer may have
+        been out of the old view, and silences that began together must end together, for a coordinator
+        that gathers what all observers say within a short window. Suspicions belong to the view in which
+        they were raised.
         """
         self._forgive_own_pause(now)
         old = self._lines
         self._lines = {link: old.get(link) or _Line(now, self.detect_s) for link in sorted(set(links))}
         for line in self._lines.values():
-            if line.suspicion:
-                line.suspicion, line.last_s = None, now
+            line.suspicion, line.last_s = None, now
         self._withdrawn.clear()
 
     def heard(self, peer: int, level: int, now: float) -> None:

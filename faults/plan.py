@@ -1,100 +1,47 @@
 """A fault plan says what is to break and when, as text that can be repeated; each server reads its part.
 
-Notation: `kind:target@when[,for=3s]`, for example `kill:4@step=20`, `freeze:2@step=5,for=3s`,
-`cut:4/0@t=1.5s`, `blackhole:4/0@step=9`, `switch:0/2@step=9`, `coordinator@step=12`. A fault with `step=`
-strikes in the middle of that step, one with `t=` that long after the job's first view.
+One fault is written as in faults.notation: `kill:4@step=20`, `cut:4/0@t=1.5s`, `switch:0/2@step=9`.
 """
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import yaml
 
-from topology import Fabric, Failure, LinkFailure, ServerFailure, SwitchFailure, UsageError, parse_failure
+from faults.notation import (
+    KINDS,
+    RECOVERY,
+    STEP_PHASES,
+    AtOnce,
+    AtPhase,
+    AtStep,
+    AtTime,
+    Fault,
+    Trigger,
+)
+from topology import Fabric, Failure, LinkFailure, ServerFailure, SwitchFailure, UsageError
 
 MIDDLE = 0.3
 """Fraction of a server's slices of a step after which the step counts as being in its middle."""
 
-EXAMPLES = {
-    "kill": "kill:4@step=20",
-    "freeze": "freeze:2@step=5,for=3s",
-    "cut": "cut:4/0@t=1.5s",
-    "blackhole": "blackhole:4/0@step=9",
-    "switch": "switch:0/2@step=9",
-    "coordinator": "coordinator@step=12",
-}
-"""One example of every kind of fault that is available, in the order in which messages name them."""
-
-_NOT_YET = ("exit", "exception", "flap", "slow", "heal", "join")
-_TARGETS = {"kill": "server", "freeze": "server", "cut": "link", "blackhole": "link", "switch": "switch"}
-_SHAPE = re.compile(r"(?P<kind>[a-z]+)(:(?P<target>[^@,=]+))?@(?P<when>[^@]+)")
-_TIME = re.compile(r"(?P<number>[0-9]+(\.[0-9]*)?(e-?[0-9]+)?)(?P<unit>ms|s)")
+DRAWABLE = ("kill", "freeze", "cut", "blackhole", "switch", "coordinator", "exit", "flap")
+"""Kinds that can be drawn: a job can survive them, on any fabric, without further settings."""
 
 
 @dataclass(frozen=True, slots=True)
-class AtStep:
-    """In the middle of the step with this number."""
+class Moment:
+    """Where a server is. `phase` is one of STEP_PHASES or JOB_PHASES, "" if nothing is known yet.
 
-    step: int
-
-    def __str__(self) -> str:
-        return f"step={self.step}"
-
-
-@dataclass(frozen=True, slots=True)
-class AtTime:
-    """So many seconds after the job's first view."""
-
-    t_s: float
-
-    def __str__(self) -> str:
-        return f"t={_time_text(self.t_s)}"
-
-
-Trigger: TypeAlias = AtStep | AtTime
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One fault. `target` is the part that breaks, None for the coordinator.
-
-    `duration_s` is given for `freeze` only; None there means for the rest of the job.
+    `progress` is the fraction of its slices of `step` that were handled (0..1), `now_s` the seconds since
+    the job's first view, None before.
     """
 
-    kind: str
-    target: Failure | None
-    trigger: Trigger
-    duration_s: float | None = None
-
-    @property
-    def level(self) -> int | None:
-        """Level on which a server's NIC goes silent (cut, blackhole, switch); None for the other kinds."""
-        return self.target.level if isinstance(self.target, LinkFailure | SwitchFailure) else None
-
-    @classmethod
-    def parse(cls, text: str) -> "Fault":
-        """Read one fault; `str()` gives the notation back. Raises UsageError saying what is wrong with it."""
-        shape = _SHAPE.fullmatch(text.strip())
-        if shape is None:
-            raise _wrong(text, "it does not have the form kind:target@when")
-        kind = _known_kind(text, shape["kind"])
-        target = _target(text, kind, shape["target"])
-        settings = _settings(text, shape["when"])
-        if kind in _NOT_YET:
-            raise UsageError(
-                f"fault '{text}': {kind} is not available yet in this version; "
-                f"available: {', '.join(EXAMPLES)}"
-            )
-        duration_s = _duration_s(text, kind, settings.pop("for", None))
-        return cls(kind, target, _trigger(text, settings), duration_s)
-
-    def __str__(self) -> str:
-        target = "" if self.target is None else ":" + str(self.target).partition(":")[2]
-        duration = "" if self.duration_s is None else f",for={_time_text(self.duration_s)}"
-        return f"{self.kind}{target}@{self.trigger}{duration}"
+    step: int
+    progress: float = 0.0
+    phase: str = ""
+    now_s: float | None = None
 
 
 class Firing(NamedTuple):
@@ -151,8 +98,8 @@ class FaultPlan:
         """
         chosen = list(kinds)
         for kind in chosen:
-            if kind not in EXAMPLES:
-                raise UsageError(f"cannot draw '{kind}' faults; available: {', '.join(EXAMPLES)}")
+            if kind not in DRAWABLE:
+                raise UsageError(f"cannot draw '{kind}' faults; available: {', '.join(DRAWABLE)}")
         if not chosen or not 0 <= count < steps:
             raise UsageError(
                 f"cannot draw {count} faults of kinds {chosen} in {steps} steps: fewer faults than steps"
@@ -177,11 +124,11 @@ class FaultPlan:
                 raise UsageError(f"fault '{fault}': {error}") from error
 
     def for_server(self, server: int, fabric: Fabric) -> tuple[Fault, ...]:
-        """The faults that `server` executes on itself: its own death and freeze, and the silence of its NICs.
+        """The faults that `server` suffers: its own death and freeze, and the silence of its NICs.
 
         For a dead switch, each of its servers silences its own NIC on that level (`Fault.level`).
         """
-        return tuple(fault for fault in self.faults if _touches(fault, server, fabric))
+        return tuple(fault for fault in self.faults if touches(fault, server, fabric))
 
     @property
     def for_coordinator(self) -> tuple[Fault, ...]:
@@ -199,18 +146,15 @@ class FaultPlan:
         return " ".join(str(fault) for fault in self.faults)
 
 
-def due(
-    faults: Iterable[Fault], step: int, progress: float, now_s: float
-) -> tuple[tuple[Firing, ...], tuple[Fault, ...]]:
+def due(faults: Iterable[Fault], moment: Moment) -> tuple[tuple[Firing, ...], tuple[Fault, ...]]:
     """Decide which faults strike now: (those, with the reason; those that are still to come).
 
-    `progress` is the fraction of this server's slices of `step` that were handled (0..1), `now_s` the seconds
-    since the job's first view. Pass the second part back in at the next call: so each fault strikes once.
-    A fault whose step went by between two calls strikes late rather than never.
+    Pass the second part back in at the next call: so each fault strikes once. A fault whose step or phase
+    went by between two calls strikes late rather than never; one for a recovery waits for a recovery.
     """
     firings, pending = [], []
     for fault in faults:
-        why = _why_now(fault.trigger, step, progress, now_s)
+        why = _why_now(fault.trigger, moment)
         if why is None:
             pending.append(fault)
         else:
@@ -218,15 +162,37 @@ def due(
     return tuple(firings), tuple(pending)
 
 
-def _why_now(trigger: Trigger, step: int, progress: float, now_s: float) -> str | None:
-    if isinstance(trigger, AtTime):
-        return f"{now_s:.3f} s since the first view" if now_s >= trigger.t_s else None
-    if step == trigger.step and progress >= MIDDLE:
-        return f"{progress:.0%} of step {step} was handled"
-    return f"step {trigger.step} has passed, this is step {step}" if step > trigger.step else None
+def _why_now(trigger: Trigger, moment: Moment) -> str | None:
+    match trigger:
+        case AtOnce():
+            return "at once"
+        case AtTime(t_s):
+            late = moment.now_s is not None and moment.now_s >= t_s
+            return f"{moment.now_s:.3f} s since the first view" if late else None
+        case AtPhase(phase):
+            return f"the job is in its phase {phase}" if moment.phase == phase else None
+        case AtStep(step, phase):
+            return _why_in_step(step, phase, moment)
 
 
-def _touches(fault: Fault, server: int, fabric: Fabric) -> bool:
+def _why_in_step(step: int, phase: str, moment: Moment) -> str | None:
+    if moment.now_s is None:
+        return None
+    if phase == RECOVERY:
+        found = moment.phase == RECOVERY and moment.step >= step
+        return f"step {moment.step} is being recovered" if found else None
+    if moment.step > step:
+        return f"step {step} has passed, this is step {moment.step}"
+    if moment.step < step:
+        return None
+    if not phase:
+        return f"{moment.progress:.0%} of step {step} was handled" if moment.progress >= MIDDLE else None
+    reached = moment.phase in STEP_PHASES and STEP_PHASES.index(moment.phase) >= STEP_PHASES.index(phase)
+    return f"step {step} is in its phase {moment.phase}" if reached else None
+
+
+def touches(fault: Fault, server: int, fabric: Fabric) -> bool:
+    """Whether the fault strikes this server or one of its NICs."""
     match fault.target:
         case ServerFailure(of) | LinkFailure(of, _):
             return of == server
@@ -244,7 +210,7 @@ def _draw_part(
         if kinds[at] == "coordinator":
             return kinds[at], None
         survivable = [
-            part for part in _parts(left, _TARGETS[kinds[at]]) if _survives(left.without(part), whole)
+            part for part in _parts(left, KINDS[kinds[at]].target) if _survives(left.without(part), whole)
         ]
         if survivable:
             return kinds[at], survivable[int(rng.integers(len(survivable)))]
@@ -264,72 +230,3 @@ def _parts(left: Fabric, what: str) -> list[Failure]:
 
 def _survives(left: Fabric, whole: Fabric) -> bool:
     return left.is_connected and 2 * len(left.servers) > len(whole.servers)
-
-
-def _wrong(text: str, reason: str, kind: str | None = None) -> UsageError:
-    example = EXAMPLES.get(kind or "kill", EXAMPLES["kill"])
-    return UsageError(f"'{text}' is not a fault: {reason}; write it like {example}")
-
-
-def _known_kind(text: str, kind: str) -> str:
-    if kind in EXAMPLES or kind in _NOT_YET:
-        return kind
-    raise _wrong(text, f"there is no kind '{kind}', only {', '.join(EXAMPLES)}")
-
-
-def _target(text: str, kind: str, target: str | None) -> Failure | None:
-    """Read the part that breaks; kinds that are not available yet take any target."""
-    if kind == "coordinator" and target is not None:
-        raise _wrong(text, "the coordinator takes no target", kind)
-    if kind not in _TARGETS:
-        return None
-    if target is None:
-        raise _wrong(text, f"it does not say which {_TARGETS[kind]}", kind)
-    try:
-        return parse_failure(f"{_TARGETS[kind]}:{target}")
-    except UsageError:
-        form = {"server": "server", "link": "server/level", "switch": "level/group"}[_TARGETS[kind]]
-        raise _wrong(text, f"'{target}' is no {form}, with numbers counted from 0", kind) from None
-
-
-def _settings(text: str, when: str) -> dict[str, str]:
-    """Split `step=5,for=3s` into its settings, each given once."""
-    settings: dict[str, str] = {}
-    for part in when.split(","):
-        name, equals, value = part.partition("=")
-        if not equals or not value:
-            raise _wrong(text, f"'{part}' is no setting of the form name=value")
-        if name in settings:
-            raise _wrong(text, f"'{name}' is given twice")
-        settings[name] = value
-    return settings
-
-
-def _trigger(text: str, settings: dict[str, str]) -> Trigger:
-    unknown = sorted(settings.keys() - {"step", "t"})
-    if unknown:
-        raise _wrong(text, f"'{unknown[0]}' is no setting of it, there are step, t and for")
-    if len(settings) != 1:
-        raise _wrong(text, "it needs exactly one of step=NUMBER and t=TIME")
-    if "t" in settings:
-        return AtTime(_seconds(text, settings["t"]))
-    if not re.fullmatch(r"[0-9]{1,12}", settings["step"]):
-        raise _wrong(text, f"'{settings['step']}' is no step, a number counted from 0")
-    return AtStep(int(settings["step"]))
-
-
-def _duration_s(text: str, kind: str, value: str | None) -> float | None:
-    if value is not None and kind != "freeze":
-        raise _wrong(text, f"only freeze takes for=TIME, {kind} lasts for the rest of the job", kind)
-    return None if value is None else _seconds(text, value)
-
-
-def _seconds(text: str, value: str) -> float:
-    time = _TIME.fullmatch(value)
-    if time is None:
-        raise _wrong(text, f"'{value}' is no time; a time has a unit, like 1.5s or 200ms", "cut")
-    return float(time["number"]) / (1000 if time["unit"] == "ms" else 1)
-
-
-def _time_text(seconds: float) -> str:
-    return f"{seconds!r}s".replace(".0s", "s")

@@ -12,10 +12,12 @@ from dataclasses import astuple, dataclass, fields
 from itertools import combinations
 
 import numpy as np
+import numpy.typing as npt
 
 from bml.errors import UsageError
 from bml.schedule.model import Constants
 
+_Matrix = npt.NDArray[np.float64]
 NAMES = tuple(field.name for field in fields(Constants))
 
 
@@ -32,7 +34,7 @@ class Work:
     def seconds(self, constants: Constants) -> float:
         """What the model says that it takes."""
         pairs = zip(astuple(self), astuple(constants), strict=True)
-        return sum(count * constant for count, constant in pairs)
+        return float(sum(count * constant for count, constant in pairs))
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def fit(samples: Sequence[Sample]) -> Constants:
     return Constants(*map(float, found))
 
 
-def _non_negative(lines: np.ndarray, times: np.ndarray) -> np.ndarray:
+def _non_negative(lines: _Matrix, times: _Matrix) -> _Matrix:
     """Least squares with x >= 0, exactly: the best of all sets of unknowns that may be above 0."""
     width = lines.shape[1]
     best, best_error = np.zeros(width), float(times @ times)

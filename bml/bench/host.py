@@ -10,6 +10,7 @@ import json
 import socket
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from bml.errors import BmlError
 ANSWER_S = 120.0
 """How long an order may take."""
 _POLL_S = 0.2
+_LAST_WORDS_S = 2.0
 
 
 class RankError(BmlError):
@@ -87,7 +89,10 @@ class Ranks:
         raise RankError(f"{self.who}: {name} does not answer")
 
     def _gone(self, name: str, check: Callable[[], None]) -> RankError:
-        check()  # it may know why
+        deadline = time.monotonic() + _LAST_WORDS_S
+        while time.monotonic() < deadline:
+            check()  # it knows why, once the process has ended
+            time.sleep(_LAST_WORDS_S / 50)
         return RankError(f"{self.who}: {name} is gone")
 
 
@@ -109,8 +114,9 @@ class Orders:
         return order
 
     def answer(self, **answer: Any) -> None:
-        """Answer the order."""
-        self._connection.send_bytes(json.dumps(answer).encode())
+        """Answer the order; nobody hears it if the host has hung up, which `next` then says."""
+        with suppress(OSError):
+            self._connection.send_bytes(json.dumps(answer).encode())
 
     def fileno(self) -> int:
         """For pollers."""

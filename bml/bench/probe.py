@@ -34,7 +34,6 @@ class Probe:
     def __init__(self, path: str, index: int):
         self._index = index
         self._poller = Poller()
-        # The token is the folder's privacy: whoever can read the order below is our parent.
         self._orders = Orders(path, index)
         order = self._orders.next()
         assert order is not None
@@ -55,8 +54,7 @@ class Probe:
         order = self._orders.next()
         if order is None:
             return
-        peers = [peer for peer in range(len(order["endpoints"])) if 0 in (peer, self._index)]
-        peers.remove(self._index)
+        peers = [0] if self._index else list(range(1, len(order["endpoints"])))
         self._transport.set_peers({(peer, 0): tuple(order["endpoints"][peer]) for peer in peers})
         self._poll_until(lambda: all(self._transport.is_up(peer, 0) for peer in peers), _CONNECT_S)
         self._orders.answer(up=True)
@@ -126,8 +124,8 @@ def _additions(partials: int, nbytes: int, times: int) -> list[float]:
     """Sum so many partials and an own vector, slice by slice, as a step does; without partials, copy it."""
     size, per_slice = nbytes // 4, SLICE_NBYTES // 4
     workspace = Workspace(np.ones(size, np.float32), partials * size, "sum")
-    partial_sums = workspace.view(Place(Buffer.SCRATCH, 0), partials * size)
-    np.frombuffer(partial_sums, np.float32)[:] = 1
+    if partials:  # pages that were never written are all the same one of zeros
+        np.frombuffer(workspace.view(Place(Buffer.SCRATCH, 0), partials * size), np.float32)[:] = 1
     slices = [
         Reduce(start, min(start + per_slice, size), _terms(start, partials, size))
         for start in range(0, size, per_slice)

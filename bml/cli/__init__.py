@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from bml.cli.bench import bench
+from bml.cli.check import check_command
 from bml.cli.fabric import fabric
 from bml.cli.plan import plan
 from bml.cli.run import run
@@ -39,6 +41,8 @@ def main() -> None:
     """
 
 
+main.add_command(bench)
+main.add_command(check_command)
 main.add_command(fabric)
 main.add_command(plan)
 main.add_command(run)

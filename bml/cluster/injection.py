@@ -1,75 +1,233 @@
-"""Carries out, on this server itself, the faults that a plan has for it: real signals, real silence."""
+"""Carries out, on this server itself, the faults that a plan has for it: real signals, real silence.
+
+Faults of cables are done to the cables where there are real ones: the server asks whoever holds them (the
+launcher, on the emulated fabric) and waits until it is done, so that the fault strikes in its step.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from bml.protocol import events as ev
 from bml.protocol import messages as msg
-from bml.protocol.server import ServerCore
+from bml.protocol.frame import Header, Kind
 from bml.transport.interface import Transport
-from faults import Fault, FaultPlan
-from faults.plan import AtTime, due
-from topology import Fabric
+from bml.transport.poller import Poller
+from faults import AtOnce, AtTime, Fault, FaultPlan, Moment, due
+from faults.notation import JOB_PHASES, RECOVERY
+from faults.plan import touches
+from topology import Fabric, LinkFailure, ServerFailure, SwitchFailure
+from topology.errors import UsageError
+
+EXIT_STATUS = 70
+"""Status of a process that a fault `exit` ended."""
+
+_FOREVER_S = 3600.0
+_DEEDS = {
+    "kill": "sends SIGKILL to its process",
+    "freeze": "sends SIGSTOP to its process",
+    "exit": f"ends its process with status {EXIT_STATUS}",
+    "exception": "raises in its training function",
+    "gil": "holds its interpreter's lock in a call of C",
+    "coordinator": "has the coordinator killed",
+    "cut": "silences the NIC and notices it",
+    "blackhole": "silences the NIC",
+    "switch": "silences the NIC",
+    "flap": "silences the NIC again and again",
+}
+
+
+class InjectedError(RuntimeError):
+    """What the fault `exception` raises in a training function."""
+
+
+class Core(Protocol):
+    """What injection looks at (see ServerCore)."""
+
+    step: int
+    phase: str
+    view: msg.View | None
+
+    @property
+    def progress(self) -> float | None:
+        """See ServerCore."""
+        ...
+
+
+@dataclass(frozen=True)
+class Hands:
+    """What a fault does its work with, on the server that suffers it."""
+
+    transport: Transport
+    poller: Poller
+    tell: Callable[[msg.ToCoordinator], None]
+    """Say something to the coordinator."""
+    throw: Callable[[Exception], None]
+    """Raise in the training function."""
+    feel: Callable[[ev.Event], None]
+    """Bring an event to the core."""
+    strike: Callable[[Fault], None] | None = None
+    """Have it done to real cables, and wait for it; None where there are none."""
 
 
 class Injection:
     """The faults that are still to come on `server`; steps are the session's, counted from 1."""
 
-    def __init__(
-        self,
-        server: int,
-        plan: FaultPlan,
-        fabric: Fabric,
-        transport: Transport,
-        tell: Callable[[msg.ToCoordinator], None],
-    ):
+    def __init__(self, server: int, plan: FaultPlan, fabric: Fabric, hands: Hands):
         self._server = server
-        self._transport = transport
-        self._tell = tell
+        self._fabric = fabric
+        self._hands = hands
         self._pending = plan.for_server(server, fabric) + plan.for_coordinator
         self._started_s: float | None = None
+        self._results_of = 0
 
     @property
     def armed(self) -> bool:
         """Whether anything is still to come."""
-        return bool(self._pending) and self._started_s is not None
+        return bool(self._pending)
+
+    @property
+    def pending(self) -> tuple[Fault, ...]:
+        """What is still to come."""
+        return self._pending
 
     def start(self, now: float) -> None:
         """The first view is in force: times of the plan count from here."""
         if self._started_s is None:
             self._started_s = now
 
+    def saw(self, header: Header) -> None:
+        """A frame arrived or is sent: results of a step mean that its broadcast is under way."""
+        if header.kind == Kind.DOWN:
+            self._results_of = max(self._results_of, header.step)
+
+    def phase(self, core: Core) -> str:
+        """Phase of the step, or of the job, that this server is in."""
+        return "broadcast" if core.phase == "reduce" and self._results_of == core.step else core.phase
+
     def next_deadline(self, now: float) -> float:
         """Until when, at the latest, `poll` is due."""
         if self._started_s is None:
-            return now + 3600
+            return now + _FOREVER_S
         times = [self._started_s + f.trigger.t_s for f in self._pending if isinstance(f.trigger, AtTime)]
-        return min(times, default=now + 3600)
+        return min(times, default=now + _FOREVER_S)
 
-    def poll(self, core: ServerCore, now: float) -> Iterator[ev.Event]:
-        """Suffer what is due now; yields what the core must learn of it, which is little."""
-        assert self._started_s is not None
-        firings, self._pending = due(self._pending, core.step, core.progress or 0.0, now - self._started_s)
+    def poll(self, core: Core, now: float, phase: str = "") -> None:
+        """Suffer what is due now. `phase` overrides what the core says."""
+        since_s = None if self._started_s is None else now - self._started_s
+        moment = Moment(core.step, core.progress or 0.0, phase or self.phase(core), since_s)
+        firings, self._pending = due(self._pending, moment)
         for firing in firings:
-            yield from self._suffer(firing.fault, core)
+            self._suffer(firing.fault, core)
 
-    def _suffer(self, fault: Fault, core: ServerCore) -> Iterator[ev.Event]:
-        if fault.kind == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif fault.kind == "freeze":
-            _freeze(fault.duration_s)
-        elif fault.kind == "coordinator":
-            if core.view is not None and self._server == core.view.members[0]:
-                self._tell(msg.Inject(str(fault)))
-        else:
-            assert fault.level is not None
-            self._transport.silence(fault.level)
-            if fault.kind == "cut":  # unlike a black hole, the end of a cable notices
-                yield ev.OwnNicLost(fault.level, f"NIC {self._server}/{fault.level} has no carrier")
+    def add(self, text: str, core: Core, now: float) -> str:
+        """Take a fault for a running job; returns what this server is going to do, "" if nothing.
+
+        It strikes when `poll` is called next, unless it says when. Raises UsageError if it cannot be.
+        """
+        fault = Fault.parse(text, at_once=True)
+        FaultPlan((fault,)).validate(self._fabric)
+        concerned = touches(fault, self._server, self._fabric) or fault.target is None
+        if not concerned or not self._acts(fault, core):
+            return ""
+        if isinstance(fault.trigger, AtTime) and self._started_s is not None:
+            fault = replace(fault, trigger=AtTime(now - self._started_s + fault.trigger.t_s))
+        self._pending = (*self._pending, fault)
+        when = "" if isinstance(fault.trigger, AtOnce) else f" ({Fault.parse(text, at_once=True).trigger})"
+        return f"server {self._server} (process {os.getpid()}) {self._deed(fault)}{when}"
+
+    def _deed(self, fault: Fault) -> str:
+        if fault.level is None:
+            return _DEEDS[fault.kind]
+        if self._hands.strike is not None:
+            return f"has it done to the cables of {fault.target}"
+        return f"{_DEEDS[fault.kind]}, {self._server}/{fault.level}"
+
+    def _acts(self, fault: Fault, core: Core) -> bool:
+        """Whether it is this server that acts, of those that a fault concerns."""
+        if fault.level is None and fault.target is not None:
+            return True
+        members = core.view.members if core.view is not None else self._fabric.servers
+        if fault.target is None:
+            return self._server == members[0]
+        if self._hands.strike is None:
+            return True  # each silences its own NIC
+        concerned = [server for server in members if touches(fault, server, self._fabric)]
+        return bool(concerned) and concerned[0] == self._server
+
+    def _suffer(self, fault: Fault, core: Core) -> None:
+        if not self._acts(fault, core):
+            return
+        match fault.kind:
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "exit":
+                os._exit(EXIT_STATUS)
+            case "freeze":
+                _freeze(fault.duration_s)
+            case "exception":
+                self._hands.throw(InjectedError(f"injected by {fault}"))
+            case "gil":
+                _hold_the_gil(fault.duration_s or 0.0)
+            case "coordinator":
+                self._hands.tell(msg.Inject(str(fault)))
+            case _ if self._hands.strike is not None:
+                self._hands.strike(fault)
+            case _:
+                self._silence(fault)
+
+    # --- NICs without a cable ------------------------------------------------------------------
+
+    def _silence(self, fault: Fault) -> None:
+        level, transport, poller = fault.level, self._hands.transport, self._hands.poller
+        assert level is not None
+        if fault.kind == "flap":
+            self._flap(fault, None if fault.duration_s is None else poller.now_s() + fault.duration_s)
+            return
+        transport.silence(level)
+        if fault.duration_s is not None:
+            poller.after(fault.duration_s, lambda: transport.unsilence(level))
+        if fault.kind == "cut":  # unlike a black hole, the end of a cable notices
+            self._hands.feel(ev.OwnNicLost(level, f"NIC {self._server}/{level} has no carrier"))
+
+    def _flap(self, fault: Fault, until_s: float | None) -> None:
+        level, transport, poller = fault.level, self._hands.transport, self._hands.poller
+        assert level is not None
+        if until_s is not None and poller.now_s() >= until_s:
+            return
+        transport.silence(level)
+        half_s = fault.period_s / 2
+        poller.after(half_s, lambda: transport.unsilence(level))
+        poller.after(2 * half_s, lambda: self._flap(fault, until_s))
+
+
+def sufferers(fault: Fault, fabric: Fabric) -> Iterator[int]:
+    """The servers that may have to act for a fault."""
+    match fault.target:
+        case ServerFailure(server) | LinkFailure(server, _):
+            yield server
+        case SwitchFailure(level, group):
+            yield from fabric.members(level, group)
+        case None:
+            yield from fabric.servers
+
+
+def check_possible(plan: FaultPlan, emulated: bool) -> None:
+    """Raise UsageError for a fault that needs real cables where there are none."""
+    from faults.notation import KINDS
+
+    for fault in plan:
+        if KINDS[fault.kind].emulated and not emulated:
+            raise UsageError(
+                f"fault '{fault}': {fault.kind} is done to real cables; bring some up with "
+                "`bml fabric up` and run the job on them with --fabric-emulated"
+            )
 
 
 def _freeze(duration_s: float | None) -> None:
@@ -78,3 +236,11 @@ def _freeze(duration_s: float | None) -> None:
         command = ["sh", "-c", f"sleep {duration_s}; kill -CONT {os.getpid()}"]
         subprocess.Popen(command, start_new_session=True)
     os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _hold_the_gil(duration_s: float) -> None:
+    """As an extension that computes in C without releasing the lock: no thread of Python runs meanwhile."""
+    ctypes.PyDLL(None).usleep(int(duration_s * 1e6))
+
+
+__all__ = ["JOB_PHASES", "RECOVERY", "Core", "Hands", "InjectedError", "Injection", "check_possible", "sufferers"]

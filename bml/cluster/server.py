@@ -260,7 +260,7 @@ class Server:
             case ev.Resume():
                 self._transport.resume()
             case ev.Beat(peer, level):
-                self._transport.beat(peer, level)
+                self._transport.beat(peer, level, self._contacts[peer].nics[level])
             case ev.Tell(message):
                 self._tell(message)
             case ev.Leave():

@@ -31,7 +31,8 @@ from bml.protocol import messages as msg
 from bml.protocol.messages import View
 from bml.protocol.timeouts import Timeouts
 from faults import Evidence, Suspicion, diagnose, settle
-from topology import Fabric, ServerFailure
+from faults.healing import healed
+from topology import Fabric, ServerFailure, parse_failure
 
 # --- events and instructions ---------------------------------------------------------------------
 
@@ -121,6 +122,8 @@ class Coordinator:
         self._reason = ""
         self._dead: dict[int, str] = {}
         self._suspicions: dict[tuple[int, int, int], Suspicion] = {}
+        self._trusted: set[tuple[int, int, int]] = set()
+        self._healed: frozenset[str] = frozenset()
         self._fresh = False  # evidence that no view has answered yet
         self._evidence_at = now
         self._silent_s = 0.0
@@ -173,8 +176,11 @@ class Coordinator:
 
     def _late(self, event: Event) -> list[Instruction]:
         """After the end: whoever still appears is told."""
-        if isinstance(event, Connected) and self._farewell:
-            return [Post(event.server, self._farewell)]
+        match event:
+            case Connected(server) if self._farewell:
+                return [Post(server, self._farewell)]
+            case From(_, msg.Deposed(_, term)):
+                return self._deposed(term)
         return []
 
     # --- evidence --------------------------------------------------------------------------------
@@ -219,7 +225,7 @@ class Coordinator:
         if self._act_at is not None and now >= self._act_at and self.state != "gathering":
             self._act_at = None
             return self._change(now) if self._fresh else []
-        return []
+        return self._heal(now)
 
     def _unanswered(self) -> list[int]:
         if self.state == "gathering":
@@ -251,7 +257,6 @@ class Coordinator:
                 self._note(now, self._timeouts.silence_window_s, 0.0)
             return [*self._evict(self._fabric.servers), *self._check_done()]
         self._evidence_at = now
-        self._forget(self._is_void)
         return self._change(now)
 
     def _is_void(self, suspicion: Suspicion) -> bool:
@@ -279,7 +284,8 @@ class Coordinator:
 
     def _change(self, now: float) -> list[Instruction]:
         """Diagnose all evidence and freeze the survivors."""
-        fabric = self._fabric.without(*(self.view.failures if self.view else ()))
+        self._forget(self._is_void)
+        fabric = self._fabric.without(*self._standing())
         suspicions = tuple(each for _, each in sorted(self._suspicions.items()) if _is_open(fabric, each))
         dead = {server: why for server, why in self._dead.items() if server in fabric.servers}
         diagnosis = diagnose(fabric, Evidence(dead, suspicions))
@@ -296,7 +302,12 @@ class Coordinator:
         self._detect_s = now - self._evidence_at + self._silent_s if self._fresh else 0.0
         self.state = "freezing"
         self._act_at = None
-        self._reason = reason or self._reason or ("new coordinator" if self.view else "start")
+        back = f"{', '.join(sorted(self._healed))} works again" if self._healed else ""
+        self._reason = (
+            "; ".join(filter(None, (reason, back)))
+            or self._reason
+            or ("new coordinator" if self.view else "start")
+        )
         self._statuses = {}
         self._accepted = set()
         self._proposal = None
@@ -306,6 +317,27 @@ class Coordinator:
         self._answer_by = now + self._timeouts.answer_s
         freeze = msg.Freeze(self.term, self._epoch, self._reason)
         return [*self._evict(self._fabric.servers), *(Post(server, freeze) for server in self._next_members)]
+
+    def _standing(self) -> tuple[str, ...]:
+        """The failures of the newest view without those that are over."""
+        return tuple(part for part in (self.view.failures if self.view else ()) if part not in self._healed)
+
+    def _heal(self, now: float) -> list[Instruction]:
+        """Use again what has worked for long enough, once nothing else is the matter."""
+        if self.state != "steady" or self.view is None or self._fresh or not self._trusted:
+            return []
+        parts = [parse_failure(part) for part in self.view.failures]
+        self._healed = frozenset(str(part) for part in healed(self._fabric, parts, self._trusted))
+        return self._change(now) if self._healed else []
+
+    def _failed(self) -> tuple[tuple[str, int], ...]:
+        """How often links and switches have failed, with those of the next view that are new."""
+        times = dict(self.view.failed) if self.view else {}
+        standing = self._standing()
+        for part in self._next_failures:
+            if part not in standing and not part.startswith("server:"):
+                times[part] = times.get(part, 0) + 1
+        return tuple(sorted(times.items()))
 
     def _evict(self, servers: Iterable[int]) -> list[Instruction]:
         """Tell those that are out, now and whenever they appear again: they would wait for ever."""
@@ -372,6 +404,7 @@ class Coordinator:
             commit=decide(self._statuses.values()),
             reason=self._reason,
             detect_s=self._detect_s,
+            failed=self._failed(),
         )
         self._proposals.add(self._proposal)
         self.state = "proposing"
@@ -387,6 +420,9 @@ class Coordinator:
         assert self._proposal is not None
         self.view = self._chosen = self._proposal
         self._proposals.clear()
+        self._trusted.clear()  # servers listen anew in every view
+        self._healed = frozenset()
+        self._statuses = {}
         self.state = "steady"
         self._forget_explained()
         out: list[Instruction] = [
@@ -428,6 +464,12 @@ class Coordinator:
             case msg.Withdraw(observer, peer, level):
                 self._forget(lambda each: (each.observer, each.peer, each.level) == (observer, peer, level))
                 return []
+            case msg.Healthy(observer, peer, level):
+                self._trusted.add((observer, peer, level))
+                return self._heal(now)
+            case msg.Relapsed(observer, peer, level):
+                self._trusted.discard((observer, peer, level))
+                return []
             case msg.Progress(_, step):
                 self.steps[server] = step
                 return []
@@ -456,6 +498,7 @@ class Coordinator:
         if term <= self.term:
             return []
         self.state = "stopped"
+        self._farewell = None
         return [Finished(None, deposed=True)]
 
     def _abort(self, kind: str, text: str, server: int = -1) -> list[Instruction]:

@@ -28,6 +28,8 @@ class View(msgspec.Struct, frozen=True):
     commit: int
     reason: str
     detect_s: float
+    #: Links and switches that have failed in this job, also those that work again, and how often.
+    failed: tuple[tuple[str, int], ...] = ()
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True):
@@ -162,6 +164,22 @@ class Withdraw(_Message, frozen=True):
     level: int
 
 
+class Healthy(_Message, frozen=True):
+    """The observer has heard `peer`, over a link that is out of the view, for long enough to trust it."""
+
+    observer: int
+    peer: int
+    level: int
+
+
+class Relapsed(_Message, frozen=True):
+    """The observer takes its Healthy back."""
+
+    observer: int
+    peer: int
+    level: int
+
+
 class Progress(_Message, frozen=True):
     """The last committed step, sent now and then for progress bars."""
 
@@ -178,7 +196,19 @@ class Ended(_Message, frozen=True):
 
 
 ToServer = Who | Freeze | Propose | Install | Evict | Abort | Shutdown | Inject
-ToCoordinator = Status | Accepted | Refused | Deposed | Suspect | Withdraw | Progress | Ended | Inject
+ToCoordinator = (
+    Status
+    | Accepted
+    | Refused
+    | Deposed
+    | Suspect
+    | Withdraw
+    | Healthy
+    | Relapsed
+    | Progress
+    | Ended
+    | Inject
+)
 Message = ToServer | ToCoordinator
 
 _encoder = msgspec.msgpack.Encoder()

@@ -23,7 +23,6 @@ from bml.protocol import messages as msg
 from bml.protocol.barrier import Barrier, Token, barrier_phases
 from bml.protocol.engine import Place, Send, Stamp
 from bml.protocol.events import (
-    Beat,
     Commit,
     Control,
     Ended,
@@ -49,8 +48,8 @@ from bml.protocol.exchange import AnyEngine, engine_for
 from bml.protocol.frame import MAX_TEXT_NBYTES, FrameError, Header, Kind
 from bml.protocol.member import Member
 from bml.protocol.timeouts import Timeouts
+from bml.protocol.watch import Watch
 from bml.schedule import AnyProgram
-from faults import Detector
 from topology import Fabric
 from topology.errors import BmlError, FabricError, InvariantError
 
@@ -106,8 +105,7 @@ class ServerCore:
         self._planner = planner
         self._slice_nbytes = slice_nbytes
         self._member = Member(server)
-        self._detector = Detector(server, (), timeouts.detect_s, now)
-        self._links: frozenset[tuple[int, int]] = frozenset()
+        self._watch = Watch(server, fabric, timeouts.detect_s, now)
         self._program: AnyProgram | None = None
         self._phases = barrier_phases(fabric, server)
         self._step: _Step | None = None
@@ -117,7 +115,6 @@ class ServerCore:
         self._error: BmlError | None = None
         self._outcome = Ended("")
         self._term = -1
-        self._suspicions: dict[tuple[int, int], msg.Suspect] = {}
         self._texts: dict[tuple[int, int], str] = {}
         self._announced: int | None = None
         self._frozen_at = now
@@ -171,7 +168,7 @@ class ServerCore:
 
     def next_deadline(self, now: float) -> float:
         """Until when, at the latest, a Tick is due."""
-        return self._detector.next_deadline(now)
+        return self._watch.next_deadline(now)
 
     # --- events ----------------------------------------------------------------------------------
 
@@ -194,7 +191,7 @@ class ServerCore:
 
     def heard(self, peer: int, level: int, now: float) -> None:
         """A sign of life of (peer, level): a heartbeat or any byte."""
-        self._detector.heard(peer, level, now)
+        self._watch.heard(peer, level, now)
 
     def admit(self, peer: int, header: Header) -> Place | Verdict:
         """Where the payload of a frame belongs, or what else to do with it.
@@ -223,7 +220,7 @@ class ServerCore:
     def received(self, peer: int, header: Header, text: str, now: float) -> list[Instruction]:
         """An admitted frame is complete (its payload is where `admit` said, or in `text`)."""
         if header.kind == Kind.DESCRIBE:
-            while len(self._texts) >= _TEXTS_KEPT * max(1, len(self._links)):
+            while len(self._texts) >= _TEXTS_KEPT * max(1, len(self._watch.links)):
                 self._texts.pop(next(iter(self._texts)))
             self._texts[header.origin, header.signature] = text
             return []
@@ -268,7 +265,7 @@ class ServerCore:
         self._announced = event.signature
         text = event.text.encode()[:MAX_TEXT_NBYTES]
         done: list[Instruction] = []
-        for peer, level in sorted(self._links):
+        for peer, level in sorted(self._watch.links):
             header = self._header(event, Kind.DESCRIBE, peer, 0, len(text))
             done.append(SendText(peer, level, header, text))
         return done
@@ -331,34 +328,23 @@ class ServerCore:
             done.append(Stop(self._error))
         if self._may_install(self._proven_epoch):
             done += self._install(now)
-        done += [Beat(peer, level) for peer, level in self._detector.beats_due(now)]
-        for found in self._detector.check(now):
-            done.append(self._suspect(found.peer, found.level, "silence", found.silent_s, found.why))
-        for gone in self._detector.take_withdrawn():
-            if self._suspicions.pop((gone.peer, gone.level), None):
-                done.append(Tell(msg.Withdraw(self.server, gone.peer, gone.level)))
-        return done
+        return done + self._watch.tick(now)
 
     def _orphaned(self, now: float) -> bool:
         """Whether a coordinator has been needed, and has brought no view, for too long."""
-        if self._error is not None or not (self._member.frozen or self._suspicions):
+        if self._error is not None or not (self._member.frozen or self._watch.suspects):
             self._needs_view_since = None
             return False
         self._needs_view_since = now if self._needs_view_since is None else self._needs_view_since
         return now - self._needs_view_since > self.timeouts.orphan_s
 
-    def _suspect(self, peer: int, level: int, kind: str, silent_s: float, why: str) -> Tell:
-        suspect = msg.Suspect(self.server, peer, level, kind, silent_s, why)
-        self._suspicions[peer, level] = suspect
-        return Tell(suspect)
-
     def _peer_lost(self, event: PeerLost) -> list[Instruction]:
-        if (event.peer, event.level) not in self._links or self._error:
+        if (event.peer, event.level) not in self._watch.links or self._error:
             return []
-        return [self._suspect(event.peer, event.level, "reset", 0.0, event.why)]
+        return [self._watch.suspect(event.peer, event.level, "reset", 0.0, event.why)]
 
     def _own_nic_lost(self, event: OwnNicLost) -> list[Instruction]:
-        return [self._suspect(self.server, event.level, "own-nic", 0.0, event.why)]
+        return [self._watch.suspect(self.server, event.level, "own-nic", 0.0, event.why)]
 
     # --- membership ------------------------------------------------------------------------------
 
@@ -369,8 +355,7 @@ class ServerCore:
         self._term = term
         match message:
             case msg.Who():
-                suspicions: list[Instruction] = [Tell(each) for each in self._suspicions.values()]
-                return [Tell(self._status(term, 0)), *suspicions]
+                return [Tell(self._status(term, 0)), *self._watch.all_again()]
             case msg.Freeze():
                 return self._freeze(message, now)
             case msg.Propose():
@@ -424,15 +409,14 @@ class ServerCore:
         fabric = self._base.without(*view.failures)
         self._program = self._planner(fabric, self.server)
         self._phases = barrier_phases(fabric, self.server)
-        self._links = frozenset(
+        links = frozenset(
             (peer, level) for level in range(fabric.levels) for peer in fabric.neighbours(self.server, level)
         )
-        self._detector.set_links(self._links, now)
-        self._suspicions.clear()
+        self._watch.set_view(view, links, now)
         self._announced = None
         self._needs_view_since = None
         self.views.append(ViewRecord(view, self._frozen_at, now, recover_s=None))
-        return [Installed(view), Links(self._links), *self._settle_step(view, now), Resume()]
+        return [Installed(view), Links(links), *self._settle_step(view, now), Resume()]
 
     def _settle_step(self, view: msg.View, now: float) -> list[Instruction]:
         """Commit or retry the step that the old view was in the middle of."""

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
 
 from bml.schedule.nics import Nics, cheapest_tree
 
@@ -95,6 +94,9 @@ def _degrees(nics: Nics, of_kind: NDArray[np.int64], price: _Vector) -> _Vector:
 
 def _solve(trees: _Vector, budget: _Vector) -> tuple[_Vector, float] | None:
     """Prices that maximise the cheapest of some trees, and its cost; None if the solver gives up."""
+    # Not at the top: it takes longer to load than all the rest, and servers that only plan do not need it.
+    from scipy.optimize import linprog
+
     count, classes = trees.shape
     solved = linprog(
         np.append(np.zeros(classes), -1.0),

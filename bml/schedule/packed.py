@@ -28,7 +28,6 @@ _KEPT_PLANS = 32
 """Forests kept for the next time; a healthy BCube needs three for all its single failures."""
 _PIECES = (60, 200)
 """Number of trees, unless one tree per server and NIC is more: finer pieces let loads even out better."""
-
 _MOST_ENTRIES = 1 << 23
 """Servers squared times levels: the entries of one table of one tree per server and NIC."""
 
@@ -68,6 +67,13 @@ def prepare(fabric: Fabric) -> int:
 
 @lru_cache(maxsize=_KEPT_PLANS)
 def _plan(fabric: Fabric) -> Forest:
+    forest = _best(fabric)
+    for column in (forest.root, forest.weight, forest.up, forest.level, forest.stage):
+        column.setflags(write=False)
+    return forest
+
+
+def _best(fabric: Fabric) -> Forest:
     if isinstance(fabric.wiring, BCube) and not fabric.failures and not fabric.rates:
         return bml(fabric)
     nics = number_nics(fabric)

@@ -23,8 +23,8 @@ _CLOSE = Fraction(251, 250)
 _FAIRLY = Fraction(41, 40)
 """This near we trust in what is proved."""
 _WELL = Fraction(101, 100)
-"""This near only finer pieces are tried, no other trees."""
-_PASSES = 16
+"""This near finer pieces are tried once, and no other trees."""
+_PASSES = 10
 """Passes over the overloaded NICs for one aim; most often five do."""
 _LOOK_EVERY = 4
 """Passes after which we look what is proved, if something moves at all."""
@@ -69,6 +69,8 @@ class Search:
         while not self._within(_CLOSE) and 2 * sets * len(self.nics.servers) <= _MOST_PIECES:
             sets *= 2
             self._attempt(sets)
+            if self._within(_WELL):
+                break
         if not self._within(_WELL):
             self._pack(self._hung_up(probed or probe(self.nics, _PROBES)[0]))
         return self.best

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from topology import Fabric
@@ -79,8 +79,33 @@ _HOW_MANY = (0, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 4, 4, 5)
 
 
 def draw(chance: random.Random, fabric: Fabric, detect_s: float) -> Mishaps:
-    """Mishaps of one run, the earlier ones first where they are tied to times."""
+    """Mishaps of one run: independent ones, or some that strike in the middle of a recovery."""
+    if chance.random() < 0.35:
+        return _in_recovery(chance, fabric, detect_s)
     return tuple(_one(chance, fabric, detect_s) for _ in range(chance.choice(_HOW_MANY)))
+
+
+def _in_recovery(chance: random.Random, fabric: Fabric, detect_s: float) -> Mishaps:
+    """Something that needs a new view, a coordinator that fails while it makes one, and perhaps more."""
+    n = fabric.n_servers
+    first = Mishap(
+        chance.choice(("crash", "crash", "freeze", "silent")),
+        (),
+        When(chance.choice(("submit", "complete", "commit")), chance.randint(1, 2 * n), 0.0),
+        chance.choice((3.0, 6.0)) * detect_s,
+    )
+    point = chance.choice(("Freeze", "Status", "Propose", "Accepted", "Install", "Install", "installed"))
+    asked = n if point == "Status" else 0  # at start-up every server says where it stands twice
+    during = When(point, n + asked + chance.randint(1, n), 0.0)
+    kind = chance.choice(("coordinator-crash", "coordinator-crash", "coordinator-freeze", "crash", "freeze"))
+    second = Mishap(kind, _target(chance, fabric, kind), during, _for_s(chance, kind, detect_s))
+    found = [replace(first, target=_target(chance, fabric, first.kind)), second]
+    if chance.random() < 0.6:
+        kind = chance.choice(("crash", "freeze", "isolate", "control-hold", "control-loss"))
+        after_s = chance.choice((0.0, 0.003, 0.4)) * chance.random()
+        third = When("fault", 2, after_s)
+        found.append(Mishap(kind, _target(chance, fabric, kind), third, _for_s(chance, kind, detect_s)))
+    return tuple(found)
 
 
 def _one(chance: random.Random, fabric: Fabric, detect_s: float) -> Mishap:

@@ -107,7 +107,7 @@ class Promises:
         It may be asked in a view that is over without its knowledge: it cannot commit there.
         """
         self._retried[step] = max(self._retried.get(step, 0), epoch)
-        if self._commit_epoch.get(step, epoch + 1) <= epoch:
+        if self._commit_epoch.get(step, epoch) < epoch:
             done = sorted(self._history.commits[step])
             raise PromiseBroken(
                 1, f"server {server} retries step {step} in epoch {epoch}, servers {done} have committed it"

@@ -178,9 +178,7 @@ class Simulation:
         return self.history
 
     def _all_over(self) -> bool:
-        return all(
-            machine.over or not machine.process.alive for machine in self.machines.values()
-        )
+        return all(machine.over or not machine.process.alive for machine in self.machines.values())
 
     def _check_end(self) -> None:
         done = [server for server, machine in self.machines.items() if machine.done]

@@ -173,7 +173,10 @@ class Wires:
     # --- inside ----------------------------------------------------------------------------------
 
     def _end(self, server: int, peer: int, level: int) -> _End:
-        return self._ends.setdefault((server, peer, level), _End())
+        end = self._ends.get((server, peer, level))
+        if end is None:
+            end = self._ends[server, peer, level] = _End()
+        return end
 
     def _inbox(self, server: int, peer: int, level: int) -> deque[Parcel]:
         connection = self._end(server, peer, level).connection

@@ -112,8 +112,8 @@ class Transport(Protocol):
         """Ask `admit` again for every frame that was told to wait; happens in the next poll."""
         ...
 
-    def beat(self, peer: int, level: int) -> None:
-        """Send one heartbeat over this NIC to a wanted peer; best effort, never fails."""
+    def beat(self, peer: int, level: int, endpoint: Endpoint) -> None:
+        """Send one heartbeat over this NIC to a peer, wanted or not; best effort, never fails."""
         ...
 
     def is_up(self, peer: int, level: int) -> bool:

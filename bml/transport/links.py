@@ -129,11 +129,9 @@ class LinkTransport:
             if link.connection is not None:
                 link.connection.resume()
 
-    def beat(self, peer: int, level: int) -> None:
+    def beat(self, peer: int, level: int, endpoint: Endpoint) -> None:
         """See `Transport`."""
-        link = self._links.get((peer, level))
-        if link is not None and link.state is not LinkState.UNWANTED:
-            self._beats[level].send(peer, link.endpoint)
+        self._beats[level].send(peer, endpoint)
 
     def is_up(self, peer: int, level: int) -> bool:
         """See `Transport`."""
@@ -300,9 +298,7 @@ class LinkTransport:
         self._handler.lost(link.peer, link.level, kind, f"{name}: {why}")
 
     def _heard_beat(self, level: int, peer: int) -> None:
-        link = self._links.get((peer, level))
-        if link is not None and link.state is not LinkState.UNWANTED:
-            self._handler.heard(peer, level)
+        self._handler.heard(peer, level)
 
     def _bury(self, level: int, sock: socket.socket | None) -> None:
         """Close a socket, but not while its NIC is silenced: the peer would notice."""

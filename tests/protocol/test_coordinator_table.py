@@ -436,6 +436,19 @@ def test_a_member_that_the_view_never_reached_is_not_called_silent(steady: Drive
     assert posts(msg.Evict, done) == []
 
 
+def test_nor_while_it_is_being_asked(steady: Driver) -> None:
+    """Seed 184 of the simulation: the suspicion came after server 2 had answered the Freeze."""
+    steady.at[2].update(installed=None)
+    new = takeover(steady)
+    new.appear()
+    assert new.core.state == "freezing"
+    new.answer(2)
+    new.heard(0, msg.Suspect(0, 2, 0, "silence", 0.5, "nothing heard"))
+    done = new.tick(TIMES.silence_window_s)
+    assert posts(msg.Evict, done) == []
+    assert posts(msg.Freeze, done) == [0, 1, 2]
+
+
 # --- two coordinators ------------------------------------------------------------------------------
 
 
@@ -452,6 +465,13 @@ def test_a_deposed_coordinator_says_nothing_more(phase: str) -> None:
     assert driver.heard(0, msg.Deposed(0, 2)) == [coord.Finished(None, deposed=True)]
     assert driver.tick(1000.0) == []
     assert driver.give(coord.Connected(1)) == []
+
+
+def test_a_coordinator_that_gave_up_is_deposed_too(steady: Driver) -> None:
+    """Seed 11109: thawed, it found nobody, gave up, and took the servers' connections from its successor."""
+    steady.give(coord.Interrupt("no answer"))
+    assert steady.heard(0, msg.Deposed(0, 2)) == [coord.Finished(None, deposed=True)]
+    assert steady.give(coord.Connected(1)) == []
 
 
 def test_only_a_successor_deposes(steady: Driver) -> None:

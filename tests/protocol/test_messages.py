@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from bml.protocol import messages as msg
 from topology.errors import FabricError
 
-VIEW = msg.View(4, (0, 2), ("server:1", "link:0/1"), 17, "server 1 is dead: gone", 0.25)
+VIEW = msg.View(
+    4, (0, 2), ("server:1", "link:0/1"), 17, "server 1 is dead: gone", 0.25, (("link:0/1", 2),)
+)
 ALL: list[msg.Message] = [
     msg.Who(1),
     msg.Freeze(1, 4, "why"),
@@ -27,6 +29,8 @@ ALL: list[msg.Message] = [
     msg.Deposed(2, 9),
     msg.Suspect(2, 1, 0, "silence", 0.7, "nothing heard"),
     msg.Withdraw(2, 1, 0),
+    msg.Healthy(2, 1, 0),
+    msg.Relapsed(2, 1, 0),
     msg.Progress(2, 99),
     msg.Ended(2, "done", ""),
 ]

@@ -474,6 +474,24 @@ def test_heartbeats_go_out_and_silence_is_told(running: Driver) -> None:
     assert only(ev.Tell, running.give(ev.Tick())).message == msg.Withdraw(0, PEER, 0)
 
 
+def test_silence_counts_from_the_beginning_of_a_view() -> None:
+    """A neighbour that was out of the old view sent nothing in it.
+
+    If its silence counted from then, it would be suspected before others who fell silent with it, and the
+    coordinator, which hears the rest too late, would blame the wrong one.
+    """
+    driver = Driver()
+    driver.install(1)
+    driver.now = 0.4
+    driver.give(ev.Tick())
+    driver.install(2)
+    for tick in range(1, 10):
+        driver.now = 0.4 + tick * 0.05
+        none(ev.Tell, driver.give(ev.Tick()))
+    driver.now = 0.95
+    assert only(ev.Tell, driver.give(ev.Tick())).message.kind == "silence"
+
+
 def test_a_lost_connection_is_told_at_once_unless_it_is_none_of_ours(running: Driver) -> None:
     assert only(ev.Tell, running.give(ev.PeerLost(PEER, 0, "eof", "closed"))).message.kind == "reset"
     assert running.give(ev.PeerLost(PEER, 1, "eof", "closed")) == []

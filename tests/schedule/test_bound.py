@@ -50,7 +50,7 @@ def test_known_optima(name, failure, expected):
 @pytest.mark.parametrize(
     ("name", "failures", "cuts", "expected"),
     [
-        # Servers 8-11 hang on level 1 alone and 12 on level 0 alone: what joins them is scarcer than NICs are.
+        # Servers 8-11 hang on level 1 alone and 12 on level 0 alone: what joins them is scarce.
         ("bcube:4x2", ("link:7/0", "link:12/1", "link:4/0", "switch:0/2"), Fraction(6, 5), Fraction(4, 3)),
         ("bcube:4x2", ("switch:0/3", "link:4/0", "link:2/0", "link:10/0", "server:15"), Fraction(7, 6), 1.5),
     ],
@@ -69,7 +69,9 @@ def test_rates():
     assert bound(slow) == 10
     half = parse("bcube:4x2").with_rates({(server, 0): "1/2" for server in range(16)})
     assert bound(half) == Fraction(30, 24)
-    doubled = parse("bcube:4x2").with_rates({(server, level): 2 for server in range(16) for level in range(2)})
+    doubled = parse("bcube:4x2").with_rates(
+        {(server, level): 2 for server in range(16) for level in range(2)}
+    )
     assert bound(doubled) == Fraction(15, 32)
 
 
@@ -85,9 +87,10 @@ def test_large_fabrics():
     """Symmetry makes single failures of 1024 servers small; without it the bound says that it may be low."""
     fabric = parse("bcube:32x2").without("switch:0/7")
     assert (bound(fabric), bound_kind(fabric)) == (Fraction(341, 336), "optimum")
-    (random_one,) = random_sets("bcube:4x5", 1, seed=3)
-    assert bound_kind(random_one) == "lower bound"
-    assert bound(random_one) == cut_bound(number_nics(random_one))
+    # 1536 links of random rates have nothing in common.
+    mixed = random_rates(parse("bcube:8x3"), seed=3)
+    assert bound_kind(mixed) == "lower bound"
+    assert bound(mixed) == cut_bound(number_nics(mixed))
 
 
 @pytest.mark.parametrize("name", ["bcube:3x2", "bcube:2x3", "torus:3x2", "torus:4x1"])
@@ -102,7 +105,7 @@ def test_symmetry_changes_nothing(name):
 
 
 def test_like_nics_of_a_lost_server():
-    """Of one lost server there remain its neighbours and the others, and these have like NICs at both levels."""
+    """Around a lost server: its neighbours, whose NICs differ, and the others, whose NICs are all alike."""
     nics = number_nics(parse("bcube:4x2").without("server:5"))
     assert len(set(alike(nics))) == 3
     assert len(set(alike(number_nics(parse("torus:4x2"))))) == 1
@@ -152,7 +155,7 @@ def random_forest(fabric, pieces, seed):
     return Forest(root.astype(np.int32), weight.astype(np.int64), up, level, stage)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     name=st.sampled_from(["bcube:3x2", "bcube:4x2", "bcube:2x3", "torus:3x2", "torus:4x2", "switch:6"]),
     seed=st.integers(0, 10**6),

@@ -1,4 +1,4 @@
-"""Packed trees: sound, near the proved optimum on any damage, never worse than the paper's way, the same twice."""
+"""Packed trees: sound, near the proved optimum, never worse than the paper's way, the same every time."""
 
 import time
 from fractions import Fraction
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from schedule_executor import check_sums
 
 from bml.schedule import bound, compile_program, gst, plan, verify
-from bml.schedule.packed import fits, packed, prepare
+from bml.schedule.packed import _plan, fits, packed, prepare
 from bml.schedule.packed_symmetry import representative, without_repeats
 from topology import FabricError, parse
 
@@ -51,7 +51,7 @@ def test_the_optimum_itself(name, failure, expected):
     assert float(gst(packed(fabric), fabric)) == pytest.approx(expected, abs=5e-5)
 
 
-@pytest.mark.parametrize(("name", "every"), [("bcube:3x2", 12), ("bcube:4x2", 60)])
+@pytest.mark.parametrize(("name", "every"), [("bcube:3x2", 24), ("bcube:4x2", 90)])
 def test_pairs_of_failures(name, every):
     ratios = [ratio(fabric) for fabric in pairs(name)[::every]]
     assert np.mean(ratios) <= 1.05
@@ -121,9 +121,6 @@ def same(one, other):
 
 def test_the_same_input_gives_the_same_forest():
     """Every server plans alone, some from memory and some anew; what is reported twice changes nothing."""
-    from bml.schedule import packed as module  # noqa: F401 (loads it)
-    from bml.schedule.packed import _plan
-
     fabric = parse("bcube:4x2").without("server:5", "link:0/1")
     first = packed(fabric)
     _plan.cache_clear()
@@ -180,8 +177,6 @@ def best_ms(work, times=5):
 )
 def test_planning_is_quick(name, failure, limit_ms):
     """Twice the time that is promised, on processor time: this machine may be busy with something else."""
-    from bml.schedule.packed import _plan
-
     fabric = parse(name).without(failure)
 
     def anew():
@@ -215,7 +210,7 @@ def test_few_survivors():
 def test_what_cannot_be_packed():
     with pytest.raises(FabricError, match=r"fall into parts: .*server\(s\) 4\."):
         plan(parse("bcube:3x2").without("link:4/0", "link:4/1"), "packed")
-    with pytest.raises(FabricError, match="server 4 of .* is cut off"):
+    with pytest.raises(FabricError, match=r"server 4 of .* is cut off"):
         packed(parse("bcube:3x2").without("link:4/0", "link:4/1"))
     large = parse("bcube:16x3").without("server:0")
     assert not fits(large)

@@ -142,3 +142,8 @@ def read_all(sock: socket.socket, poller: Poller, deadline_s: float = DEADLINE_S
             return data
         data += chunk
     raise AssertionError(f"the connection was still open after {deadline_s} s")
+
+
+def beat(wires: Wires, server: int, peer: int, level: int) -> None:
+    """One heartbeat from `server` to `peer`."""
+    wires.transports[server].beat(peer, level, wires.transports[peer].endpoints[level])

@@ -40,7 +40,7 @@ from topology.errors import InvariantError
 
 _LOG = logging.getLogger("bml.transport")
 
-MAX_OFFERS = 16
+MAX_OFFERS = 64
 """Payloads of one link that are offered and not written completely."""
 _SPARE_SLOTS = 4
 """Slots that frames and offers leave free, so that grants are not kept waiting by them."""
@@ -576,7 +576,7 @@ class VerbsConnection:
             landing.view[:] = landing.bounce.data
             self._counters.nbytes_copied_received += header.nbytes
         self._counters.frames_received += 1
-        self._counters.nbytes_received += header.nbytes
+        self._counters.nbytes_received += HEADER_NBYTES + header.nbytes
         self._received(header)
 
     # --- sending ----------------------------------------------------------------------------------

@@ -8,8 +8,10 @@ closed, and must be closed once.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import secrets
+import select
 from typing import Any
 
 from bml.transport.memory import Registration
@@ -29,6 +31,16 @@ class _Pyverbs:
     """The modules of pyverbs; raises FabricError when they are not there."""
 
     def __init__(self) -> None:
+        # pyverbs sets up the root logger for its own ends when it is imported.
+        root = logging.getLogger()
+        handlers, level = root.handlers[:], root.level
+        try:
+            self._import()
+        finally:
+            root.handlers[:] = handlers
+            root.setLevel(level)
+
+    def _import(self) -> None:
         try:
             import pyverbs.addr
             import pyverbs.cq
@@ -183,12 +195,15 @@ class _Pair:
 
     def post_receives(self, count: int) -> None:
         try:
-            receive = self._lib.wr.RecvWR(0, 0, None)
+            # Immediate writes put nothing where a receive says, but pyverbs insists that it says something.
+            nowhere = self._make_sge(0, 0, 0)
+            receive = self._lib.wr.RecvWR(0, 1, [nowhere])
             try:
                 for _ in range(count):
                     self._qp.post_recv(receive)
             finally:
                 receive.close()
+                nowhere.close()
         except self._error as error:
             raise _os_error(error) from error
 
@@ -254,8 +269,6 @@ def _channel_fds() -> set[int]:
 
 
 def _readable(fd: int) -> bool:
-    import select
-
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(0))

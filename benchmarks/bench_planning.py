@@ -1,0 +1,258 @@
+"""How near packed plans come to the proved optimum, and how long planning takes.
+
+    python benchmarks/bench_planning.py            every case of the promises, a few minutes
+    python benchmarks/bench_planning.py --quick    a sample
+    python benchmarks/bench_planning.py --json     one JSON object
+
+Times are processor time of one thread, the quickest of a few runs, because the machine may be shared.
+Exits with status 1 if a promise is broken.
+"""
+
+import argparse
+import json
+import random
+import sys
+import time
+from dataclasses import asdict, dataclass
+from itertools import combinations
+
+from bml.schedule import bound, bound_kind, gst, plan, verify
+from bml.schedule.packed import _plan, packed, prepare
+from topology import parse
+
+SINGLE = ("bcube:3x2", "bcube:4x2", "bcube:2x3", "bcube:4x3", "bcube:3x3", "bcube:5x2")
+PAIRS = ("bcube:3x2", "bcube:4x2")
+RANDOM = ("bcube:4x2", "bcube:3x3", "torus:4x2")
+SPEED = {"bcube:4x2": 20, "bcube:4x3": 200, "bcube:16x2": 1000, "bcube:32x2": 10000}
+CACHED_MS = 2
+
+
+@dataclass
+class Case:
+    """One damaged fabric: times in T, `ratio` is gst / bound, `ms` of planning from nothing."""
+
+    fabric: str
+    gst: float
+    bound: float
+    kind: str
+    ratio: float
+    detour: float
+    pieces: int
+    depth: int
+    ms: float
+
+
+@dataclass
+class Group:
+    """Cases that share a promise: mean and worst ratio, and what may not be exceeded."""
+
+    name: str
+    cases: int
+    mean: float
+    worst: float
+    worst_fabric: str
+    limit_mean: float
+    limit_worst: float
+    not_optimal_bounds: int
+    slower_than_detour: int
+    most_pieces_per_server: float
+    deepest: int
+    longest_ms: float
+
+    @property
+    def kept(self):
+        return (
+            self.mean <= self.limit_mean and self.worst <= self.limit_worst and self.slower_than_detour == 0
+        )
+
+
+@dataclass
+class Speed:
+    """Planning time of one case against its promise; `cached_ms` when its like was planned before."""
+
+    fabric: str
+    ms: float
+    limit_ms: float
+    cached_ms: float
+    limit_cached_ms: float
+
+    @property
+    def kept(self):
+        return self.ms <= self.limit_ms and self.cached_ms <= self.limit_cached_ms
+
+
+def all_parts(fabric):
+    """Every failure that a fabric can have."""
+    found = [f"server:{server}" for server in fabric.servers]
+    found += [f"link:{server}/{level}" for server, level in fabric.links]
+    return found + [f"switch:{level}/{group}" for level, group in fabric.switches]
+
+
+def survivable(fabric):
+    return len(fabric.servers) > 1 and fabric.is_connected
+
+
+def measure(fabric):
+    """Plan a case from nothing, verify it and compare it with its bound and the paper's way."""
+    _plan.cache_clear()
+    start_s = time.process_time()
+    forest = packed(fabric)
+    ms = (time.process_time() - start_s) * 1e3
+    problems = verify(forest, fabric)
+    if problems:
+        raise SystemExit(f"{fabric}: {problems}")
+    reached, proved = gst(forest, fabric), bound(fabric)
+    if reached < proved:
+        raise SystemExit(f"{fabric}: GST {reached} is below the bound {proved}, so that is wrong")
+    return Case(
+        str(fabric),
+        float(reached),
+        float(proved),
+        bound_kind(fabric),
+        float(reached / proved),
+        float(gst(plan(fabric, "detour").forest, fabric)),
+        forest.pieces,
+        forest.n_stages(0),
+        round(ms, 2),
+    )
+
+
+def summarise(name, fabrics, limit_mean, limit_worst, show):
+    """Measure a group of fabrics and print its worst case, or all of them."""
+    cases = []
+    for fabric in fabrics:
+        cases.append(measure(fabric))
+        if show:
+            print_case(cases[-1])
+    worst = max(cases, key=lambda case: case.ratio)
+    servers = [len(fabric.servers) for fabric in fabrics]
+    group = Group(
+        name,
+        len(cases),
+        sum(case.ratio for case in cases) / len(cases),
+        worst.ratio,
+        worst.fabric,
+        limit_mean,
+        limit_worst,
+        sum(case.kind != "optimum" for case in cases),
+        sum(case.gst > case.detour * (1 + 1e-12) for case in cases),
+        max(case.pieces / count for case, count in zip(cases, servers, strict=True)),
+        max(case.depth for case in cases),
+        max(case.ms for case in cases),
+    )
+    return group, cases
+
+
+def groups(quick):
+    """Yield every promise: its name, its fabrics, and the limits of the mean and of the worst ratio."""
+    for name in SINGLE:
+        healthy = parse(name)
+        found = [healthy.without(failure) for failure in all_parts(healthy)]
+        yield f"{name} single", found[:: 7 if quick else 1], 1.02, 1.02
+    for name in PAIRS:
+        healthy = parse(name)
+        found = [healthy.without(*pair) for pair in combinations(all_parts(healthy), 2)]
+        found = [fabric for fabric in found if survivable(fabric)]
+        yield f"{name} pairs", found[:: 40 if quick else 1], 1.05, 1.15
+    for name in RANDOM:
+        rng = random.Random(1)
+        healthy, found = parse(name), []
+        possible = all_parts(healthy)
+        while len(found) < (25 if quick else 500):
+            fabric = healthy.without(*rng.sample(possible, rng.randint(1, 6)))
+            if survivable(fabric):
+                found.append(fabric)
+        yield f"{name} random 1-6", found, 1.05, 1.15
+
+
+def speed(name, limit_ms, runs):
+    """Plan one failure of each kind from nothing, then one of its like from memory."""
+    healthy = parse(name)
+    last = healthy.n_servers - 1
+    for first, like in (
+        ("server:0", f"server:{last}"),
+        ("link:0/0", f"link:{last}/1"),
+        ("switch:0/0", "switch:1/1"),
+    ):
+        fabric, other = healthy.without(first), healthy.without(like)
+        anew, kept = [], []
+        for _ in range(runs):
+            _plan.cache_clear()
+            start_s = time.process_time()
+            packed(fabric)
+            anew.append((time.process_time() - start_s) * 1e3)
+            start_s = time.process_time()
+            packed(other)
+            kept.append((time.process_time() - start_s) * 1e3)
+        yield Speed(str(fabric), min(anew), limit_ms, min(kept), CACHED_MS)
+
+
+def print_case(case):
+    print(
+        f"{case.fabric:64} {case.gst:7.4f} {case.bound:7.4f} {case.ratio:7.4f} {case.detour:7.4f} "
+        f"{case.pieces:6d} {case.depth:5d} {case.ms:9.1f}",
+        flush=True,
+    )
+
+
+def print_group(group):
+    print(
+        f"{group.name:24} {group.cases:6d} {group.mean:7.4f} {group.worst:7.4f} "
+        f"(<= {group.limit_mean}, {group.limit_worst}) {group.slower_than_detour:6d} "
+        f"{group.most_pieces_per_server:7.1f} {group.deepest:6d} {group.longest_ms:9.1f}  "
+        f"{'kept' if group.kept else 'MISSED'}  worst: {group.worst_fabric}",
+        flush=True,
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a sample of the cases")
+    parser.add_argument("--all", action="store_true", help="print every case")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    options = parser.parse_args()
+    show = not options.json
+    if show:
+        print(
+            f"{'cases':24} {'number':>6} {'mean':>7} {'worst':>7}  {'':14} {'>detour':>6} {'pieces':>7} depth"
+        )
+    results, cases, speeds = [], [], []
+    for name, fabrics, mean, worst in groups(options.quick):
+        group, measured = summarise(name, fabrics, mean, worst, options.all and show)
+        results.append(group)
+        cases += measured
+        if show:
+            print_group(group)
+    for name, limit_ms in SPEED.items():
+        if options.quick and limit_ms > 1000:
+            continue
+        for row in speed(name, limit_ms, 5 if limit_ms < 1000 else 1):
+            speeds.append(row)
+            if show:
+                verdict = "kept" if row.kept else "MISSED"
+                print(
+                    f"{row.fabric:36} {row.ms:9.1f} ms (<= {row.limit_ms})  from memory "
+                    f"{row.cached_ms:6.2f} ms (<= {row.limit_cached_ms})  {verdict}",
+                    flush=True,
+                )
+    _plan.cache_clear()
+    start_s = time.process_time()
+    plans = prepare(parse("bcube:4x3"))
+    ahead_ms = (time.process_time() - start_s) * 1e3
+    if show:
+        print(f"all single failures of bcube:4x3 planned ahead: {plans} plans, {ahead_ms:.0f} ms")
+    else:
+        print(
+            json.dumps(
+                {
+                    "groups": [{**asdict(group), "kept": group.kept} for group in results],
+                    "speed": [{**asdict(row), "kept": row.kept} for row in speeds],
+                    "cases": [asdict(case) for case in cases],
+                }
+            )
+        )
+    sys.exit(0 if all(item.kept for item in [*results, *speeds]) else 1)
+
+
+if __name__ == "__main__":
+    main()

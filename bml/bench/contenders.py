@@ -1,0 +1,258 @@
+"""Who takes part: bml as a job of its own, Gloo and OpenMPI as processes; started once, then given orders."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from bml.bench.children import Children
+from bml.bench.host import RankError, Ranks
+from bml.bench.ranks import Vector, serve
+from bml.bench.rows import completions
+from bml.cluster.launch import launch
+from bml.errors import BmlError
+from bml.train.session import Session
+from topology import Fabric, LinkFailure, ServerFailure
+
+PEERS = ("gloo", "openmpi", "openmpi-tcp")
+START_S = 60.0
+_DAMAGE_S = 30.0
+_END_S = 10.0
+_POLL_S = 0.05
+_WITH_TORCH = "pip install torch (the CPU build will do, about 200 MB)"
+_WITH_MPI = "apt-get install openmpi-bin, and pip install mpi4py"
+
+_MPIRUN = (
+    *("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"),
+    # Ranks share cores, so who waits must yield; and of its algorithms the ring is the fair one.
+    *("--mca", "mpi_yield_when_idle", "1"),
+    *("--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", "coll_tuned_allreduce_algorithm", "4"),
+)
+_MPI_TRANSPORT = {
+    "openmpi": (),  # it takes shared memory
+    "openmpi-tcp": ("--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo"),
+}
+
+
+class Contender(Protocol):
+    """Ranks that do allreduce in one way."""
+
+    who: str
+    members: tuple[int, ...]
+    """Ranks that take part."""
+
+    def start(self) -> None:
+        """Start the ranks and wait until they are there. Raises BmlError."""
+        ...
+
+    def check(self, nbytes: int) -> int:
+        """One allreduce of so many bytes: how many elements are wrong, on all ranks together."""
+        ...
+
+    def time(self, nbytes: int, times: int) -> list[float]:
+        """Seconds of each of so many allreduces, one after the other, after one that does not count."""
+        ...
+
+    def close(self) -> None:
+        """End the ranks and leave nothing behind. Idempotent."""
+        ...
+
+
+class _Ordered:
+    """What contenders have in common: ranks that take orders, and a way to see that they are well."""
+
+    def __init__(self, who: str, folder: Path, members: Sequence[int]):
+        self.who = who
+        self.members = tuple(members)
+        self._ranks = Ranks(who, folder)
+
+    def check(self, nbytes: int) -> int:
+        """See Contender."""
+        answers = self._ask(do="check", count=nbytes // 4, of=self.members)
+        return sum(answer["wrong"] for answer in answers.values())
+
+    def time(self, nbytes: int, times: int) -> list[float]:
+        """See Contender."""
+        answers = self._ask(do="time", count=nbytes // 4, times=times)
+        return completions({rank: answer["ends_s"] for rank, answer in answers.items()})
+
+    def _ask(self, **order: Any) -> dict[int, Any]:
+        return self._ranks.ask(self.members, self._well, **order)
+
+    def _well(self) -> None:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class JobSettings:
+    """How bml is to run: see bml.launch. `emulated` is the name of the emulated fabric, if it is on one."""
+
+    fabric: Fabric
+    """Failures included; they are inflicted when the job has started."""
+    algorithm: str = "auto"
+    emulated: str | None = None
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """The failures as faults that happen as soon as all servers are there."""
+        return tuple(f"{_as_fault(failure)}@t=0s" for failure in sorted(self.fabric.failures))
+
+
+def _as_fault(failure: Any) -> str:
+    """A dead server was killed and a dead link cut; a dead switch is written the same."""
+    kind, _, target = str(failure).partition(":")
+    renamed = {ServerFailure: "kill", LinkFailure: "cut"}.get(type(failure), kind)
+    return f"{renamed}:{target}"
+
+
+class Own(_Ordered):
+    """Bml: a job of plain processes that lasts as long as the benchmark."""
+
+    WHO = "bml"
+
+    def __init__(self, folder: Path, settings: JobSettings):
+        super().__init__(self.WHO, folder, settings.fabric.servers)
+        self._settings = settings
+        self._error: BmlError | None = None
+        self._thread = threading.Thread(target=self._launch, name="bml-bench-job", daemon=True)
+
+    def start(self) -> None:
+        """See Contender; on a damaged fabric, when all survivors know the damage."""
+        self._thread.start()
+        self._ranks.gather(self.members, self._well, START_S)
+        wanted = {str(failure) for failure in self._settings.fabric.failures}
+        deadline = time.monotonic() + _DAMAGE_S
+        while not all(wanted <= known for known in self._known().values()):
+            if time.monotonic() > deadline:
+                raise RankError(f"bml did not notice {', '.join(sorted(wanted))} in {_DAMAGE_S:g} s")
+            time.sleep(_POLL_S)
+
+    def close(self) -> None:
+        """See Contender."""
+        self._ranks.close()
+        if self._thread.ident is not None:
+            self._thread.join(_END_S)
+
+    def _known(self) -> dict[int, set[str]]:
+        return {rank: set(answer["failures"]) for rank, answer in self._ask(do="failures").items()}
+
+    def _well(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if not self._thread.is_alive():
+            raise RankError("bml: the job has ended before the benchmark")
+
+    def _launch(self) -> None:
+        try:
+            launch(
+                _training(self._ranks.path),
+                self._settings.fabric.name,
+                faults=self._settings.faults,
+                launcher="processes",
+                algorithm=self._settings.algorithm,
+                min_servers=len(self.members),
+                emulated=self._settings.emulated or False,
+                prints=False,
+            )
+        except BmlError as error:
+            self._error = error
+
+
+def _training(path: str) -> Callable[[Session], None]:
+    """The training function of the job: every server is a rank."""
+
+    def train(session: Session) -> None:
+        serve(path, session.server, OfSession(session))
+
+    return train
+
+
+class OfSession:
+    """A Session as a Collective: the contribution is the session's memory, the result is new each time."""
+
+    def __init__(self, session: Session):
+        self._session = session
+        self._data: Any = None
+
+    def prepare(self, data: Vector) -> None:
+        """See Collective."""
+        self._data = self._session.empty_like(data)
+        self._data[...] = data
+
+    def run(self) -> Vector:
+        """See Collective."""
+        result: Vector = self._session.allreduce(self._data)
+        return result
+
+    def failures(self) -> tuple[str, ...]:
+        """See Collective."""
+        return tuple(self._session.view.failures)
+
+
+class _Processes(_Ordered):
+    """A peer: processes of ours."""
+
+    def __init__(self, who: str, folder: Path, n_ranks: int):
+        super().__init__(who, folder, range(n_ranks))
+        self._folder = folder
+        self._children = Children(who, folder)
+
+    def start(self) -> None:
+        """See Contender."""
+        self._spawn()
+        self._ranks.gather(self.members, self._well, START_S)
+
+    def close(self) -> None:
+        """See Contender."""
+        self._ranks.close()
+        self._children.close()
+
+    def _spawn(self) -> None:
+        raise NotImplementedError
+
+    def _well(self) -> None:
+        self._children.check()
+
+
+class Gloo(_Processes):
+    """Gloo's ring over TCP on the loopback interface."""
+
+    def _spawn(self) -> None:
+        for rank in self.members:
+            script = [sys.executable, "-m", "bml.bench.rank_gloo", self._ranks.path]
+            meeting = [str(rank), str(len(self.members)), str(self._folder / "gloo.meeting")]
+            self._children.start(script + meeting, {"GLOO_SOCKET_IFNAME": "lo"})
+
+
+class OpenMpi(_Processes):
+    """OpenMPI's ring, over shared memory (`openmpi`) or TCP (`openmpi-tcp`)."""
+
+    def _spawn(self) -> None:
+        ranks = ["-np", str(len(self.members)), *_MPI_TRANSPORT[self.who]]
+        script = [sys.executable, "-m", "bml.bench.rank_openmpi", self._ranks.path]
+        self._children.start([*_MPIRUN, *ranks, *script])
+
+
+def peer(who: str, folder: Path, n_ranks: int) -> Contender:
+    """The peer of this name, one of PEERS."""
+    return Gloo(who, folder, n_ranks) if who == "gloo" else OpenMpi(who, folder, n_ranks)
+
+
+def missing(who: str) -> str | None:
+    """Why this peer cannot run here, and what to install; None if it can."""
+    if who == "gloo":
+        return None if importlib.util.find_spec("torch") else f"torch is not installed: {_WITH_TORCH}"
+    if shutil.which("mpirun") is None:
+        return f"there is no mpirun: {_WITH_MPI}"
+    version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False).stdout
+    if "Open MPI" not in version:
+        return f"mpirun is not OpenMPI's: {_WITH_MPI}"
+    return None if importlib.util.find_spec("mpi4py") else f"mpi4py is not installed: {_WITH_MPI}"

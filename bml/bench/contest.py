@@ -1,0 +1,157 @@
+"""Contenders in turn: a block of one, then a block of the next, so that other load hits all alike."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from bml.bench import rows
+from bml.bench.contenders import Contender, JobSettings, Own, missing, peer
+from bml.bench.rows import Row
+from bml.errors import BmlError
+from bml.schedule import plan
+from bml.schedule.model import Constants
+from topology import parse
+
+OnProgress = Callable[[str], None]
+_T = TypeVar("_T")
+
+FEWEST, MOST = 2, 30
+"""Steps of a block. More would let the sums of peers that work in place grow beyond float32."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is to be measured: see `bml bench allreduce --help`.
+
+    `block_s` is about how long a contender keeps its turn, `repetitions` how often it has one per size.
+    The `constants` of the cost model give the theory, or on an emulated fabric its `goodput` in bytes/s.
+    """
+
+    job: JobSettings
+    sizes: tuple[int, ...]
+    peers: tuple[str, ...]
+    constants: Constants
+    repetitions: int = 5
+    block_s: float = 0.3
+    goodput: float | None = None
+
+
+@dataclass
+class Contest:
+    """A running benchmark; `absent` says of every peer that is not there, or no longer, why."""
+
+    settings: Settings
+    on_progress: OnProgress
+    absent: dict[str, str] = field(default_factory=dict)
+    contenders: list[Contender] = field(default_factory=list)
+
+    def measure(self) -> Iterator[list[Row]]:
+        """One size after the other; the rows of each, bml's first."""
+        for nbytes in self.settings.sizes:
+            yield self._size(nbytes)
+
+    def start(self, folder: Path) -> None:
+        """Start bml and every peer that can run here. Raises BmlError if bml does not start."""
+        members = len(self.settings.job.fabric.servers)
+        own = Own(folder, self.settings.job)
+        self.contenders.append(own)
+        self._turn(own, "starting", own.start)
+        for who in self.settings.peers:
+            why = missing(who)
+            if why is not None:
+                self.absent[who] = why
+                continue
+            other = peer(who, folder, members)
+            self.contenders.append(other)
+            self._turn(other, "starting", other.start)
+
+    def close(self) -> None:
+        """End everybody. Idempotent."""
+        while self.contenders:
+            self.contenders.pop().close()
+
+    def _size(self, nbytes: int) -> list[Row]:
+        text, settings = rows.size_text(nbytes), self.settings
+        wrong: dict[str, int | None] = {}
+        steps: dict[str, int] = {}
+        times: dict[str, list[float]] = {}
+        for each in list(self.contenders):
+            wrong[each.who] = self._turn(each, f"{text}, checking", partial(each.check, nbytes))
+            first = self._turn(each, f"{text}, warming up", partial(each.time, nbytes, 2))
+            steps[each.who] = rows.iterations(min(first or [1.0]), settings.block_s, FEWEST, MOST)
+        for number in range(settings.repetitions):
+            start = number % len(self.contenders)
+            for each in self.contenders[start:] + self.contenders[:start]:
+                what = f"{text}, repetition {number + 1} of {settings.repetitions}"
+                took = self._turn(each, what, partial(each.time, nbytes, steps[each.who]))
+                times.setdefault(each.who, []).extend(took or [])
+        return self._rows(nbytes, times, wrong)
+
+    def _turn(self, each: Contender, what: str, work: Callable[[], _T]) -> _T | None:
+        """Let one work; a peer that fails is out of the contest, and that is all."""
+        self.on_progress(f"{each.who}: {what}")
+        try:
+            return work()
+        except BmlError as error:
+            each.close()
+            self.contenders.remove(each)
+            if each.who == Own.WHO:
+                raise
+            self.absent[each.who] = str(error)
+            return None
+
+    def _rows(self, nbytes: int, times: dict[str, list[float]], wrong: dict[str, int | None]) -> list[Row]:
+        made = [
+            rows.row(
+                each.who,
+                nbytes,
+                len(each.members),
+                times[each.who],
+                wrong[each.who] or 0,
+                theory_s(each.who, nbytes, self.settings),
+            )
+            for each in self.contenders
+        ]
+        return [replace(each, speedup=each.median_s / made[0].median_s) for each in made]
+
+
+@contextmanager
+def contest(settings: Settings, on_progress: OnProgress) -> Iterator[Contest]:
+    """Start all contenders, and end them whatever happens."""
+    with tempfile.TemporaryDirectory(prefix="bml-bench-") as folder:
+        running = Contest(settings, on_progress)
+        try:
+            running.start(Path(folder))
+            yield running
+        finally:
+            running.close()
+
+
+def theory_s(who: str, nbytes: int, settings: Settings) -> float:
+    """What the schedule should take: of bml its plan, of peers the ring over one NIC each.
+
+    By the cost model with all its constants, or by bytes alone where the goodput of a NIC is known.
+    """
+    job = settings.job
+    if who == Own.WHO:
+        made = plan(job.fabric, job.algorithm, or_auto=True)
+    else:
+        made = plan(parse(f"switch:{len(job.fabric.servers)}"), "ring:one")
+    if settings.goodput is not None:
+        return float(made.gst()) * nbytes / settings.goodput
+    return made.counts().seconds(nbytes, settings.constants)
+
+
+def busy() -> str | None:
+    """A warning if other processes keep this machine busy."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load < cores / 2:
+        return None
+    return f"this machine is busy (load {load:.1f} on {cores} cores): trust ratios rather than times"

@@ -1,0 +1,79 @@
+"""What every rank of every contender does: wait for orders, do allreduce, take the time, check the result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from bml.bench.host import Orders
+
+Vector = npt.NDArray[np.float32]
+_PERIOD = 61
+
+
+class Collective(Protocol):
+    """One way to do allreduce, as one rank."""
+
+    def prepare(self, data: Vector) -> None:
+        """Take this as the rank's contribution to every `run` from now on, in memory of its own."""
+        ...
+
+    def run(self) -> Vector:
+        """One allreduce of sums; returns the result. In place or not, as users of it do."""
+        ...
+
+    def failures(self) -> Sequence[str]:
+        """Parts that this rank knows to be dead."""
+        ...
+
+
+def serve(path: str, rank: int, collective: Collective) -> None:
+    """Carry out the orders of the host at `path` until it hangs up."""
+    orders = Orders(path, rank)
+    while order := orders.next():
+        match order["do"]:
+            case "failures":
+                orders.answer(failures=list(collective.failures()))
+            case "check":
+                orders.answer(wrong=_check(collective, rank, order["count"], order["of"]))
+            case "time":
+                orders.answer(ends_s=_time(collective, order["count"], order["times"]))
+
+
+def _time(collective: Collective, count: int, times: int) -> list[float]:
+    """When each allreduce ended, on the clock that all processes of this machine share.
+
+    The first one is not timed: it brings the ranks together, and memory into place.
+    """
+    collective.prepare(np.ones(count, np.float32))
+    ends_s = []
+    for _ in range(times + 1):
+        collective.run()
+        ends_s.append(time.monotonic())
+    return ends_s
+
+
+def _check(collective: Collective, rank: int, count: int, ranks: list[int]) -> int:
+    """Number of elements that are not the sum of the contributions of all `ranks`, each once."""
+    collective.prepare(contribution(rank, count))
+    return int(np.count_nonzero(collective.run() != total(ranks, count)))
+
+
+def contribution(rank: int, count: int) -> Vector:
+    """Small integers, so that every order of additions has the same sum; they differ by rank and place."""
+    vector: Vector = _ramp(count) + np.float32(rank * rank)
+    return vector
+
+
+def total(ranks: Sequence[int], count: int) -> Vector:
+    """The sum of the contributions of all `ranks`."""
+    vector: Vector = _ramp(count) * np.float32(len(ranks)) + np.float32(sum(rank * rank for rank in ranks))
+    return vector
+
+
+def _ramp(count: int) -> Any:
+    return np.resize(np.arange(_PERIOD, dtype=np.float32), count)

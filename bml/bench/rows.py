@@ -1,0 +1,157 @@
+"""What a benchmark of allreduce says: rows like those of nccl-tests, with theory and comparison. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+from bml.errors import UsageError
+
+GIGA = 1e9
+_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contender at one size.
+
+    `median_s` is the median over `samples` steps, between completions by the slowest server, and
+    `fastest_s`, `slowest_s` their ends; `algbw` is size/time and `busbw` that times 2(n-1)/n, in GB/s;
+    `wrong` counts wrong elements on all servers; `theory_s` is what the schedule should take and `ratio` the
+    median in units of it; `speedup` is the median in units of bml's: how much faster bml is (None without).
+    """
+
+    who: str
+    size: int
+    count: int
+    type: str
+    redop: str
+    median_s: float
+    algbw: float
+    busbw: float
+    wrong: int
+    theory_s: float
+    ratio: float
+    speedup: float | None
+    fastest_s: float
+    slowest_s: float
+    samples: int
+    n_servers: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Ready for JSON; times to the nanosecond, quotients to four digits."""
+        return {key: _rounded(key, value) for key, value in asdict(self).items()}
+
+
+def row(who: str, nbytes: int, n_servers: int, times_s: Sequence[float], wrong: int, theory_s: float) -> Row:
+    """The row of these times of an allreduce of float32 sums; without `speedup`, which takes two."""
+    median_s = statistics.median(times_s)
+    algbw = nbytes / median_s / GIGA
+    return Row(
+        who=who,
+        size=nbytes,
+        count=nbytes // 4,
+        type="float",
+        redop="sum",
+        median_s=median_s,
+        algbw=algbw,
+        busbw=algbw * 2 * (n_servers - 1) / n_servers,
+        wrong=wrong,
+        theory_s=theory_s,
+        ratio=median_s / theory_s,
+        speedup=None,
+        fastest_s=min(times_s),
+        slowest_s=max(times_s),
+        samples=len(times_s),
+        n_servers=n_servers,
+    )
+
+
+def completions(ends_s: Mapping[int, Sequence[float]]) -> list[float]:
+    """Times between steps: rank -> when it ended each, on one clock, with the first as the start."""
+    slowest = [max(ends) for ends in zip(*ends_s.values(), strict=True)]
+    return [after - before for before, after in pairwise(slowest)]
+
+
+def iterations(step_s: float, block_s: float, fewest: int, most: int) -> int:
+    """How many steps of about this duration fill a block, within limits."""
+    return max(fewest, min(most, round(block_s / max(step_s, 1e-9))))
+
+
+def sizes(text: str, parse_one: Callable[[str], int]) -> tuple[int, ...]:
+    """Read `4KiB,64MiB`: sizes in bytes of float32 vectors, in order, each once.
+
+    Raises:
+        UsageError: there is none, or one is not a multiple of 4 bytes.
+    """
+    found = list(dict.fromkeys(parse_one(part) for part in text.split(",") if part.strip()))
+    if not found:
+        raise UsageError(f"'{text}' names no size: write --sizes 4KiB,64MiB")
+    for nbytes in found:
+        if nbytes < 4 or nbytes % 4:
+            raise UsageError(f"{nbytes} bytes are no vector of float32: give a multiple of 4")
+    return tuple(found)
+
+
+_COLUMNS = (
+    ("size", "(B)", 12),
+    ("count", "(elements)", 11),
+    ("type", "", 6),
+    ("redop", "", 6),
+    ("who", "", 12),
+    ("time", "(us)", 11),
+    ("algbw", "(GB/s)", 8),
+    ("busbw", "(GB/s)", 8),
+    ("#wrong", "", 7),
+    ("theory", "(us)", 11),
+    ("ratio", "", 7),
+    ("speedup", "", 8),
+)
+"""Name, unit and width."""
+
+
+def heading() -> str:
+    """The two lines above the rows."""
+    names, units, _ = zip(*_COLUMNS, strict=True)
+    return "\n".join("#" + _line(texts)[1:] for texts in (names, units))
+
+
+def line(each: Row) -> str:
+    """A row as text, in the columns of the heading."""
+    return _line(
+        (
+            str(each.size),
+            str(each.count),
+            each.type,
+            each.redop,
+            each.who,
+            f"{each.median_s * 1e6:.1f}",
+            f"{each.algbw:.3f}",
+            f"{each.busbw:.3f}",
+            str(each.wrong),
+            f"{each.theory_s * 1e6:.1f}",
+            f"{each.ratio:.2f}",
+            "-" if each.speedup is None else f"{each.speedup:.2f}",
+        )
+    )
+
+
+def size_text(nbytes: int) -> str:
+    """`64 MiB`; bytes where no unit divides."""
+    for unit, name in _UNITS:
+        if nbytes and nbytes % unit == 0:
+            return f"{nbytes // unit} {name}"
+    return f"{nbytes} B"
+
+
+def _line(texts: Iterable[str]) -> str:
+    return " ".join(text.rjust(width) for text, (_, _, width) in zip(texts, _COLUMNS, strict=True))
+
+
+def _rounded(key: str, value: Any) -> Any:
+    if not isinstance(value, float):
+        return value
+    return round(value, 9) if key.endswith("_s") else float(f"{value:.4g}")

@@ -1,0 +1,261 @@
+"""`bml bench`: allreduce side by side with Gloo and OpenMPI, and the constants of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from bml import fabric as emulated
+from bml.bench import plot as picture
+from bml.bench import rows
+from bml.bench.calibration import Calibration
+from bml.bench.calibration import calibrate as measure_constants
+from bml.bench.contenders import PEERS, JobSettings
+from bml.bench.contest import OnProgress, Settings, busy, contest
+from bml.bench.rows import Row
+from bml.cli.constants import default_path, load_constants, store_constants
+from bml.cli.plan import parse_bytes
+from bml.schedule import plan
+from bml.schedule.model import Constants
+from topology import UsageError, parse
+
+_UNITS_OF_CONSTANTS = {
+    "alpha_s": ("start-up of a message", 1e6, "µs"),
+    "beta_s": ("bytes over one NIC", 1e9, "ns/B"),
+    "gamma_s": ("arithmetic of a reduction", 1e9, "ns/B"),
+    "delta_s": ("access to memory", 1e9, "ns/B"),
+    "epsilon_s": ("crowd of senders", 1e9, "ns/B"),
+}
+_CONSTANTS_HELP = "File of the cost model's constants. [default: the one that bml plan reads]"
+_JSON_HELP = "Print one JSON object and nothing else."
+
+
+@click.group(invoke_without_command=True)
+@click.option("--calibrate", "calibrating", is_flag=True, help="The same as `bml bench calibrate`.")
+@click.option("--constants", type=click.Path(dir_okay=False, path_type=Path), help=_CONSTANTS_HELP)
+@click.option("--json", "as_json", is_flag=True, help=_JSON_HELP)
+@click.pass_context
+def bench(ctx: click.Context, calibrating: bool, constants: Path | None, as_json: bool) -> None:
+    """Measure this machine, and allreduce on it.
+
+    \b
+    Example:
+      bml bench --calibrate
+      bml bench allreduce --fabric bcube:3x2 --sizes 4KiB,64MiB --against gloo,openmpi
+    """
+    if calibrating and ctx.invoked_subcommand is None:
+        ctx.invoke(calibrate, constants=constants, as_json=as_json)
+    elif ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+        ctx.exit(0)
+    elif calibrating or constants or as_json:
+        raise click.UsageError(f"give these options after {ctx.invoked_subcommand}")
+
+
+@bench.command()
+@click.option("--constants", type=click.Path(dir_okay=False, path_type=Path), help=_CONSTANTS_HELP)
+@click.option("--json", "as_json", is_flag=True, help=_JSON_HELP)
+def calibrate(constants: Path | None, as_json: bool) -> None:
+    """Measure the constants of the cost model between plain processes, and store them for `bml plan`.
+
+    \b
+    Example:
+      bml bench calibrate
+      bml plan bcube:4x2 --bytes 16KiB
+    """
+    with _progress() as on_progress:
+        _warn_if_busy()
+        found = measure_constants(on_progress)
+    stored = store_constants(found.constants, constants)
+    if as_json:
+        click.echo(json.dumps(_calibration_json(found, stored)))
+    else:
+        _show_calibration(found, stored)
+
+
+@bench.command()
+@click.option("--fabric", default="bcube:3x2", show_default=True, help="Such as bcube:3x2 or switch:9.")
+@click.option("--fabric-emulated", is_flag=True, help="On the fabric of `bml fabric up`, with real cables.")
+@click.option("--fabric-name", default=emulated.DEFAULT_NAME, show_default=True, help="Name of that fabric.")
+@click.option("--sizes", default="4KiB,64KiB,1MiB,16MiB,64MiB", show_default=True, help="Of the vector.")
+@click.option("--transport", type=click.Choice(["tcp"]), default="tcp", show_default=True)
+@click.option("--algorithm", default="auto", show_default=True, help="See bml plan.")
+@click.option("--fail", multiple=True, metavar="X", help="server:4, link:4/0 or switch:0/2; repeatable.")
+@click.option("--against", default="", metavar="PEERS", help=f"Some of {','.join(PEERS)}.")
+@click.option("--repetitions", type=click.IntRange(1, 1000), default=5, show_default=True, help="Turns each.")
+@click.option("--block-s", type=click.FloatRange(0, 60), default=0.3, show_default=True, help="Of a turn.")
+@click.option("--constants", type=click.Path(dir_okay=False, path_type=Path), help=_CONSTANTS_HELP)
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw a .png, .svg or .pdf.")
+@click.option("--json", "as_json", is_flag=True, help=_JSON_HELP)
+@click.pass_context
+def allreduce(
+    ctx: click.Context,
+    fabric: str,
+    fabric_emulated: bool,
+    fabric_name: str,
+    sizes: str,
+    transport: str,
+    algorithm: str,
+    fail: tuple[str, ...],
+    against: str,
+    repetitions: int,
+    block_s: float,
+    constants: Path | None,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Time allreduce (sum of float32) on every server of a fabric, in the columns of nccl-tests.
+
+    All servers are processes of this machine. Contenders take turns, so that other load hits all alike, and
+    each checks every element on every server. `theory` is the cost model's time (on an emulated fabric:
+    bytes over goodput) and `ratio` the measured time in units of it; of peers it is that of a ring over one
+    NIC. `speedup` is how many times as long as bml a peer takes.
+
+    \b
+    Example:
+      bml bench allreduce --fabric bcube:3x2 --sizes 4KiB,64MiB --against gloo,openmpi
+      bml bench allreduce --fabric bcube:3x2 --fail server:4 --json
+    """
+    start_s = time.monotonic()
+    job = _job(fabric, fail, algorithm, fabric_name if fabric_emulated else None)
+    known, goodput, source = _theory(job, constants)
+    settings = Settings(
+        job, rows.sizes(sizes, parse_bytes), _peers(against, job), known, repetitions, block_s, goodput
+    )
+    if plot is not None:
+        picture.check(plot)
+    table: list[Row] = []
+    with _progress() as on_progress:
+        _warn_if_busy()
+        with contest(settings, on_progress) as running:
+            for number, group in enumerate(running.measure()):
+                table += group
+                if not as_json:
+                    _print_rows(group, first=number == 0, on_progress=on_progress)
+    for who, why in running.absent.items():
+        click.echo(f"{who} did not take part: {why}", err=True)
+    title = f"allreduce on {settings.job.fabric}, {len(settings.job.fabric.servers)} servers, {transport}"
+    if plot is not None:
+        picture.plot(table, title, plot)
+    if as_json:
+        click.echo(
+            json.dumps(
+                {
+                    "fabric": settings.job.fabric.name,
+                    "failures": [str(each) for each in sorted(settings.job.fabric.failures)],
+                    "servers": len(settings.job.fabric.servers),
+                    "algorithm": plan(settings.job.fabric, algorithm, or_auto=True).algorithm,
+                    "transport": transport,
+                    "theory": source,
+                    "rows": [row.as_json() for row in table],
+                    "absent": running.absent,
+                    **_machine(),
+                    "seconds": round(time.monotonic() - start_s, 3),
+                }
+            )
+        )
+    else:
+        click.echo(f"# {title}; theory by {source}")
+    if any(row.wrong for row in table):
+        ctx.exit(1)
+
+
+def _job(fabric: str, fail: tuple[str, ...], algorithm: str, network: str | None) -> JobSettings:
+    wanted = parse(fabric).without(*fail)
+    plan(wanted, algorithm)  # says what is wrong before anything starts
+    if len(wanted.servers) < 2:
+        raise UsageError(f"{wanted} has fewer than two servers: there is nothing to measure")
+    return JobSettings(wanted, algorithm, network)
+
+
+def _peers(against: str, job: JobSettings) -> tuple[str, ...]:
+    peers = tuple(dict.fromkeys(part.strip() for part in against.split(",") if part.strip()))
+    for who in peers:
+        if who not in PEERS:
+            raise UsageError(f"there is no peer '{who}': give some of {', '.join(PEERS)}")
+    if peers and job.emulated:
+        raise UsageError("peers run on loopback only yet: leave out --against or --fabric-emulated")
+    return peers
+
+
+def _theory(job: JobSettings, constants: Path | None) -> tuple[Constants, float | None, str]:
+    """Constants, goodput of a NIC in bytes/s where it is known, and in words what theory is computed from."""
+    known, source = load_constants(constants)
+    if job.emulated is None:
+        return known, None, source
+    rate = emulated.find(job.emulated).status()["rate"]
+    return known, rate / 8 * emulated.GOODPUT, f"goodput of {emulated.rate_text(rate)} a NIC"
+
+
+@contextmanager
+def _progress() -> Iterator[OnProgress]:
+    """A line on standard error that says what is under way."""
+    console = Console(stderr=True)
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("starting")
+        yield lambda text: progress.update(task, description=text)
+
+
+def _warn_if_busy() -> None:
+    warning = busy()
+    if warning:
+        click.echo(f"Warning: {warning}", err=True)
+
+
+def _print_rows(group: list[Row], first: bool, on_progress: OnProgress) -> None:
+    on_progress("printing")
+    if first:
+        click.echo(rows.heading())
+    for row in group:
+        click.echo(rows.line(row))
+
+
+def _machine() -> dict[str, Any]:
+    return {"cores": os.cpu_count(), "load": round(os.getloadavg()[0], 2)}
+
+
+def _calibration_json(found: Calibration, stored: Path) -> dict[str, Any]:
+    samples = [
+        {
+            "what": sample.what,
+            "measured_s": round(sample.seconds, 9),
+            "model_s": round(sample.work.seconds(found.constants), 9),
+        }
+        for sample in found.samples
+    ]
+    return {
+        "constants": {name: float(f"{value:.4g}") for name, value in asdict(found.constants).items()},
+        "samples": samples,
+        "stored": str(stored),
+        **_machine(),
+        "seconds": round(found.seconds, 3),
+    }
+
+
+def _show_calibration(found: Calibration, stored: Path) -> None:
+    console = Console(markup=False, highlight=False)
+    constants = Table("constant", "what it is the price of", "measured here", title="constants")
+    for name, value in asdict(found.constants).items():
+        what, factor, unit = _UNITS_OF_CONSTANTS[name]
+        constants.add_row(name, what, f"{value * factor:.4g} {unit}")
+    console.print(constants)
+    samples = Table("experiment", "median", "by the model", "off by", title="what they were fitted to")
+    for sample in found.samples:
+        model_s = sample.work.seconds(found.constants)
+        off = f"{(model_s / sample.seconds - 1) * 100:+.0f} %"
+        samples.add_row(sample.what, f"{sample.seconds * 1e6:.1f} µs", f"{model_s * 1e6:.1f} µs", off)
+    console.print(samples)
+    used = "bml plan --bytes uses them" if stored == default_path() else f"use them with --constants {stored}"
+    console.print(f"measured in {found.seconds:.1f} s, stored in {stored}: {used}", soft_wrap=True)

@@ -1,0 +1,102 @@
+"""`bml check`: simulate the protocol from seeds, with faults, and check its promises after every event."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import re
+import time
+from dataclasses import asdict
+from functools import partial
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from bml.sim.check import Tally, check, report
+from topology import UsageError, parse
+
+_CHUNK = 50
+_SHOWN = 5
+
+
+@click.command(name="check")
+@click.option("--seeds", default="0:1000", show_default=True, metavar="A:B", help="Seeds A to B-1.")
+@click.option("--fabric", metavar="F", help="Simulate this fabric; small ones by turns if not given.")
+@click.option("--jobs", type=click.IntRange(1), help="Processes to use; one per core if not given.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@click.pass_context
+def check_command(
+    ctx: click.Context, seeds: str, fabric: str | None, jobs: int | None, as_json: bool
+) -> None:
+    """Simulate the protocol under faults and check what it promises.
+
+    Every seed is one run: a few servers, a coordinator, and crashes, freezes, dead NICs and switches,
+    partitions, lost connections at whatever moment the seed says. A seed that breaks a promise is
+    run again with as few faults as will do, and its history is printed.
+
+    \b
+    Example:
+      bml check --seeds 0:1000
+      bml check --seeds 77:78 --fabric bcube:3x2
+    """
+    start, stop = parse_seeds(seeds)
+    if fabric is not None:
+        parse(fabric)
+    started_s = time.perf_counter()
+    tally = _run_all(start, stop, fabric, jobs or os.cpu_count() or 1, quiet=as_json)
+    tally.seconds = round(time.perf_counter() - started_s, 3)
+    if as_json:
+        keys = ("seeds", "violations", "failing_seed", "faults_injected", "steps_committed", "seconds")
+        found = asdict(tally)
+        click.echo(json.dumps({key: found[key] for key in keys}))
+    else:
+        _show(tally, fabric)
+    if tally.violations:
+        ctx.exit(1)
+
+
+def parse_seeds(text: str) -> tuple[int, int]:
+    """Read `A:B`. Raises UsageError when it is not that, or when there is no seed in it."""
+    found = re.fullmatch(r"([0-9]{1,15}):([0-9]{1,15})", text.strip())
+    if found is None or int(found[1]) >= int(found[2]):
+        raise UsageError(f"'{text}' is no range of seeds: write it like 0:1000, the second number the larger")
+    return int(found[1]), int(found[2])
+
+
+def _run_all(start: int, stop: int, fabric: str | None, jobs: int, quiet: bool) -> Tally:
+    chunks = [range(at, min(at + _CHUNK, stop)) for at in range(start, stop, _CHUNK)]
+    total = Tally()
+    columns = (
+        TextColumn("seeds"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), disable=quiet, transient=True) as progress:
+        task = progress.add_task("seeds", total=stop - start)
+        if jobs == 1 or len(chunks) == 1:
+            for chunk in chunks:
+                total.merge(check(chunk, fabric))
+                progress.advance(task, len(chunk))
+            return total
+        with multiprocessing.get_context("spawn").Pool(min(jobs, len(chunks))) as pool:
+            for tally in pool.imap_unordered(partial(check, fabric=fabric), chunks):
+                total.merge(tally)
+                progress.advance(task, tally.seeds)
+    return total
+
+
+def _show(tally: Tally, fabric: str | None) -> None:
+    rate = tally.seeds / tally.seconds if tally.seconds else 0.0
+    click.echo(
+        f"{tally.seeds} seeds, {tally.faults_injected} faults, {tally.steps_committed} steps committed, "
+        f"{tally.jobs_aborted} jobs given up as they must be: {tally.violations} violations "
+        f"({tally.seconds:.1f} s, {rate:.0f} seeds/s)"
+    )
+    for seed in sorted(tally.broken)[:_SHOWN]:
+        click.echo(f"  seed {seed}: {tally.broken[seed].splitlines()[0]}")
+    if tally.failing_seed is not None:
+        click.echo("")
+        click.echo(report(tally.failing_seed, fabric))

@@ -1,0 +1,73 @@
+"""What one server hears of its neighbours: heartbeats out, suspicions and recoveries to the coordinator."""
+
+from __future__ import annotations
+
+from bml.protocol import messages as msg
+from bml.protocol.events import Beat, Tell
+from faults import Detector
+from faults.healing import Recovery, listened
+from topology import Fabric
+
+Links = frozenset[tuple[int, int]]
+
+
+class Watch:
+    """The ears of `server` on the healthy `fabric`; see faults.detector and faults.healing."""
+
+    def __init__(self, server: int, fabric: Fabric, detect_s: float, now: float):
+        self.links: Links = frozenset()
+        self._server = server
+        self._fabric = fabric
+        self._detector = Detector(server, (), detect_s, now)
+        self._recovery = Recovery(self._detector.interval_s)
+        self._suspicions: dict[tuple[int, int], msg.Suspect] = {}
+
+    @property
+    def suspects(self) -> bool:
+        """Whether a suspicion stands."""
+        return bool(self._suspicions)
+
+    def next_deadline(self, now: float) -> float:
+        """When, at the latest, `tick` is due."""
+        return self._detector.next_deadline(now)
+
+    def set_view(self, view: msg.View, links: Links, now: float) -> None:
+        """Watch the links of a new view, and listen on those that are out of it."""
+        self.links = links
+        self._detector.set_links(links, now)
+        self._suspicions.clear()
+        failed = dict.fromkeys(view.failures, 1) | dict(view.failed)
+        standing = {part: times for part, times in failed.items() if part in view.failures}
+        self._recovery.set_links(listened(self._fabric, self._server, standing, self._detector.detect_s))
+
+    def heard(self, peer: int, level: int, now: float) -> None:
+        """A sign of life of (peer, level)."""
+        self._detector.heard(peer, level, now)
+        self._recovery.heard(peer, level, now)
+
+    def tick(self, now: float) -> list[Beat | Tell]:
+        """Heartbeats that are due, and what became known since."""
+        done: list[Beat | Tell] = []
+        beats = self._detector.beats_due(now)
+        if beats or not self.links:
+            done += [Beat(peer, level) for peer, level in (*beats, *self._recovery.links)]
+        for found in self._detector.check(now):
+            done.append(self.suspect(found.peer, found.level, "silence", found.silent_s, found.why))
+        for gone in self._detector.take_withdrawn():
+            if self._suspicions.pop((gone.peer, gone.level), None):
+                done.append(Tell(msg.Withdraw(self._server, gone.peer, gone.level)))
+        came, went = self._recovery.check(now)
+        done += [Tell(msg.Healthy(self._server, peer, level)) for peer, level in came]
+        done += [Tell(msg.Relapsed(self._server, peer, level)) for peer, level in went]
+        return done
+
+    def suspect(self, peer: int, level: int, kind: str, silent_s: float, why: str) -> Tell:
+        """Note a suspicion, and say so."""
+        suspect = msg.Suspect(self._server, peer, level, kind, silent_s, why)
+        self._suspicions[peer, level] = suspect
+        return Tell(suspect)
+
+    def all_again(self) -> list[Tell]:
+        """What a new coordinator must be told."""
+        suspicions = [Tell(each) for each in self._suspicions.values()]
+        return suspicions + [Tell(msg.Healthy(self._server, *link)) for link in self._recovery.trusted]

@@ -1,0 +1,54 @@
+"""Rows: bandwidths as nccl-tests counts them, times between completions, columns that line up."""
+
+import pytest
+
+from bml.bench import rows
+from bml.cli.plan import parse_bytes
+from bml.errors import UsageError
+
+
+def test_bandwidths_and_theory():
+    row = rows.row("bml", 64 << 20, 9, [0.2, 0.1, 0.4], wrong=0, theory_s=0.05)
+    assert (row.median_s, row.fastest_s, row.slowest_s, row.samples) == (0.2, 0.1, 0.4, 3)
+    assert row.algbw == pytest.approx(0.33554432)
+    assert row.busbw == pytest.approx(row.algbw * 16 / 9)
+    assert row.count == 16 << 20
+    assert row.ratio == pytest.approx(4)
+    required = {"who", "size", "median_s", "algbw", "busbw", "wrong", "theory_s", "ratio"}
+    assert required <= row.as_json().keys()
+
+
+def test_a_step_ends_when_the_slowest_server_ends():
+    ends_s = {0: [1.0, 2.0, 3.5], 1: [1.5, 1.9, 3.0]}
+    assert rows.completions(ends_s) == [0.5, 1.5]
+
+
+@pytest.mark.parametrize(("step_s", "expected"), [(0.01, 30), (0.02, 15), (1.0, 2), (0.0, 30)])
+def test_iterations_fill_a_block_within_limits(step_s, expected):
+    assert rows.iterations(step_s, 0.3, 2, 30) == expected
+
+
+def test_sizes():
+    assert rows.sizes("4KiB, 64MiB,4KiB", parse_bytes) == (4096, 64 << 20)
+    for text, says in (
+        ("", "names no size"),
+        ("3", "no vector of float32"),
+        ("0", "no vector"),
+        ("x", "size"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            rows.sizes(text, parse_bytes)
+
+
+@pytest.mark.parametrize(("nbytes", "text"), [(4096, "4 KiB"), (64 << 20, "64 MiB"), (1000, "1000 B")])
+def test_size_text(nbytes, text):
+    assert rows.size_text(nbytes) == text
+
+
+def test_lines_stand_under_their_heads():
+    row = rows.row("openmpi-tcp", 64 << 20, 9, [123.0], wrong=3, theory_s=1.0)
+    names, units = rows.heading().splitlines()
+    line = rows.line(row)
+    assert len(line) == len(names) == len(units)
+    assert line.index("openmpi-tcp") + len("openmpi-tcp") == names.index("who") + len("who")
+    assert line.split()[-1] == "-"

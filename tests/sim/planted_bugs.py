@@ -1,0 +1,172 @@
+"""Bugs that are put into the protocol on purpose, to see that the simulation finds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec import structs
+
+from bml.protocol import coordinator as coord
+from bml.protocol.barrier import Barrier
+from bml.protocol.engine import Buffer, Reduce
+from bml.protocol.member import Member
+from bml.protocol.server import ServerCore
+from bml.protocol.workspace import Workspace
+from bml.sim import machine
+
+Patch = pytest.MonkeyPatch
+
+
+def skip_the_fence(patch: Patch) -> None:
+    """Frames of older epochs are taken for those of now."""
+    admit, received = ServerCore.admit, ServerCore.received
+
+    def renewed(core: ServerCore, header: Any) -> Any:
+        return header._replace(epoch=core.epoch) if header.epoch < core.epoch else header
+
+    patch.setattr(ServerCore, "admit", lambda core, peer, header: admit(core, peer, renewed(core, header)))
+    patch.setattr(
+        ServerCore,
+        "received",
+        lambda core, peer, header, text, now: received(core, peer, renewed(core, header), text, now),
+    )
+
+
+def work_on_while_frozen(patch: Patch) -> None:
+    """A server that has reported still takes frames and sends tokens of the old epoch."""
+    admit, received = ServerCore.admit, ServerCore.received
+
+    def thawed(core: ServerCore, call: Callable[[], Any]) -> Any:
+        frozen, core._member.frozen = core._member.frozen, False
+        try:
+            return call()
+        finally:
+            core._member.frozen = frozen
+
+    patch.setattr(ServerCore, "admit", lambda core, *a: thawed(core, lambda: admit(core, *a)))
+    patch.setattr(ServerCore, "received", lambda core, *a: thawed(core, lambda: received(core, *a)))
+
+
+def return_before_the_barrier(patch: Patch) -> None:
+    """A server that is complete commits without waiting for the others' tokens."""
+    patch.setattr(Barrier, "passed", property(lambda barrier: barrier._entered))
+
+
+def retry_although_one_committed(patch: Patch) -> None:
+    """The decision looks at the slowest server alone."""
+    patch.setattr(coord, "decide", lambda statuses: min(status.committed for status in statuses))
+
+
+def forget_what_was_accepted(patch: Patch) -> None:
+    """The decision looks at what is installed, not at views that may be in force elsewhere."""
+    decide = coord.decide
+
+    def forgetful(statuses: Any) -> int:
+        known = list(statuses)
+        installed = [status.installed for status in known if status.installed]
+        return max(status.committed for status in known) if installed else decide(known)
+
+    patch.setattr(coord, "decide", forgetful)
+
+
+def count_a_gradient_twice(patch: Patch) -> None:
+    """A lost server's share is computed again by two of the survivors."""
+    assignment = machine.assignment
+
+    def doubled(indices: Any, base: Any, members: Any) -> Any:
+        found = assignment(indices, base, members)
+        extras = [part.extra for part in found.values() if len(part.extra)]
+        if not extras:
+            return found
+        last = max(found)
+        both = np.concatenate([found[last].extra, extras[0][:1]])
+        return {**found, last: found[last]._replace(extra=both)}
+
+    patch.setattr(machine, "assignment", doubled)
+
+
+def add_into_the_contribution(patch: Patch) -> None:
+    """Partial sums are built up in the user's own vector: a second try counts them twice."""
+
+    def reduce(workspace: Workspace, instruction: Reduce) -> None:
+        size = instruction.stop - instruction.start
+        parts = [workspace._arrays[p.buffer][p.offset : p.offset + size] for p in instruction.terms]
+        own = workspace._arrays[Buffer.IN][instruction.start : instruction.stop]
+        own[...] = sum(parts[1:], start=parts[0])
+        workspace._arrays[Buffer.OUT][instruction.start : instruction.stop] = own
+
+    patch.setattr(Workspace, "reduce", reduce)
+
+
+def takeover_with_a_stale_epoch(patch: Patch) -> None:
+    """A new coordinator counts epochs from the beginning; servers do not mind."""
+    learn = coord.Coordinator._learn
+
+    def forgetful(self: Any, status: Any, now: float) -> bool:
+        epoch = self._epoch
+        learn(self, status, now)
+        self._epoch = epoch
+        return False
+
+    patch.setattr(coord.Coordinator, "_learn", forgetful)
+    _promise_anything(patch)
+
+
+def takeover_with_the_epoch_in_force(patch: Patch) -> None:
+    """A new coordinator goes on from the views in force, not from those that were only accepted."""
+    learn = coord.Coordinator._learn
+
+    def stale(self: Any, status: Any, now: float) -> bool:
+        epoch = status.installed.epoch if status.installed else 0
+        stands = structs.replace(status, promised=epoch, accepted=status.installed)
+        return learn(self, stands, now)
+
+    patch.setattr(coord.Coordinator, "_learn", stale)
+    _promise_anything(patch)
+
+
+def _promise_anything(patch: Patch) -> None:
+    def freeze(member: Member, message: Any) -> None:
+        member.promised = (message.epoch, message.term)
+        member.frozen = True
+
+    patch.setattr(Member, "freeze", freeze)
+
+
+def ignore_terms(patch: Patch) -> None:
+    """Servers obey a coordinator that has a successor."""
+    control = ServerCore._control
+
+    def obedient(core: ServerCore, message: Any, now: float) -> Any:
+        core._term = -1
+        return control(core, message, now)
+
+    patch.setattr(ServerCore, "_control", obedient)
+
+
+def lose_the_end(patch: Patch) -> None:
+    """A coordinator does not mind what it is told about ends while it changes the view."""
+    ended = coord.Coordinator._ended
+
+    def deaf(self: Any, server: int, outcome: str, error: str) -> Any:
+        return ended(self, server, outcome, error) if self.state == "steady" else []
+
+    patch.setattr(coord.Coordinator, "_ended", deaf)
+
+
+PLANTED: tuple[Callable[[Patch], None], ...] = (
+    skip_the_fence,
+    work_on_while_frozen,
+    return_before_the_barrier,
+    retry_although_one_committed,
+    forget_what_was_accepted,
+    count_a_gradient_twice,
+    add_into_the_contribution,
+    takeover_with_a_stale_epoch,
+    takeover_with_the_epoch_in_force,
+    ignore_terms,
+    lose_the_end,
+)
