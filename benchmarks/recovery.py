@@ -4,7 +4,7 @@
 
 Measured on every survivor as the longest time between two commits, which contains the fault: an upper
 bound of fault -> next commit, as it counts the step that was under way too. The step itself takes a few
-milliseconds. Prints a row per kind of fault: median, p99 and maximum over the trials, of the slowest survivor.
+milliseconds. Prints a row per kind of fault: median, p99 and maximum over the trials, slowest survivor.
 """
 
 from __future__ import annotations
@@ -65,17 +65,15 @@ def main(trials: int, kinds: tuple[str, ...], seed: int, as_json: bool) -> None:
         rng = random.Random(f"{seed} {kind}")
         times = sorted(trial(kind, rng) for _ in track(range(trials), kind, console=Console(stderr=True)))
         p99 = times[min(len(times) - 1, round(0.99 * len(times)))]
-        rows.append(
-            {"fault": kind, "trials": trials, "median_s": statistics.median(times), "p99_s": p99, "max_s": times[-1]}
-        )
+        median = statistics.median(times)
+        rows.append({"fault": kind, "trials": trials, "median_s": median, "p99_s": p99, "max_s": times[-1]})
     if as_json:
         click.echo(json.dumps({"rows": rows}))
         return
     table = Table("fault", "trials", "median", "p99", "max", title="fault to next commit, 9 local servers")
     for row in rows:
-        table.add_row(
-            row["fault"], str(trials), *(f"{row[key] * 1000:.0f} ms" for key in ("median_s", "p99_s", "max_s"))
-        )
+        times_ms = [f"{row[key] * 1000:.0f} ms" for key in ("median_s", "p99_s", "max_s")]
+        table.add_row(row["fault"], str(trials), *times_ms)
     Console().print(table)
 
 

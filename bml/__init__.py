@@ -7,9 +7,21 @@ def train(session: bml.Session) -> dict: ...
 result = bml.launch(train, fabric="bcube:3x2", faults=["kill:4@step=20"])
 """
 
-from bml.cluster.launch import launch
+from bml.cluster.launch import launch, start
 from bml.cluster.result import Result
+from bml.cluster.running import Job
 from bml.errors import BmlError, TooFewServers, TrainingError, UsageError
 from bml.train.session import Batch, Session
 
-__all__ = ["Batch", "BmlError", "Result", "Session", "TooFewServers", "TrainingError", "UsageError", "launch"]
+__all__ = [
+    "Batch",
+    "BmlError",
+    "Job",
+    "Result",
+    "Session",
+    "TooFewServers",
+    "TrainingError",
+    "UsageError",
+    "launch",
+    "start",
+]

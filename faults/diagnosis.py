@@ -128,6 +128,20 @@ def _certain(fabric: Fabric, evidence: Evidence) -> dict[Failure, str]:
         if one.kind == "own-nic" and fabric.without(*found).nic_alive(one.observer, one.level):
             nic = LinkFailure(one.observer, one.level)
             found[nic] = f"NIC {one.observer}/{one.level} is dead, its own server says: {one.why}"
+    return _gathered_at_switches(fabric, found)
+
+
+def _gathered_at_switches(fabric: Fabric, found: dict[Failure, str]) -> dict[Failure, str]:
+    """Turn the NICs of a switch into the failure of that switch, if all that live say that they are dead."""
+    for level, group in fabric.switches:
+        nics = [LinkFailure(server, level) for server in fabric.attached(level, group)]
+        if len(nics) > 1 and all(nic in found for nic in nics):
+            for nic in nics:
+                del found[nic]
+            say = _and([nic.server for nic in nics])
+            found[SwitchFailure(level, group)] = (
+                f"switch {level}/{group} is dead: no NIC on it works, {say} say"
+            )
     return found
 
 

@@ -256,7 +256,7 @@ def _trigger(text: str, kind: str, settings: dict[str, str], at_once: bool) -> T
         raise _wrong(text, f"'{settings['step']}' is no step, a number counted from 0", kind)
     where = (*STEP_PHASES, RECOVERY)
     return AtStep(
-        int(settings["step"]), phase and _phase(text, kind, phase, where, "a phase of a step") or ""
+        int(settings["step"]), "" if phase is None else _phase(text, kind, phase, where, "a phase of a step")
     )
 
 

@@ -26,6 +26,8 @@ PEERS = ("gloo", "openmpi", "openmpi-tcp")
 START_S = 60.0
 _DAMAGE_S = 30.0
 _END_S = 10.0
+_DETECT_S = 3.0
+"""Slow enough that nobody is taken for dead on a machine that is overloaded, as in a benchmark it may be."""
 _POLL_S = 0.05
 _WITH_TORCH = "pip install torch (the CPU build will do, about 200 MB)"
 _WITH_MPI = "apt-get install openmpi-bin, and pip install mpi4py"
@@ -158,6 +160,7 @@ class Own(_Ordered):
                 faults=self._settings.faults,
                 launcher="processes",
                 algorithm=self._settings.algorithm,
+                detect_s=_DETECT_S,
                 min_servers=len(self.members),
                 emulated=self._settings.emulated or False,
                 prints=False,

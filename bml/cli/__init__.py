@@ -8,9 +8,12 @@ import click
 
 from bml.cli.bench import bench
 from bml.cli.check import check_command
+from bml.cli.doctor import doctor
 from bml.cli.fabric import fabric
+from bml.cli.inject import inject
 from bml.cli.plan import plan
 from bml.cli.run import run
+from bml.cli.status import status
 from topology import BmlError, UsageError
 
 
@@ -43,6 +46,9 @@ def main() -> None:
 
 main.add_command(bench)
 main.add_command(check_command)
+main.add_command(doctor)
 main.add_command(fabric)
+main.add_command(inject)
 main.add_command(plan)
 main.add_command(run)
+main.add_command(status)

@@ -74,7 +74,9 @@ def _run_all(start: int, stop: int, fabric: str | None, jobs: int, quiet: bool) 
         TextColumn("{task.completed}/{task.total}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), disable=quiet, transient=True) as progress:
+    console = Console(stderr=True)
+    hidden = quiet or not console.is_terminal
+    with Progress(*columns, console=console, disable=hidden, transient=True) as progress:
         task = progress.add_task("seeds", total=stop - start)
         if jobs == 1 or len(chunks) == 1:
             for chunk in chunks:

@@ -20,6 +20,7 @@ from bml.cluster.launch import LAUNCHERS, launch
 from bml.cluster.result import Result
 from bml.errors import UsageError
 from bml.fabric import DEFAULT_NAME
+from bml.transport.choice import TRANSPORTS
 from faults import FaultPlan
 from topology import parse
 
@@ -28,7 +29,7 @@ _SEEDED_STEPS = 50
 
 @click.command()
 @click.argument("target", metavar="FILE.py[:FUNCTION]")
-@click.option("--fabric", default="bcube:3x2", show_default=True, help="Such as bcube:3x2, torus:4x2, switch:9.")
+@click.option("--fabric", default="bcube:3x2", show_default=True, help="Such as bcube:3x2 or torus:4x2.")
 @click.option(
     "--fault", "faults", multiple=True, metavar="F", help="kill:4@step=20, or a YAML file; repeatable."
 )
@@ -38,6 +39,9 @@ _SEEDED_STEPS = 50
 @click.option("--algorithm", default="auto", show_default=True, help="See bml plan.")
 @click.option("--detect-s", type=float, help="How fast a silent failure must be noticed. [default: 0.5]")
 @click.option("--min-servers", type=int, help="Fewer survivors stop the job. [default: more than half]")
+@click.option(
+    "--transport", type=click.Choice(TRANSPORTS), default="tcp", show_default=True, help="verbs: RDMA."
+)
 @click.option("--fabric-emulated", is_flag=True, help="On the fabric of `bml fabric up`, with real cables.")
 @click.option("--fabric-name", default=DEFAULT_NAME, show_default=True, help="Name of that fabric.")
 @click.option(
@@ -55,6 +59,7 @@ def run(
     algorithm: str,
     detect_s: float | None,
     min_servers: int | None,
+    transport: str,
     fabric_emulated: bool,
     fabric_name: str,
     report: Path | None,
@@ -81,6 +86,7 @@ def run(
             algorithm=algorithm,
             detect_s=detect_s,
             min_servers=min_servers,
+            transport=transport,
             emulated=fabric_name if fabric_emulated else False,
             prints=not hide,
             on_change=follower.changed,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bml import fabric
-from bml.cluster.fleet import Changed, FleetEvent
+from bml.cluster.fleet import Answers, FleetEvent, Request
 from bml.cluster.job import JobSpec, Place
 from bml.cluster.processes import ProcessFleet
 from bml.errors import UsageError
@@ -24,21 +24,20 @@ class EmulatedFleet:
                 f"the job is for {spec.fabric}, but the emulated fabric {self._network.name} is a {up.name}: "
                 f"run it with --fabric {up.name}, or bring up the other"
             )
-        self._injector = CableInjector(self._network, spec.cable_faults())
-        self._processes = ProcessFleet(spec, prints, self._place)
+        self._injector = CableInjector(self._network)
+        self._processes = ProcessFleet(spec, prints, self._place, self._injector.strike)
 
     def start(self, train: bytes) -> None:
         """See Fleet."""
         self._processes.start(train)
-        self._injector.start()
 
     def wait(self, timeout_s: float) -> list[FleetEvent]:
         """See Fleet."""
-        events = self._processes.wait(timeout_s)
-        for event in events:
-            if isinstance(event, Changed):
-                self._injector.changed(event.snapshot)
-        return events
+        return self._processes.wait(timeout_s)
+
+    def ask(self, request: Request, timeout_s: float) -> Answers:
+        """See Fleet."""
+        return self._processes.ask(request, timeout_s)
 
     def close(self) -> None:
         """See Fleet; what was broken is healed."""

@@ -1,7 +1,8 @@
-"""What a launcher needs: start servers and a coordinator somewhere, and hear what becomes of them."""
+"""What a launcher needs: start servers and a coordinator somewhere, hear what becomes of them, ask them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -32,9 +33,14 @@ class Changed:
 
 FleetEvent = Reported | Died | Changed
 
+Request = tuple[str, str]
+"""What a running server can be asked: ("status", "") or ("inject", fault)."""
+Answers = Mapping[int, dict[str, Any]]
+"""Server -> its answer (see bml.cluster.server.Server.answer); who did not answer in time is missing."""
+
 
 class Fleet(Protocol):
-    """The processes of one job."""
+    """The processes of one job. One thread calls everything but `ask`, which any thread may call."""
 
     def start(self, train: bytes) -> None:
         """Start every server and the coordinator; `train` is the pickled training function."""
@@ -42,6 +48,10 @@ class Fleet(Protocol):
 
     def wait(self, timeout_s: float) -> list[FleetEvent]:
         """What happened, waiting for it up to `timeout_s`. Restarts the coordinator if it died."""
+        ...
+
+    def ask(self, request: Request, timeout_s: float) -> Answers:
+        """Ask every server that runs, and wait for the answers while somebody else is in `wait`."""
         ...
 
     def close(self) -> None:

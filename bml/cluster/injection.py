@@ -10,7 +10,7 @@ import ctypes
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -20,10 +20,8 @@ from bml.protocol.frame import Header, Kind
 from bml.transport.interface import Transport
 from bml.transport.poller import Poller
 from faults import AtOnce, AtTime, Fault, FaultPlan, Moment, due
-from faults.notation import JOB_PHASES, RECOVERY
 from faults.plan import touches
-from topology import Fabric, LinkFailure, ServerFailure, SwitchFailure
-from topology.errors import UsageError
+from topology import Fabric
 
 EXIT_STATUS = 70
 """Status of a process that a fault `exit` ended."""
@@ -50,9 +48,20 @@ class InjectedError(RuntimeError):
 class Core(Protocol):
     """What injection looks at (see ServerCore)."""
 
-    step: int
-    phase: str
-    view: msg.View | None
+    @property
+    def step(self) -> int:
+        """See ServerCore."""
+        ...
+
+    @property
+    def phase(self) -> str:
+        """See ServerCore."""
+        ...
+
+    @property
+    def view(self) -> msg.View | None:
+        """See ServerCore."""
+        ...
 
     @property
     def progress(self) -> float | None:
@@ -118,10 +127,21 @@ class Injection:
         times = [self._started_s + f.trigger.t_s for f in self._pending if isinstance(f.trigger, AtTime)]
         return min(times, default=now + _FOREVER_S)
 
-    def poll(self, core: Core, now: float, phase: str = "") -> None:
-        """Suffer what is due now. `phase` overrides what the core says."""
-        since_s = None if self._started_s is None else now - self._started_s
-        moment = Moment(core.step, core.progress or 0.0, phase or self.phase(core), since_s)
+    def poll(self, core: Core, now: float) -> None:
+        """Suffer what is due now."""
+        self._poll(core, Moment(core.step, core.progress or 0.0, self.phase(core), self._since_s(now)))
+
+    def before_token(self, step: int, core: Core, now: float) -> None:
+        """Suffer what is due when all outputs of `step` are final and its first token is about to leave.
+
+        The core may be past it already: what it did is done when its instructions are carried out.
+        """
+        self._poll(core, Moment(step, 1.0, "complete", self._since_s(now)))
+
+    def _since_s(self, now: float) -> float | None:
+        return None if self._started_s is None else now - self._started_s
+
+    def _poll(self, core: Core, moment: Moment) -> None:
         firings, self._pending = due(self._pending, moment)
         for firing in firings:
             self._suffer(firing.fault, core)
@@ -207,29 +227,6 @@ class Injection:
         poller.after(2 * half_s, lambda: self._flap(fault, until_s))
 
 
-def sufferers(fault: Fault, fabric: Fabric) -> Iterator[int]:
-    """The servers that may have to act for a fault."""
-    match fault.target:
-        case ServerFailure(server) | LinkFailure(server, _):
-            yield server
-        case SwitchFailure(level, group):
-            yield from fabric.members(level, group)
-        case None:
-            yield from fabric.servers
-
-
-def check_possible(plan: FaultPlan, emulated: bool) -> None:
-    """Raise UsageError for a fault that needs real cables where there are none."""
-    from faults.notation import KINDS
-
-    for fault in plan:
-        if KINDS[fault.kind].emulated and not emulated:
-            raise UsageError(
-                f"fault '{fault}': {fault.kind} is done to real cables; bring some up with "
-                "`bml fabric up` and run the job on them with --fabric-emulated"
-            )
-
-
 def _freeze(duration_s: float | None) -> None:
     """Stop this process; somebody else must wake it, so a shell is left behind to do that."""
     if duration_s is not None:
@@ -241,6 +238,3 @@ def _freeze(duration_s: float | None) -> None:
 def _hold_the_gil(duration_s: float) -> None:
     """As an extension that computes in C without releasing the lock: no thread of Python runs meanwhile."""
     ctypes.PyDLL(None).usleep(int(duration_s * 1e6))
-
-
-__all__ = ["JOB_PHASES", "RECOVERY", "Core", "Hands", "InjectedError", "Injection", "check_possible", "sufferers"]

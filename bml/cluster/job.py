@@ -9,14 +9,13 @@ from typing import Any
 
 from bml.protocol.timeouts import DEFAULT_DETECT_S, Timeouts
 from bml.schedule import plan
+from bml.transport.choice import check_transport
 from faults import FaultPlan
+from faults.notation import KINDS
 from topology import Fabric, parse
 from topology.errors import UsageError
 
 Endpoint = tuple[str, int]
-
-CABLE_KINDS = ("cut", "blackhole", "switch")
-"""Kinds of faults that are done to the network, not to a process."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +23,7 @@ class JobSpec:
     """Everything that is fixed for a job. Raises UsageError when it cannot be run.
 
     `min_servers`: fewer survivors stop the job; None: a view must keep more than half of the one before.
+    `transport`: "tcp", "verbs" (RDMA), or "verbs,tcp", which is tcp where there is no RDMA.
     `emulated`: name of the emulated fabric on which it runs; None: on this machine's own network.
     """
 
@@ -34,6 +34,7 @@ class JobSpec:
     start_s: float = 60.0
     min_servers: int | None = None
     emulated: str | None = None
+    transport: str = "tcp"
     job: str = field(default_factory=lambda: f"bml-{secrets.token_hex(6)}")
     token: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
@@ -41,7 +42,9 @@ class JobSpec:
         fabric = self.parsed_fabric()
         plan(fabric, self.algorithm)
         self.fault_plan().validate(fabric)
+        check_possible(self.fault_plan(), self.emulated is not None)
         self.timeouts()
+        check_transport(self.transport)
         if self.min_servers is not None and not 1 <= self.min_servers <= fabric.n_servers:
             raise UsageError(f"min_servers is {self.min_servers}, {fabric} has {fabric.n_servers} servers")
 
@@ -52,16 +55,6 @@ class JobSpec:
     def fault_plan(self) -> FaultPlan:
         """The faults to be injected."""
         return FaultPlan.parse(self.faults)
-
-    def server_faults(self) -> FaultPlan:
-        """Those that servers execute on themselves: all, unless there are cables to break."""
-        cables = set(self.cable_faults())
-        return FaultPlan(tuple(fault for fault in self.fault_plan() if fault not in cables))
-
-    def cable_faults(self) -> FaultPlan:
-        """Those that the launcher executes on the cables of the emulated fabric."""
-        plan = self.fault_plan() if self.emulated is not None else FaultPlan()
-        return FaultPlan(tuple(fault for fault in plan if fault.kind in CABLE_KINDS))
 
     def timeouts(self) -> Timeouts:
         """All time-outs of the job."""
@@ -75,6 +68,7 @@ class Contact:
     server: int
     control: Endpoint
     nics: tuple[Endpoint, ...]
+    transport: str = "tcp"
 
 
 Contacts = Mapping[int, Contact]
@@ -107,6 +101,16 @@ class Place:
     nics: tuple[str, ...] = ()
     control_host: str = "127.0.0.1"
     namespace: str | None = None
+
+
+def check_possible(plan: FaultPlan, emulated: bool) -> None:
+    """Raise UsageError for a fault that needs real cables where there are none."""
+    for fault in plan:
+        if KINDS[fault.kind].emulated and not emulated:
+            raise UsageError(
+                f"fault '{fault}': {fault.kind} is done to real cables; bring some up with "
+                "`bml fabric up` and run the job on them with --fabric-emulated"
+            )
 
 
 def default_nics(server: int, levels: int) -> tuple[str, ...]:

@@ -1,81 +1,117 @@
-"""Launches a job and follows it to its end."""
+"""Launches a job: starts it, and follows it to its end."""
 
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 import cloudpickle
 
 from bml.cluster.emulated import EmulatedFleet
-from bml.cluster.fleet import Changed, Died, Fleet, Reported
-from bml.cluster.job import JobSpec, ServerReport
+from bml.cluster.fleet import Fleet
+from bml.cluster.job import JobSpec
 from bml.cluster.processes import ProcessFleet
 from bml.cluster.result import Result
+from bml.cluster.running import Job, OnChange
 from bml.cluster.training import Train
 from bml.errors import UsageError
 from bml.fabric import DEFAULT_NAME
 from bml.protocol.timeouts import DEFAULT_DETECT_S
+from faults import Fault
 
 LAUNCHERS = ("ray", "processes")
-#: How long servers may take to end once the first has ended, in seconds; then they are killed.
-_GRACE_S = 10.0
-_EVICTED_GRACE_S = 1.0
-_POLL_S = 0.2
-
-OnChange = Callable[[dict[str, Any]], None]
+START_S = 60.0
+"""How long servers may take to appear, if nothing else is asked for."""
 
 
 def launch(
     train: Train,
     fabric: str = "bcube:3x2",
     *,
-    faults: Iterable[str] = (),
+    faults: Iterable[str | Fault] = (),
     launcher: str = "ray",
     address: str | None = None,
     algorithm: str = "auto",
     detect_s: float | None = None,
+    start_s: float = START_S,
     min_servers: int | None = None,
     emulated: bool | str = False,
+    transport: str = "tcp",
     prints: bool = True,
     on_change: OnChange | None = None,
 ) -> Result:
     """Run `train(session)` on every server of `fabric` and return when all survivors are done.
 
     `launcher` is "ray" (a local Ray, the cluster at `address`, or the one this process belongs to) or
-    "processes" (plain processes on this machine). `faults` are injected (see faults.FaultPlan).
-    `detect_s`: how fast a silent failure must be noticed. `min_servers`: fewer survivors stop the job
-    (default: a view must keep more than half of the one before). `emulated`: the servers, as processes,
-    live on the emulated fabric of this name (True: "bml") that is up on this machine, and cables really
-    break. `prints`: show what the training functions print. `on_change` is called with a snapshot of the
-    job's state when it changes.
+    "processes" (plain processes on this machine). `faults` are injected: texts, or a faults.FaultPlan.
+    `detect_s`: how fast a silent failure must be noticed. `start_s`: how long servers may take to appear.
+    `min_servers`: fewer survivors stop the job (default: a view must keep more than half of the one
+    before). `emulated`: the servers, as processes, live on the emulated fabric of this name (True: "bml")
+    that is up on this machine, and cables really break. `transport` is "tcp", "verbs" (RDMA) or "verbs,tcp"
+    (RDMA where there is any); settings in docs/rdma.md. `prints`: show what the training functions print.
+    `on_change` is called, in another thread, with a snapshot of the job's state when it changes.
 
     Raises UsageError for a job that cannot be; TrainingError when a training function raised (its text
     names the server and holds the traceback); TooFewServers; StartError. Errors of a job that ran have
     an attribute `result` with what the survivors reported.
     """
+    with start(
+        train,
+        fabric,
+        faults=faults,
+        launcher=launcher,
+        address=address,
+        algorithm=algorithm,
+        detect_s=detect_s,
+        start_s=start_s,
+        min_servers=min_servers,
+        emulated=emulated,
+        transport=transport,
+        prints=prints,
+        on_change=on_change,
+    ) as job:
+        return job.wait()
+
+
+def start(
+    train: Train,
+    fabric: str = "bcube:3x2",
+    *,
+    faults: Iterable[str | Fault] = (),
+    launcher: str = "ray",
+    address: str | None = None,
+    algorithm: str = "auto",
+    detect_s: float | None = None,
+    start_s: float = START_S,
+    min_servers: int | None = None,
+    emulated: bool | str = False,
+    transport: str = "tcp",
+    prints: bool = True,
+    on_change: OnChange | None = None,
+) -> Job:
+    """Start a job and return it as it runs, to be looked at, hurt and waited for; arguments as in `launch`.
+
+        with bml.start(train, fabric="bcube:3x2", launcher="processes") as job:
+            job.inject("kill:4")
+            print(job.status()["servers"][0]["waits_for"])
+            result = job.wait()
+
+    What still runs at the end of the `with` statement is ended. Raises UsageError, StartError.
+    """
+    texts = [faults] if isinstance(faults, str) else faults
     spec = JobSpec(
         fabric,
         algorithm,
-        tuple(faults),
+        tuple(map(str, texts)),
         detect_s=DEFAULT_DETECT_S if detect_s is None else detect_s,
+        start_s=start_s,
         min_servers=min_servers,
         emulated=DEFAULT_NAME if emulated is True else emulated or None,
+        transport=transport,
     )
-    fleet = _fleet(spec, launcher, address, prints)
-    result = Result(spec)
-    try:
-        fleet.start(_pickled(train))
-        _follow(fleet, spec, result, on_change or (lambda now: None))
-    finally:
-        fleet.close()
-    failure = result.failure()
-    if failure is not None:
-        failure.result = result  # type: ignore[attr-defined]
-        raise failure
-    return result
+    job = Job(_fleet(spec, launcher, address, prints), spec, launcher, on_change)
+    job.begin(_pickled(train))
+    return job
 
 
 def _fleet(spec: JobSpec, launcher: str, address: str | None, prints: bool) -> Fleet:
@@ -106,32 +142,3 @@ def _pickled(train: Train) -> bytes:
     finally:
         cloudpickle.unregister_pickle_by_value(module)
     return pickled
-
-
-def _follow(fleet: Fleet, spec: JobSpec, result: Result, on_change: OnChange) -> None:
-    """Until every server has reported or is dead, or the grace after the first end is over."""
-    give_up_at: dict[int, float] = {}
-    missing = set(spec.parsed_fabric().servers)
-    while missing:
-        for event in fleet.wait(_POLL_S):
-            match event:
-                case Reported(report) if report.kind == "Evicted":
-                    result.dead[report.server] = report.error
-                case Reported(report):
-                    result.reports[report.server] = report
-                    give_up_at = give_up_at or _patience(missing, report)
-                case Died(server, why):
-                    result.dead[server] = why
-                case Changed(snapshot):
-                    on_change(snapshot)
-        missing -= result.reports.keys() | result.dead.keys()
-        for server in [each for each in missing if time.monotonic() > give_up_at.get(each, float("inf"))]:
-            result.dead[server] = "did not end after the others had; it was killed"
-            missing.discard(server)
-
-
-def _patience(servers: set[int], first: ServerReport) -> dict[int, float]:
-    """Until when to wait for each server once the first has ended: a frozen one may never end."""
-    members = first.views[-1]["members"] if first.views else servers
-    now = time.monotonic()
-    return {server: now + (_GRACE_S if server in members else _EVICTED_GRACE_S) for server in servers}

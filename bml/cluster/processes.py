@@ -4,54 +4,79 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import cloudpickle
 
-from bml.cluster.fleet import Changed, Died, FleetEvent, Reported
+from bml.cluster.fleet import Answers, Changed, Died, FleetEvent, Reported, Request
 from bml.cluster.job import Contact, JobSpec, Place, default_nics
-from bml.errors import StartError
+from bml.cluster.nursery import Nursery
+from bml.errors import StartError, UsageError
+from faults import Fault
 
+#: A process that has left so many questions unanswered is asked no more until it answers.
+_MOST_UNANSWERED = 16
 #: A coordinator that dies this often in one job is not started again.
 _MOST_COORDINATORS = 100
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 Placement = Callable[[int | None], Place]
 """Says where a server is to live; None stands for the coordinator."""
+
+Strike = Callable[[Fault, Callable[[], None]], None]
+"""Does a fault to real cables, and calls the function when it is done."""
 
 
 @dataclass
 class _Child:
     """A process and the launcher's end of its socket."""
 
-    process: subprocess.Popen[bytes]
+    nursery: Nursery
+    process: int
     connection: Connection[Any, Any]
+    unanswered: int = 0
+    gone: bool = False
+    _returncode: int | None = None
+    _sending: threading.Lock = field(default_factory=threading.Lock)
 
     def send(self, *message: Any) -> None:
-        with suppress(OSError):  # it is dead: that shows when it is listened to
+        """Send a message; any thread may."""
+        with suppress(OSError), self._sending:  # it is dead: that shows when it is listened to
             self.connection.send_bytes(cloudpickle.dumps(message))
 
     def end(self) -> None:
         """Kill, frozen or not, and wait until it is gone."""
-        self.process.kill()
-        self.process.wait()
+        self.nursery.kill(self.process)
+        self.returncode()
         self.connection.close()
+
+    def returncode(self) -> int | None:
+        """Wait until it is gone; see Nursery."""
+        if not self.gone:
+            self.gone = True
+            self._returncode = self.nursery.returncode(self.process)
+        return self._returncode
 
 
 class ProcessFleet:
-    """See bml.cluster.fleet.Fleet."""
+    """See bml.cluster.fleet.Fleet. `strike` breaks real cables, when a server says that it is time to."""
 
-    def __init__(self, spec: JobSpec, prints: bool, place: Placement | None = None):
+    def __init__(
+        self, spec: JobSpec, prints: bool, place: Placement | None = None, strike: Strike | None = None
+    ):
         self._spec = spec
+        self._strike = strike
+        self._answered = threading.Condition()
+        self._questions: dict[int, dict[int, dict[str, Any]]] = {}
+        self._number = 0
         self._place = place or self._on_loopback
-        self._stdout = None if prints else subprocess.DEVNULL
+        self._prints = prints
+        self._nursery: Nursery | None = None
         self._servers: dict[int, _Child] = {}
         self._coordinator: _Child | None = None
         self._coordinators = 0
@@ -60,6 +85,7 @@ class ProcessFleet:
     def start(self, train: bytes) -> None:
         """See Fleet."""
         fabric = self._spec.parsed_fabric()
+        self._nursery = Nursery(self._prints)
         for server in fabric.servers:
             self._servers[server] = self._spawn()
         for server, child in self._servers.items():
@@ -88,36 +114,75 @@ class ProcessFleet:
             events += [event] if event else []
         return events
 
+    def ask(self, request: Request, timeout_s: float) -> Answers:
+        """See Fleet."""
+        deadline = time.monotonic() + timeout_s
+        asked = [each for each in list(self._servers.items()) if each[1].unanswered < _MOST_UNANSWERED]
+        with self._answered:
+            self._number += 1
+            number = self._number
+            answers = self._questions[number] = {}
+        for _, child in asked:
+            child.unanswered += 1
+            child.send("ask", number, request)
+        with self._answered:
+            while {server for server, _ in asked} & self._servers.keys() - answers.keys():
+                if not self._answered.wait(max(0.0, deadline - time.monotonic())):
+                    break
+            return self._questions.pop(number)
+
     def close(self) -> None:
         """See Fleet."""
         for child in [*self._servers.values(), *([self._coordinator] if self._coordinator else [])]:
             child.end()
         self._servers.clear()
         self._coordinator = None
+        if self._nursery is not None:
+            self._nursery.close()
+            self._nursery = None
 
-    def _from_server(self, server: int) -> FleetEvent:
+    def _from_server(self, server: int) -> FleetEvent | None:
         child = self._servers[server]
         try:
-            report = cloudpickle.loads(child.connection.recv_bytes())
+            what, *rest = cloudpickle.loads(child.connection.recv_bytes())
         except (EOFError, OSError):
             child.end()
-            del self._servers[server]
-            why = _cause(child.process.returncode)
+            self._forget(server)
+            why = _cause(child.returncode())
             if self._coordinator is not None:
                 self._coordinator.send(server, why)
             return Died(server, why)
-        child.process.wait()
-        child.connection.close()
-        del self._servers[server]
-        return Reported(report)
+        match what:
+            case "answer":
+                self._take_answer(server, child, *rest)
+            case "strike":
+                assert self._strike is not None
+                self._strike(Fault.parse(rest[0], at_once=True), lambda: child.send("struck"))
+            case "report":
+                child.returncode()
+                child.connection.close()
+                self._forget(server)
+                return Reported(rest[0])
+        return None
+
+    def _take_answer(self, server: int, child: _Child, number: int, answer: dict[str, Any]) -> None:
+        child.unanswered = 0
+        with self._answered:
+            if number in self._questions:
+                self._questions[number][server] = answer
+                self._answered.notify_all()
+
+    def _forget(self, server: int) -> None:
+        with self._answered:
+            del self._servers[server]
+            self._answered.notify_all()  # nobody need wait for it any more
 
     def _from_coordinator(self, connection: Connection[Any, Any]) -> FleetEvent | None:
         try:
             return Changed(cloudpickle.loads(connection.recv_bytes()))
         except (EOFError, OSError):
             assert self._coordinator is not None
-            self._coordinator.process.wait()
-            crashed = self._coordinator.process.returncode != 0
+            crashed = self._coordinator.returncode() != 0
             self._coordinator.end()
             self._coordinator = None
             if crashed and self._servers:
@@ -133,23 +198,20 @@ class ProcessFleet:
 
     def _on_loopback(self, server: int | None) -> Place:
         levels = self._spec.parsed_fabric().levels
-        return Place() if server is None else Place(default_nics(server, levels))
+        if server is None:
+            return Place()
+        # On a machine with a NIC for each server: "10.7.0.{n},10.7.1.{n}", where n counts servers from 1.
+        setting = os.environ.get("BML_NICS", "").replace("{n}", str(server + 1))
+        nics = tuple(address.strip() for address in setting.split(",")) if setting else ()
+        if nics and len(nics) != levels:
+            raise UsageError(f"BML_NICS is {setting!r}: give an address for each of {levels} levels")
+        return Place(nics or default_nics(server, levels))
 
     def _spawn(self) -> _Child:
+        assert self._nursery is not None
         ours, theirs = socket.socketpair()
-        # Many servers share this machine's cores: one BLAS thread each, unless the user says otherwise.
-        environment = {**dict.fromkeys(_THREADS, "1"), **os.environ}
-        # What the launcher can import, the user's own modules too, its processes can.
-        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "bml.cluster.worker", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=self._stdout,
-        )
-        theirs.close()
-        return _Child(process, Connection(ours.detach()))
+        process = self._nursery.fork(theirs, self._spec.start_s)
+        return _Child(self._nursery, process, Connection(ours.detach()))
 
 
 def _receive(child: _Child, server: int, deadline: float) -> Contact:
@@ -159,7 +221,7 @@ def _receive(child: _Child, server: int, deadline: float) -> Contact:
             assert isinstance(contact, Contact)
             return contact
     except (EOFError, OSError):
-        raise StartError(f"server {server} died at start-up: {_cause(child.process.wait())}") from None
+        raise StartError(f"server {server} died at start-up: {_cause(child.returncode())}") from None
     raise StartError(f"server {server} did not start in time")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import shutil
 import signal
 import tempfile
@@ -22,7 +23,7 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayEr
 from ray.util import get_node_ip_address
 
 from bml.cluster.coordinator import CoordinatorLoop
-from bml.cluster.fleet import Changed, Died, FleetEvent, Reported
+from bml.cluster.fleet import Answers, Changed, Died, FleetEvent, Reported, Request
 from bml.cluster.job import Contact, Contacts, JobSpec, default_nics
 from bml.cluster.server import Server
 from bml.cluster.training import run_training
@@ -51,6 +52,14 @@ class ServerActor:
         report = run_training(self._server, contacts, cloudpickle.loads(train))
         pickled: bytes = cloudpickle.dumps(report)
         return pickled
+
+    def answer(self, request: Request, timeout_s: float) -> dict[str, Any] | None:
+        """See Server.answer; None if the server did not answer. Runs beside `run`, in a thread of its own."""
+        answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._server.answer(request, answers.put)
+        with suppress(queue.Empty):
+            return answers.get(timeout=timeout_s)
+        return None
 
 
 class CoordinatorActor:
@@ -117,7 +126,13 @@ class RayFleet:
         """See Fleet."""
         servers = self._spec.parsed_fabric().servers
         # SPREAD puts them on as many machines as there are; they may share one, so they reserve no CPU.
-        options = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
+        # Two calls at a time: the training function, and whoever asks how it is going.
+        options = {
+            "num_cpus": 0,
+            "max_restarts": 0,
+            "max_concurrency": 2,
+            "scheduling_strategy": "SPREAD",
+        }
         actor = ray.remote(ServerActor).options(**options)
         one_machine = self._own_cluster or _is_loopback_cluster()
         for server in servers:
@@ -148,6 +163,25 @@ class RayFleet:
             event = self._snapshot_event() if ref is self._snapshot else self._run_event(ref)
             events += [event] if event else []
         return events
+
+    def ask(self, request: Request, timeout_s: float) -> Answers:
+        """See Fleet; an actor that dies of a fault may take its answer with it."""
+        running = set(self._runs.values())
+        asked = {
+            handle.answer.remote(request, timeout_s): server
+            for server, handle in list(self._actors.items())
+            if server in running
+        }
+        ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=timeout_s) if asked else ([], [])
+        answers: dict[int, dict[str, Any]] = {}
+        for ref in ready:
+            try:
+                answer = ray.get(ref)
+            except RayActorError:
+                answer = {"done": f"server {asked[ref]} died of it"} if request[0] == "inject" else None
+            if answer is not None:
+                answers[asked[ref]] = answer
+        return answers
 
     def close(self) -> None:
         """See Fleet."""

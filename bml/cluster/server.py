@@ -6,14 +6,22 @@ alone: it brings a contribution and gets a result, or is told to prepare it agai
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
 
-from bml.cluster.injection import Injection
+import numpy.typing as npt
+
+from bml.cluster.carrier import CarrierWatch
+from bml.cluster.fleet import Request
+from bml.cluster.injection import Hands, Injection
 from bml.cluster.job import Contact, Contacts, JobSpec
+from bml.cluster.rates import Rates
 from bml.protocol import events as ev
 from bml.protocol import messages as msg
 from bml.protocol.engine import Place, Reduce, Send
@@ -21,37 +29,52 @@ from bml.protocol.frame import Header, Kind
 from bml.protocol.server import ServerCore
 from bml.protocol.workspace import Array, Workspace
 from bml.schedule import AnyProgram, plan
+from bml.schedule.packed import prepare
 from bml.train.communicator import Committed, Outcome, Retried
 from bml.transport import control
 from bml.transport import interface as wire
 from bml.transport.auth import Hello
+from bml.transport.choice import open_transport
 from bml.transport.poller import Poller
-from bml.transport.tcp import TcpTransport
+from faults import Fault
 from topology import Fabric
-from topology.errors import BmlError, InvariantError
+from topology.errors import BmlError, FabricError, InvariantError
 
 _TEXT_PRIORITY = -2
 _EMPTY = memoryview(bytearray())
 _SLICE_NBYTES = 256 << 10
 #: How long after `Leave` the loop still delivers what it has said, in seconds.
 _LINGER_S = 0.2
+#: Larger fabrics plan when it is needed: planning all single failures ahead would delay the start.
+_MOST_PREPARED = 64
 
 
 class Server:
     """One server of a job on this machine. `contact` is known at once; `start` needs everybody's.
 
-    `nics` are this server's own addresses, one per level.
+    `nics` are this server's own addresses, one per level. `strike` does a fault to real cables and returns
+    when it is done; None where there are none.
     """
 
-    def __init__(self, spec: JobSpec, server: int, nics: Sequence[str], control_host: str = "127.0.0.1"):
+    def __init__(
+        self,
+        spec: JobSpec,
+        server: int,
+        nics: Sequence[str],
+        control_host: str = "127.0.0.1",
+        strike: Callable[[Fault], None] | None = None,
+    ):
         self.server = server
         self.fabric = spec.parsed_fabric()
+        if spec.algorithm in ("auto", "packed") and self.fabric.n_servers <= _MOST_PREPARED:
+            prepare(self.fabric)  # recovery waits for the plan: have those of single failures at hand
         self._spec = spec
         self._poller = Poller(on_wake=self._take_requests)
         self._core = ServerCore(
             server, self.fabric, self._program, spec.timeouts(), _SLICE_NBYTES, time.monotonic()
         )
-        self._transport = TcpTransport(
+        self._transport, self._transport_name, self._memory = open_transport(
+            spec.transport,
             server,
             nics,
             token=spec.token,
@@ -68,12 +91,20 @@ class Server:
             on_connect=self._coordinator_connected,
             server=server,
         )
-        self.contact = Contact(server, self._listener.endpoint, self._transport.endpoints)
+        self.contact = Contact(
+            server, self._listener.endpoint, self._transport.endpoints, self._transport_name
+        )
         self._contacts: Contacts = {}
         self._channel: control.Channel | None = None
-        self._injection = Injection(server, spec.server_faults(), self.fabric, self._transport, self._tell)
-        self._requests: deque[ev.Event] = deque()
-        self._replies: queue.SimpleQueue[Outcome | BmlError] = queue.SimpleQueue()
+        hands = Hands(self._transport, self._poller, self._tell, self._throw, self._feel, strike)
+        self._injection = Injection(server, spec.fault_plan(), self.fabric, hands)
+        self._carrier = CarrierWatch(server, nics, self._poller, self._carrier_changed)
+        self._rates = Rates(self.fabric.levels, time.monotonic())
+        self._nics = tuple(nics)
+        self._requests: deque[ev.Event | Callable[[], None]] = deque()
+        self._replies: queue.SimpleQueue[Outcome | Exception] = queue.SimpleQueue()
+        self._thrown: Exception | None = None
+        self._syncing = False
         self._contribution: tuple[Array, str] | None = None
         self._workspace: Workspace | None = None
         self._texts: dict[wire.LinkKey, bytearray] = {}
@@ -89,6 +120,9 @@ class Server:
 
     def start(self, contacts: Contacts) -> None:
         """Start the loop; the coordinator may call from now on."""
+        others = {server: contact.transport for server, contact in contacts.items()}
+        if set(others.values()) != {self._transport_name}:
+            raise FabricError(f"servers fell back to different transports: {others}; ask for tcp everywhere")
         self._contacts = contacts
         self._thread.start()
 
@@ -106,6 +140,10 @@ class Server:
         assert view is not None
         return view
 
+    def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+        """An uninitialised array in memory that the transport sends from without a copy."""
+        return self._memory.empty(shape, dtype)
+
     @property
     def step(self) -> int:
         """Number of the next step, or the one that is being synchronised; the first is 1."""
@@ -120,14 +158,18 @@ class Server:
         """
         if self._error:
             raise self._error
+        self._syncing = True
+        if self._thrown:
+            raise self._thrown
         self._contribution = (contribution, op)
         step = self._core.step
         submit = ev.Submit(step, epoch, contribution.size, contribution.itemsize, signature, text)
         self._requests.append(submit)
         self._poller.wake()
         reply = self._replies.get()
-        if isinstance(reply, BmlError):
+        if isinstance(reply, Exception):
             raise reply
+        self._syncing = False
         return reply
 
     def end(self, outcome: str, error: str = "") -> None:
@@ -163,6 +205,50 @@ class Server:
             f"{peer}/{level}": stats._asdict() for (peer, level), stats in self._transport.stats().items()
         }
 
+    # --- for whoever looks at it from outside ----------------------------------------------------
+
+    def answer(self, request: Request, reply: Callable[[dict[str, Any]], None]) -> None:
+        """Answer a request of any thread, in the loop's; silence when the loop does not run.
+
+        "status": where this server stands (see `_status`). "inject": `{"done": what it will do to itself}`,
+        said before it is done, `""` if it is no matter of this server's; `{"error": why}`.
+        """
+
+        def carry_out() -> None:
+            try:
+                what, argument = request
+                now = time.monotonic()
+                if what == "inject":
+                    reply({"done": self._injection.add(argument, self._core, now)})
+                else:
+                    reply(self._status(now))
+            except BmlError as error:
+                reply({"error": str(error)})
+
+        self._requests.append(carry_out)
+        self._poller.wake()
+
+    def _status(self, now: float) -> dict[str, Any]:
+        carriers = self._carrier.watched
+        traffic = self._rates.traffic(self._transport.stats(), now)
+        return {
+            "process": os.getpid(),
+            "epoch": self._core.epoch,
+            "step": self._core.step,
+            "phase": self._injection.phase(self._core),
+            "progress": self._core.progress,
+            "waits_for": self._core.waits_for(),
+            "suspects": [
+                {"peer": each.peer, "level": each.level, "kind": each.kind, "why": each.why}
+                for each in self._core.suspicions
+            ],
+            "nics": [
+                {"level": level, "address": address, "carrier": carriers.get(level), **asdict(nic)}
+                for level, (address, nic) in enumerate(zip(self._nics, traffic, strict=True))
+            ],
+            "faults": [str(fault) for fault in self._injection.pending],
+        }
+
     # --- the loop --------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -176,6 +262,7 @@ class Server:
         finally:
             self._left.set()
             self._in_force.set()
+            self._carrier.close()
             self._transport.close()
             self._listener.close()
             self._poller.close()
@@ -192,16 +279,34 @@ class Server:
         now = time.monotonic()
         if self._core.urgent or now >= self._core.next_deadline(now):
             self._execute(self._core.handle(ev.Tick(), now))
-        if self._injection.armed:
-            self._inject(now)
+        if self._rates.due(now):
+            self._rates.note(self._transport.stats(), now)
+        self._inject()
 
-    def _inject(self, now: float) -> None:
-        for event in self._injection.poll(self._core, now):
-            self._execute(self._core.handle(event, now))
+    def _inject(self) -> None:
+        """Suffer the faults that are due; called wherever something may have brought a moment of the plan."""
+        if self._injection.armed:
+            self._injection.poll(self._core, time.monotonic())
+
+    def _feel(self, event: ev.Event) -> None:
+        self._execute(self._core.handle(event, time.monotonic()))
+
+    def _throw(self, error: Exception) -> None:
+        """Make the training function's current or next call raise this, and every later one."""
+        self._thrown = error
+        if self._syncing:
+            self._replies.put(error)
+
+    def _carrier_changed(self, level: int, up: bool, why: str) -> None:
+        if not up:
+            self._feel(ev.OwnNicLost(level, why))
 
     def _take_requests(self) -> None:
         while self._requests:
             request = self._requests.popleft()
+            if callable(request):
+                request()
+                continue
             self._execute(self._core.handle(request, time.monotonic()))
             if isinstance(request, ev.Ended):
                 self._ended = True
@@ -225,6 +330,10 @@ class Server:
 
     def _send(self, send: Send) -> None:
         peer, level, header, place, priority = send
+        if self._injection.armed:
+            self._injection.saw(header)
+            if header.kind == Kind.TOKEN:
+                self._injection.before_token(header.step, self._core, time.monotonic())
         payload = None
         if place is not None:
             assert self._workspace is not None
@@ -238,7 +347,7 @@ class Server:
             case ev.Open(_, scratch_elements):
                 assert self._contribution is not None
                 vector, op = self._contribution
-                self._workspace = Workspace(vector, scratch_elements, op)
+                self._workspace = Workspace(vector, scratch_elements, op, self._memory.empty)
             case ev.Commit(step, epoch, contributors):
                 assert self._workspace is not None
                 self.commit_at_s.append(time.monotonic())
@@ -302,9 +411,10 @@ class Server:
         text = ""
         if header.kind == Kind.DESCRIBE:
             text = self._texts.pop((peer, level)).decode(errors="replace")
-        self._execute(self._core.received(peer, header, text, now))
         if self._injection.armed:
-            self._inject(now)
+            self._injection.saw(header)
+        self._execute(self._core.received(peer, header, text, now))
+        self._inject()
 
     def heard(self, peer: int, level: int) -> None:
         """See bml.transport.interface.Handler."""
@@ -335,6 +445,7 @@ class Server:
         if not isinstance(message, msg.ToServer):
             raise msg.MessageError(f"{type(message).__name__} is not for a server")
         self._execute(self._core.handle(ev.Control(message), time.monotonic()))
+        self._inject()
 
     def _tell(self, message: msg.ToCoordinator) -> None:
         if self._channel is not None:

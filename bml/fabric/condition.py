@@ -15,28 +15,44 @@ from topology.errors import UsageError
 #: A burst below about 70 kB splits every segment of 64 kB in software and ruins the throughput.
 BURST_NBYTES = 75_000
 _QUEUE_S = 0.08
-_DAMAGE = re.compile(r"(cut|blackhole|slow|switch):([0-9]{1,9})/([0-9]{1,9})(?:,rate=([0-9.a-z]+))?")
+_DAMAGE = re.compile(
+    r"(cut|blackhole|slow|switch|loss):([0-9]{1,9})/([0-9]{1,9})"
+    r"(?:,rate=([0-9.a-z]+)|,share=([0-9]{1,3}(?:\.[0-9]{1,4})?)%)?"
+)
 
 
 @dataclass(frozen=True, order=True)
 class Damage:
-    """`cut`, `blackhole` or `slow` of a link (server, level), or `switch` for a dead one (level, group)."""
+    """`cut`, `blackhole`, `slow` or `loss` of a link (server, level); `switch`: a dead one (level, group).
+
+    `rate_bit` is what is left of a slow cable, `share` the fraction (0..1) of packets that a lossy one drops.
+    """
 
     kind: str
     at: tuple[int, int]
     rate_bit: int = 0
+    share: float = 0.0
 
     @classmethod
     def parse(cls, text: str) -> Damage:
         """Read what `str()` gives, such as `cut:4/0` or `slow:4/1,rate=10mbit`. Raises UsageError."""
         found = _DAMAGE.fullmatch(text.strip())
-        if found is None or (found[1] == "slow") != (found[4] is not None):
-            raise UsageError(f"'{text}' cannot be: write it like cut:4/0, slow:4/1,rate=10mbit or switch:0/2")
-        return cls(found[1], (int(found[2]), int(found[3])), parse_rate(found[4]) if found[4] else 0)
+        if (
+            found is None
+            or (found[1] == "slow") != (found[4] is not None)
+            or (found[1] == "loss") != (found[5] is not None)
+        ):
+            raise UsageError(
+                f"'{text}' cannot be: write it like cut:4/0, slow:4/1,rate=10mbit, loss:4/1,share=5% "
+                "or switch:0/2"
+            )
+        rate_bit = parse_rate(found[4]) if found[4] else 0
+        return cls(found[1], (int(found[2]), int(found[3])), rate_bit, float(found[5] or 0) / 100)
 
     def __str__(self) -> str:
         rate = f",rate={rate_text(self.rate_bit)}" if self.kind == "slow" else ""
-        return f"{self.kind}:{self.at[0]}/{self.at[1]}{rate}"
+        share = f",share={self.share * 100:.6g}%" if self.kind == "loss" else ""
+        return f"{self.kind}:{self.at[0]}/{self.at[1]}{rate}{share}"
 
     def cables(self, layout: Layout) -> tuple[Cable, ...]:
         """What it touches. Raises UsageError if the fabric has no such part."""
@@ -72,10 +88,14 @@ class Condition:
 
 @dataclass(frozen=True)
 class Setting:
-    """What one end of a cable is set to. `rate_bit` None: unshaped; 0: everything it sends is dropped."""
+    """What one end of a cable is set to. `rate_bit` None: unshaped; 0: everything it sends is dropped.
+
+    `lost_share` is the fraction (0..1) of what arrives here that is dropped.
+    """
 
     up: bool
     rate_bit: int | None
+    lost_share: float = 0.0
 
     @property
     def queue_nbytes(self) -> int:
@@ -98,7 +118,8 @@ def setting(cable: Cable, end: End, condition: Condition) -> Setting:
     )
     silent = any(damage.kind == "blackhole" for damage in here)
     slowest = min([condition.rate_bit, *(damage.rate_bit for damage in here if damage.kind == "slow")])
-    return Setting(up=not down, rate_bit=0 if silent else slowest)
+    lost = max((damage.share for damage in here if damage.kind == "loss"), default=0.0)
+    return Setting(up=not down, rate_bit=0 if silent else slowest, lost_share=lost)
 
 
 def _touches(damage: Damage, cable: Cable) -> bool:

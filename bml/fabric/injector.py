@@ -1,93 +1,121 @@
-"""Breaks the cables of an emulated fabric while a job runs on it, when the job's fault plan says so.
+"""Breaks the cables of an emulated fabric while a job runs on it, when a server says that it is time to.
 
-It runs beside the launcher, outside the job: the servers learn of it as they would of a real cable. A fault
-with `t=` strikes that long after the first view, one with `step=` when the coordinator says that this step
-is under way, which is up to a tenth of a second after it began.
+It works beside the launcher, outside the job: the servers learn of it as they would of a real cable.
 """
 
 from __future__ import annotations
 
+import heapq
 import logging
 import threading
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable
+from itertools import count
 
 from bml.fabric.condition import Damage
 from bml.fabric.network import Emulated
-from faults import AtTime, FaultPlan, due
+from faults import Fault
 from topology import LinkFailure, SwitchFailure
-from topology.errors import BmlError
+from topology.errors import BmlError, UsageError
 
 _LOG = logging.getLogger("bml.fabric")
 
+Task = Callable[[], None]
+
 
 class CableInjector:
-    """Executes `plan` on `network` in a thread of its own; `close` heals what it broke."""
+    """Does faults to the cables of `network`, in a thread of its own; `close` heals what it broke."""
 
-    def __init__(self, network: Emulated, plan: FaultPlan):
+    def __init__(self, network: Emulated):
         self._network = network
-        self._pending = tuple(plan)
         self._news = threading.Condition()
-        self._first_view_at: float | None = None
-        self._step = 0
+        self._tasks: list[tuple[float, int, Task]] = []
+        self._order = count()
         self._closed = False
         self._done: list[Damage] = []
-        self._thread = threading.Thread(target=self._run, name="bml-cables", daemon=True)
+        self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Be ready; nothing strikes before the first view."""
-        if self._pending:
+    def strike(self, fault: Fault, done: Task) -> None:
+        """Do this fault now, and call `done` (in the injector's thread) when it is done, or cannot be."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="bml-cables", daemon=True)
             self._thread.start()
 
-    def changed(self, snapshot: Mapping[str, Any]) -> None:
-        """Take in a snapshot of the job (see CoordinatorLoop.snapshot)."""
-        with self._news:
-            if snapshot["epoch"] and self._first_view_at is None:
-                self._first_view_at = time.monotonic()
-            self._step = snapshot["step"] + 1
-            self._news.notify()
+        def carry_out() -> None:
+            self._begin(fault)
+            done()
+
+        self._at(0.0, carry_out)
 
     def close(self) -> None:
         """Stop, and heal what was broken. Idempotent."""
         with self._news:
             self._closed = True
             self._news.notify()
-        if self._thread.is_alive():
+        if self._thread is not None:
             self._thread.join()
         while self._done:
             self._network.mend(self._done.pop())
 
-    def _run(self) -> None:
-        while self._pending:
-            with self._news:
-                self._news.wait(self._wait_s())
-                if self._closed:
-                    return
-                since, step = self._first_view_at, self._step
-            if since is not None:
-                firings, self._pending = due(self._pending, step, 1.0, time.monotonic() - since)
-                for firing in firings:
-                    self._strike(firing.fault.kind, firing.fault.target, firing.why)
+    def _begin(self, fault: Fault) -> None:
+        if fault.kind == "flap":
+            until_s = float("inf") if fault.duration_s is None else time.monotonic() + fault.duration_s
+            self._flap(damage_of(fault), fault.period_s / 2, until_s)
+            return
+        damage = damage_of(fault)
+        self._damage(damage)
+        if fault.duration_s is not None:
+            self._at(fault.duration_s, lambda: self._mend(damage))
 
-    def _wait_s(self) -> float | None:
-        """Until the next fault with a time is due; None if only news can make one due."""
-        times = [fault.trigger.t_s for fault in self._pending if isinstance(fault.trigger, AtTime)]
-        if self._first_view_at is None or not times:
-            return None
-        return max(0.0, self._first_view_at + min(times) - time.monotonic())
+    def _flap(self, damage: Damage, half_s: float, until_s: float) -> None:
+        if time.monotonic() >= until_s:
+            return
+        self._damage(damage)
+        self._at(half_s, lambda: self._mend(damage))
+        self._at(2 * half_s, lambda: self._flap(damage, half_s, until_s))
 
-    def _strike(self, kind: str, target: object, why: str) -> None:
-        match target:
-            case LinkFailure(server, level):
-                damage = Damage(kind, (server, level))
-            case SwitchFailure(level, group):
-                damage = Damage(kind, (level, group))
-            case _:
-                return
+    def _damage(self, damage: Damage) -> None:
         try:
             self._network.damage(damage)
-            self._done.append(damage)
-            _LOG.info("%s of the emulated fabric: %s", damage, why)
         except BmlError as error:
             _LOG.error("%s was not injected: %s", damage, error)
+            return
+        _LOG.info("%s of the emulated fabric", damage)
+        if damage not in self._done:
+            self._done.append(damage)
+
+    def _mend(self, damage: Damage) -> None:
+        if damage in self._done:
+            self._done.remove(damage)
+            self._network.mend(damage)
+            _LOG.info("%s of the emulated fabric is healed", damage)
+
+    def _at(self, delay_s: float, task: Task) -> None:
+        with self._news:
+            heapq.heappush(self._tasks, (time.monotonic() + delay_s, next(self._order), task))
+            self._news.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._news:
+                while not self._closed and not (self._tasks and self._tasks[0][0] <= time.monotonic()):
+                    self._news.wait(self._tasks[0][0] - time.monotonic() if self._tasks else None)
+                if self._closed:
+                    return
+                _, _, task = heapq.heappop(self._tasks)
+            try:
+                task()
+            except BmlError as error:
+                _LOG.error("a fault of a cable failed: %s", error)
+
+
+def damage_of(fault: Fault) -> Damage:
+    """What a fault does to the emulated fabric. Raises UsageError for one that strikes no cable."""
+    kind = "cut" if fault.kind == "flap" else fault.kind
+    match fault.target:
+        case LinkFailure(server, level):
+            return Damage(kind, (server, level), fault.rate_bit or 0, fault.share or 0.0)
+        case SwitchFailure(level, group):
+            return Damage(kind, (level, group))
+        case _:
+            raise UsageError(f"'{fault}' strikes no cable: cut, blackhole, flap, slow, loss and switch do")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
-from bml.fabric import namespace, state
+from bml.fabric import loss, namespace, state
 from bml.fabric.condition import Condition, Damage
 from bml.fabric.layout import (
     DEFAULT_NAME,
@@ -73,6 +73,10 @@ class Emulated:
         """Give one cable a lower rate than the others, both ways."""
         self.damage(Damage("slow", (server, level), _bits(rate) or 0))
 
+    def lose(self, server: int, level: int, share: float) -> None:
+        """Drop this fraction (0..1) of the packets on a cable, both ways. Needs nft."""
+        self.damage(Damage("loss", (server, level), share=share))
+
     def switch_down(self, level: int, group: int) -> None:
         """Take a switch down: no NIC on it has a carrier."""
         self.damage(Damage("switch", (level, group)))
@@ -92,6 +96,8 @@ class Emulated:
     def damage(self, damage: Damage) -> None:
         """Do this damage, instead of what the same part had before."""
         damage.cables(self.layout)
+        if damage.kind == "loss":
+            loss.check()
         self._change(lambda now: now.damaged(damage))
 
     def mend(self, damage: Damage) -> None:
@@ -149,6 +155,9 @@ class Emulated:
             # Saved first: if this is interrupted, the next change of the part, or heal, sets it right.
             state.save(self.name, replace(known, condition=condition))
             _netlink().settle(self.layout, self.layout.cables if everything else touched, condition)
+            lossy = {cable for each in changed if each.kind == "loss" for cable in each.cables(self.layout)}
+            if lossy:
+                loss.settle(self.layout, lossy, condition)
 
 
 def up(

@@ -148,6 +148,27 @@ class ServerCore:
         """Hash of what the user called for the current step."""
         return self._step.submit.signature if self._step else 0
 
+    @property
+    def phase(self) -> str:
+        """Where this server is, as fault plans call it (faults.notation); "" when nothing goes on.
+
+        A result that arrives does not show here: `reduce` lasts until all outputs are final.
+        """
+        if self._error:
+            return ""
+        if self._member.frozen:
+            return "recovery" if self.view else "start" if self._term >= 0 else ""
+        if self._outcome.outcome:
+            return "shutdown"
+        if self._step is None or not self._step.engine.handled:
+            return "compute"
+        return "complete" if self._step.entered else "reduce"
+
+    @property
+    def suspicions(self) -> tuple[msg.Suspect, ...]:
+        """What this server suspects."""
+        return self._watch.suspicions
+
     def waits_for(self) -> str:
         """What this server is waiting for, in words."""
         if self._error:

@@ -27,6 +27,11 @@ class Watch:
         """Whether a suspicion stands."""
         return bool(self._suspicions)
 
+    @property
+    def suspicions(self) -> tuple[msg.Suspect, ...]:
+        """Those that stand."""
+        return tuple(self._suspicions.values())
+
     def next_deadline(self, now: float) -> float:
         """When, at the latest, `tick` is due."""
         return self._detector.next_deadline(now)

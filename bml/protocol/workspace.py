@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,15 +20,21 @@ class Workspace:
     """IN, OUT and SCRATCH of a step.
 
     `contribution` is a contiguous one-dimensional array; it is only read, so that a failed step can
-    be tried again with it. OUT is new for every try.
+    be tried again with it. OUT is new for every try. `empty(shape, dtype)` makes OUT and SCRATCH.
     """
 
-    def __init__(self, contribution: Array, scratch_elements: int, op: str):
+    def __init__(
+        self,
+        contribution: Array,
+        scratch_elements: int,
+        op: str,
+        empty: Callable[[int, np.dtype[Any]], Array] = np.empty,
+    ):
         self._op = OPS[op]
         self._arrays = (
             contribution,
-            np.empty_like(contribution),
-            np.empty(scratch_elements, contribution.dtype),
+            empty(contribution.size, contribution.dtype),
+            empty(scratch_elements, contribution.dtype),
         )
         self.itemsize = contribution.itemsize
         self._bytes = tuple(_raw(array) for array in self._arrays)

@@ -46,7 +46,10 @@ class When:
 
 @dataclass(frozen=True)
 class Mishap:
-    """One thing that goes wrong, to `target`, for `for_s` seconds (where that means anything)."""
+    """One thing that goes wrong, to `target`, for `for_s` seconds (where that means anything).
+
+    A crash, freeze or the like without a target befalls the server at which `when` came about.
+    """
 
     kind: str
     target: tuple[int, ...]
@@ -80,8 +83,11 @@ _HOW_MANY = (0, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 4, 4, 5)
 
 def draw(chance: random.Random, fabric: Fabric, detect_s: float) -> Mishaps:
     """Mishaps of one run: independent ones, or some that strike in the middle of a recovery."""
-    if chance.random() < 0.35:
+    how = chance.random()
+    if how < 0.3:
         return _in_recovery(chance, fabric, detect_s)
+    if how < 0.4:
+        return _lost_witness(chance, fabric, detect_s)
     return tuple(_one(chance, fabric, detect_s) for _ in range(chance.choice(_HOW_MANY)))
 
 
@@ -105,6 +111,23 @@ def _in_recovery(chance: random.Random, fabric: Fabric, detect_s: float) -> Mish
         after_s = chance.choice((0.0, 0.003, 0.4)) * chance.random()
         third = When("fault", 2, after_s)
         found.append(Mishap(kind, _target(chance, fabric, kind), third, _for_s(chance, kind, detect_s)))
+    return tuple(found)
+
+
+def _lost_witness(chance: random.Random, fabric: Fabric, detect_s: float) -> Mishaps:
+    """A coordinator that dies between two Installs, and then those who know that the view was in force."""
+    n = fabric.n_servers
+    kind = chance.choice(("crash", "silent"))
+    start = When("submit", chance.randint(1, 2 * n), 0.0)
+    installs = chance.choice((1, 1, 2))
+    found = [
+        Mishap(kind, _target(chance, fabric, kind), start),
+        Mishap("coordinator-crash", (), When("Install", n + installs, 0.0)),
+    ]
+    for nth in range(n + 1, n + 1 + installs):
+        after_s = chance.choice((0.0, 0.0, 0.005, 0.02))
+        how = chance.choice(("crash", "freeze"))
+        found.append(Mishap(how, (), When("installed", nth, after_s), _for_s(chance, how, detect_s)))
     return tuple(found)
 
 

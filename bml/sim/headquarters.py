@@ -32,12 +32,13 @@ class Reachable(Protocol):
 
 
 class Channel:
-    """One control connection: ordered both ways, gone with all that is on its way when it breaks."""
+    """One control connection, ordered both ways; `lossy` when what was on its way is lost with it."""
 
     def __init__(self, desk: Desk, server: int):
         self.desk = desk
         self.server = server
         self.open = True
+        self.lossy = False
 
 
 class Desk:
@@ -113,7 +114,7 @@ class Headquarters:
         """A coordinator has learnt that it has a successor, and ends."""
         desk.process.die()
         for channel in list(desk.channels.values()):
-            self._break(channel)
+            self._break(channel, lossy=False)
 
     def start(self) -> None:
         """Start a coordinator: a first one, or a successor."""
@@ -157,7 +158,9 @@ class Headquarters:
 
     def gone(self, server: int, why: str) -> None:
         """A server's process died: its connection ends, the launcher tells the newest coordinator."""
-        self.lose(server)
+        channel = self._servers[server].channel
+        if channel is not None:
+            self._break(channel, lossy=False)
         desk = self.newest
         self.network.deliver((desk, "launcher"), lambda: self._say(desk, coord.Gone(server, why)))
 
@@ -167,7 +170,7 @@ class Headquarters:
         """Break the control connection of a server; both ends notice, the coordinator dials again."""
         channel = self._servers[server].channel
         if channel is not None:
-            self._break(channel)
+            self._break(channel, lossy=True)
 
     def hold(self, server: int) -> None:
         """Hold back everything between a server and the coordinators, both ways."""
@@ -194,14 +197,15 @@ class Headquarters:
             if channel is node.channel:
                 node.told(message)
 
-        self._move(channel, "down", lambda: node.process.run(read))
+        if channel.open:
+            self._move(channel, "down", lambda: node.process.run(read))
 
     def tell(self, server: int, message: msg.ToCoordinator) -> None:
         """A message of a server, to whoever holds its connection; lost when there is none."""
         channel = self._servers[server].channel
         if not isinstance(message, msg.Progress):
             self._on_event(type(message).__name__, f"server {server} -> coordinator: {message}")
-        if channel is not None:
+        if channel is not None and channel.open:
             desk = channel.desk
             self._move(channel, "up", lambda: self._say(desk, coord.From(server, message), channel))
 
@@ -216,7 +220,7 @@ class Headquarters:
         """Bring something over, in order; hold it back while the server is cut off."""
 
         def come() -> None:
-            if not channel.open:
+            if channel.lossy:
                 return
             if channel.server in self.cut:
                 self._late.append((channel.server, come))
@@ -225,11 +229,11 @@ class Headquarters:
 
         self.network.deliver((channel, way), come)
 
-    def _break(self, channel: Channel) -> None:
+    def _break(self, channel: Channel, lossy: bool) -> None:
         """The connection is over; each end learns it, the coordinator dials again."""
         if not channel.open:
             return
-        channel.open = False
+        channel.open, channel.lossy = False, lossy
         node, desk = self._servers[channel.server], channel.desk
 
         def server_learns() -> None:
@@ -267,7 +271,7 @@ class Headquarters:
         node = self._servers[server]
         desk.failing_since.pop(server, None)
         if node.channel is not None:
-            self._break(node.channel)  # a newer connection replaces the older one
+            self._break(node.channel, lossy=True)  # a newer connection replaces the older one
         channel = node.channel = Channel(desk, server)
 
         def opened() -> None:

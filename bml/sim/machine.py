@@ -46,8 +46,8 @@ class World(Protocol):
     history: History
     promises: Promises
 
-    def point(self, name: str, text: str) -> None:
-        """Something happened to which a fault may be tied."""
+    def point(self, name: str, text: str, server: int | None = None) -> None:
+        """Something happened (at a server) to which a mishap may be tied."""
 
     def tell(self, server: int, message: msg.ToCoordinator) -> None:
         """Send a message to the coordinator."""
@@ -237,7 +237,7 @@ class Machine:
 
     def _installed(self, view: View) -> None:
         what = f"view {view.epoch} of {view.members}, commit {view.commit}"
-        self._world.point("installed", f"server {self.server} installs {what}")
+        self._world.point("installed", f"server {self.server} installs {what}", self.server)
         self._world.promises.installed(self.server, view)
         if len(self.core.views) == 1:
             self._prepare(1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 
 from bml.protocol import coordinator as coord
@@ -202,12 +203,14 @@ class Simulation:
 
     # --- what the parts call ---------------------------------------------------------------------
 
-    def point(self, name: str, text: str) -> None:
-        """Something happened: it is told, and what was tied to it strikes."""
+    def point(self, name: str, text: str, server: int | None = None) -> None:
+        """Something happened (at a server): it is told, and what was tied to it strikes."""
         self.history.log(self.network.now, text)
         self.history.counts[name] += 1
         nth = self.history.counts[name]
-        for mishap in self._tied.pop((name, nth), ()):
+        for planned in self._tied.pop((name, nth), ()):
+            here = not planned.target and planned.kind in ("crash", "freeze")
+            mishap = replace(planned, target=(server,)) if here and server is not None else planned
             if mishap.when.after_s:
                 self.network.after(mishap.when.after_s, partial(self.strike, mishap))
             else:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy.typing as npt
+
 from bml.protocol.messages import View
 from bml.protocol.workspace import Array
 
@@ -43,6 +45,10 @@ class Communicator(Protocol):
     @property
     def step(self) -> int:
         """Number of the next step; the first is 1."""
+        ...
+
+    def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+        """An uninitialised array in memory that is sent without a copy."""
         ...
 
     def sync(self, epoch: int, contribution: Array, op: str, text: str, signature: int) -> Outcome:

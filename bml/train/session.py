@@ -58,12 +58,13 @@ class Session:
         return self._contributors
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = "float32") -> Array:
-        """An uninitialised array of this shape and dtype."""
-        return np.empty(shape, dtype)
+        """An uninitialised array of this shape and dtype, in memory that is sent without a copy."""
+        return self._communicator.empty(shape, dtype)
 
     def empty_like(self, array: npt.ArrayLike) -> Array:
         """An uninitialised array with the shape and dtype of `array`."""
-        return np.empty_like(np.asarray(array))
+        like = np.asarray(array)
+        return self._communicator.empty(like.shape, like.dtype)
 
     def state(self, **arrays: Any) -> None:
         """Name what makes up the training state: `params` (its digest proves that all agree), and more.

@@ -1,4 +1,4 @@
-"""When a broken part may be used again: after it was heard for long enough, and longer after every failure."""
+"""When a broken part may be used again: heard for long enough, and longer after every failure."""
 
 from __future__ import annotations
 

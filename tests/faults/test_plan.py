@@ -1,6 +1,7 @@
 import pytest
 
-from faults.plan import AtStep, AtTime, Fault, FaultPlan, due
+from faults.notation import KINDS, AtOnce, AtPhase, AtStep, AtTime, Fault
+from faults.plan import FaultPlan, Moment, due
 from topology import LinkFailure, ServerFailure, SwitchFailure, UsageError, bcube
 
 FABRIC = bcube(3, 2)
@@ -16,6 +17,15 @@ FABRIC = bcube(3, 2)
         ("blackhole:4/0@step=9", Fault("blackhole", LinkFailure(4, 0), AtStep(9))),
         ("switch:0/2@step=9", Fault("switch", SwitchFailure(0, 2), AtStep(9))),
         ("coordinator@step=12", Fault("coordinator", None, AtStep(12))),
+        ("kill:4@step=9,phase=broadcast", Fault("kill", ServerFailure(4), AtStep(9, "broadcast"))),
+        ("kill:4@step=9,phase=recovery", Fault("kill", ServerFailure(4), AtStep(9, "recovery"))),
+        ("cut:4/0@phase=start", Fault("cut", LinkFailure(4, 0), AtPhase("start"))),
+        ("exception:4@step=9", Fault("exception", ServerFailure(4), AtStep(9))),
+        ("exit:4@phase=shutdown", Fault("exit", ServerFailure(4), AtPhase("shutdown"))),
+        ("gil:4@step=9,for=2s", Fault("gil", ServerFailure(4), AtStep(9), 2.0)),
+        ("flap:4/0@step=9,every=0.4s,for=4s", Fault("flap", LinkFailure(4, 0), AtStep(9), 4.0, 0.4)),
+        ("slow:4/1@step=8,rate=10mbit", Fault("slow", LinkFailure(4, 1), AtStep(8), rate_bit=10_000_000)),
+        ("loss:4/1@step=8,share=2.5%,for=1s", Fault("loss", LinkFailure(4, 1), AtStep(8), 1.0, share=0.025)),
     ],
 )
 def test_notation_round_trip(text: str, fault: Fault) -> None:
@@ -28,6 +38,27 @@ def test_times_in_milliseconds_and_order_of_settings() -> None:
     assert Fault.parse("freeze:2@for=3s,step=5") == Fault.parse("freeze:2@step=5,for=3s")
     tiny = Fault("cut", LinkFailure(0, 0), AtTime(1e-05))
     assert Fault.parse(str(tiny)) == tiny
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("kill:4", Fault("kill", ServerFailure(4), AtOnce())),
+        ("coordinator", Fault("coordinator", None, AtOnce())),
+        ("switch:0/2", Fault("switch", SwitchFailure(0, 2), AtOnce())),
+        ("freeze:2,for=3s", Fault("freeze", ServerFailure(2), AtOnce(), 3.0)),
+        ("blackhole:4/0@t=2s", Fault("blackhole", LinkFailure(4, 0), AtTime(2.0))),
+    ],
+)
+def test_faults_for_a_running_job(text: str, fault: Fault) -> None:
+    assert Fault.parse(text, at_once=True) == fault
+    assert str(fault) == text
+    assert Fault.parse("freeze:2@for=3s", at_once=True) == Fault.parse("freeze:2,for=3s", at_once=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_example_is_right(kind: str) -> None:
+    assert str(Fault.parse(KINDS[kind].example)) == KINDS[kind].example
 
 
 @pytest.mark.parametrize(
@@ -52,7 +83,19 @@ def test_times_in_milliseconds_and_order_of_settings() -> None:
         ("freeze:4@for=3s", "exactly one of step=NUMBER and t=TIME"),
         ("kill:4@t=3", "'3' is no time; a time has a unit"),
         ("kill:4@when=3s", "'when' is no setting of it"),
-        ("kill:4@step=2,for=3s", "only freeze takes for=TIME"),
+        ("kill:4@step=2,for=3s", "kill takes no for=TIME, it is for the rest of the job"),
+        ("freeze:2,for=3s", "does not have the form kind:target@when"),
+        ("gil:4@step=2", "gil needs for="),
+        ("slow:4/1@step=2", "slow needs rate="),
+        ("slow:4/1@step=2,rate=fast", "'fast' is no rate, from 8kbit to 10gbit"),
+        ("loss:4/1@step=2,share=0%", "'0%' is no share"),
+        ("loss:4/1@step=2,share=120%", "'120%' is no share"),
+        ("cut:4/1@step=2,rate=1mbit", "'rate' is no setting of cut"),
+        ("flap:4/0@step=2,every=1ms", "a flap every 1ms is too fast"),
+        ("kill:4@step=2,phase=lunch", "'lunch' cannot be; a phase of a step is one of compute, reduce"),
+        ("kill:4@step=2,phase=start", "'start' cannot be; a phase of a step is one of compute"),
+        ("kill:4@phase=reduce", "'reduce' cannot be; phase=PHASE without step=NUMBER is one of start"),
+        ("kill:4@t=2s,phase=start", "t=TIME and phase=PHASE do not go together"),
     ],
 )
 def test_errors_say_what_is_wrong(text: str, reason: str) -> None:
@@ -63,10 +106,7 @@ def test_errors_say_what_is_wrong(text: str, reason: str) -> None:
     assert "write it like" in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["flap:4/0@step=9", "slow:4/1@step=8,rate=10mbit", "heal:4/0@step=30", "join:4@step=40", "exit:4@step=1"],
-)
+@pytest.mark.parametrize("text", ["heal:4/0@step=30", "join:4@step=40"])
 def test_known_words_of_later_versions(text: str) -> None:
     with pytest.raises(UsageError, match="not available yet in this version; available: kill, freeze, cut"):
         Fault.parse(text)
@@ -117,28 +157,66 @@ def test_a_step_fault_strikes_once_in_the_middle_of_its_step() -> None:
     struck = []
     for step in (19, 20, 21):
         for progress in (0.0, 0.29, 0.3, 0.9, 1.0):
-            firings, pending = due(pending, step, progress, 0.0)
+            firings, pending = due(pending, Moment(step, progress, "reduce", 0.0))
             struck += [(step, progress, firing.why) for firing in firings]
     assert struck == [(20, 0.3, "30% of step 20 was handled")]
 
 
 def test_a_step_fault_that_was_missed_strikes_late() -> None:
-    firings, pending = due(FaultPlan.parse("kill:4@step=20").faults, 21, 0.0, 0.0)
+    firings, pending = due(FaultPlan.parse("kill:4@step=20").faults, Moment(21, now_s=0.0))
     assert firings[0].why == "step 20 has passed, this is step 21"
     assert pending == ()
 
 
+@pytest.mark.parametrize(
+    ("when", "phases"),
+    [
+        ("step=20,phase=compute", ["compute"]),
+        ("step=20,phase=reduce", ["reduce"]),
+        ("step=20,phase=broadcast", ["broadcast"]),
+        ("step=20,phase=complete", ["complete"]),
+        ("step=20,phase=recovery", []),
+    ],
+)
+def test_a_phase_of_a_step(when: str, phases: list[str]) -> None:
+    pending = FaultPlan.parse(f"kill:4@{when}").faults
+    struck = []
+    for step, phase in [
+        (19, "complete"),
+        *((20, each) for each in ("compute", "reduce", "broadcast", "complete")),
+    ]:
+        firings, pending = due(pending, Moment(step, 0.0, phase, 1.0))
+        struck += [phase for _ in firings]
+    assert struck == phases
+
+
+def test_a_phase_that_was_missed_strikes_late_but_a_recovery_is_waited_for() -> None:
+    firings, _ = due(FaultPlan.parse("kill:4@step=20,phase=reduce").faults, Moment(20, 1.0, "complete", 1.0))
+    assert firings[0].why == "step 20 is in its phase complete"
+    waiting = FaultPlan.parse("kill:4@step=20,phase=recovery").faults
+    assert due(waiting, Moment(25, 0.5, "reduce", 1.0)) == ((), waiting)
+    assert due(waiting, Moment(19, 0.5, "recovery", 1.0)) == ((), waiting)
+    assert len(due(waiting, Moment(25, 0.5, "recovery", 1.0))[0]) == 1
+
+
+def test_phases_of_the_job_come_without_a_view() -> None:
+    faults = FaultPlan.parse("kill:4@phase=start kill:5@step=1 kill:6@t=0s").faults
+    firings, pending = due(faults, Moment(1, 0.0, "start", None))
+    assert [str(firing.fault) for firing in firings] == ["kill:4@phase=start"]
+    assert pending == faults[1:]
+
+
 def test_a_time_fault_strikes_when_it_is_time() -> None:
     faults = FaultPlan.parse("cut:4/0@t=1.5s kill:1@step=3").faults
-    firings, pending = due(faults, 0, 0.9, 1.49)
+    firings, pending = due(faults, Moment(0, 0.9, "reduce", 1.49))
     assert (firings, pending) == ((), faults)
-    firings, pending = due(pending, 0, 0.9, 1.5)
+    firings, pending = due(pending, Moment(0, 0.9, "reduce", 1.5))
     assert [str(firing.fault) for firing in firings] == ["cut:4/0@t=1.5s"]
     assert [str(fault) for fault in pending] == ["kill:1@step=3"]
 
 
 def test_drawn_plans_repeat_and_can_be_survived() -> None:
-    kinds = ("kill", "freeze", "cut", "blackhole", "switch", "coordinator")
+    kinds = ("kill", "freeze", "cut", "blackhole", "switch", "coordinator", "exit", "flap")
     seen = set()
     for seed in range(200):
         plan = FaultPlan.draw(seed, FABRIC, steps=40, count=3, kinds=kinds)
@@ -151,6 +229,7 @@ def test_drawn_plans_repeat_and_can_be_survived() -> None:
         assert len({fault.trigger for fault in plan}) == 3
         seen |= {fault.kind for fault in plan}
     assert seen == set(kinds)
+    assert FaultPlan.draw(1, FABRIC, 40) != FaultPlan.draw(2, FABRIC, 40)
 
 
 def test_draws_that_cannot_be_survived_are_refused() -> None:

@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 from bml.protocol import messages as msg
 from topology.errors import FabricError
 
-VIEW = msg.View(
-    4, (0, 2), ("server:1", "link:0/1"), 17, "server 1 is dead: gone", 0.25, (("link:0/1", 2),)
-)
+VIEW = msg.View(4, (0, 2), ("server:1", "link:0/1"), 17, "server 1 is dead: gone", 0.25, (("link:0/1", 2),))
 ALL: list[msg.Message] = [
     msg.Who(1),
     msg.Freeze(1, 4, "why"),

@@ -8,14 +8,17 @@ from bml.protocol import events as ev
 from bml.protocol import messages as msg
 from bml.protocol.server import ServerCore
 from bml.protocol.timeouts import Timeouts
-from bml.schedule import plan
-from topology import FabricError, bcube
+from bml.schedule import AnyProgram, plan
+from topology import Fabric, FabricError, bcube
 
 TIMES = Timeouts.of(0.5)
 
 
 def core() -> ServerCore:
-    return ServerCore(0, bcube(2, 1), lambda fabric, server: plan(fabric).program(server), TIMES, 1 << 16, 0.0)
+    def planner(fabric: Fabric, server: int) -> AnyProgram:
+        return plan(fabric).program(server)
+
+    return ServerCore(0, bcube(2, 1), planner, TIMES, 1 << 16, 0.0)
 
 
 def install(server: ServerCore, epoch: int, now: float) -> None:

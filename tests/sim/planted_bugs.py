@@ -136,17 +136,6 @@ def _promise_anything(patch: Patch) -> None:
     patch.setattr(Member, "freeze", freeze)
 
 
-def ignore_terms(patch: Patch) -> None:
-    """Servers obey a coordinator that has a successor."""
-    control = ServerCore._control
-
-    def obedient(core: ServerCore, message: Any, now: float) -> Any:
-        core._term = -1
-        return control(core, message, now)
-
-    patch.setattr(ServerCore, "_control", obedient)
-
-
 def lose_the_end(patch: Patch) -> None:
     """A coordinator does not mind what it is told about ends while it changes the view."""
     ended = coord.Coordinator._ended
@@ -167,6 +156,5 @@ PLANTED: tuple[Callable[[Patch], None], ...] = (
     add_into_the_contribution,
     takeover_with_a_stale_epoch,
     takeover_with_the_epoch_in_force,
-    ignore_terms,
     lose_the_end,
 )

@@ -27,7 +27,7 @@ class FakeWire:
         self.pairs: dict[int, FakePair] = {}
         self.regions: dict[int, tuple[int, int]] = {}
         self.open = 0
-        self.writes: list[tuple[int, int]] = []  # (nbytes, imm)
+        self.writes: list[tuple[int, int | None]] = []  # (nbytes, imm)
         self.reliability: list[Reliability] = []
         self.broken_nic = ""
         self._numbers = itertools.count(100)
@@ -93,7 +93,12 @@ class FakePair:
         assert self.receives <= self.depth.receives
 
     def write(
-        self, wr_id: int, local: tuple[int, int, int], remote: tuple[int, int], imm: int, signaled: bool
+        self,
+        wr_id: int,
+        local: tuple[int, int, int],
+        remote: tuple[int, int],
+        imm: int | None,
+        signaled: bool,
     ) -> None:
         assert self.is_open
         self.unfinished.append((wr_id, signaled))
@@ -101,7 +106,12 @@ class FakePair:
         self.wire.send(self, wr_id, local, remote, imm, signaled)
 
     def carry_out(
-        self, wr_id: int, local: tuple[int, int, int], remote: tuple[int, int], imm: int, signaled: bool
+        self,
+        wr_id: int,
+        local: tuple[int, int, int],
+        remote: tuple[int, int],
+        imm: int | None,
+        signaled: bool,
     ) -> None:
         lkey, source, nbytes = local
         rkey, target = remote
@@ -114,10 +124,11 @@ class FakePair:
                 self.complete(Completion(wr_id, 10, 0))
                 return
             ctypes.memmove(target, source, nbytes)
-        assert peer.receives > 0, "an immediate write came and no receive was posted"
-        peer.receives -= 1
         self.wire.writes.append((nbytes, imm))
-        peer.complete(Completion(0, 0, imm))
+        if imm is not None:
+            assert peer.receives > 0, "an immediate write came and no receive was posted"
+            peer.receives -= 1
+            peer.complete(Completion(0, 0, imm))
         while self.unfinished and self.unfinished[0][0] <= wr_id:
             self.unfinished.popleft()
         if signaled:
@@ -129,7 +140,7 @@ class FakePair:
             self.armed = False
             os.eventfd_write(self.fd, 1)
 
-    def arm(self) -> None:
+    def arm(self, has_event: bool) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.fd)
         self.armed = True

@@ -40,12 +40,14 @@ from topology.errors import InvariantError
 
 _LOG = logging.getLogger("bml.transport")
 
-MAX_OFFERS = 64
+MAX_OFFERS = 32
 """Payloads of one link that are offered and not written completely."""
 _SPARE_SLOTS = 4
 """Slots that frames and offers leave free, so that grants are not kept waiting by them."""
 _SPARE_REQUESTS = 16
 """Work requests beyond the slots and payloads: credits, and some air."""
+_NOTIFY_NBYTES = 256 << 10
+"""The receiver is told of payloads after this much at the latest; each time costs it a wake-up."""
 _POLL = 64
 _PASS = 256
 """Completions handled in one pass of the poller."""
@@ -272,7 +274,7 @@ class VerbsConnection:
             return
         self._pair = pair
         self._poller.add(pair.fd, READ, self._completions_came)
-        pair.arm()
+        pair.arm(has_event=False)
         self._arrived = self._done
         self._requests = self._completed = self._signaled = self._reposts = 0
         self._posted_nbytes = 0
@@ -403,7 +405,7 @@ class VerbsConnection:
     def _completions_came(self, events: int) -> None:
         assert self._pair is not None
         try:
-            self._pair.arm()
+            self._pair.arm(has_event=True)
         except OSError as error:
             self._end("timeout", f"the completion channel failed: {error}{self._trouble()}")
             return
@@ -454,7 +456,7 @@ class VerbsConnection:
             self._reposts += 1
             kind, value = wire.unpack_imm(completion.imm)
             if kind == Imm.DONE:
-                self._landed(value)
+                self._landed(wire.unpack_done(value))
             elif kind in (Imm.RING, Imm.CREDIT):
                 self._arrived += kind == Imm.RING
                 if self._arrived - self._done > self._settings.slots:
@@ -506,7 +508,7 @@ class VerbsConnection:
             self._take_grants(*wire.read_grants(slot, count))
         elif kind == Slot.CANCELS:
             for offer in wire.read_cancels(slot, count):
-                self._landings.pop(offer & wire.COUNT_MASK, None)
+                self._landings.pop(offer & wire.OFFER_MASK, None)
         else:
             raise FrameError(f"message of kind {kind} in a slot")
         self._message_is_done()
@@ -563,21 +565,26 @@ class VerbsConnection:
             bounce = self._pool.empty(len(view), "uint8")
             located = self._pool.find(bounce)
             assert located is not None
-        self._landings[number & wire.COUNT_MASK] = _Landing(header, view, bounce)
+        self._landings[number & wire.OFFER_MASK] = _Landing(header, view, bounce)
         self._grants.append(Grant(number, located.registrations[self._nic_number].rkey, located.address))
         return True
 
-    def _landed(self, offer: int) -> None:
-        landing = self._landings.pop(offer, None)
-        if landing is None:
-            raise FrameError(f"the peer wrote payload {offer}, which was not granted")
-        header = landing.header
-        if landing.bounce is not None:
-            landing.view[:] = landing.bounce.data
-            self._counters.nbytes_copied_received += header.nbytes
-        self._counters.frames_received += 1
-        self._counters.nbytes_received += HEADER_NBYTES + header.nbytes
-        self._received(header)
+    def _landed(self, offers: range) -> None:
+        """These payloads are complete."""
+        pair = self._pair
+        for offer in offers:
+            landing = self._landings.pop(offer & wire.OFFER_MASK, None)
+            if landing is None:
+                raise FrameError(f"the peer wrote payload {offer}, which was not granted")
+            header = landing.header
+            if landing.bounce is not None:
+                landing.view[:] = landing.bounce.data
+                self._counters.nbytes_copied_received += header.nbytes
+            self._counters.frames_received += 1
+            self._counters.nbytes_received += HEADER_NBYTES + header.nbytes
+            self._received(header)
+            if self._pair is not pair:
+                return  # fenced or closed from inside: the others go nowhere
 
     # --- sending ----------------------------------------------------------------------------------
 
@@ -633,31 +640,42 @@ class VerbsConnection:
         return self._depth.sends - (self._requests - self._completed)
 
     def _write_payloads(self) -> None:
+        """Give to the NIC what the window allows, and tell the peer of several payloads at once."""
         window = self._settings.window_nbytes
+        untold, untold_nbytes = 0, 0
         while self._granted and self._requests_left > 1:
             frame, grant = self._granted[0]
             nbytes = len(frame.payload)
             if self._writes and self._posted_nbytes + nbytes > window:
                 return
             self._granted.popleft()
-            source: memoryview | Array = frame.payload
-            located = self._pool.find(frame.payload)
-            if located is None:
-                source = self._pool.empty(nbytes, "uint8")
-                source.data[:] = frame.payload
-                self._counters.nbytes_copied_sent += nbytes
-                located = self._pool.find(source)
-                assert located is not None
-            lkey = located.registrations[self._nic_number].lkey
             self._posted_nbytes += nbytes
-            self._post(
-                (lkey, located.address, nbytes),
-                (grant.rkey, grant.address),
-                Imm.DONE,
-                grant.offer,
-                signaled=True,
+            untold_nbytes += nbytes
+            following = self._granted[0] if self._granted else None
+            tell = (
+                following is None
+                or following[1].offer != grant.offer + 1
+                or untold_nbytes >= _NOTIFY_NBYTES
+                or self._posted_nbytes + len(following[0].payload) > window
+                or self._requests_left <= 2
             )
+            source, local = self._source(frame.payload)
+            imm = wire.pack_done(grant.offer, untold) if tell else None
+            self._post(local, (grant.rkey, grant.address), imm, signaled=tell)
             self._writes.append(_Write(self._requests, frame, source))
+            untold, untold_nbytes = (0, 0) if tell else (untold + 1, untold_nbytes)
+
+    def _source(self, payload: memoryview) -> tuple[memoryview | Array, tuple[int, int, int]]:
+        """What to send in place of a payload, itself if it can be, and (lkey, address, nbytes) of that."""
+        source: memoryview | Array = payload
+        located = self._pool.find(payload)
+        if located is None:
+            source = self._pool.empty(len(payload), "uint8")
+            source.data[:] = payload
+            self._counters.nbytes_copied_sent += len(payload)
+            located = self._pool.find(source)
+            assert located is not None
+        return source, (located.registrations[self._nic_number].lkey, located.address, len(payload))
 
     def _fill_replies(self) -> None:
         slot_nbytes = self._settings.slot_nbytes
@@ -732,9 +750,8 @@ class VerbsConnection:
             index = self._written % slots
             local = (self._ring_key.lkey, self._outbox_address + index * slot_nbytes, self._lengths[index])
             self._written += 1
-            self._post(
-                local, (hello.ring_rkey, hello.ring_address + index * slot_nbytes), Imm.RING, self._done
-            )
+            remote = (hello.ring_rkey, hello.ring_address + index * slot_nbytes)
+            self._post(local, remote, wire.pack_imm(Imm.RING, self._done))
             self._credited = self._done
 
     def _write_credit(self) -> None:
@@ -748,14 +765,14 @@ class VerbsConnection:
             return
         self._credited = self._done
         local = (self._ring_key.lkey, self._outbox_address, 0)
-        self._post(local, (hello.ring_rkey, hello.ring_address), Imm.CREDIT, self._done)
+        imm = wire.pack_imm(Imm.CREDIT, self._done)
+        self._post(local, (hello.ring_rkey, hello.ring_address), imm)
 
     def _post(
         self,
         local: tuple[int, int, int],
         remote: tuple[int, int],
-        kind: Imm,
-        value: int,
+        imm: int | None,
         signaled: bool = False,
     ) -> None:
         assert self._pair is not None
@@ -764,7 +781,7 @@ class VerbsConnection:
         signaled = signaled or self._requests - self._signaled >= self._signal_every
         if signaled:
             self._signaled = self._requests
-        self._pair.write(_SEND + self._requests, local, remote, wire.pack_imm(kind, value), signaled)
+        self._pair.write(_SEND + self._requests, local, remote, imm, signaled)
 
 
 def _nbytes(frame: _Frame) -> int:

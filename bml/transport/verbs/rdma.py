@@ -82,14 +82,17 @@ class QueuePair(Protocol):
         wr_id: int,
         local: tuple[int, int, int],
         remote: tuple[int, int],
-        imm: int,
+        imm: int | None,
         signaled: bool,
     ) -> None:
-        """Write (lkey, address, nbytes) to (rkey, address) with immediate data; raises OSError."""
+        """Write (lkey, address, nbytes) to (rkey, address); raises OSError.
+
+        With immediate data the peer is told when this write and all before it are in its memory.
+        """
         ...
 
-    def arm(self) -> None:
-        """Take the event from `fd`, if there is one, and ask for the next."""
+    def arm(self, has_event: bool) -> None:
+        """Ask for the next event, after taking the one that made `fd` readable; raises OSError."""
         ...
 
     def poll(self, most: int) -> list[Completion]:

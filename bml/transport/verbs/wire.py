@@ -9,7 +9,7 @@ Everything else is RDMA WRITE WITH IMMEDIATE. The immediate value says what it w
 
     RING     a message was written to the next slot of the ring   + how many messages the writer has handled
     CREDIT   nothing was written                                  + the same
-    DONE     the payload of a granted offer is complete           + the offer's number
+    DONE     the payloads of granted offers are complete          + the last one's number, how many before it
 
 A message in a slot is FRAME (a header and its whole payload), OFFERS (headers of payloads that wait),
 GRANTS (where they may be written; no key: not wanted) or CANCELS (granted, but they will not come).
@@ -28,7 +28,11 @@ from bml.transport.verbs.rdma import Address
 VERSION = 1
 COUNT_MASK = 0xFF_FFFF
 
+OFFER_MASK = 0xFFFF
+"""Of an offer's number this much travels in an immediate value."""
+
 _KIND_SHIFT = 30
+_OFFER_BITS = 16
 
 
 class Imm(IntEnum):
@@ -88,6 +92,17 @@ def pack_imm(kind: Imm, value: int) -> int:
 def unpack_imm(imm: int) -> tuple[int, int]:
     """(kind, low 24 bits)."""
     return imm >> _KIND_SHIFT, imm & COUNT_MASK
+
+
+def pack_done(last: int, before: int) -> int:
+    """DONE for offer `last` and the `before` ones in front of it."""
+    return pack_imm(Imm.DONE, before << _OFFER_BITS | last & OFFER_MASK)
+
+
+def unpack_done(value: int) -> range:
+    """The offers, in their low bits, that this value of DONE is for."""
+    last, before = value & OFFER_MASK, value >> _OFFER_BITS
+    return range(last - before, last + 1)
 
 
 def advance(count: int, low: int) -> int:

@@ -1,0 +1,167 @@
+"""`bml doctor`: what is usable on this machine and why not, and all time-outs and how they derive."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from bml.cluster import jobsocket
+from bml.errors import BmlError
+from bml.fabric.network import obstacle
+from bml.protocol.timeouts import DEFAULT_DETECT_S, Timeouts
+
+_LEAST_PYTHON = (3, 11)
+_LEAST_SHM_NBYTES = 256 << 20
+
+_MEANING = {
+    "heartbeat_s": "detect_s / 5: four heartbeats may be lost before anybody is suspected",
+    "proof_window_s": "detect_s / 25: after proof (a dead process), only its echoes are awaited",
+    "silence_window_s": "detect_s / 4: suspicions by silence are gathered, so that all observers are heard",
+    "detect_s": "the one setting: how fast a silent failure must be noticed",
+    "answer_s": "1.5 detect_s: a server that does not answer the coordinator for so long has failed",
+    "connect_s": "4 detect_s: a connection that cannot be made within this counts as lost",
+    "start_s": "at start-up every server must have appeared within this; at least 8 detect_s",
+    "orphan_s": "2 start_s: a server that needs a view and hears of no coordinator gives up",
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that may be usable: `usable`, and why or why not."""
+
+    what: str
+    usable: bool
+    why: str
+    needed: bool = False
+
+
+@click.command()
+@click.option(
+    "--detect-s", type=float, default=DEFAULT_DETECT_S, show_default=True, help="Show time-outs for this."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+def doctor(detect_s: float, as_json: bool) -> None:
+    """Say what is usable on this machine and why not, and show all time-outs and how they derive.
+
+    Exit status 1 if something is missing that every job needs.
+
+    \b
+    Example:
+      bml doctor --detect-s 2
+    """
+    timeouts = Timeouts.of(detect_s)
+    checks = checks_of_this_machine()
+    sound = all(check.usable for check in checks if check.needed)
+    if as_json:
+        click.echo(json.dumps(_report(checks, timeouts)))
+    else:
+        _show(checks, timeouts)
+    if not sound:
+        raise click.exceptions.Exit(1)
+
+
+def checks_of_this_machine() -> list[Check]:
+    """Everything that is looked at, in the order in which it is shown."""
+    version = platform.python_version()
+    return [
+        Check(
+            "Python", sys.version_info >= _LEAST_PYTHON, f"{version}, 3.11 or newer is needed", needed=True
+        ),
+        Check("Linux", sys.platform == "linux", f"{platform.system()} {platform.release()}", needed=True),
+        _cores(),
+        _package("Ray", "ray", "the launcher ray", "ray[default]"),
+        _package("torch", "torch", "bml.torch", "bml[torch]"),
+        _shared_memory(),
+        _job_folder(),
+        _emulated_fabric(),
+        _verbs(),
+        _nics(),
+    ]
+
+
+def _cores() -> Check:
+    usable, busy = len(os.sched_getaffinity(0)), os.getloadavg()[0]
+    remark = "; it is busy, silences will be judged more patiently" if busy > 2 * usable else ""
+    return Check("processor cores", True, f"{usable} cores, load {busy:.1f}{remark}")
+
+
+def _package(what: str, module: str, use: str, extra: str) -> Check:
+    if importlib.util.find_spec(module) is None:
+        return Check(what, False, f"not installed, {use} needs it: pip install '{extra}'")
+    return Check(what, True, f"{importlib.metadata.version(module)}, for {use}")
+
+
+def _shared_memory() -> Check:
+    try:
+        free = shutil.disk_usage("/dev/shm").free
+    except OSError as error:
+        return Check("/dev/shm", False, f"{error.strerror}: Ray is slow without it")
+    enough = free >= _LEAST_SHM_NBYTES
+    return Check("/dev/shm", enough, f"{free >> 20} MiB free" + ("" if enough else ": Ray wants 256 MiB"))
+
+
+def _job_folder() -> Check:
+    try:
+        return Check("bml status, bml inject", True, f"jobs are found in {jobsocket.folder()}")
+    except BmlError as error:
+        return Check("bml status, bml inject", False, str(error))
+
+
+def _emulated_fabric() -> Check:
+    reason = obstacle()
+    return Check("emulated fabric", reason is None, reason or "network namespaces can be made: bml fabric up")
+
+
+def _verbs() -> Check:
+    folder = "/sys/class/infiniband"
+    devices = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    if not devices:
+        return Check("verbs (RDMA)", False, "this machine has no RDMA device")
+    if importlib.util.find_spec("pyverbs") is None:
+        return Check(
+            "verbs (RDMA)", False, f"devices {', '.join(devices)}, but no pyverbs: pip install 'bml[rdma]'"
+        )
+    return Check("verbs (RDMA)", True, f"devices {', '.join(devices)}")
+
+
+def _nics() -> Check:
+    setting = os.environ.get("BML_NICS", "")
+    if setting:
+        return Check("BML_NICS", True, f"{setting}: one address per level")
+    return Check(
+        "BML_NICS", True, "not set: all levels use the node's one address (on one machine: loopback)"
+    )
+
+
+def _report(checks: list[Check], timeouts: Timeouts) -> dict[str, Any]:
+    return {
+        "checks": {check.what: {"usable": check.usable, "why": check.why} for check in checks},
+        "timeouts": {
+            name: {"seconds": getattr(timeouts, name), "why": why} for name, why in _MEANING.items()
+        },
+    }
+
+
+def _show(checks: list[Check], timeouts: Timeouts) -> None:
+    console = Console(markup=False, highlight=False)
+    machine = Table("", "usable", "why", title="this machine")
+    for check in checks:
+        machine.add_row(check.what, "yes" if check.usable else "no", check.why)
+    console.print(machine)
+    times = Table(
+        "time-out", "seconds", "how it derives, and what for", title="time-outs, in their safe order"
+    )
+    for name, why in sorted(_MEANING.items(), key=lambda item: float(getattr(timeouts, item[0]))):
+        times.add_row(name, f"{getattr(timeouts, name):g}", why)
+    console.print(times)

@@ -1,0 +1,73 @@
+"""`bml status`: where a running job stands, and why."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from bml.cluster import jobsocket
+
+
+@click.command()
+@click.option("--job", metavar="J", help="Name of the job. [default: the only one that runs]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+def status(job: str | None, as_json: bool) -> None:
+    """Show a running job: its view, who suspects whom and why, what every server waits for, rates per NIC.
+
+    \b
+    Example:
+      bml run examples/train_digits.py --launcher processes &
+      bml status
+    """
+    now = jobsocket.call(job, {"do": "status"})
+    if as_json:
+        click.echo(json.dumps(now))
+        return
+    _show(now, Console(markup=False, highlight=False))
+
+
+def _show(now: dict[str, Any], console: Console) -> None:
+    where = f"on the emulated fabric {now['emulated']}" if now["emulated"] else f"launcher {now['launcher']}"
+    console.print(f"job {now['job']}: {now['fabric']}, algorithm {now['algorithm']}, {where}")
+    members = now.get("members", [])
+    console.print(
+        f"view {now.get('epoch', 0)}: {len(members)} servers ({now.get('reason') or 'no reason given yet'}), "
+        f"{now.get('state', 'starting')}, step {now.get('step', 0)}"
+    )
+    console.print("broken: " + (", ".join(now.get("failures", [])) or "nothing"))
+    for why in now.get("suspicions", []):
+        console.print(f"suspected: {why}")
+    console.print(_server_table(now))
+    for server, answer in now["servers"].items():
+        for each in answer.get("suspects", []):
+            console.print(f"server {server} suspects {each['peer']}/{each['level']}: {each['why']}")
+    for server, why in now["lost"].items():
+        console.print(f"lost: server {server} ({why})")
+
+
+def _server_table(now: dict[str, Any]) -> Table:
+    table = Table("server", "view", "step", "phase", "waits for", "out / in per NIC, MB/s", "carrier")
+    for server, answer in sorted(now["servers"].items(), key=lambda item: int(item[0])):
+        if not answer.get("answers", True):
+            table.add_row(server, "", "", "", "it does not answer: frozen, or too busy", "", "")
+            continue
+        nics = answer["nics"]
+        rates = "  ".join(
+            f"{nic['sent_per_s'] / 1e6:.1f} / {nic['received_per_s'] / 1e6:.1f}" for nic in nics
+        )
+        carriers = " ".join({True: "yes", False: "NO", None: "-"}[nic["carrier"]] for nic in nics)
+        progress = "" if answer["progress"] is None else f" {answer['progress']:.0%}"
+        table.add_row(
+            server,
+            str(answer["epoch"]),
+            str(answer["step"]),
+            answer["phase"] + progress,
+            answer["waits_for"],
+            rates,
+            carriers,
+        )
+    return table

@@ -1,0 +1,207 @@
+"""A job that runs: it can be looked at, hurt, waited for and ended."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from bml.cluster.fleet import Changed, Died, Fleet, Reported
+from bml.cluster.job import JobSpec, ServerReport, check_possible
+from bml.cluster.jobsocket import JobSocket
+from bml.cluster.result import Result
+from bml.errors import FabricError, UsageError
+from faults import Fault, FaultPlan
+
+OnChange = Callable[[dict[str, Any]], None]
+
+#: How long servers may take to end once the first has ended, in seconds; then they are killed.
+_GRACE_S = 10.0
+_EVICTED_GRACE_S = 1.0
+_POLL_S = 0.2
+#: How long a server may take to answer a question; a frozen one never does.
+_ANSWER_S = 1.0
+
+
+class Job:
+    """A running job; what `bml.start` returns.
+
+    Use it in a `with` statement: what is left of the job at its end is ended too. A thread of its own
+    follows the job, so the caller's is free to inject faults and to look.
+    """
+
+    def __init__(self, fleet: Fleet, spec: JobSpec, launcher: str, on_change: OnChange | None = None):
+        self.spec = spec
+        self._fleet = fleet
+        self._launcher = launcher
+        self._on_change = on_change
+        self._result = Result(spec)
+        self._snapshot: dict[str, Any] = {}
+        self._error: BaseException | None = None
+        self._begun = threading.Event()
+        self._ending = threading.Event()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=f"follow-{spec.job}", daemon=True)
+        self._socket: JobSocket | None = None
+
+    @property
+    def name(self) -> str:
+        """By which `bml status --job` and `bml inject --job` find it."""
+        return self.spec.job
+
+    @property
+    def running(self) -> bool:
+        """Whether a server still runs."""
+        return self._thread.is_alive()
+
+    def begin(self, train: bytes) -> None:
+        """Start every process and follow them; returns when the first view is in force, or the job over.
+
+        `bml.start` has done it.
+        """
+        try:
+            self._fleet.start(train)
+            self._socket = JobSocket.open(self.spec.job, self._serve)
+            self._thread.start()
+            self._begun.wait()
+        except BaseException:
+            self.close()
+            raise
+
+    def status(self) -> dict[str, Any]:
+        """Where the job stands, ready for JSON.
+
+        `state`, `epoch`, `members`, `failures`, `reason`, `step` and `suspicions` are what the coordinator
+        said last; `servers` has for every server what it says of itself now: `epoch, step, phase, progress,
+        waits_for, suspects, nics` (counters and rates in bytes and bytes per second), `faults` still to
+        come; `{"answers": False}` for one that does not answer; `lost` says why servers are gone.
+        """
+        answers = self._fleet.ask(("status", ""), _ANSWER_S) if self.running else {}
+        silent = [
+            server
+            for server in self.spec.parsed_fabric().servers
+            if server not in answers
+            and server not in self._result.dead
+            and server not in self._result.reports
+        ]
+        return {
+            "job": self.name,
+            "fabric": self.spec.fabric,
+            "algorithm": self.spec.algorithm,
+            "launcher": self._launcher,
+            "emulated": self.spec.emulated,
+            "running": self.running,
+            **self._snapshot,
+            "servers": {**answers, **{server: {"answers": False} for server in silent}},
+            "ended": {server: report.outcome for server, report in sorted(self._result.reports.items())},
+            "lost": dict(sorted(self._result.dead.items())),
+        }
+
+    def inject(self, spec: str | Fault) -> dict[str, Any]:
+        """Inject one fault: `kill:4`, `freeze:2,for=3s`, `switch:0/2`; with `@step=9` or `@t=2s` it waits.
+
+        Times count from now. Returns `{"fault", "job", "done"}`, the latter a list of what is done to whom.
+        Raises UsageError for what is no fault of this fabric, FabricError if nobody is left to suffer it.
+        """
+        fault = Fault.parse(str(spec), at_once=True)
+        check_possible(FaultPlan((fault,)), self.spec.emulated is not None)
+        if not self.running:
+            raise FabricError(f"the job {self.name} has ended")
+        answers = self._fleet.ask(("inject", str(fault)), _ANSWER_S)
+        wrong = [answer["error"] for answer in answers.values() if "error" in answer]
+        if wrong:
+            raise UsageError(wrong[0])
+        done = [answers[server]["done"] for server in sorted(answers) if answers[server]["done"]]
+        if not done:
+            raise FabricError(
+                f"nobody can suffer {fault}: servers {sorted(answers)} answered, lost are "
+                f"{sorted(self._result.dead) or 'none'}; who does not answer suffers it when it wakes"
+            )
+        return {"fault": str(fault), "job": self.name, "done": done}
+
+    def wait(self, timeout_s: float | None = None) -> Result:
+        """Wait for the end of the job; returns its result, or raises the error that ended it (bml.launch).
+
+        Raises FabricError if it still runs after `timeout_s`.
+        """
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            raise FabricError(f"the job {self.name} still runs after {timeout_s:g} s; see bml status")
+        self.close()
+        if self._error is not None:
+            raise self._error
+        failure = self._result.failure()
+        if failure is not None:
+            failure.result = self._result  # type: ignore[attr-defined]
+            raise failure
+        return self._result
+
+    def close(self) -> None:
+        """End every process of the job and leave nothing behind. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._ending.set()
+        if self._socket is not None:
+            self._socket.close()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._fleet.close()
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _serve(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Answer what came through the job's socket."""
+        if request.get("do") == "inject":
+            return self.inject(str(request.get("fault", "")))
+        if request.get("do") == "status":
+            return self.status()
+        raise UsageError(f"a job can be asked for its status and to inject a fault, not {request!r:.80}")
+
+    # --- following -------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._follow()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._begun.set()
+
+    def _follow(self) -> None:
+        """Until every server has reported or is dead, or the grace after the first end is over."""
+        give_up_at: dict[int, float] = {}
+        result = self._result
+        missing = set(self.spec.parsed_fabric().servers)
+        while missing and not self._ending.is_set():
+            for event in self._fleet.wait(_POLL_S):
+                match event:
+                    case Reported(report) if report.kind == "Evicted":
+                        result.dead[report.server] = report.error
+                    case Reported(report):
+                        result.reports[report.server] = report
+                        give_up_at = give_up_at or _patience(missing, report)
+                    case Died(server, why):
+                        result.dead[server] = why
+                    case Changed(snapshot):
+                        self._snapshot = snapshot
+                        if snapshot["epoch"]:
+                            self._begun.set()
+                        if self._on_change is not None:
+                            self._on_change(snapshot)
+            missing -= result.reports.keys() | result.dead.keys()
+            for server in [each for each in missing if time.monotonic() > give_up_at.get(each, float("inf"))]:
+                result.dead[server] = "did not end after the others had; it was killed"
+                missing.discard(server)
+
+
+def _patience(servers: set[int], first: ServerReport) -> dict[int, float]:
+    """Until when to wait for each server once the first has ended: a frozen one may never end."""
+    members = first.views[-1]["members"] if first.views else servers
+    now = time.monotonic()
+    return {server: now + (_GRACE_S if server in members else _EVICTED_GRACE_S) for server in servers}

@@ -1,0 +1,83 @@
+"""Which transport a server uses: the first of a ladder that its NICs can do."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from bml.transport.interface import Handler, Transport
+from bml.transport.memory import Memory, PlainMemory
+from bml.transport.poller import Poller
+from bml.transport.tcp import TcpTransport
+from bml.transport.verbs import VerbsSettings, VerbsTransport
+from topology.errors import FabricError, UsageError
+
+_LOG = logging.getLogger("bml.transport")
+
+TRANSPORTS = ("tcp", "verbs", "verbs,tcp")
+"""What may be asked for; "verbs,tcp" falls back to tcp where there is no RDMA."""
+
+
+class Opened(NamedTuple):
+    """A transport, its name, and where arrays come from that it moves without a copy."""
+
+    transport: Transport
+    name: str
+    memory: Memory
+
+
+def check_transport(name: str) -> str:
+    """Return it; raises UsageError for what is no transport."""
+    if name not in TRANSPORTS:
+        raise UsageError(f"transport is {name!r}: give one of {' '.join(TRANSPORTS)}")
+    return name
+
+
+def open_transport(
+    name: str,
+    server: int,
+    nics: Sequence[str],
+    *,
+    token: bytes,
+    job: str,
+    poller: Poller,
+    handler: Handler,
+    connect_s: float,
+    environ: Mapping[str, str] = os.environ,
+) -> Opened:
+    """Open the transport of this name with the settings of the environment.
+
+    Raises FabricError when the NICs cannot do it, UsageError for settings that cannot be.
+    """
+    first, _, fallback = check_transport(name).partition(",")
+    settings = VerbsSettings.from_environment(environ)
+    if first == "verbs":
+        try:
+            verbs = VerbsTransport(
+                server,
+                nics,
+                token=token,
+                job=job,
+                poller=poller,
+                handler=handler,
+                connect_s=connect_s,
+                settings=settings,
+            )
+            return Opened(verbs, "verbs", verbs.pool)
+        except FabricError as error:
+            if not fallback:
+                raise
+            _LOG.warning("server %d uses tcp instead of verbs: %s", server, error)
+    tcp = TcpTransport(
+        server,
+        nics,
+        token=token,
+        job=job,
+        poller=poller,
+        handler=handler,
+        connect_s=connect_s,
+        traffic_class=settings.traffic_class,
+    )
+    return Opened(tcp, "tcp", PlainMemory())

@@ -1,0 +1,67 @@
+"""`bml check`: what it prints, and that a violation shows."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from bml.cli import main
+from bml.cli.check import parse_seeds
+from bml.protocol.barrier import Barrier
+from topology.errors import UsageError
+
+
+def test_json_has_exactly_these_keys() -> None:
+    result = CliRunner().invoke(main, ["check", "--seeds", "0:5", "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    assert list(found) == [
+        "seeds",
+        "violations",
+        "failing_seed",
+        "faults_injected",
+        "steps_committed",
+        "seconds",
+    ]
+    assert (found["seeds"], found["violations"], found["failing_seed"]) == (5, 0, None)
+    assert found["steps_committed"] >= 5
+
+
+def test_text_says_it_in_a_line() -> None:
+    result = CliRunner().invoke(main, ["check", "--seeds", "3:6", "--fabric", "bcube:2x2"])
+    assert result.exit_code == 0
+    assert result.output.startswith("3 seeds, ")
+    assert ": 0 violations (" in result.output
+
+
+def test_two_processes_count_the_same_as_one() -> None:
+    totals = []
+    for jobs in ("1", "2"):
+        result = CliRunner().invoke(main, ["check", "--seeds", "0:60", "--jobs", jobs, "--json"])
+        found = json.loads(result.output)
+        del found["seconds"]
+        totals.append(found)
+    assert totals[0] == totals[1]
+
+
+def test_a_violation_is_told_with_its_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Barrier, "passed", property(lambda barrier: barrier._entered))
+    result = CliRunner().invoke(main, ["check", "--seeds", "0:3"])
+    assert result.exit_code == 1
+    assert "  seed 0: promise 1: server " in result.output
+    assert "seed 0 on bcube" in result.output
+    assert "installs view 1" in result.output
+    found = json.loads(CliRunner().invoke(main, ["check", "--seeds", "0:3", "--json"]).output)
+    assert found["failing_seed"] == 0
+    assert found["violations"] >= 1
+
+
+@pytest.mark.parametrize("text", ["", "5", "5:5", "6:5", "-1:5", "0:5:9", "a:b", "0:9999999999999999"])
+def test_other_ranges_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="no range of seeds"):
+        parse_seeds(text)
+
+
+def test_an_unknown_fabric_is_refused() -> None:
+    result = CliRunner().invoke(main, ["check", "--fabric", "bcube:9"])
+    assert result.exit_code == 2

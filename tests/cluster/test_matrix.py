@@ -1,0 +1,168 @@
+"""Every kind of fault, in every phase of a step and of the job, on every server: real processes, one oracle.
+
+A cell of the matrix is a job of 20 steps in which one fault strikes in step 9 (or at the start or the end);
+in the phase `recovery` it strikes while the job recovers from another one. Whatever happens, whoever ends
+well has taken every step once, holds the same bits as all others, has a ledger in which every sample of
+every epoch is used once, and parameters that equal the fault-free ones up to the order of additions.
+
+BML_MATRIX=all runs all of it (make test-matrix), BML_MATRIX=N a sample of N cells drawn from --fault-seed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import jobs
+import numpy as np
+import pytest
+
+import bml
+from bml.errors import TrainingError
+from faults.notation import STEP_PHASES
+from faults.pytest_plugin import seed_of
+from topology import Fabric, parse
+
+pytestmark = [pytest.mark.real, pytest.mark.matrix, pytest.mark.timeout(120)]
+
+FABRICS = ("bcube:2x2", "bcube:3x2")
+KINDS = ("kill", "freeze", "exception", "exit", "blackhole", "cut", "switch", "coordinator")
+PHASES = (*STEP_PHASES, "recovery", "start", "shutdown")
+STEP, EPOCHS, STEPS = 9, 4, 20
+DEADLINE_S = 40.0
+#: What a server may miss of a job and still be told that it is out: it thaws when it is over, or nearly.
+FREEZE = "for=2s"
+SAMPLE = 16
+
+
+@dataclass(frozen=True)
+class Cell:
+    fabric: str
+    kind: str
+    phase: str
+    server: int
+
+    def __str__(self) -> str:
+        return f"{self.fabric}-{self.kind}-{self.phase}-{self.server}"
+
+    @property
+    def shape(self) -> Fabric:
+        return parse(self.fabric)
+
+    @property
+    def level(self) -> int:
+        """Both levels have their turn."""
+        return (self.server + PHASES.index(self.phase)) % self.shape.levels
+
+    @property
+    def part(self) -> str:
+        """What breaks, as a failure of the fabric; nothing if all of it stays whole."""
+        match self.kind:
+            case "kill" | "freeze" | "exit":
+                return f"server:{self.server}"
+            case "blackhole" | "cut":
+                return f"link:{self.server}/{self.level}"
+            case "switch":
+                return f"switch:{self.level}/{self.shape.group(self.server, self.level)}"
+            case _:
+                return ""
+
+    @property
+    def other(self) -> str:
+        """The link whose cut the job recovers from, when the fault strikes in the phase `recovery`."""
+        return f"{(self.server + 1) % self.shape.n_servers}/{self.level}"
+
+    @property
+    def faults(self) -> list[str]:
+        target = f":{self.part.partition(':')[2] or self.server}" if self.kind != "coordinator" else ""
+        when = f"phase={self.phase}" if self.phase in ("start", "shutdown") else f"step={STEP},phase={self.phase}"
+        how = f",{FREEZE}" if self.kind == "freeze" else ""
+        first = [f"cut:{self.other}@step={STEP}"] if self.phase == "recovery" else []
+        return [*first, f"{self.kind}{target}@{when}{how}"]
+
+    @property
+    def survivors(self) -> set[int]:
+        """Who must end well."""
+        broken = [self.part] if self.part else []
+        if self.phase == "recovery":
+            broken.append(f"link:{self.other}")
+        return set(self.shape.without(*broken).components()[0])
+
+
+CELLS = [
+    Cell(fabric, kind, phase, server)
+    for fabric in FABRICS
+    for kind in KINDS
+    for phase in PHASES
+    for server in (range(1) if kind == "coordinator" else parse(fabric).servers)
+]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    wanted = os.environ.get("BML_MATRIX", str(SAMPLE))
+    if "cell" in metafunc.fixturenames:
+        rng = random.Random(seed_of(metafunc.config))
+        cells = CELLS if wanted == "all" else rng.sample(CELLS, int(wanted))
+        metafunc.parametrize("cell", cells, ids=str)
+
+
+def train(session: bml.Session) -> dict[str, Any]:
+    return jobs.descend(session, epochs=EPOCHS)
+
+
+def run(cell: Cell) -> bml.Result:
+    with bml.start(
+        train,
+        cell.fabric,
+        launcher="processes",
+        algorithm="bml",
+        faults=cell.faults,
+        min_servers=1,
+        start_s=4.0,
+    ) as job:
+        try:
+            return job.wait(DEADLINE_S)
+        except bml.BmlError:
+            if job.running:
+                pytest.fail(f"it hangs: {job.status()}")
+            raise
+
+
+def test_cell(cell: Cell) -> None:
+    print("faults:", *cell.faults)
+    if cell.kind == "exception" and cell.phase != "shutdown":
+        with pytest.raises(TrainingError, match=f"server {cell.server} raised InjectedError") as caught:
+            run(cell)
+        check_end_by_error(cell, caught.value.result)  # type: ignore[attr-defined]
+    else:
+        check_end(cell, run(cell))
+
+
+def check_end(cell: Cell, result: bml.Result) -> None:
+    report = result.report
+    views = [(view["epoch"], view["commit"], view["reason"]) for view in report["views"]]
+    print("views:", *views, "dead:", report["dead"])
+    done = set(result.values)
+    spared = {cell.server} if cell.kind == "freeze" else set()  # it may thaw before anybody misses it
+    assert done - spared == cell.survivors - spared
+    assert len(set(report["digests"].values())) == 1, "they hold different bits"
+    histories = {server: value["history"] for server, value in result.values.items()}
+    first = histories[min(histories)]
+    assert all(history == first for history in histories.values())
+    assert [step for step, _, _ in first] == list(range(1, STEPS + 1)), "a step is missing, or was taken twice"
+    assert report["samples"]["complete"], "a sample was used never, or twice"
+    np.testing.assert_allclose(result.value["params"], jobs.reference(EPOCHS), rtol=1e-4, atol=1e-6)
+
+
+def check_end_by_error(cell: Cell, result: bml.Result) -> None:
+    """The error ends the job for all; nobody hangs, and who has taken the same steps holds the same bits."""
+    assert set(result.reports) | set(result.dead) == set(cell.shape.servers)
+    bits: dict[int, set[str]] = {}
+    for server, report in result.reports.items():
+        assert report.outcome == ("failed" if server == cell.server else "stopped"), (server, report)
+        bits.setdefault(report.metrics["steps"], set()).add(report.digest)
+    before = 0 if cell.phase == "start" else STEP - 1
+    others = {steps for steps in bits if steps}
+    assert others <= {before, before + 1, before + 2}, f"steps taken: {sorted(bits)}"

@@ -1,0 +1,236 @@
+"""A running job can be looked at and hurt: from Python, by `bml status` and by `bml inject`."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jobs
+import numpy as np
+import pytest
+
+import bml
+from bml.cluster import jobsocket
+from bml.errors import FabricError, UsageError
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
+
+BML = [sys.executable, "-m", "bml.cli"]
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Jobs of other tests, or of the user, are not seen."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    yield tmp_path / "bml"
+    assert list((tmp_path / "bml").glob("*")) == [], "a job's socket was left behind"
+
+
+def until_told(path: Path) -> Callable[[bml.Session], int]:
+    def train(session: bml.Session) -> int:
+        """Steps until the file is there, which server 0 (or the lowest that is left) sees for all."""
+        steps = 0
+        while True:
+            stop = session.allreduce(np.array([path.exists()]).astype(np.int32), op="max")
+            steps += 1
+            if stop[0]:
+                return steps
+
+    return train
+
+
+def wait_for(condition: Callable[[], Any], within_s: float = 20.0) -> Any:
+    deadline = time.monotonic() + within_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.02)
+    return found
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*BML, *arguments], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_status_and_inject_from_python(tmp_path: Path, own_folder: Path) -> None:
+    children, descriptors = jobs.children(), jobs.descriptors()
+    stop = tmp_path / "stop"
+    with bml.start(until_told(stop), "bcube:3x2", launcher="processes") as job:
+        assert stat.S_IMODE(own_folder.stat().st_mode) == 0o700
+        assert [stat.S_IMODE(path.stat().st_mode) for path in own_folder.iterdir()] == [0o600]
+        now = job.status()
+        assert now["epoch"] == 1
+        assert now["members"] == list(range(9))
+        assert sorted(now["servers"]) == list(range(9))
+        first = now["servers"][0]
+        assert first["epoch"] == 1
+        assert first["waits_for"]
+        assert len(first["nics"]) == 2
+        done = job.inject("kill:4")
+        assert done["fault"] == "kill:4"
+        assert done["done"] == [
+            f"server 4 (process {now['servers'][4]['process']}) sends SIGKILL to its process"
+        ]
+        wait_for(lambda: job.status()["epoch"] == 2)
+        assert "signal 9" in job.status()["lost"][4]
+        assert [len(each) for each in job.inject("switch:1/0")["done"]]
+        wait_for(lambda: job.status()["epoch"] == 3)
+        assert "switch 1/0" in job.status()["reason"]
+        busy = wait_for(lambda: [nic for nic in job.status()["servers"][1]["nics"] if nic["sent_per_s"] > 0])
+        assert busy[0]["nbytes_sent"] > 0
+        with pytest.raises(FabricError, match="nobody can suffer kill:4"):
+            job.inject("kill:4")
+        with pytest.raises(UsageError, match="no server 12"):
+            job.inject("kill:12")
+        with pytest.raises(UsageError, match="slow is done to real cables"):
+            job.inject("slow:1/1,rate=10mbit")
+        stop.touch()
+        result = job.wait()
+        assert len(set(result.values.values())) == 1
+        assert job.status()["running"] is False
+        with pytest.raises(FabricError, match="has ended"):
+            job.inject("kill:1")
+    assert (jobs.children(), jobs.descriptors()) == (children, descriptors)
+
+
+def test_a_frozen_server_does_not_answer_and_is_suspected(tmp_path: Path) -> None:
+    with bml.start(until_told(tmp_path / "stop"), "bcube:2x2", launcher="processes", detect_s=3.0) as job:
+        job.inject("freeze:3")
+        suspects = wait_for(
+            lambda: [
+                each["why"]
+                for server in (1, 2)
+                for each in job.status()["servers"].get(server, {}).get("suspects", [])
+            ]
+        )
+        assert "heard nothing from server 3" in suspects[0]
+        assert job.status()["servers"][3] == {"answers": False}
+
+
+def test_what_a_wait_waits_for(tmp_path: Path) -> None:
+    release = tmp_path / "go"
+
+    def train(session: bml.Session) -> None:
+        while session.server == 2 and not release.exists():
+            time.sleep(0.01)
+        session.barrier()
+
+    with bml.start(train, "bcube:2x2", launcher="processes") as job:
+        waits = wait_for(
+            lambda: {
+                server: answer["waits_for"]
+                for server, answer in job.status()["servers"].items()
+                if "tokens" in answer.get("waits_for", "")
+            }
+        )
+        assert any("barrier tokens of step 1 from servers [" in each for each in waits.values())
+        assert job.status()["servers"][2]["waits_for"] == "the training function to bring step 1"
+        release.touch()
+        job.wait()
+
+
+def test_a_job_that_is_left_early_leaves_nothing(tmp_path: Path) -> None:
+    children, descriptors, threads = jobs.children(), jobs.descriptors(), threading.active_count()
+    with bml.start(until_told(tmp_path / "never"), "bcube:2x2", launcher="processes") as job:
+        assert job.running
+        with pytest.raises(FabricError, match="still runs after 0.1 s"):
+            job.wait(0.1)
+    assert not job.running
+    assert (jobs.children(), jobs.descriptors(), threading.active_count()) == (children, descriptors, threads)
+
+
+def test_commands(tmp_path: Path, own_folder: Path) -> None:
+    stop = tmp_path / "stop"
+    none = command("status")
+    assert (none.returncode, "no job of this user runs" in none.stderr) == (1, True)
+    with (
+        bml.start(until_told(stop), "bcube:3x2", launcher="processes") as job,
+        bml.start(until_told(stop), "bcube:2x2", launcher="processes") as other,
+    ):
+        both = command("status")
+        assert both.returncode == 2
+        assert f"choose one with --job, of {min(job.name, other.name)}" in both.stderr
+        stale = own_folder / "bml-dead.sock"
+        with jobsocket.socket.socket(jobsocket.socket.AF_UNIX) as dead:
+            dead.bind(str(stale))
+        done = command("inject", "kill:4", "--job", job.name, "--json")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["fault"] == "kill:4"
+        assert not stale.exists()
+        wait_for(lambda: job.status()["epoch"] == 2)
+        text = command("status", "--job", job.name)
+        assert text.returncode == 0, text.stderr
+        assert "view 2: 8 servers (server 4 is dead" in text.stdout.replace("\n", " ")
+        assert "lost: server 4" in text.stdout
+        shown = json.loads(command("status", "--job", job.name, "--json").stdout)
+        assert shown["failures"] == ["server:4"]
+        assert sorted(shown["servers"]) == ["0", "1", "2", "3", "5", "6", "7", "8"]
+        assert shown["servers"]["0"]["waits_for"]
+        assert command("inject", "coordinator", "--job", job.name).returncode == 0
+        for arguments, code, message in (
+            (["kill:44", "--job", job.name], 2, "no server 44"),
+            (["kill", "--job", job.name], 2, "does not say which server"),
+            (["kill:1", "--job", "bml-none"], 2, "no job bml-none runs here; there are"),
+        ):
+            wrong = command("inject", *arguments)
+            assert (wrong.returncode, message in wrong.stderr) == (code, True), wrong.stderr
+        stop.touch()
+        assert len(job.wait().values) == 8
+        assert len(other.wait().values) == 4
+
+
+def test_a_folder_that_is_not_private_is_refused(own_folder: Path) -> None:
+    own_folder.mkdir(mode=0o755)
+    with pytest.raises(FabricError, match="not a private folder"):
+        jobsocket.folder()
+    result = jobs.launch(lambda session: session.barrier(), "bcube:2x1")
+    assert sorted(result.values) == [0, 1], "the job runs without its door"
+    own_folder.chmod(0o700)
+
+
+def test_requests_that_are_none(tmp_path: Path) -> None:
+    with bml.start(until_told(tmp_path / "stop"), "bcube:2x1", launcher="processes") as job:
+        for request, message in (
+            (b"nonsense\n", "a request is one JSON object"),
+            (b"[1]\n", "a request is one JSON object"),
+            (b'{"do": "dance"}\n', "can be asked for its status"),
+        ):
+            with jobsocket.socket.socket(jobsocket.socket.AF_UNIX) as sock:
+                sock.settimeout(10)
+                sock.connect(str(jobsocket.find(job.name)))
+                sock.sendall(request)
+                answer = json.loads(sock.makefile("rb").readline())
+            assert message in answer["error"]
+            assert answer["usage"]
+
+
+def test_doctor() -> None:
+    done = command("doctor", "--json", "--detect-s", "2")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["timeouts"]["answer_s"]["seconds"] == 3.0
+    assert found["checks"]["Python"]["usable"]
+    assert all(check["why"] for check in found["checks"].values())
+    text = command("doctor")
+    assert "time-outs, in their safe order" in text.stdout
+    assert command("doctor", "--detect-s", "0").returncode == 2
+
+
+def test_every_command_shows_an_example() -> None:
+    for name in ("status", "inject", "doctor"):
+        assert "Example:\n    bml" in command(name, "--help").stdout
+
+
+def test_servers_do_not_draw_alike() -> None:
+    def train(session: bml.Session) -> tuple[float, int]:
+        return float(np.random.random()), os.getpid()
+
+    values = jobs.launch(train, "bcube:2x2").values
+    assert len({number for number, _ in values.values()}) == 4

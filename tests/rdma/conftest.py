@@ -1,0 +1,86 @@
+"""Inside the virtual machine: where its NICs are, how to hurt them, and settings for its speed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+SETTINGS = {
+    "BML_NICS": "10.7.0.{n},10.7.1.{n}",
+    # Software emulation moves some 20 MB/s in all: what is under way must be through before the time-out.
+    "BML_RDMA_WINDOW_NBYTES": "131072",
+    "BML_RDMA_TIMEOUT": "18",
+    "BML_RDMA_RETRIES": "3",
+    "BML_POOL_MIB": "16",
+}
+
+
+def cable(server: int, rail: int, state: str) -> None:
+    """Take the far end of a NIC's cable "down" or "up"."""
+    subprocess.run(["ip", "link", "set", f"ps{server}r{rail}", state], check=True)
+
+
+def heal(servers: int) -> None:
+    for server in range(servers):
+        for rail in range(2):
+            cable(server, rail, "up")
+
+
+@pytest.fixture(autouse=True)
+def in_the_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    servers = int(os.environ.get("BML_RDMA_VM", "0"))
+    if not servers:
+        pytest.skip("runs in the virtual machine only: make test-rdma")
+    for name, value in SETTINGS.items():
+        monkeypatch.setenv(name, value)
+    yield
+    heal(servers)
+
+
+def fork_the_nursery(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the processes of jobs be forks of this one: importing everything takes 20 s here."""
+    from bml.cluster import nursery, worker
+
+    assert worker
+    real = nursery.subprocess.Popen
+
+    class Forked:
+        def __init__(self, pid: int) -> None:
+            self.pid = pid
+            self.returncode: int | None = None
+
+        def poll(self) -> int | None:
+            return self.returncode
+
+        def wait(self) -> int:
+            _, status = os.waitpid(self.pid, 0)
+            self.returncode = os.waitstatus_to_exitcode(status)
+            return self.returncode
+
+    def popen(command: list[str], **options: object) -> object:
+        if command[1:2] != ["-c"] or "nursery" not in command[2]:
+            return real(command, **options)  # type: ignore[call-overload]
+        pid = os.fork()
+        if pid:
+            return Forked(pid)
+        try:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            sys.argv = ["-c", str(os.dup(int(command[3])))]
+            nursery.main()
+        finally:
+            os._exit(0)
+
+    monkeypatch.setattr(nursery.subprocess, "Popen", popen)
+
+
+def free_port(address: str) -> int:
+    with socket.socket() as sock:
+        sock.bind((address, 0))
+        port: int = sock.getsockname()[1]
+        return port

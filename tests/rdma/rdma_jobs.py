@@ -1,0 +1,112 @@
+"""Whole jobs over RDMA: every bit right, whatever is cut, killed or lost on the way."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import fork_the_nursery
+
+import bml
+
+DETECT_S = 3.0
+
+
+@pytest.fixture(autouse=True)
+def fast_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork_the_nursery(monkeypatch)
+
+
+def launch(train: Any, fabric: str, **settings: Any) -> bml.Result:
+    started_s = time.monotonic()
+    result = bml.launch(
+        train, fabric=fabric, launcher="processes", transport="verbs", detect_s=DETECT_S, **settings
+    )
+    views = [(view["reason"], view["failures"]) for view in result.report["views"]]
+    print(f"\n{fabric}: {time.monotonic() - started_s:.1f} s, views {views}")
+    return result
+
+
+@pytest.mark.parametrize("fabric", ["bcube:2x2", "bcube:3x2"])
+def test_all_reduce_is_exact_at_every_size_and_never_copied(fabric: str) -> None:
+    sizes = [1, 2, 3, 1021, 4099, 65_537, 300_001, 1 << 20]
+
+    def train(session: bml.Session) -> int:
+        servers = len(session.view.members)
+        wrong = 0
+        for size in sizes:
+            x = session.empty(size, "int32")
+            x[:] = np.arange(size, dtype=np.int32) * (session.server + 1)
+            expected = np.arange(size, dtype=np.int32) * (servers * (servers + 1) // 2)
+            wrong += int((session.allreduce(x) != expected).sum())
+        return wrong
+
+    result = launch(train, fabric)
+    assert len(result.values) == (4 if fabric == "bcube:2x2" else 9)
+    assert set(result.values.values()) == {0}
+    assert len(result.report["views"]) == 1
+    links = [stats for each in result.report["metrics"].values() for stats in each["links"].values()]
+    moved = sum(stats["nbytes_sent"] for stats in links)
+    for side in ("sent", "received"):
+        copied = sum(stats[f"nbytes_copied_{side}"] for stats in links)
+        print(f"copies per byte {side}: {copied / moved:.4f} of {moved} bytes")
+        assert copied / moved < 0.02, "only small frames are copied"
+
+
+def steps(session: bml.Session, size: int, count: int, at: dict[int, Any]) -> list[list[int]]:
+    """`count` steps over `size` elements; on server 0, `at[step]` happens just before the step."""
+    seen = []
+    x = session.empty(size, "float32")
+    for step in range(1, count + 1):
+        if session.server == 0 and step in at:
+            at[step]()
+        x[:] = np.arange(size) % 1000 + 2.0**session.server
+        result = session.allreduce(x)
+        whose = list(session.contributors)
+        expected = (np.arange(size) % 1000) * len(whose) + sum(2.0**server for server in whose)
+        assert (result == expected.astype(np.float32)).all(), f"step {step} with {whose}"
+        seen.append(whose)
+    return seen
+
+
+def soon(*commands: str) -> Any:
+    """Starts commands that run while the step does."""
+    return lambda: subprocess.Popen(["sh", "-c", "sleep 0.1; " + "; ".join(commands)])
+
+
+def test_a_cable_that_is_cut_in_mid_transfer_and_comes_back() -> None:
+    def train(session: bml.Session) -> list[list[int]]:
+        return steps(
+            session, 100_000, 12, {3: soon("ip link set ps1r0 down", "sleep 12", "ip link set ps1r0 up")}
+        )
+
+    result = launch(train, "bcube:2x2")
+    assert all(seen == [[0, 1, 2, 3]] * 12 for seen in result.values.values()), "no server was lost"
+    views = result.report["views"]
+    assert any("link:1/0" in view["failures"] for view in views)
+
+
+def test_a_server_that_is_killed() -> None:
+    result = launch(lambda session: steps(session, 100_000, 6, {}), "bcube:2x2", faults=["kill:2@step=3"])
+    for seen in result.values.values():
+        assert seen == [[0, 1, 2, 3]] * 2 + [[0, 1, 3]] * 4
+
+
+def test_a_server_that_loses_all_its_nics_is_out() -> None:
+    cut = soon("ip link set ps3r0 down", "ip link set ps3r1 down")
+    result = launch(lambda session: steps(session, 100_000, 6, {3: cut}), "bcube:2x2")
+    assert sorted(result.values) == [0, 1, 2]
+    assert all(seen[-1] == [0, 1, 2] for seen in result.values.values())
+
+
+def test_loss_on_one_rail_evicts_nobody() -> None:
+    subprocess.run(["tc", "qdisc", "add", "dev", "s1r0", "root", "netem", "loss", "2%"], check=True)
+    try:
+        result = launch(lambda session: steps(session, 100_000, 6, {}), "bcube:2x2")
+    finally:
+        subprocess.run(["tc", "qdisc", "del", "dev", "s1r0", "root"], check=True)
+    assert all(seen == [[0, 1, 2, 3]] * 6 for seen in result.values.values())
+    assert len(result.report["views"]) == 1

@@ -1,0 +1,83 @@
+"""`bml.sim.check`: seeds that hold, bugs that it must find, exact replay, short histories."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from planted_bugs import PLANTED, retry_although_one_committed, return_before_the_barrier
+
+from bml.sim.check import Scenario, Tally, check, report, run, shrink
+
+MOST_SEEDS = 1000
+
+
+@pytest.mark.parametrize("first", range(0, 400, 50))
+def test_these_seeds_hold(first: int) -> None:
+    tally = check(range(first, first + 50))
+    assert not tally.broken
+    assert tally.seeds == 50
+    assert tally.faults_injected > 50
+    assert tally.steps_committed > 100
+    assert tally.jobs_aborted < 15
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+def test_a_planted_bug_is_found(plant: Callable[[pytest.MonkeyPatch], None]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        plant(patch)
+        broken = next((seed for seed in range(MOST_SEEDS) if run(Scenario.of(seed)).broken), None)
+    assert broken is not None
+
+
+def test_a_seed_replays_exactly() -> None:
+    for seed in (3, 11, 42):
+        first = run(Scenario.of(seed), recorded=True).history
+        run(Scenario.of(seed + 1))
+        again = run(Scenario.of(seed), recorded=True).history
+        assert first.lines == again.lines
+        assert first.commit_at_s == again.commit_at_s
+        assert run(Scenario.of(seed)).history.commit_at_s == first.commit_at_s, "recording changes nothing"
+
+
+def test_a_seed_may_be_run_on_any_fabric() -> None:
+    scenario = Scenario.of(7, "bcube:3x2")
+    assert scenario.fabric == "bcube:3x2"
+    assert run(scenario).broken is None
+
+
+def test_a_failing_seed_shrinks_and_still_fails() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        retry_although_one_committed(patch)
+        seed = next(
+            seed
+            for seed in range(MOST_SEEDS)
+            if len(Scenario.of(seed).mishaps) >= 3 and run(Scenario.of(seed)).broken
+        )
+        small = shrink(Scenario.of(seed))
+        assert len(small.mishaps) == 1
+        assert run(small).broken is not None
+    assert run(small).broken is None, "the bug is in the plant"
+
+
+def test_the_report_tells_the_history() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        return_before_the_barrier(patch)
+        text = report(0)
+    assert text.startswith("seed 0 on ")
+    assert "promise 1: server " in text
+    assert "passes the barrier of step 1" in text
+    assert "installs view 1" in text
+    assert " ms  " in text
+
+
+def test_tallies_add_up() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        return_before_the_barrier(patch)
+        parts = [check(range(2)), check(range(2, 4))]
+    total = Tally()
+    for part in reversed(parts):
+        total.merge(part)
+    assert total.seeds == 4
+    assert total.violations == len(total.broken) > 0
+    assert total.failing_seed == min(total.broken)
