@@ -6,13 +6,17 @@ BIN := $(VENV)/bin
 export RAY_AUTH_MODE = disabled
 export RAY_USAGE_STATS_ENABLED = 0
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-rdma lint clean
 
 demo: $(VENV)/.ready
 	$(BIN)/bml run examples/train_digits.py --quiet --fabric bcube:3x2 --fault kill:4@step=20 --fault blackhole:2/0@step=30
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest
+
+# RDMA in a virtual machine with soft-RoCE NICs; says so where this machine cannot run one.
+test-rdma: $(VENV)/.ready
+	@tests/rdma/run.sh $(ARGS) || { status=$$?; [ $$status = 77 ] || exit $$status; }
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

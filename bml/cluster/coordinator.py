@@ -22,8 +22,6 @@ from bml.transport.poller import Poller
 #: How long the coordinator still answers latecomers after the job's end, in seconds.
 _LINGER_S = 1.0
 _REDIAL_S = 0.05
-#: What the end of the last attempt to dial a server means.
-_GONE = {"refused": "its process is gone"}
 
 
 class CoordinatorLoop:
@@ -40,6 +38,7 @@ class CoordinatorLoop:
         self._channels: dict[int, control.Channel] = {}
         self._failing_since: dict[int, float] = {}
         self._gone: set[int] = set()
+        self._dialling: set[int] = set()
         self._finished: core.Finished | None = None
         self._over_at = float("inf")
         self._last: dict[str, Any] = {}
@@ -58,7 +57,7 @@ class CoordinatorLoop:
         """Dial everybody and serve until the job is over."""
         for server in self._contacts:
             self._dial(server)
-        while time.monotonic() < self._over_at and not (self._finished and not self._channels):
+        while not self._over():
             now = time.monotonic()
             due = min(self._core.next_deadline(now), self._over_at)
             self._poller.poll(max(0.0, due - now))
@@ -67,6 +66,11 @@ class CoordinatorLoop:
         for channel in list(self._channels.values()):
             channel.close()
         self._poller.close()
+
+    def _over(self) -> bool:
+        """The job is over, and everybody who can still be told has been."""
+        told = self._finished is not None and not self._channels and not self._dialling
+        return told or time.monotonic() >= self._over_at
 
     def snapshot(self) -> dict[str, Any]:
         """Where the job stands, ready for JSON."""
@@ -103,13 +107,15 @@ class CoordinatorLoop:
         for instruction in instructions:
             if isinstance(instruction, core.Finished):
                 self._finished = instruction
-                self._over_at = time.monotonic() + _LINGER_S
+                # One that was deposed has nothing more to say, its successor speaks.
+                self._over_at = time.monotonic() + (0.0 if instruction.deposed else _LINGER_S)
             elif instruction.server in self._channels:
                 self._channels[instruction.server].send(msg.encode(instruction.message))
 
     # --- connections -----------------------------------------------------------------------------
 
     def _dial(self, server: int) -> None:
+        self._dialling.add(server)
         host, port = self._contacts[server].control
         control.dial(
             host,
@@ -125,6 +131,8 @@ class CoordinatorLoop:
 
     def _opened(self, server: int, channel: control.Channel) -> None:
         self._failing_since.pop(server, None)
+        self._gone.discard(server)
+        self._dialling.discard(server)
         self._channels[server] = channel
         channel.on_message = lambda data: self._received(server, channel, data)
         channel.on_close = lambda end: self._closed(server)
@@ -133,18 +141,23 @@ class CoordinatorLoop:
     def _closed(self, server: int) -> None:
         """The connection broke; whether the server is dead shows when it is dialled again."""
         self._channels.pop(server, None)
-        if self._finished is None:
-            self._dial(server)
+        self._dial(server)
 
     def _failed(self, server: int, end: control.End) -> None:
-        if self._finished is not None or server in self._gone:
-            return
+        """A refused dial is proof of death; who cannot be reached is dialled on, to be told some day."""
         since = self._failing_since.setdefault(server, time.monotonic())
-        if end.kind == "refused" or time.monotonic() - since > self._timeouts.connect_s:
-            self._gone.add(server)
-            self._handle(core.Gone(server, _GONE.get(end.kind, "cannot be reached") + f" ({end.kind})"))
+        dead = end.kind == "refused"
+        if dead or time.monotonic() - since > self._timeouts.connect_s:
+            self._lost(server, f"{'its process is gone' if dead else 'cannot be reached'} ({end.kind})")
+        if dead:
+            self._dialling.discard(server)
         else:
             self._poller.after(_REDIAL_S, lambda: self._dial(server))
+
+    def _lost(self, server: int, why: str) -> None:
+        if server not in self._gone:
+            self._gone.add(server)
+            self._handle(core.Gone(server, why))
 
     def _received(self, server: int, channel: control.Channel, data: bytes) -> None:
         try:

@@ -104,9 +104,10 @@ class Nursery:
         return kind, process, code
 
     def _obstacle(self) -> str:
-        if self._process.poll() is None:
-            return "the machine is too busy to import bml in time"
-        return f"{sys.executable} exited with status {self._process.returncode}"
+        with suppress(subprocess.TimeoutExpired):
+            status = self._process.wait(timeout=0.5)  # its socket may end a moment before it does
+            return f"{sys.executable} exited with status {status}"
+        return "the machine is too busy to import bml in time"
 
 
 def main() -> None:

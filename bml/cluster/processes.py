@@ -210,8 +210,9 @@ class ProcessFleet:
     def _spawn(self) -> _Child:
         assert self._nursery is not None
         ours, theirs = socket.socketpair()
-        process = self._nursery.fork(theirs, self._spec.start_s)
-        return _Child(self._nursery, process, Connection(ours.detach()))
+        with ours:
+            process = self._nursery.fork(theirs, self._spec.start_s)
+            return _Child(self._nursery, process, Connection(ours.detach()))
 
 
 def _receive(child: _Child, server: int, deadline: float) -> Contact:

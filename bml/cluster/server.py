@@ -145,6 +145,11 @@ class Server:
         return self._memory.empty(shape, dtype)
 
     @property
+    def servers(self) -> tuple[int, ...]:
+        """All servers of the job's fabric, lost ones too."""
+        return self.fabric.servers
+
+    @property
     def step(self) -> int:
         """Number of the next step, or the one that is being synchronised; the first is 1."""
         return self._core.step

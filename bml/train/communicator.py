@@ -38,6 +38,11 @@ class Communicator(Protocol):
     server: int
 
     @property
+    def servers(self) -> tuple[int, ...]:
+        """All servers of the job's fabric, lost ones too."""
+        ...
+
+    @property
     def view(self) -> View:
         """The view in force."""
         ...

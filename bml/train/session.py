@@ -38,7 +38,9 @@ class Session:
 
     def __init__(self, communicator: Communicator):
         self._communicator = communicator
-        self._contributors = communicator.view.members
+        # Not the members of the first view: a server that is lost at start-up may be in one that only
+        # some have seen, and all must split the first batch alike.
+        self._contributors = communicator.servers
         self._state: dict[str, Any] = {}
         self._ledger: Ledger | None = None
 
@@ -54,7 +56,7 @@ class Session:
 
     @property
     def contributors(self) -> tuple[int, ...]:
-        """The servers whose contributions are in the last committed step; at first all members."""
+        """The servers whose contributions are in the last committed step; at first all servers."""
         return self._contributors
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = "float32") -> Array:

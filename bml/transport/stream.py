@@ -68,9 +68,7 @@ class Stream:
 
     def flush_soon(self) -> None:
         """Write what is queued before the poller next waits; to be called after a push."""
-        if self._muted:
-            self.queue.swallow()
-        elif not (self._flush_is_due or self._blocked):
+        if not (self._muted or self._flush_is_due or self._blocked):
             self._flush_is_due = True
             self._poller.soon(self._flush)
 
@@ -89,11 +87,13 @@ class Stream:
             sock.close()
 
     def mute(self) -> None:
-        """Neither read nor write nor notice anything until `unmute`; what is queued counts as sent."""
+        """Neither read nor write nor notice anything until `unmute`.
+
+        What is queued stays so: the kernel too would go on sending it when a dead cable works again.
+        """
         if self._sock is not None and not self._muted:
             self._muted = True
             self._poller.remove(self._fd)
-            self.queue.swallow()
 
     def unmute(self) -> None:
         """End `mute`."""

@@ -77,7 +77,11 @@ class Cell:
     @property
     def faults(self) -> list[str]:
         target = f":{self.part.partition(':')[2] or self.server}" if self.kind != "coordinator" else ""
-        when = f"phase={self.phase}" if self.phase in ("start", "shutdown") else f"step={STEP},phase={self.phase}"
+        when = (
+            f"phase={self.phase}"
+            if self.phase in ("start", "shutdown")
+            else f"step={STEP},phase={self.phase}"
+        )
         how = f",{FREEZE}" if self.kind == "freeze" else ""
         first = [f"cut:{self.other}@step={STEP}"] if self.phase == "recovery" else []
         return [*first, f"{self.kind}{target}@{when}{how}"]
@@ -151,7 +155,9 @@ def check_end(cell: Cell, result: bml.Result) -> None:
     histories = {server: value["history"] for server, value in result.values.items()}
     first = histories[min(histories)]
     assert all(history == first for history in histories.values())
-    assert [step for step, _, _ in first] == list(range(1, STEPS + 1)), "a step is missing, or was taken twice"
+    assert [step for step, _, _ in first] == list(range(1, STEPS + 1)), (
+        "a step is missing, or was taken twice"
+    )
     assert report["samples"]["complete"], "a sample was used never, or twice"
     np.testing.assert_allclose(result.value["params"], jobs.reference(EPOCHS), rtol=1e-4, atol=1e-6)
 

@@ -179,5 +179,5 @@ def test_nothing_is_left_behind() -> None:
 def test_a_server_that_dies_at_start_up_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/nonexistent")
     monkeypatch.setattr("sys.executable", "/bin/false")
-    with pytest.raises(StartError, match="server 0 died at start-up"):
+    with pytest.raises(StartError, match="no process could be made: /bin/false exited with status 1"):
         jobs.launch(jobs.descend, "bcube:2x1")

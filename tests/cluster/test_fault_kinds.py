@@ -1,0 +1,105 @@
+"""Kinds of faults beyond the matrix, on plain processes: what they do, and that the job goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jobs
+import numpy as np
+import pytest
+
+import bml
+from bml.cluster.injection import EXIT_STATUS
+from bml.errors import StartError, TrainingError
+from faults import FaultPlan
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
+
+
+def check_sound(result: bml.Result, steps: int = 40) -> None:
+    assert result.report["steps"] == steps
+    assert len(set(result.report["digests"].values())) == 1
+    assert result.report["samples"]["complete"]
+    np.testing.assert_allclose(result.value["params"], jobs.reference(steps // 5), rtol=1e-3, atol=1e-5)
+
+
+def test_exit_ends_the_process_with_a_status() -> None:
+    result = jobs.launch(jobs.descend, faults=FaultPlan.parse("exit:4@step=9"))
+    check_sound(result)
+    assert result.dead[4] == f"its process exited with status {EXIT_STATUS}"
+    assert result.report["views"][1]["commit"] == 8
+
+
+@pytest.mark.parametrize("phase", ["compute", "reduce"])
+def test_an_exception_ends_the_job_and_names_its_server(phase: str) -> None:
+    with pytest.raises(
+        TrainingError, match="server 4 raised InjectedError: injected by exception:4"
+    ) as caught:
+        jobs.launch(jobs.descend, faults=[f"exception:4@step=9,phase={phase}"])
+    assert caught.value.server == 4
+    assert "in descend" in str(caught.value)
+
+
+def test_a_server_that_holds_the_gil_is_evicted_and_told() -> None:
+    result = jobs.launch(lambda session: jobs.descend(session, epochs=80), faults=["gil:4@step=9,for=2s"])
+    check_sound(result, 400)
+    assert sorted(result.values) == [0, 1, 2, 3, 5, 6, 7, 8]
+    assert "server 4 is out of view 2" in result.dead[4]
+
+
+def test_a_gil_held_for_less_than_detect_s_harms_nobody() -> None:
+    result = jobs.launch(jobs.descend, faults=["gil:4@step=9,for=200ms"])
+    check_sound(result)
+    assert len(result.values) == 9
+    assert len(result.report["views"]) == 1
+
+
+def test_a_flapping_nic_is_left_out_and_nobody_is_lost() -> None:
+    def train(session: bml.Session) -> dict[str, Any]:
+        return jobs.descend(session, epochs=200)
+
+    result = jobs.launch(train, faults=["flap:4/0@step=9,every=1.6s,for=3s"])
+    check_sound(result, 1000)
+    assert len(result.values) == 9
+    assert "NIC 4/0" in result.report["views"][1]["reason"]
+
+
+def test_a_black_hole_that_ends_before_it_is_noticed_changes_no_view() -> None:
+    result = jobs.launch(jobs.descend, faults=["blackhole:4/0@step=9,for=100ms"])
+    check_sound(result)
+    assert len(result.report["views"]) == 1
+
+
+def test_the_phase_decides_what_of_the_step_is_left() -> None:
+    """Before its contribution has left, a killed server's share must be computed again by the others."""
+    for phase, recomputed in (("compute", True), ("complete", None)):
+        result = jobs.launch(jobs.descend, algorithm="bml", faults=[f"kill:4@step=9,phase={phase}"])
+        check_sound(result)
+        contributors = {step: who for step, who, _ in result.value["history"]}
+        if recomputed:
+            assert 4 not in contributors[9]
+
+
+def test_a_server_killed_at_start_up_is_named_unless_fewer_are_enough() -> None:
+    with pytest.raises(StartError, match=r"cannot start: server 4 \(.*signal 9"):
+        jobs.launch(jobs.descend, faults=["kill:4@phase=start"])
+    result = jobs.launch(jobs.descend, faults=["kill:4@phase=start"], min_servers=8)
+    check_sound(result)
+    assert len(result.values) == 8
+
+
+def test_slow_needs_real_cables() -> None:
+    with pytest.raises(
+        bml.UsageError, match="slow is done to real cables; bring some up with `bml fabric up`"
+    ):
+        jobs.launch(jobs.descend, faults=["slow:4/0@step=9,rate=1mbit"])
+
+
+def test_a_fault_strikes_in_its_step_however_short_steps_are() -> None:
+    def train(session: bml.Session) -> int:
+        for _ in range(2000):
+            session.barrier()
+        return 0
+
+    result = jobs.launch(train, "bcube:2x2", faults=["kill:3@step=1000,phase=compute"])
+    assert result.report["views"][1]["commit"] == 999

@@ -1,0 +1,88 @@
+"""The pytest plugin, as its users see it: header, marker, parametrisation, repetition, failures."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SUITE = """
+import pytest
+
+@pytest.mark.faults(fabric="bcube:3x2", steps=40, count=3, kinds=("kill", "cut", "coordinator"))
+def test_drawn(fault_plan):
+    print("DRAWN", fault_plan)
+
+@pytest.mark.faults("kill:4@step=20", "cut:2/0@step=9,phase=broadcast")
+def test_given(fault_plan):
+    assert str(fault_plan) == "kill:4@step=20 cut:2/0@step=9,phase=broadcast"
+
+@pytest.mark.parametrize("fault_plan", ["kill:1@step=2", ["kill:1@step=2", "exit:2@t=3s"], ""], indirect=True)
+def test_parametrised(fault_plan):
+    assert len(fault_plan) in (0, 1, 2)
+
+@pytest.mark.faults("kill:1@step=2")
+def test_fails(fault_plan, fault_seed):
+    assert fault_seed < 0
+
+def test_unmarked(fault_plan):
+    pass
+
+@pytest.mark.faults("kill:1")
+def test_wrong(fault_plan):
+    pass
+
+@pytest.mark.faults(steps=3)
+def test_incomplete(fault_plan):
+    pass
+"""
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    (tmp_path / "test_suite.py").write_text(SUITE)
+    return tmp_path
+
+
+def run(folder: Path, *arguments: str) -> str:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--strict-markers", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=folder).stdout
+
+
+def test_the_whole_of_it(suite: Path) -> None:
+    out = run(suite, "--fault-seed", "7", "-rP")
+    assert "fault seed: 7 (repeat with --fault-seed 7)" in out
+    assert "1 failed" in out
+    assert "5 passed" in out
+    assert "3 errors" in out
+    assert re.search(r"- fault plan -+\nkill:1@step=2\nrepeat with --fault-seed 7", out)
+    for reason in (
+        "fault_plan needs to know what to break",
+        "'kill:1' is not a fault",
+        "takes either faults as texts, or fabric= and steps=",
+    ):
+        assert reason in out
+    drawn = re.findall(r"^DRAWN (.*)", out, re.M)
+    assert len(drawn[0].split()) == 3
+    alone = run(suite, "--fault-seed", "7", "-rP", "-k", "drawn")
+    assert re.findall(r"^DRAWN (.*)", alone, re.M) == drawn, "a test draws the same plan when it is run alone"
+    other = run(suite, "--fault-seed", "8", "-rP", "-k", "drawn")
+    assert re.findall(r"^DRAWN (.*)", other, re.M) != drawn
+
+
+def test_without_a_seed_one_is_drawn_and_shown(suite: Path) -> None:
+    seeds = {re.findall(r"fault seed: (\d+)", run(suite, "-k", "given"))[0] for _ in range(2)}
+    assert len(seeds) == 2
+    assert (
+        "--fault-seed is -1: give a number"
+        in subprocess.run(
+            [sys.executable, "-m", "pytest", "--fault-seed", "-1"],
+            capture_output=True,
+            text=True,
+            cwd=suite,
+            check=False,
+        ).stderr
+    )

@@ -1,0 +1,56 @@
+"""How a user tests a training script of his own against faults; docs/testing.md explains it."""
+
+import numpy as np
+import pytest
+
+import bml
+from faults import FaultPlan
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
+
+X = np.linspace(-1, 1, 360, dtype=np.float32)
+Y = 3 * X - 2
+
+
+def gradient(w, indices):
+    """Summed over these samples, of the squared error of the line w[0]·x + w[1]."""
+    x, error = X[indices], w[0] * X[indices] + w[1] - Y[indices]
+    return np.array([(error * x).sum(), error.sum()], np.float32)
+
+
+def fit_line(session):
+    """The training script under test."""
+    w = session.empty(2)
+    w[:] = 0
+    session.state(params=w)
+    for batch in session.batches(len(X), global_batch=72, epochs=20, seed=0):
+        mean = batch.allreduce(gradient(w, batch.indices), recompute=lambda indices: gradient(w, indices))
+        w -= 0.5 * mean
+    return w
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> np.ndarray:
+    return bml.launch(fit_line, "bcube:3x2", launcher="processes").value
+
+
+@pytest.mark.faults(fabric="bcube:3x2", steps=100, count=2, kinds=("kill", "freeze", "cut", "switch"))
+def test_any_two_faults_do_not_change_the_line(fault_plan: FaultPlan, undisturbed: np.ndarray) -> None:
+    result = bml.launch(fit_line, "bcube:3x2", launcher="processes", faults=fault_plan)
+    assert len(set(result.report["digests"].values())) == 1, "all survivors hold the same bits"
+    assert result.report["samples"]["complete"], "every sample was used once in every epoch"
+    np.testing.assert_allclose(result.value, undisturbed, rtol=1e-4)
+
+
+@pytest.mark.faults("kill:4@step=50,phase=broadcast", "coordinator@step=50,phase=recovery")
+def test_the_coordinator_dies_while_the_job_recovers(fault_plan: FaultPlan, undisturbed: np.ndarray) -> None:
+    result = bml.launch(fit_line, "bcube:3x2", launcher="processes", faults=fault_plan)
+    assert sorted(result.values) == [0, 1, 2, 3, 5, 6, 7, 8]
+    np.testing.assert_allclose(result.value, undisturbed, rtol=1e-4)
+
+
+def test_a_fault_of_the_moment(undisturbed: np.ndarray) -> None:
+    with bml.start(fit_line, "bcube:3x2", launcher="processes") as job:
+        job.inject("blackhole:2/0")
+        result = job.wait()
+    np.testing.assert_allclose(result.value, undisturbed, rtol=1e-4)

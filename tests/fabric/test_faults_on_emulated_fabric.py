@@ -1,0 +1,148 @@
+"""Faults of real cables, done when a server says that it is time to, and noticed by the NIC's own carrier."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import jobs
+import numpy as np
+import pytest
+
+import bml
+from bml.cluster.carrier import CarrierWatch
+from bml.fabric import Emulated, namespace
+from bml.fabric.fixtures import BringUp
+from bml.transport.poller import Poller
+from topology.errors import FabricError
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
+
+
+def run(network: Emulated, *faults: str, epochs: int = 16, **settings: Any) -> bml.Result:
+    def train(session: bml.Session) -> dict[str, Any]:
+        return jobs.descend(session, epochs=epochs)
+
+    where = {"launcher": "processes", "emulated": network.name, "prints": False}
+    result = bml.launch(train, network.fabric.name, faults=faults, **where, **settings)
+    assert network.status()["failures"] == [], "what the job broke is healed"
+    assert result.report["steps"] == 5 * epochs
+    assert len(set(result.report["digests"].values())) == 1
+    assert result.report["samples"]["complete"]
+    np.testing.assert_allclose(result.value["params"], jobs.reference(epochs), rtol=1e-3, atol=1e-5)
+    return result
+
+
+@pytest.mark.parametrize(
+    "fault", ["cut:4/0@step=20", "blackhole:4/1@step=20,phase=reduce", "switch:1/2@step=20"]
+)
+def test_a_fault_by_step_strikes_in_that_step(emulated_fabric: BringUp, fault: str) -> None:
+    """Steps take about a millisecond: whoever only follows the job strikes far too late."""
+    view = run(emulated_fabric("bcube:3x2", "100mbit"), fault, algorithm="bml").report["views"][1]
+    assert view["commit"] in (19, 20), view
+
+
+@pytest.mark.parametrize("shape", ["bcube:3x2", "bcube:2x2"])
+def test_a_real_cut_is_noticed_at_once_and_by_the_right_nic(emulated_fabric: BringUp, shape: str) -> None:
+    view = run(emulated_fabric(shape, "100mbit"), "cut:1/0@step=20").report["views"][1]
+    assert view["failures"] == ["link:1/0"], "also where the switch has two ports only"
+    assert "its own server says: NIC 1/0 (b0) has no carrier" in view["reason"]
+    assert view["detect_s"] < 0.1
+
+
+def test_a_dead_switch_is_one_failure(emulated_fabric: BringUp) -> None:
+    result = run(emulated_fabric("bcube:3x2", "100mbit"), "switch:0/1@step=20")
+    last = result.report["views"][-1]
+    # All its NICs say so, together as a rule; on a loaded machine one of them may be late.
+    assert set(last["failures"]) in ({"switch:0/1"}, {"link:3/0", "link:4/0", "link:5/0"})
+    assert result.report["views"][1]["detect_s"] < 0.2
+
+
+def test_slow_and_lossy_cables_change_no_view(emulated_fabric: BringUp) -> None:
+    faults = ["slow:4/1@step=10,rate=2mbit,for=500ms", "loss:2/0@step=10,share=5%,for=500ms"]
+    try:
+        result = run(emulated_fabric("bcube:3x2", "100mbit"), *faults)
+    except FabricError as error:
+        pytest.skip(str(error))
+    assert len(result.report["views"]) == 1
+
+
+def test_loss_drops_what_it_says(emulated_fabric: BringUp) -> None:
+    import shutil
+    import subprocess
+
+    if shutil.which("nft") is None:
+        pytest.skip("no nft on this machine")
+    network = emulated_fabric("bcube:3x2", "100mbit")
+    network.lose(4, 0, 0.5)
+    assert network.status()["failures"] == ["loss:4/0,share=50%"]
+    ping = ["ping", "-q", "-c", "60", "-i", "0.01", "-W", "1", "10.10.1.4"]
+    said = namespace.inside(
+        network.namespace(4), lambda: subprocess.run(ping, capture_output=True, text=True, check=False).stdout
+    )
+    lost = float(said.split("% packet loss")[0].split()[-1])
+    assert 50 <= lost <= 95, "half of the questions and half of the answers: three quarters"
+    network.heal(4, 0)
+    assert network.status()["failures"] == []
+
+
+def test_faults_into_a_running_job(emulated_fabric: BringUp, tmp_path: Path) -> None:
+    network, stop = emulated_fabric("bcube:3x2", "100mbit"), tmp_path / "stop"
+
+    def train(session: bml.Session) -> None:
+        while not session.allreduce(np.array([stop.exists()]).astype(np.int32), op="max")[0]:
+            pass
+
+    with bml.start(train, "bcube:3x2", launcher="processes", emulated=network.name) as job:
+        assert job.inject("cut:4/0")["done"][0].endswith("has it done to the cables of link:4/0")
+        deadline = time.monotonic() + 20
+        while (now := job.status())["epoch"] < 2:
+            assert time.monotonic() < deadline
+        assert now["failures"] == ["link:4/0"]
+        assert [nic["carrier"] for nic in job.status()["servers"][4]["nics"]] == [False, True]
+        assert network.status()["failures"] == ["cut:4/0"]
+        stop.touch()
+        job.wait()
+
+
+def test_carriers_are_watched_and_loopback_is_not(emulated_fabric: BringUp) -> None:
+    network = emulated_fabric("bcube:3x2")
+    network.cut(4, 1)
+    seen: list[tuple[int, bool, str]] = []
+    poller = Poller()
+
+    def watch() -> CarrierWatch:
+        nics = (*network.layout.nics(4), "127.0.0.1")
+        return CarrierWatch(4, nics, poller, lambda *news: seen.append(news))
+
+    watched = namespace.inside(network.namespace(4), watch)
+
+    def until(condition: Any) -> None:
+        deadline = time.monotonic() + 5
+        while not condition():
+            assert time.monotonic() < deadline
+            poller.poll(0.05)
+
+    until(lambda: seen)
+    assert seen == [(1, False, "NIC 4/1 (b1) has no carrier")], "what is dead at the start is told"
+    assert watched.watched == {0: True, 1: False}
+    cut_at = time.monotonic()
+    network.cut(4, 0)
+    until(lambda: len(seen) == 2)
+    assert seen[1] == (0, False, "NIC 4/0 (b0) has no carrier")
+    assert time.monotonic() - cut_at < 1.0
+    network.heal(4, 0)
+    until(lambda: len(seen) == 3)
+    assert seen[2] == (0, True, "NIC 4/0 (b0) has a carrier again")
+    watched.close()
+    poller.close()
+
+
+def test_where_there_is_no_netlink_nothing_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("socket.AF_NETLINK")
+    poller = Poller()
+    watched = CarrierWatch(0, ("127.0.0.1",), poller, lambda *news: None)
+    assert watched.watched == {}
+    watched.close()
+    poller.close()
