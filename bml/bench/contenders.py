@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from bml.bench.children import Children
 from bml.bench.host import RankError, Ranks
 from bml.bench.ranks import Vector, serve
-from bml.bench.rows import completions
+from bml.bench.rows import Block, completions
 from bml.cluster.launch import launch
 from bml.errors import BmlError
 from bml.train.session import Session
@@ -59,8 +59,8 @@ class Contender(Protocol):
         """One allreduce of so many bytes: how many elements are wrong, on all ranks together."""
         ...
 
-    def time(self, nbytes: int, times: int) -> list[float]:
-        """Seconds of each of so many allreduces, one after the other, after one that does not count."""
+    def time(self, nbytes: int, times: int) -> Block:
+        """So many allreduces, one after the other, after one that does not count."""
         ...
 
     def close(self) -> None:
@@ -81,10 +81,12 @@ class _Ordered:
         answers = self._ask(do="check", count=nbytes // 4, of=self.members)
         return sum(answer["wrong"] for answer in answers.values())
 
-    def time(self, nbytes: int, times: int) -> list[float]:
+    def time(self, nbytes: int, times: int) -> Block:
         """See Contender."""
         answers = self._ask(do="time", count=nbytes // 4, times=times)
-        return completions({rank: answer["ends_s"] for rank, answer in answers.items()})
+        ends_s = {rank: answer["ends_s"] for rank, answer in answers.items()}
+        cpu_s = sum(answer["cpu_s"] for answer in answers.values()) / times
+        return Block(tuple(completions(ends_s)), cpu_s)
 
     def _ask(self, **order: Any) -> dict[int, Any]:
         return self._ranks.ask(self.members, self._well, **order)

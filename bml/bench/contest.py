@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from bml.bench import rows
 from bml.bench.contenders import Contender, JobSettings, Own, missing, peer
-from bml.bench.rows import Row
+from bml.bench.rows import Block, Row
 from bml.errors import BmlError
 from bml.schedule import plan
 from bml.schedule.model import Constants
@@ -81,18 +81,21 @@ class Contest:
         text, settings = rows.size_text(nbytes), self.settings
         wrong: dict[str, int | None] = {}
         steps: dict[str, int] = {}
-        times: dict[str, list[float]] = {}
+        blocks: dict[str, list[Block]] = {}
         for each in list(self.contenders):
             wrong[each.who] = self._turn(each, f"{text}, checking", partial(each.check, nbytes))
             first = self._turn(each, f"{text}, warming up", partial(each.time, nbytes, 2))
-            steps[each.who] = rows.iterations(min(first or [1.0]), settings.block_s, FEWEST, MOST)
+            steps[each.who] = rows.iterations(
+                min(first.steps_s) if first else 1.0, settings.block_s, FEWEST, MOST
+            )
         for number in range(settings.repetitions):
             start = number % len(self.contenders)
             for each in self.contenders[start:] + self.contenders[:start]:
                 what = f"{text}, repetition {number + 1} of {settings.repetitions}"
-                took = self._turn(each, what, partial(each.time, nbytes, steps[each.who]))
-                times.setdefault(each.who, []).extend(took or [])
-        return self._rows(nbytes, times, wrong)
+                block = self._turn(each, what, partial(each.time, nbytes, steps[each.who]))
+                if block is not None:
+                    blocks.setdefault(each.who, []).append(block)
+        return self._rows(nbytes, blocks, wrong)
 
     def _turn(self, each: Contender, what: str, work: Callable[[], _T]) -> _T | None:
         """Let one work; a peer that fails is out of the contest, and that is all."""
@@ -107,13 +110,13 @@ class Contest:
             self.absent[each.who] = str(error)
             return None
 
-    def _rows(self, nbytes: int, times: dict[str, list[float]], wrong: dict[str, int | None]) -> list[Row]:
+    def _rows(self, nbytes: int, blocks: dict[str, list[Block]], wrong: dict[str, int | None]) -> list[Row]:
         made = [
             rows.row(
                 each.who,
                 nbytes,
                 len(each.members),
-                times[each.who],
+                blocks[each.who],
                 wrong[each.who] or 0,
                 theory_s(each.who, nbytes, self.settings),
             )

@@ -41,20 +41,22 @@ def serve(path: str, rank: int, collective: Collective) -> None:
             case "check":
                 orders.answer(wrong=_check(collective, rank, order["count"], order["of"]))
             case "time":
-                orders.answer(ends_s=_time(collective, order["count"], order["times"]))
+                ends_s, cpu_s = _time(collective, order["count"], order["times"])
+                orders.answer(ends_s=ends_s, cpu_s=cpu_s)
 
 
-def _time(collective: Collective, count: int, times: int) -> list[float]:
-    """When each allreduce ended, on the clock that all processes of this machine share.
+def _time(collective: Collective, count: int, times: int) -> tuple[list[float], float]:
+    """When each allreduce ended, on the clock that all processes of this machine share, and processor time.
 
     The first one is not timed: it brings the ranks together, and memory into place.
     """
     collective.prepare(np.ones(count, np.float32))
-    ends_s = []
-    for _ in range(times + 1):
+    collective.run()
+    ends_s, cpu_s = [time.monotonic()], time.process_time()
+    for _ in range(times):
         collective.run()
         ends_s.append(time.monotonic())
-    return ends_s
+    return ends_s, time.process_time() - cpu_s
 
 
 def _check(collective: Collective, rank: int, count: int, ranks: list[int]) -> int:

@@ -15,6 +15,14 @@ _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 @dataclass(frozen=True)
+class Block:
+    """A turn of a contender: seconds of every step, and processor time of a step on all ranks together."""
+
+    steps_s: tuple[float, ...]
+    cpu_s: float
+
+
+@dataclass(frozen=True)
 class Row:
     """One contender at one size.
 
@@ -22,6 +30,8 @@ class Row:
     `fastest_s`, `slowest_s` their ends; `algbw` is size/time and `busbw` that times 2(n-1)/n, in GB/s;
     `wrong` counts wrong elements on all servers; `theory_s` is what the schedule should take and `ratio` the
     median in units of it; `speedup` is the median in units of bml's: how much faster bml is (None without).
+    `cpu_s` is the processor time of a step on all servers together, the median over turns: other load hardly
+    changes it, and divided by the cores it is what servers that share a machine need at least.
     """
 
     who: str
@@ -38,6 +48,7 @@ class Row:
     speedup: float | None
     fastest_s: float
     slowest_s: float
+    cpu_s: float
     samples: int
     n_servers: int
 
@@ -46,8 +57,9 @@ class Row:
         return {key: _rounded(key, value) for key, value in asdict(self).items()}
 
 
-def row(who: str, nbytes: int, n_servers: int, times_s: Sequence[float], wrong: int, theory_s: float) -> Row:
-    """The row of these times of an allreduce of float32 sums; without `speedup`, which takes two."""
+def row(who: str, nbytes: int, n_servers: int, blocks: Sequence[Block], wrong: int, theory_s: float) -> Row:
+    """The row of these turns at an allreduce of float32 sums; without `speedup`, which takes two."""
+    times_s = [step_s for block in blocks for step_s in block.steps_s]
     median_s = statistics.median(times_s)
     algbw = nbytes / median_s / GIGA
     return Row(
@@ -65,6 +77,7 @@ def row(who: str, nbytes: int, n_servers: int, times_s: Sequence[float], wrong: 
         speedup=None,
         fastest_s=min(times_s),
         slowest_s=max(times_s),
+        cpu_s=statistics.median(block.cpu_s for block in blocks),
         samples=len(times_s),
         n_servers=n_servers,
     )
@@ -109,6 +122,7 @@ _COLUMNS = (
     ("theory", "(us)", 11),
     ("ratio", "", 7),
     ("speedup", "", 8),
+    ("cpu", "(us)", 11),
 )
 """Name, unit and width."""
 
@@ -135,6 +149,7 @@ def line(each: Row) -> str:
             f"{each.theory_s * 1e6:.1f}",
             f"{each.ratio:.2f}",
             "-" if each.speedup is None else f"{each.speedup:.2f}",
+            f"{each.cpu_s * 1e6:.1f}",
         )
     )
 

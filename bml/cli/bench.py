@@ -120,7 +120,7 @@ def allreduce(
     All servers are processes of this machine. Contenders take turns, so that other load hits all alike, and
     each checks every element on every server. `theory` is the cost model's time (on an emulated fabric:
     bytes over goodput) and `ratio` the measured time in units of it; of peers it is that of a ring over one
-    NIC. `speedup` is how many times as long as bml a peer takes.
+    NIC. `speedup` is how many times as long as bml a peer takes, `cpu` the processor time of all servers.
 
     \b
     Example:

@@ -24,75 +24,25 @@ safe is told in docs/architecture.md and in member.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import NamedTuple
 
 from bml.protocol import messages as msg
+from bml.protocol.coordinator_events import (
+    Connected,
+    Event,
+    Finished,
+    From,
+    Gone,
+    Instruction,
+    Interrupt,
+    Post,
+    Tick,
+)
+from bml.protocol.decision import decide, epoch_of, is_open
 from bml.protocol.messages import View
 from bml.protocol.timeouts import Timeouts
 from faults import Evidence, Suspicion, diagnose, settle
 from faults.healing import healed
 from topology import Fabric, ServerFailure, parse_failure
-
-# --- events and instructions ---------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Connected:
-    """The control connection to a server is up (for the first time, or again)."""
-
-    server: int
-
-
-@dataclass(frozen=True)
-class Gone:
-    """A server's process is known to be dead, or cannot be reached any more."""
-
-    server: int
-    why: str
-
-
-@dataclass(frozen=True)
-class From:
-    """A message of a server."""
-
-    server: int
-    message: msg.ToCoordinator
-
-
-@dataclass(frozen=True)
-class Interrupt:
-    """The user stops the job."""
-
-    why: str
-
-
-@dataclass(frozen=True)
-class Tick:
-    """Time passed."""
-
-
-Event = Connected | Gone | From | Interrupt | Tick
-
-
-class Post(NamedTuple):
-    """Send a message to a server, if it is connected."""
-
-    server: int
-    message: msg.ToServer
-
-
-class Finished(NamedTuple):
-    """The job is over; `abort` says why when it is an error.
-
-    `deposed`: it is over for this coordinator alone, its successor carries on.
-    """
-
-    abort: msg.Abort | None
-    deposed: bool = False
-
-
-Instruction = Post | Finished
 
 
 class Coordinator:
@@ -262,7 +212,7 @@ class Coordinator:
     def _is_void(self, suspicion: Suspicion) -> bool:
         """Whether a peer was not heard because the view had not reached it: it lives, and waits for one."""
         status = self._statuses.get(suspicion.peer)
-        outside = status is not None and _epoch(status.installed) < _epoch(self.view)
+        outside = status is not None and epoch_of(status.installed) < epoch_of(self.view)
         return suspicion.peer != suspicion.observer and outside
 
     def _learn(self, status: msg.Status, now: float) -> bool:
@@ -271,12 +221,12 @@ class Coordinator:
         self._epoch = max(self._epoch, status.promised)
         for view in (status.installed, status.accepted):
             # One of ours that is not in force yet may never be: only we could have said so.
-            if view is not None and view not in self._proposals and view.epoch > _epoch(self.view):
+            if view is not None and view not in self._proposals and view.epoch > epoch_of(self.view):
                 if self.view is None:
                     self._answer_by = min(self._answer_by, now + self._timeouts.connect_s)
                 self.view = view
                 news = True
-        if _epoch(status.installed) > _epoch(self._chosen):
+        if epoch_of(status.installed) > epoch_of(self._chosen):
             self._chosen = status.installed
         return news
 
@@ -286,7 +236,7 @@ class Coordinator:
         """Diagnose all evidence and freeze the survivors."""
         self._forget(self._is_void)
         fabric = self._fabric.without(*self._standing())
-        suspicions = tuple(each for _, each in sorted(self._suspicions.items()) if _is_open(fabric, each))
+        suspicions = tuple(each for _, each in sorted(self._suspicions.items()) if is_open(fabric, each))
         dead = {server: why for server, why in self._dead.items() if server in fabric.servers}
         diagnosis = diagnose(fabric, Evidence(dead, suspicions))
         if not set(fabric.servers) - {f.server for f in diagnosis.failures if isinstance(f, ServerFailure)}:
@@ -392,7 +342,7 @@ class Coordinator:
     def _out_of_step(self, status: msg.Status) -> bool:
         """A member that reconnected may have missed what was posted to it."""
         assert self.view is not None
-        stands_at = (_epoch(status.installed), status.promised)
+        stands_at = (epoch_of(status.installed), status.promised)
         return status.server in self.members and stands_at != (self.view.epoch, self.view.epoch)
 
     def _propose(self, now: float) -> list[Instruction]:
@@ -435,7 +385,7 @@ class Coordinator:
         assert self.view is not None
         fabric = self._fabric.without(*self.view.failures)
         self._dead = {server: why for server, why in self._dead.items() if server in self.view.members}
-        self._forget(lambda each: not _is_open(fabric, each))
+        self._forget(lambda each: not is_open(fabric, each))
 
     def _forget(self, past: Callable[[Suspicion], bool]) -> None:
         """Drop suspicions; without any evidence left there is nothing to act on."""
@@ -507,37 +457,16 @@ class Coordinator:
         return [*(Post(server, abort) for server in self._fabric.servers), Finished(abort)]
 
 
-def _epoch(view: View | None) -> int:
-    return view.epoch if view else 0
-
-
-def _is_open(fabric: Fabric, suspicion: Suspicion) -> bool:
-    """Whether what is suspected still counts as alive."""
-    observer, peer, level = suspicion.observer, suspicion.peer, suspicion.level
-    if observer not in fabric.servers or not fabric.nic_alive(observer, level):
-        return False
-    return peer == observer or peer in fabric.neighbours(observer, level)
-
-
-def decide(statuses: Iterable[msg.Status]) -> int:
-    """The step that is committed as of the next view, given where every survivor stands.
-
-    If any survivor committed a step, then all were complete: all commit it. If all are complete, all
-    commit. Else the step is tried again. A step counts as complete only under the newest view that any
-    survivor knows: an older one's outputs have other contributors.
-    """
-    known = list(statuses)
-    assert known, "nobody survived, nothing is to be decided"
-    views = [view for status in known for view in (status.installed, status.accepted) if view is not None]
-    newest = max((view.epoch for view in views), default=0)
-    commit = max([*(status.committed for status in known), *(v.commit for v in views if v.epoch == newest)])
-    following = commit + 1
-    for status in known:
-        epoch = status.installed.epoch if status.installed else 0
-        if status.committed >= following or (status.complete == following and epoch == newest):
-            continue
-        return commit
-    return following
-
-
-__all__ = ["Connected", "Coordinator", "Finished", "From", "Gone", "Interrupt", "Post", "Tick", "decide"]
+__all__ = [
+    "Connected",
+    "Coordinator",
+    "Event",
+    "Finished",
+    "From",
+    "Gone",
+    "Instruction",
+    "Interrupt",
+    "Post",
+    "Tick",
+    "decide",
+]

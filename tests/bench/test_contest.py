@@ -11,6 +11,7 @@ from bml.bench.contenders import JobSettings
 from bml.bench.contest import Contest, Settings, theory_s
 from bml.bench.host import RankError, Ranks
 from bml.bench.ranks import contribution, serve, total
+from bml.bench.rows import Block
 from bml.schedule.model import Constants
 from topology import parse
 
@@ -30,7 +31,7 @@ class Pretender:
         self.log.append((self.who, times))
         if len(self.log) == self.fails_at:
             raise RankError(f"{self.who} broke")
-        return [self.step_s] * times
+        return Block((self.step_s,) * times, 0.001)
 
     def close(self):
         self.log.append((self.who, "closed"))
@@ -120,7 +121,9 @@ def test_ranks_carry_out_orders_until_the_host_hangs_up():
         order = {"do": "check", "count": 10, "of": [0, 1]}
         assert host.ask([0, 1], lambda: None, **order) == {0: {"wrong": 0}, 1: {"wrong": 1}}
         assert host.ask([0], lambda: None, do="failures") == {0: {"failures": ["link:0/0"]}}
-        ends_s = host.ask([0], lambda: None, do="time", count=10, times=3)[0]["ends_s"]
+        timed = host.ask([0], lambda: None, do="time", count=10, times=3)[0]
+        ends_s = timed["ends_s"]
+        assert timed["cpu_s"] >= 0
         assert len(ends_s) == 4
         assert sorted(ends_s) == ends_s
         host.close()

@@ -3,13 +3,22 @@
 import pytest
 
 from bml.bench import rows
+from bml.bench.rows import Block
 from bml.cli.plan import parse_bytes
 from bml.errors import UsageError
 
 
 def test_bandwidths_and_theory():
-    row = rows.row("bml", 64 << 20, 9, [0.2, 0.1, 0.4], wrong=0, theory_s=0.05)
+    row = rows.row(
+        "bml",
+        64 << 20,
+        9,
+        [Block((0.2, 0.1), 0.3), Block((0.4,), 0.5), Block((), 0.4)],
+        wrong=0,
+        theory_s=0.05,
+    )
     assert (row.median_s, row.fastest_s, row.slowest_s, row.samples) == (0.2, 0.1, 0.4, 3)
+    assert row.cpu_s == 0.4
     assert row.algbw == pytest.approx(0.33554432)
     assert row.busbw == pytest.approx(row.algbw * 16 / 9)
     assert row.count == 16 << 20
@@ -46,9 +55,9 @@ def test_size_text(nbytes, text):
 
 
 def test_lines_stand_under_their_heads():
-    row = rows.row("openmpi-tcp", 64 << 20, 9, [123.0], wrong=3, theory_s=1.0)
+    row = rows.row("openmpi-tcp", 64 << 20, 9, [Block((123.0,), 1.0)], wrong=3, theory_s=1.0)
     names, units = rows.heading().splitlines()
     line = rows.line(row)
     assert len(line) == len(names) == len(units)
     assert line.index("openmpi-tcp") + len("openmpi-tcp") == names.index("who") + len("who")
-    assert line.split()[-1] == "-"
+    assert line.split()[-2:] == ["-", "1000000.0"]

@@ -155,9 +155,7 @@ def check_end(cell: Cell, result: bml.Result) -> None:
     histories = {server: value["history"] for server, value in result.values.items()}
     first = histories[min(histories)]
     assert all(history == first for history in histories.values())
-    assert [step for step, _, _ in first] == list(range(1, STEPS + 1)), (
-        "a step is missing, or was taken twice"
-    )
+    assert [step for step, _, _ in first] == list(range(1, STEPS + 1)), "a step is missing, or taken twice"
     assert report["samples"]["complete"], "a sample was used never, or twice"
     np.testing.assert_allclose(result.value["params"], jobs.reference(EPOCHS), rtol=1e-4, atol=1e-6)
 

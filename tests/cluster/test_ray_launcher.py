@@ -9,9 +9,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -92,6 +94,61 @@ def test_interrupt_leaves_no_ray_behind(tmp_path: Path) -> None:
     assert process.returncode == 1
     assert psutil.wait_procs(family, timeout=10)[1] == []
     assert ray_leftovers() == before
+
+
+def test_a_running_ray_job_can_be_looked_at_and_hurt(tmp_path: Path) -> None:
+    (tmp_path / "until.py").write_text(
+        "import numpy as np, os\n"
+        f"STOP = {str(tmp_path / 'stop')!r}\n"
+        "def train(session):\n"
+        "    while not session.allreduce(np.array([os.path.exists(STOP)]).astype('i4'), op='max')[0]:\n"
+        "        pass\n"
+    )
+    environment = {**ENVIRONMENT, "XDG_RUNTIME_DIR": str(tmp_path)}
+    bml = [str(BIN / "bml")]
+    process = subprocess.Popen(
+        [*bml, "run", str(tmp_path / "until.py"), "--fabric", "bcube:2x2", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+    def ask(*arguments: str) -> dict[str, Any]:
+        done = subprocess.run(
+            [*bml, *arguments, "--json"],
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=60,
+            check=False,
+        )
+        return json.loads(done.stdout) if done.returncode == 0 else {"error": done.stderr}
+
+    def until(condition: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+        deadline = time.monotonic() + 60
+        while not condition(now := ask("status")):
+            assert time.monotonic() < deadline, now
+            assert process.poll() is None
+        return now
+
+    try:
+        now = until(lambda now: now.get("epoch") == 1)
+        assert now["launcher"] == "ray"
+        assert sorted(now["servers"]) == ["0", "1", "2", "3"]
+        assert now["servers"]["0"]["waits_for"]
+        assert "server 3" in ask("inject", "kill:3")["done"][0]
+        now = until(lambda now: now.get("epoch") == 2 and now["lost"])
+        assert "actor" in now["lost"]["3"]
+        assert ask("inject", "coordinator")["done"]
+        (tmp_path / "stop").touch()
+        stdout, stderr = process.communicate(timeout=60)
+        assert process.returncode == 0, stderr
+        assert [len(view["members"]) for view in json.loads(stdout)["views"]] == [4, 3]
+    finally:
+        if process.poll() is None:
+            kill_family(process)
+    assert list((tmp_path / "bml").iterdir()) == []
 
 
 @pytest.fixture

@@ -140,7 +140,7 @@ def test_a_job_that_is_left_early_leaves_nothing(tmp_path: Path) -> None:
     children, descriptors, threads = jobs.children(), jobs.descriptors(), threading.active_count()
     with bml.start(until_told(tmp_path / "never"), "bcube:2x2", launcher="processes") as job:
         assert job.running
-        with pytest.raises(FabricError, match="still runs after 0.1 s"):
+        with pytest.raises(FabricError, match=r"still runs after 0\.1 s"):
             job.wait(0.1)
     assert not job.running
     assert (jobs.children(), jobs.descriptors(), threading.active_count()) == (children, descriptors, threads)

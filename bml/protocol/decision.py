@@ -1,0 +1,44 @@
+"""Commit or try again: what follows from where all survivors stand. Why it is safe: docs/architecture.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from bml.protocol import messages as msg
+from bml.protocol.messages import View
+from faults import Suspicion
+from topology import Fabric
+
+
+def epoch_of(view: View | None) -> int:
+    """Its epoch, 0 for none."""
+    return view.epoch if view else 0
+
+
+def is_open(fabric: Fabric, suspicion: Suspicion) -> bool:
+    """Whether what is suspected still counts as alive."""
+    observer, peer, level = suspicion.observer, suspicion.peer, suspicion.level
+    if observer not in fabric.servers or not fabric.nic_alive(observer, level):
+        return False
+    return peer == observer or peer in fabric.neighbours(observer, level)
+
+
+def decide(statuses: Iterable[msg.Status]) -> int:
+    """The step that is committed as of the next view, given where every survivor stands.
+
+    If any survivor committed a step, then all were complete: all commit it. If all are complete, all
+    commit. Else the step is tried again. A step counts as complete only under the newest view that any
+    survivor knows: an older one's outputs have other contributors.
+    """
+    known = list(statuses)
+    assert known, "nobody survived, nothing is to be decided"
+    views = [view for status in known for view in (status.installed, status.accepted) if view is not None]
+    newest = max((view.epoch for view in views), default=0)
+    commit = max([*(status.committed for status in known), *(v.commit for v in views if v.epoch == newest)])
+    following = commit + 1
+    for status in known:
+        epoch = status.installed.epoch if status.installed else 0
+        if status.committed >= following or (status.complete == following and epoch == newest):
+            continue
+        return commit
+    return following
