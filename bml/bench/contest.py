@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from bml.bench import rows
 from bml.bench.contenders import Contender, JobSettings, Own, missing, peer
@@ -41,6 +41,13 @@ class Settings:
     repetitions: int = 5
     block_s: float = 0.3
     goodput: float | None = None
+
+
+class _Plan(NamedTuple):
+    """Of a contender at one size: how many elements were wrong, and how many steps a turn has."""
+
+    wrong: int
+    steps: int
 
 
 @dataclass
@@ -79,23 +86,20 @@ class Contest:
 
     def _size(self, nbytes: int) -> list[Row]:
         text, settings = rows.size_text(nbytes), self.settings
-        wrong: dict[str, int | None] = {}
-        steps: dict[str, int] = {}
+        plans: dict[str, _Plan] = {}
         blocks: dict[str, list[Block]] = {}
         for each in list(self.contenders):
-            wrong[each.who] = self._turn(each, f"{text}, checking", partial(each.check, nbytes))
-            first = self._turn(each, f"{text}, warming up", partial(each.time, nbytes, 2))
-            steps[each.who] = rows.iterations(
-                min(first.steps_s) if first else 1.0, settings.block_s, FEWEST, MOST
-            )
+            ready = self._turn(each, f"{text}, checking", partial(_ready, each, nbytes, settings.block_s))
+            if ready is not None:
+                plans[each.who] = ready
         for number in range(settings.repetitions):
             start = number % len(self.contenders)
             for each in self.contenders[start:] + self.contenders[:start]:
                 what = f"{text}, repetition {number + 1} of {settings.repetitions}"
-                block = self._turn(each, what, partial(each.time, nbytes, steps[each.who]))
+                block = self._turn(each, what, partial(each.time, nbytes, plans[each.who].steps))
                 if block is not None:
                     blocks.setdefault(each.who, []).append(block)
-        return self._rows(nbytes, blocks, wrong)
+        return self._rows(nbytes, blocks, plans)
 
     def _turn(self, each: Contender, what: str, work: Callable[[], _T]) -> _T | None:
         """Let one work; a peer that fails is out of the contest, and that is all."""
@@ -110,19 +114,25 @@ class Contest:
             self.absent[each.who] = str(error)
             return None
 
-    def _rows(self, nbytes: int, blocks: dict[str, list[Block]], wrong: dict[str, int | None]) -> list[Row]:
+    def _rows(self, nbytes: int, blocks: dict[str, list[Block]], plans: dict[str, _Plan]) -> list[Row]:
         made = [
             rows.row(
                 each.who,
                 nbytes,
                 len(each.members),
                 blocks[each.who],
-                wrong[each.who] or 0,
+                plans[each.who].wrong,
                 theory_s(each.who, nbytes, self.settings),
             )
             for each in self.contenders
         ]
         return [replace(each, speedup=each.median_s / made[0].median_s) for each in made]
+
+
+def _ready(each: Contender, nbytes: int, block_s: float) -> _Plan:
+    """Check the result at this size, warm up, and find out how many steps fill a turn."""
+    wrong = each.check(nbytes)
+    return _Plan(wrong, rows.iterations(min(each.time(nbytes, 2).steps_s), block_s, FEWEST, MOST))
 
 
 @contextmanager

@@ -111,7 +111,7 @@ def test_peers_take_part():
 def test_interrupt_leaves_nothing(tmp_path):
     command = [sys.executable, "-m", "bml.cli", "bench", "allreduce", "--fabric", "bcube:2x1", "--sizes"]
     process = subprocess.Popen(
-        [*command, "4KiB,64KiB", "--repetitions", "3", "--block-s", "0.1"],
+        [*command, "4KiB,64MiB", "--repetitions", "9", "--block-s", "0.1"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

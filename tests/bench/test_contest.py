@@ -25,6 +25,8 @@ class Pretender:
         pass
 
     def check(self, nbytes):
+        if self.fails_at == "check":
+            raise RankError(f"{self.who} broke")
         return 0
 
     def time(self, nbytes, times):
@@ -51,7 +53,7 @@ def test_all_take_turns_and_another_begins_each_time():
     assert [(row.who, row.samples, row.speedup) for row in table] == [("bml", 15, 1.0), ("gloo", 6, 2.0)]
 
 
-@pytest.mark.parametrize("fails_at", [2, 4, 5])
+@pytest.mark.parametrize("fails_at", ["check", 2, 4, 5])
 def test_a_peer_that_fails_is_out_and_the_rest_goes_on(fails_at):
     log = []
     running = contest([Pretender("bml", 0.02, log), Pretender("gloo", 0.04, log, fails_at)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -71,16 +70,12 @@ def fork_the_nursery(monkeypatch: pytest.MonkeyPatch) -> None:
             return Forked(pid)
         try:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-            sys.argv = ["-c", str(os.dup(int(command[3])))]
+            descriptor = int(command[3])
+            os.closerange(3, descriptor)  # as a new program would: the launcher's end above all
+            os.closerange(descriptor + 1, 1 << 16)
+            sys.argv = ["-c", str(descriptor)]
             nursery.main()
         finally:
             os._exit(0)
 
     monkeypatch.setattr(nursery.subprocess, "Popen", popen)
-
-
-def free_port(address: str) -> int:
-    with socket.socket() as sock:
-        sock.bind((address, 0))
-        port: int = sock.getsockname()[1]
-        return port
