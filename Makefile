@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export RAY_AUTH_MODE = disabled
 export RAY_USAGE_STATS_ENABLED = 0
 
-.PHONY: demo test test-matrix test-rdma lint clean
+.PHONY: demo test test-rdma test-matrix lint clean
 
 demo: $(VENV)/.ready
 	$(BIN)/bml run examples/train_digits.py --quiet --fabric bcube:3x2 --fault kill:4@step=20 --fault blackhole:2/0@step=30

@@ -23,7 +23,13 @@ def fast_start(monkeypatch: pytest.MonkeyPatch) -> None:
 def launch(train: Any, fabric: str, **settings: Any) -> bml.Result:
     started_s = time.monotonic()
     result = bml.launch(
-        train, fabric=fabric, launcher="processes", transport="verbs", detect_s=DETECT_S, **settings
+        train,
+        fabric=fabric,
+        launcher="processes",
+        transport="verbs",
+        detect_s=DETECT_S,
+        start_s=150,
+        **settings,
     )
     views = [(view["reason"], view["failures"]) for view in result.report["views"]]
     print(f"\n{fabric}: {time.monotonic() - started_s:.1f} s, views {views}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,8 +38,13 @@ def choose(address: str, setting: str | None = None, sysfs: Path = SYSFS) -> Gid
     Raises UsageError for a setting that names nothing, FabricError when there is no such RDMA NIC; its text
     says what to check.
     """
-    found = list(gids(sysfs))
     wanted = gid_of(address)
+    found = []
+    for gid in gids(sysfs):
+        # A port lists each address twice where it speaks RoCE v1 too; only v2 is routed like IP.
+        if setting is None and gid.text == wanted and gid.kind == "RoCE v2":
+            return gid
+        found.append(gid)
     if setting is not None:
         device, _, index = setting.partition(":")
         named = [gid for gid in found if gid.device == device]
@@ -47,11 +53,7 @@ def choose(address: str, setting: str | None = None, sysfs: Path = SYSFS) -> Gid
             known = ", ".join(f"{gid.device}:{gid.place}" for gid in named or found) or "none"
             raise UsageError(f"BML_RDMA_DEVICES names {setting!r} for address {address}; there are: {known}")
         return exact[-1]
-    # A port lists each address twice where it speaks RoCE v1 too; only v2 is routed like IP.
     matching = [gid for gid in found if gid.text == wanted]
-    for gid in matching:
-        if gid.kind == "RoCE v2":
-            return gid
     if matching:
         return matching[0]
     raise FabricError(f"no RDMA device has the address {address}: {_advice(found, sysfs)}")
@@ -68,7 +70,7 @@ def gid_of(address: str) -> str:
 
 def _gids_of(device: str, port: Path) -> Iterator[Gid]:
     empty = 0
-    for index in range(len(list((port / "gids").iterdir()))):
+    for index in count():
         text = _read(port / "gids" / str(index))
         if text.strip("0:"):
             empty = 0
