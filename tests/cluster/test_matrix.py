@@ -124,7 +124,7 @@ def run(cell: Cell) -> bml.Result:
         algorithm="bml",
         faults=cell.faults,
         min_servers=1,
-        start_s=4.0,
+        start_s=20.0,
     ) as job:
         try:
             return job.wait(DEADLINE_S)
