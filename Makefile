@@ -18,7 +18,7 @@ test: $(VENV)/.ready
 test-rdma: $(VENV)/.ready
 	@tests/rdma/run.sh $(ARGS) || { status=$$?; [ $$status = 77 ] || exit $$status; }
 
-# Every fault in every phase on every server; a quarter of an hour on two cores.
+# Every fault in every phase on every server; about half an hour on two cores.
 test-matrix: $(VENV)/.ready
 	BML_MATRIX=all $(BIN)/python -m pytest tests/cluster/test_matrix.py
 

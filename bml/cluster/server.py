@@ -66,8 +66,9 @@ class Server:
     ):
         self.server = server
         self.fabric = spec.parsed_fabric()
-        if spec.algorithm in ("auto", "packed") and self.fabric.n_servers <= _MOST_PREPARED:
-            prepare(self.fabric)  # recovery waits for the plan: have those of single failures at hand
+        # Recovery waits for the plan: have those of single failures at hand.
+        few = self.fabric.n_servers <= _MOST_PREPARED
+        self._prepared = few and spec.algorithm in ("auto", "packed") and prepare(self.fabric) > 0
         self._spec = spec
         self._poller = Poller(on_wake=self._take_requests)
         self._core = ServerCore(
@@ -318,7 +319,12 @@ class Server:
                 self._leave_if_over()
 
     def _program(self, fabric: Fabric, server: int) -> AnyProgram:
-        return plan(fabric, self._spec.algorithm, or_auto=True).program(server)
+        algorithm = self._spec.algorithm
+        if algorithm == "auto" and fabric.failures and not (self._prepared and len(fabric.failures) == 1):
+            # Packing trees may take a second for several failures, in which this thread would be deaf and
+            # mute and its server be taken for dead; detours are found in milliseconds.
+            algorithm = "detour"
+        return plan(fabric, algorithm, or_auto=True).program(server)
 
     # --- instructions ----------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from conftest import fork_the_nursery
 
 import bml
 
-DETECT_S = 3.0
+DETECT_S = 6.0
 
 
 @pytest.fixture(autouse=True)

@@ -76,7 +76,7 @@ def test_a_window_bounds_what_is_under_way() -> None:
         while len(wires.handlers[1].frames) < n:
             wires.wire.flow(1)
             wires.poller.poll(0)
-            most_posted = max(most_posted, connection._posted_nbytes)  # type: ignore[union-attr]
+            most_posted = max(most_posted, connection._outgoing.posted_nbytes)  # type: ignore[union-attr]
             most_offered = max(most_offered, connection.pending[1])  # type: ignore[union-attr]
         assert SETTINGS.window_nbytes / 2 < most_posted <= SETTINGS.window_nbytes
         assert most_offered <= 2 * SETTINGS.window_nbytes
@@ -182,6 +182,23 @@ def test_fence_in_mid_transfer(who: str, flows: int) -> None:
         wires.until(lambda: sender.queued_nbytes == 0, "nothing is left")
         assert len(wires.wire.pairs) == 2
     assert wires.wire.open == 0
+
+
+def test_frames_that_a_fence_dropped_count_until_the_peer_has_answered() -> None:
+    """Or a sender could offer more at once than the receiver keeps places for."""
+    size, most = 1000, 32
+    with VerbsWires(2, 1, nbytes=size) as wires:
+        wires.connect()
+        source = wires.pooled(0, bytes(size))
+        for epoch in range(1, 5):
+            for _ in range(2 * most):
+                wires.transports[0].send(1, 0, header(0, 0, size, epoch=epoch), source)
+            wires.poller._run_soon()  # offered, and the receiver has not looked yet
+            if epoch < 4:
+                wires.transports[0].fence()
+        wires.until(lambda: sum(f[2].epoch == 4 for f in wires.handlers[1].frames) == 2 * most, "the last")
+        assert wires.handlers[0].losses == wires.handlers[1].losses == []
+        wires.until(lambda: wires.transports[0].queued_nbytes == 0, "nothing is left")
 
 
 def test_random_fences_lose_no_frame_of_the_last_epoch() -> None:

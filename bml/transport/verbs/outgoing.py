@@ -1,0 +1,350 @@
+"""The sending half of a verbs connection: frames of the link's queue become messages and remote writes.
+
+waiting   in the link's queue, by priority
+offered   its header is in a message; frames that fit into a slot are sent as a message and are done
+granted   the receiver has said where the payload belongs
+written   the NIC has it; done when the NIC has seen all of it acknowledged
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from bml.protocol.frame import FrameError
+from bml.transport.memory import Array, RegisteredPool
+from bml.transport.sendqueue import Counters, SendQueue
+from bml.transport.verbs import wire
+from bml.transport.verbs.incoming import MAX_OFFERS
+from bml.transport.verbs.rdma import QueuePair
+from bml.transport.verbs.wire import Grant, Greeting, Imm, Slot
+
+SEND = 1 << 32
+"""Added to the number of a write request to tell its completion from a receive's."""
+_SPARE_SLOTS = 4
+"""Slots that frames and offers leave free, so that grants are not kept waiting by them."""
+_NOTIFY_NBYTES = 256 << 10
+"""The receiver is told of payloads after this much at the latest; each time costs it a wake-up."""
+
+
+class _Frame(NamedTuple):
+    """A frame that was offered."""
+
+    head: bytes
+    payload: memoryview
+
+
+class _Write(NamedTuple):
+    """A payload that was given to the NIC; what is referred to here must stay as it is."""
+
+    request: int
+    frame: _Frame
+    source: memoryview | Array
+
+
+class Outgoing:
+    """Messages are counted since the connection was made, requests since its queue pair was."""
+
+    def __init__(
+        self,
+        outbox: memoryview,
+        slots: int,
+        pool: RegisteredPool,
+        nic_number: int,
+        queue: SendQueue,
+        counters: Counters,
+        window_nbytes: int,
+        max_requests: int,
+    ) -> None:
+        located = pool.find(outbox)
+        assert located is not None
+        self._outbox = outbox
+        self._outbox_address = located.address
+        self._outbox_lkey = located.registrations[nic_number].lkey
+        self._slots = slots
+        self._slot_nbytes = len(outbox) // slots
+        self._pool = pool
+        self._nic_number = nic_number
+        self._queue = queue
+        self._counters = counters
+        self._window_nbytes = window_nbytes
+        self._max_requests = max_requests
+        self._signal_every = max(1, slots // 4)
+        self._pair: QueuePair | None = None
+        self._hello: Greeting | None = None
+        # The outbox holds the messages from `_handled` to `_filled`; those before `_written` have left.
+        self._filled = 0
+        self._written = 0
+        self._handled = 0
+        self._lengths = [0] * slots
+        self._credited = 0
+        self._requests = 0
+        self._completed = 0
+        self._signaled = 0
+        self._offers = 0
+        self._offered: dict[int, _Frame] = {}
+        # Offered and dropped by a fence: the peer will answer, and must be told that nothing comes.
+        self._forgotten: set[int] = set()
+        self._cancels: list[int] = []
+        self._granted: deque[tuple[_Frame, Grant]] = deque()
+        self._writes: deque[_Write] = deque()
+        self._pending_nbytes = 0
+        self.posted_nbytes = 0
+        """Payload that the NIC has and has not seen acknowledged."""
+
+    @property
+    def pending(self) -> tuple[int, int]:
+        """(frames, nbytes) taken from the queue and not sent yet."""
+        return len(self._offered) + len(self._granted) + len(self._writes), self._pending_nbytes
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether the NIC may read payloads."""
+        return bool(self._writes)
+
+    # --- the life of a queue pair -----------------------------------------------------------------
+
+    def check(self, handled: int) -> None:
+        """Raise FrameError unless a peer may have handled so many messages."""
+        if not self._handled <= handled <= self._filled:
+            raise FrameError(f"the peer handled {handled} messages, {self._filled} were written")
+
+    def begin(self, pair: QueuePair, hello: Greeting, credited: int) -> None:
+        """The queue pair is connected; messages that the peer has not handled are written again."""
+        self._pair, self._hello, self._credited = pair, hello, credited
+        self._handled = self._written = hello.handled
+        self._requests = self._completed = self._signaled = 0
+        self.posted_nbytes = 0
+
+    def give_up(self) -> None:
+        """The queue pair is gone: what was granted goes nowhere, what was only offered stays so."""
+        self._pair = self._hello = None
+        for write in self._writes:
+            self._sent(write.frame)
+        for frame, _ in self._granted:
+            self._sent(frame)
+        self._writes.clear()
+        self._granted.clear()
+        self._cancels.clear()
+
+    def forget(self) -> None:
+        """Drop every frame that the NIC does not have."""
+        self._queue.clear()
+        for frame in [*self._offered.values(), *(frame for frame, _ in self._granted)]:
+            self._pending_nbytes -= _nbytes(frame)
+        self._forgotten.update(self._offered)
+        self._offered.clear()
+        self._cancels += [grant.offer for _, grant in self._granted]
+        self._granted.clear()
+
+    def stop(self) -> None:
+        """The connection is over."""
+        self._pair = None
+        self._offered.clear()
+        self._granted.clear()
+        self._writes.clear()
+        self._pending_nbytes = 0
+
+    # --- what the peer and the NIC say ------------------------------------------------------------
+
+    def completed(self, wr_id: int) -> None:
+        """The NIC is done with this request, and all before it."""
+        self._completed = wr_id - SEND
+        while self._writes and self._writes[0].request <= self._completed:
+            write = self._writes.popleft()
+            self.posted_nbytes -= len(write.frame.payload)
+            self._sent(write.frame)
+
+    def acknowledged(self, low: int) -> None:
+        """The peer has handled so many messages, of which these are the low bits; may raise FrameError."""
+        self._handled = wire.advance(self._handled, low)
+        if self._handled > self._written:
+            raise FrameError(f"the peer handled {self._handled} messages of {self._written}")
+
+    def take_grants(self, generation: int, grants: Iterable[Grant]) -> None:
+        """The peer answered offers; what it said before the present queue pair is not a place to write to."""
+        now = self._hello is not None and generation == self._hello.generation
+        for grant in grants:
+            is_place = bool(grant.rkey) and now
+            frame = self._offered.pop(grant.offer, None)
+            if frame is None:
+                self._forgotten.discard(grant.offer)
+                if is_place:
+                    self._cancels.append(grant.offer)
+            elif is_place:
+                self._granted.append((frame, grant))
+            else:
+                self._sent(frame)  # dropped by the receiver, or cut off by a fence
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def pump(self, replies: list[Grant], handled: int) -> None:
+        """Write all that may be written now, and the replies that fit; raises OSError.
+
+        `handled` is how many of the peer's messages are done with.
+        """
+        self._write_slots(handled)  # of a generation before
+        self._write_payloads()
+        self._fill_replies(replies)
+        self._fill_frames()
+        self._write_slots(handled)
+        self._write_credit(handled)
+
+    def _sent(self, frame: _Frame) -> None:
+        self._pending_nbytes -= _nbytes(frame)
+        self._counters.frames_sent += 1
+        self._counters.nbytes_sent += _nbytes(frame)
+
+    @property
+    def _room(self) -> int:
+        return self._slots - (self._filled - self._handled)
+
+    @property
+    def _requests_left(self) -> int:
+        return self._max_requests - (self._requests - self._completed)
+
+    def _write_payloads(self) -> None:
+        """Give to the NIC what the window allows, and tell the peer of several payloads at once."""
+        window = self._window_nbytes
+        untold, untold_nbytes = 0, 0
+        while self._granted and self._requests_left > 1:
+            frame, grant = self._granted[0]
+            nbytes = len(frame.payload)
+            if self._writes and self.posted_nbytes + nbytes > window:
+                return
+            self._granted.popleft()
+            self.posted_nbytes += nbytes
+            untold_nbytes += nbytes
+            following = self._granted[0] if self._granted else None
+            tell = (
+                following is None
+                or following[1].offer != grant.offer + 1
+                or untold_nbytes >= _NOTIFY_NBYTES
+                or self.posted_nbytes + len(following[0].payload) > window
+                or self._requests_left <= 2
+            )
+            source, local = self._source(frame.payload)
+            imm = wire.pack_done(grant.offer, untold) if tell else None
+            self._post(local, (grant.rkey, grant.address), imm, signaled=tell)
+            self._writes.append(_Write(self._requests, frame, source))
+            untold, untold_nbytes = (0, 0) if tell else (untold + 1, untold_nbytes)
+
+    def _source(self, payload: memoryview) -> tuple[memoryview | Array, tuple[int, int, int]]:
+        """What to send in place of a payload, itself if it can be, and (lkey, address, nbytes) of that."""
+        source: memoryview | Array = payload
+        located = self._pool.find(payload)
+        if located is None:
+            source = self._pool.empty(len(payload), "uint8")
+            source.data[:] = payload
+            self._counters.nbytes_copied_sent += len(payload)
+            located = self._pool.find(source)
+            assert located is not None
+        return source, (located.registrations[self._nic_number].lkey, located.address, len(payload))
+
+    def _fill_replies(self, replies: list[Grant]) -> None:
+        slot_nbytes, hello = self._slot_nbytes, self._hello
+        assert hello is not None
+        while replies and self._room:
+            most = wire.most_grants(slot_nbytes)
+            self._fill(wire.pack_grants(hello.generation, replies[:most]))
+            del replies[:most]
+        while self._cancels and self._room:
+            most = wire.most_cancels(slot_nbytes)
+            gone, self._cancels = self._cancels[:most], self._cancels[most:]
+            self._fill(wire.pack_cancels(gone))
+
+    def _fill_frames(self) -> None:
+        """Small frames into slots, the headers of others into offers, by priority."""
+        queue, counters = self._queue, self._counters
+        most_nbytes = self._slot_nbytes - wire.FRAME_OVERHEAD_NBYTES
+        offers: list[tuple[int, bytes]] = []
+        while self._room - bool(offers) > _SPARE_SLOTS:
+            waiting = queue.peek()
+            if waiting is None:
+                break
+            head, payload = waiting[2], waiting[3]
+            if payload is None or len(payload) <= most_nbytes:
+                queue.pop()
+                self._flush_offers(offers)
+                self._fill(wire.HEAD.pack(Slot.FRAME, 1), head, payload)
+                nbytes = 0 if payload is None else len(payload)
+                counters.frames_sent += 1
+                counters.nbytes_sent += len(head) + nbytes
+                counters.nbytes_copied_sent += nbytes
+            elif self._may_offer(len(payload)):
+                queue.pop()
+                self._offers += 1
+                self._offered[self._offers] = frame = _Frame(head, payload)
+                self._pending_nbytes += _nbytes(frame)
+                offers.append((self._offers, head))
+                if len(offers) == wire.most_offers(self._slot_nbytes):
+                    self._flush_offers(offers)
+            else:
+                break
+        self._flush_offers(offers)
+
+    def _may_offer(self, nbytes: int) -> bool:
+        under_way = self.pending[0] + len(self._forgotten)
+        # Two at least, so that one is on its way while the other is being granted.
+        few = self._pending_nbytes + nbytes <= 2 * self._window_nbytes
+        return under_way < 2 or (under_way < MAX_OFFERS and few)
+
+    def _flush_offers(self, offers: list[tuple[int, bytes]]) -> None:
+        if offers:
+            self._fill(wire.pack_offers(offers))
+            offers.clear()
+
+    def _fill(self, message: bytes, head: bytes = b"", payload: memoryview | None = None) -> None:
+        """Put a message into the next slot of the outbox."""
+        slots, slot_nbytes = self._slots, self._slot_nbytes
+        start = self._filled % slots * slot_nbytes
+        stop = start + len(message)
+        self._outbox[start:stop] = message
+        for part in (head, payload):
+            if part:
+                self._outbox[stop : stop + len(part)] = part
+                stop += len(part)
+        self._lengths[self._filled % slots] = stop - start
+        self._filled += 1
+
+    def _write_slots(self, handled: int) -> None:
+        hello = self._hello
+        assert hello is not None
+        slots, slot_nbytes = self._slots, self._slot_nbytes
+        while self._written < self._filled and self._requests_left > 1:
+            index = self._written % slots
+            local = (self._outbox_lkey, self._outbox_address + index * slot_nbytes, self._lengths[index])
+            self._written += 1
+            remote = (hello.ring_rkey, hello.ring_address + index * slot_nbytes)
+            self._post(local, remote, wire.pack_imm(Imm.RING, handled))
+            self._credited = handled
+
+    def _write_credit(self, handled: int) -> None:
+        """Say how much was handled, if no message has said it for long."""
+        hello = self._hello
+        if hello is None or handled - self._credited < self._slots // 4 or self._requests_left <= 1:
+            return
+        self._credited = handled
+        local = (self._outbox_lkey, self._outbox_address, 0)
+        imm = wire.pack_imm(Imm.CREDIT, handled)
+        self._post(local, (hello.ring_rkey, hello.ring_address), imm)
+
+    def _post(
+        self,
+        local: tuple[int, int, int],
+        remote: tuple[int, int],
+        imm: int | None,
+        signaled: bool = False,
+    ) -> None:
+        assert self._pair is not None
+        self._requests += 1
+        # Requests complete in order, so one completion stands for all before it.
+        signaled = signaled or self._requests - self._signaled >= self._signal_every
+        if signaled:
+            self._signaled = self._requests
+        self._pair.write(SEND + self._requests, local, remote, imm, signaled)
+
+
+def _nbytes(frame: _Frame) -> int:
+    return len(frame.head) + len(frame.payload)
