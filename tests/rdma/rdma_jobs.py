@@ -102,9 +102,10 @@ def test_a_cable_that_is_cut_in_mid_transfer_is_used_again_when_it_is_back() -> 
         return int(after - nbytes)
 
     result = launch(train, "bcube:2x2")
-    views = result.report["views"]
+    failures = [view["failures"] for view in result.report["views"]]
     assert len(result.values) == 4, "no server was lost"
-    assert [view["failures"] for view in views] == [[], ["link:1/0"], []]
+    assert failures[0] == failures[-1] == []
+    assert set(map(tuple, failures[1:-1])) == {("link:1/0",)}
     assert result.values[1] > 100_000, "the NIC carries data again"
 
 
