@@ -13,7 +13,8 @@ State table:
     freezing,  more evidence, or no answer in time      freezing   again, with a higher epoch
     proposing
     any        too few servers, a training error        stopped    Abort to all
-    steady     every member is done                     stopped    Shutdown to all
+    steady     a joiner waits, a learner has caught up  freezing   as after evidence: the next view has it
+    steady     every contributor is done                stopped    Shutdown to all
     any        a change, all who are left are done      stopped    Shutdown to them
     any        Deposed: a successor is at work          stopped    nothing more is said to anybody
 
@@ -38,7 +39,8 @@ from bml.protocol.coordinator_events import (
     Tick,
 )
 from bml.protocol.decision import decide, epoch_of, is_open
-from bml.protocol.messages import View
+from bml.protocol.messages import Life, View
+from bml.protocol.roster import Roster, learners_of, lives_of
 from bml.protocol.timeouts import Timeouts
 from faults import Evidence, Suspicion, diagnose, settle
 from faults.healing import healed
@@ -49,10 +51,19 @@ class Coordinator:
     """See the module's text.
 
     `term` grows with every coordinator of a job. `min_servers`: fewer than that stop the job; None:
-    a view must have more than half of the members of the one before.
+    a view must have more than half of the members of the one before. `absent` servers are not there from the
+    beginning, and may join.
     """
 
-    def __init__(self, fabric: Fabric, term: int, timeouts: Timeouts, min_servers: int | None, now: float):
+    def __init__(
+        self,
+        fabric: Fabric,
+        term: int,
+        timeouts: Timeouts,
+        min_servers: int | None,
+        now: float,
+        absent: Iterable[int] = (),
+    ):
         self.term = term
         self.state = "gathering"
         self.view: View | None = None  # the newest one known, whose decisions count
@@ -60,6 +71,7 @@ class Coordinator:
         self.steps: dict[int, int] = {}
         self.outcomes: dict[int, str] = {}
         self._fabric = fabric
+        self._absent = frozenset(absent)
         self._timeouts = timeouts
         self._min_servers = min_servers
         self._statuses: dict[int, msg.Status] = {}
@@ -67,6 +79,10 @@ class Coordinator:
         self._epoch = 0
         self._next_members: tuple[int, ...] = ()
         self._next_failures: tuple[str, ...] = ()
+        self._next_learners: tuple[int, ...] = ()
+        self._next_joined: tuple[Life, ...] = ()
+        self._newcomers: frozenset[int] = frozenset()  # of the next view: nothing is decided by them
+        self._roster = Roster()
         self._proposal: View | None = None
         self._proposals: set[View] = set()  # since the last one that was accepted by all
         self._reason = ""
@@ -84,8 +100,16 @@ class Coordinator:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Servers of the newest view, all servers before there is one."""
-        return self.view.members if self.view else self._fabric.servers
+        """Servers of the newest view; before there is one, those that are to be in the first."""
+        return self.view.members if self.view else self._first()
+
+    def _first(self) -> tuple[int, ...]:
+        return tuple(server for server in self._fabric.servers if server not in self._absent)
+
+    @property
+    def contributors(self) -> tuple[int, ...]:
+        """The members without those that only learn."""
+        return self.view.contributors if self.view else self._first()
 
     @property
     def suspicions(self) -> list[str]:
@@ -136,6 +160,9 @@ class Coordinator:
     # --- evidence --------------------------------------------------------------------------------
 
     def _gone(self, server: int, why: str, now: float) -> list[Instruction]:
+        self._roster.drop(server)
+        if server in self._newcomers and self.state in ("freezing", "proposing"):
+            return self._change(now)
         if server not in self.members or server in self._dead:
             return []
         self._dead[server] = why
@@ -166,6 +193,7 @@ class Coordinator:
     def _tick(self, now: float) -> list[Instruction]:
         if self.state in ("freezing", "proposing") and now >= self._answer_by:
             for server in self._unanswered():
+                self._roster.drop(server)
                 self._dead.setdefault(server, f"no answer within {self._timeouts.answer_s:g} s")
             return self._change(now)
         if self.state == "gathering" and now >= self._answer_by:
@@ -175,7 +203,7 @@ class Coordinator:
         if self._act_at is not None and now >= self._act_at and self.state != "gathering":
             self._act_at = None
             return self._change(now) if self._fresh else []
-        return self._heal(now)
+        return self._heal(now) or self._grow(now)
 
     def _unanswered(self) -> list[int]:
         if self.state == "gathering":
@@ -193,9 +221,9 @@ class Coordinator:
             return self._abort("start", f"cannot start: {names}")
         if self.view is not None:  # that servers outside the view are gone is no news
             self._dead = {server: why for server, why in self._dead.items() if server in self.members}
-        failed = [server for server in self.members if self.outcomes.get(server) == "failed"]
+        failed = [server for server in self.contributors if self.outcomes.get(server) == "failed"]
         if failed:
-            return self._ended(failed[0], "failed", self._statuses[failed[0]].error)
+            return self._ended(failed[0], "failed", self._statuses[failed[0]].error, now)
         settled = self.view is not None and all(
             status.promised == status.installed.epoch == self.view.epoch if status.installed else False
             for server, status in self._statuses.items()
@@ -205,7 +233,7 @@ class Coordinator:
             self.state = "steady"
             if self._suspicions:
                 self._note(now, self._timeouts.silence_window_s, 0.0)
-            return [*self._evict(self._fabric.servers), *self._check_done()]
+            return [*self._evict(self._fabric.servers), *self._check_done(), *self._grow(now)]
         self._evidence_at = now
         return self._change(now)
 
@@ -235,7 +263,9 @@ class Coordinator:
     def _change(self, now: float) -> list[Instruction]:
         """Diagnose all evidence and freeze the survivors."""
         self._forget(self._is_void)
-        fabric = self._fabric.without(*self._standing())
+        admitted, promoted = self._roster.admitted(self.view), self._roster.promoted(self.view)
+        back = {f"server:{server}" for server in admitted}
+        fabric = self._fabric.without(*(part for part in self._standing() if part not in back))
         suspicions = tuple(each for _, each in sorted(self._suspicions.items()) if is_open(fabric, each))
         dead = {server: why for server, why in self._dead.items() if server in fabric.servers}
         diagnosis = diagnose(fabric, Evidence(dead, suspicions))
@@ -245,16 +275,21 @@ class Coordinator:
         reason = diagnosis.reason if diagnosis.failures else ""
         if len(settlement.failures) > len(diagnosis.failures):
             reason = f"{reason}; {settlement.reason}"
-        if all(self.outcomes.get(server) == "done" for server in settlement.members):
+        for server in admitted.keys() - {*settlement.members}:
+            self._roster.drop(server)  # the others cannot reach it
+        learners = learners_of(settlement.members, self.view, admitted, promoted)
+        left = tuple(server for server in settlement.members if server not in learners)
+        if all(self.outcomes.get(server) == "done" for server in left):
             return self._finish()  # whoever is left needs no view
-        if not self._enough(len(settlement.members)):
-            return self._too_few(settlement.members, reason)
+        if not self._enough(len(left)):
+            return self._too_few(left, reason)
+        for server in admitted:
+            self.outcomes.pop(server, None)  # those of its earlier life
         self._detect_s = now - self._evidence_at + self._silent_s if self._fresh else 0.0
         self.state = "freezing"
         self._act_at = None
-        back = f"{', '.join(sorted(self._healed))} works again" if self._healed else ""
         self._reason = (
-            "; ".join(filter(None, (reason, back)))
+            "; ".join(filter(None, (reason, self._good_news(admitted, promoted))))
             or self._reason
             or ("new coordinator" if self.view else "start")
         )
@@ -263,14 +298,32 @@ class Coordinator:
         self._proposal = None
         self._next_members = settlement.members
         self._next_failures = tuple(str(each) for each in sorted({*fabric.failures, *settlement.failures}))
+        self._next_learners = learners
+        self._next_joined = lives_of(settlement.members, self.view, admitted)
+        self._newcomers = frozenset(admitted)
         self._epoch += 1
         self._answer_by = now + self._timeouts.answer_s
         freeze = msg.Freeze(self.term, self._epoch, self._reason)
         return [*self._evict(self._fabric.servers), *(Post(server, freeze) for server in self._next_members)]
 
+    def _good_news(self, admitted: Iterable[int], promoted: Iterable[int]) -> str:
+        news = [f"{', '.join(sorted(self._healed))} works again"] if self._healed else []
+        news += [f"server {server} joins" for server in admitted]
+        news += [f"server {server} has caught up" for server in sorted(promoted)]
+        return "; ".join(news)
+
+    def _grow(self, now: float) -> list[Instruction]:
+        """Let in who waits, and let contribute who has caught up, once nothing else is the matter."""
+        if self.state != "steady" or self._fresh:
+            return []
+        news = self._roster.admitted(self.view) or self._roster.promoted(self.view)
+        return self._change(now) if news else []
+
     def _standing(self) -> tuple[str, ...]:
         """The failures of the newest view without those that are over."""
-        return tuple(part for part in (self.view.failures if self.view else ()) if part not in self._healed)
+        if self.view is None:
+            return tuple(f"server:{server}" for server in sorted(self._absent))
+        return tuple(part for part in self.view.failures if part not in self._healed)
 
     def _heal(self, now: float) -> list[Instruction]:
         """Use again what has worked for long enough, once nothing else is the matter."""
@@ -293,7 +346,8 @@ class Coordinator:
         """Tell those that are out, now and whenever they appear again: they would wait for ever."""
         members = self._next_members if self.state in ("freezing", "proposing") else self.members
         evict = msg.Evict(self.term, self._epoch, self._reason or "a view without it is in force")
-        return [Post(server, evict) for server in servers if server not in members]
+        out = (server for server in servers if server not in members and not self._roster.waits(server))
+        return [Post(server, evict) for server in out]
 
     def _before(self) -> tuple[int, ...]:
         """The members of whom more than half must go on.
@@ -301,7 +355,7 @@ class Coordinator:
         Those of the newest view that is known to be in force: one that was only accepted by some may never
         have been, and then the rest is free to go on with another coordinator.
         """
-        return self._chosen.members if self._chosen else self._fabric.servers
+        return self._chosen.contributors if self._chosen else self._first()
 
     def _enough(self, left: int) -> bool:
         return left >= self._min_servers if self._min_servers is not None else 2 * left > len(self._before())
@@ -316,14 +370,16 @@ class Coordinator:
         return self._abort("too-few", text)
 
     def _status(self, status: msg.Status, now: float) -> list[Instruction]:
+        news = self._learn(status, now)
+        if not self._is_known(status):
+            return self._stranger(status, news, now)
         if status.outcome:
             self.outcomes[status.server] = status.outcome
-        news = self._learn(status, now)
         if self.state == "gathering":
             self._statuses[status.server] = status
             return self._gathered(now)
-        if status.server in self.members and status.outcome == "failed":
-            return self._ended(status.server, status.outcome, status.error)
+        if status.server in self.contributors and status.outcome == "failed":
+            return self._ended(status.server, status.outcome, status.error, now)
         if status.epoch == 0:
             self._forget(lambda each: each.observer == status.server)  # it says again what it still suspects
             evict = self._evict([status.server])
@@ -339,6 +395,29 @@ class Coordinator:
             return self._note(now, self._timeouts.proof_window_s, 0.0)
         return self._check_done()
 
+    def _is_known(self, status: msg.Status) -> bool:
+        """Whether the server is in the life in which it is a member, or was one."""
+        asked = self.state in ("freezing", "proposing") and status.server in self._next_members
+        lives = self._next_joined if asked else self.view.joined if self.view else ()
+        return status.life == next((life for life in lives if life.server == status.server), None)
+
+    def _stranger(self, status: msg.Status, news: bool, now: float) -> list[Instruction]:
+        """A server in another life than the one in which it is, or was, a member."""
+        server = status.server
+        busy = self.state in ("freezing", "proposing")
+        if status.life is None or status.installed is not None or status.outcome:
+            evict = Post(server, msg.Evict(self.term, self._epoch, "another life of it is in its place"))
+            return [evict, *(self._change(now) if news and busy else [])]
+        self._roster.knocks(status.life)
+        if server in self.members and server not in self._dead:
+            self._dead[server] = "it was started again"
+            if self.state == "gathering":
+                return self._gathered(now)
+            return self._note(now, self._timeouts.proof_window_s, 0.0)
+        if busy and (news or server in self._newcomers):
+            return self._change(now)
+        return self._grow(now)
+
     def _out_of_step(self, status: msg.Status) -> bool:
         """A member that reconnected may have missed what was posted to it."""
         assert self.view is not None
@@ -351,17 +430,19 @@ class Coordinator:
             epoch=self._epoch,
             members=self._next_members,
             failures=self._next_failures,
-            commit=decide(self._statuses.values()),
+            commit=decide(each for each in self._statuses.values() if each.server not in self._newcomers),
             reason=self._reason,
             detect_s=self._detect_s,
             failed=self._failed(),
+            learners=self._next_learners,
+            joined=self._next_joined,
         )
         self._proposals.add(self._proposal)
         self.state = "proposing"
         self._answer_by = now + self._timeouts.answer_s
         return [Post(server, msg.Propose(self.term, self._proposal)) for server in self._next_members]
 
-    def _accept(self, message: msg.Accepted) -> list[Instruction]:
+    def _accept(self, message: msg.Accepted, now: float) -> list[Instruction]:
         if self.state != "proposing" or message.epoch != self._epoch:
             return []
         self._accepted.add(message.server)
@@ -374,11 +455,13 @@ class Coordinator:
         self._healed = frozenset()
         self._statuses = {}
         self.state = "steady"
+        self._newcomers = frozenset()
+        self._roster.settle(self.view)
         self._forget_explained()
         out: list[Instruction] = [
             Post(server, msg.Install(self.term, self._epoch)) for server in self.view.members
         ]
-        return out + self._check_done()
+        return out + self._check_done() + self._grow(now)
 
     def _forget_explained(self) -> None:
         """Keep only the evidence that the new view does not answer."""
@@ -402,7 +485,7 @@ class Coordinator:
             case msg.Status():
                 return self._status(message, now)
             case msg.Accepted():
-                return self._accept(message)
+                return self._accept(message, now)
             case msg.Refused(_, _, promised):
                 late = promised < self._epoch or self.state not in ("freezing", "proposing")
                 self._epoch = max(self._epoch, promised)
@@ -420,22 +503,41 @@ class Coordinator:
             case msg.Relapsed(observer, peer, level):
                 self._trusted.discard((observer, peer, level))
                 return []
+            case msg.Gives():
+                self._roster.gives(server)
+                return self._grow(now)
+            case msg.CaughtUp(_, epoch):
+                if epoch == epoch_of(self.view):
+                    self._roster.caught_up(server)
+                return self._grow(now)
+            case msg.Leaves(_, why):
+                return self._leaves(server, why, now)
             case msg.Progress(_, step):
                 self.steps[server] = step
                 return []
             case msg.Ended(_, outcome, error):
-                return self._ended(server, outcome, error)
+                return self._ended(server, outcome, error, now)
             case msg.Inject():
                 return []  # for the shell alone
 
-    def _ended(self, server: int, outcome: str, error: str) -> list[Instruction]:
+    def _leaves(self, server: int, why: str, now: float) -> list[Instruction]:
+        """It was asked to go: nothing of it is in the step that comes, the others need not wait to find out."""
+        self._roster.drop(server)
+        if server not in self.members:
+            return self._evict([server])
+        self._dead.setdefault(server, f"it leaves: {why}")
+        return self._gathered(now) if self.state == "gathering" else self._note(now, 0.0, 0.0)
+
+    def _ended(self, server: int, outcome: str, error: str, now: float) -> list[Instruction]:
         self.outcomes[server] = outcome
-        if outcome == "failed" and server in self.members:
+        if outcome == "failed" and server in self.contributors:
             return self._abort("training", error, server)
+        if outcome == "failed" and server in self.members:  # a learner is the loss of nobody
+            return self._leaves(server, error, now)
         return self._check_done()
 
     def _check_done(self) -> list[Instruction]:
-        if self.state != "steady" or any(self.outcomes.get(server) != "done" for server in self.members):
+        if self.state != "steady" or any(self.outcomes.get(server) != "done" for server in self.contributors):
             return []
         return self._finish()
 

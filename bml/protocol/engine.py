@@ -29,11 +29,12 @@ from bml.schedule import Hop, Phase, Program, Range, Relay
 
 
 class Buffer(IntEnum):
-    """The three buffers of a step."""
+    """The three buffers of a step, and that of the training state which travels to a joiner (in bytes)."""
 
     IN = 0
     OUT = 1
     SCRATCH = 2
+    STATE = 3
 
 
 class Place(NamedTuple):

@@ -8,9 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from bml.protocol.call import Call
 from bml.protocol.engine import Reduce, Send
 from bml.protocol.frame import Header
 from bml.protocol.messages import ToCoordinator, ToServer, View
+from bml.protocol.transfer import Giving, Head, Part
 from topology.errors import BmlError
 
 # --- events --------------------------------------------------------------------------------------
@@ -20,15 +22,23 @@ from topology.errors import BmlError
 class Submit:
     """The user's thread brings this server's contribution to a step, prepared under view `epoch`.
 
-    `signature` hashes `text`, which says what the user called; all servers must agree on it.
+    `signature` hashes what the user called; all servers must agree on it.
     """
 
     step: int
     epoch: int
-    n_elements: int
-    itemsize: int
+    call: Call
     signature: int
-    text: str
+
+    @property
+    def n_elements(self) -> int:
+        """Length of the contribution."""
+        return self.call.n_elements
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return self.call.itemsize
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,30 @@ class Ended:
 
     outcome: str
     error: str = ""
+
+
+@dataclass(frozen=True)
+class Gives:
+    """The training function is at a step boundary: it can hand over its state there, now and later."""
+
+
+@dataclass(frozen=True)
+class Give:
+    """The user's thread has copied what `giving` asks for, at the boundary after `step`.
+
+    `heads` are those of the gifts, in order; their pieces lie one after the other in Buffer.STATE.
+    """
+
+    giving: Giving
+    step: int
+    heads: tuple[Head, ...]
+
+
+@dataclass(frozen=True)
+class Go:
+    """The user's thread has stopped before the step that comes: this server was asked to leave."""
+
+    why: str
 
 
 @dataclass(frozen=True)
@@ -69,22 +103,26 @@ class Tick:
     """Time passed; sent at every pass of the loop."""
 
 
-Event = Submit | Ended | PeerLost | OwnNicLost | Control | Tick
+Event = Submit | Gives | Give | Go | Ended | PeerLost | OwnNicLost | Control | Tick
 
 # --- instructions --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Open:
-    """Make the workspace of this step, with so much scratch; frames for it are welcome from now on."""
+    """Make the workspace of this step, with so much scratch; frames for it are welcome from now on.
+
+    `follows`: there is no contribution to this call, bring a neutral one.
+    """
 
     step: int
     scratch_elements: int
+    follows: Call | None = None
 
 
 @dataclass(frozen=True)
 class SendText:
-    """Tell a neighbour what this server's user called."""
+    """Send a neighbour a short text: what this server's user called, or what state will come."""
 
     peer: int
     level: int
@@ -99,6 +137,37 @@ class Commit:
     step: int
     epoch: int
     contributors: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Keep:
+    """The step that was followed is committed: keep the result until the user comes to it (`Replay`)."""
+
+    step: int
+    epoch: int
+    contributors: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The user has come to a step that was committed before: give him what was kept."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Expect:
+    """Make Buffer.STATE, of so many bytes."""
+
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class StateHere:
+    """Buffer.STATE holds the training state after `step`; its parts have these hashes, or it is damaged."""
+
+    step: int
+    digests: dict[Part, str]
 
 
 @dataclass(frozen=True)
@@ -166,6 +235,10 @@ Instruction = (
     | Open
     | SendText
     | Commit
+    | Keep
+    | Replay
+    | Expect
+    | StateHere
     | Retry
     | Stop
     | Installed

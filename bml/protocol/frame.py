@@ -39,7 +39,11 @@ class Kind(enum.IntEnum):
     TOKEN = 2
     """A token of the commit barrier; `start` is the phase, no payload."""
     DESCRIBE = 3
-    """A utf-8 text of at most 4 KiB that describes the sender's call."""
+    """What the sender's user called: at most 4 KiB (bml.protocol.call)."""
+    HEAD = 4
+    """What a joiner is to expect of the sender's part of the training state: at most 4 KiB."""
+    STATE = 5
+    """Bytes of the training state for a joiner; `step` is the last that is in it."""
 
 
 # Faster than calling Kind for every frame.
@@ -51,7 +55,7 @@ class Header(NamedTuple):
 
     `origin` and `dest` are the servers at the two ends of the tree edge; `signature` is a hash of what
     the user's call looks like; `start` and `stop` are a range of elements (TOKEN: the barrier phase and
-    0; DESCRIBE: `stop - start` is the text's length in bytes); `nbytes` is the length of the payload.
+    0; STATE: of bytes; DESCRIBE, HEAD: 0 and the length); `nbytes` is the length of the payload.
     """
 
     kind: Kind
@@ -105,10 +109,13 @@ def _check_small(kind: int, start: int, stop: int, nbytes: int) -> None:
     if kind == Kind.TOKEN:
         if stop or nbytes:
             raise FrameError(f"token with stop {stop} and {nbytes} bytes of payload, both must be 0")
-    elif kind == Kind.DESCRIBE:
+    elif kind in (Kind.DESCRIBE, Kind.HEAD):
         if stop - start != nbytes or nbytes > MAX_TEXT_NBYTES:
             raise FrameError(
                 f"text of {nbytes} bytes for [{start}, {stop}), at most {MAX_TEXT_NBYTES} are allowed"
             )
+    elif kind == Kind.STATE:
+        if stop - start != nbytes or not nbytes:
+            raise FrameError(f"{nbytes} bytes of state for [{start}, {stop})")
     else:
         raise FrameError(f"unknown kind {kind}")

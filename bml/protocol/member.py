@@ -9,7 +9,8 @@ State table (the answers that keep two servers from ever disagreeing on a step):
     frozen     Freeze, ballot = promised              frozen     reports again (it was sent again)
     any        Freeze, ballot < promised              same       Refused
     running    Freeze, ballot = promised              running    Refused (it was late: that view is in force)
-    frozen     Propose of the promised ballot         frozen     stores the view, Accepted
+    frozen     Propose of the promised ballot         frozen     stores the view, Accepted (Refused if it
+                                                                 is meant for another life of this server)
     any        Propose of any other ballot            same       Refused
     frozen     Install of the accepted view, or a     running    commits or retries as the view says
                data frame of its epoch (proof that
@@ -27,14 +28,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bml.protocol.messages import Accepted, Freeze, Propose, Refused, Status, View
+from bml.protocol.messages import Accepted, Freeze, Life, Propose, Refused, Status, View
 
 
 @dataclass
 class Member:
-    """The membership state of `server`."""
+    """The membership state of `server`, in its first life or this one."""
 
     server: int
+    life: Life | None = None
     promised: tuple[int, int] = (0, 0)
     accepted: View | None = None
     installed: View | None = None
@@ -60,6 +62,7 @@ class Member:
             complete=complete,
             outcome=outcome,
             error=error,
+            life=self.life,
         )
 
     def freeze(self, message: Freeze) -> Refused | None:
@@ -74,7 +77,8 @@ class Member:
     def propose(self, message: Propose) -> Accepted | Refused:
         """Store the view, unless something newer was promised meanwhile."""
         view = message.view
-        if (view.epoch, message.term) != self.promised or not self.frozen:
+        mine = view.life(self.server) == self.life  # an earlier life's promises are not this one's
+        if (view.epoch, message.term) != self.promised or not self.frozen or not mine:
             return Refused(self.server, message.term, self.promised[0])
         self.accepted = view
         return Accepted(self.server, message.term, view.epoch)

@@ -15,6 +15,17 @@ class MessageError(FabricError):
     """A control message is malformed."""
 
 
+class Life(msgspec.Struct, frozen=True):
+    """A server that came later than the others, or again: one number for each of its lives.
+
+    `contact` says where it is to be reached; only the shells read it (bml.cluster.job.Contact, as JSON).
+    """
+
+    server: int
+    number: int
+    contact: str = ""
+
+
 class View(msgspec.Struct, frozen=True):
     """One agreed state of the fabric: who takes part and what is known dead.
 
@@ -30,6 +41,19 @@ class View(msgspec.Struct, frozen=True):
     detect_s: float
     #: Links and switches that have failed in this job, also those that work again, and how often.
     failed: tuple[tuple[str, int], ...] = ()
+    #: Members that contribute nothing yet: they follow the steps while the training state reaches them.
+    learners: tuple[int, ...] = ()
+    #: The lives of those members that joined; the others are in their first.
+    joined: tuple[Life, ...] = ()
+
+    @property
+    def contributors(self) -> tuple[int, ...]:
+        """The members whose contributions are in the results."""
+        return tuple(server for server in self.members if server not in self.learners)
+
+    def life(self, server: int) -> Life | None:
+        """In which life a member is one; None: in its first."""
+        return next((life for life in self.joined if life.server == server), None)
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True):
@@ -107,7 +131,7 @@ class Status(_Message, frozen=True):
     """Where a server stands: the answer to Who (epoch 0) and to Freeze (its epoch) of that `term`.
 
     `complete` is the step whose outputs are all final here although it is not committed, else -1.
-    `outcome` is "" while the training function runs, then "done" or "failed".
+    `outcome` is "" while the training function runs, then "done" or "failed". `life`: None for the first.
     """
 
     server: int
@@ -120,6 +144,7 @@ class Status(_Message, frozen=True):
     complete: int
     outcome: str
     error: str
+    life: Life | None = None
 
 
 class Accepted(_Message, frozen=True):
@@ -180,6 +205,26 @@ class Relapsed(_Message, frozen=True):
     level: int
 
 
+class Gives(_Message, frozen=True):
+    """The training function comes to step boundaries at which its state can be handed to a joiner."""
+
+    server: int
+
+
+class CaughtUp(_Message, frozen=True):
+    """A learner has the training state, and has followed all steps up to now: it can contribute."""
+
+    server: int
+    epoch: int
+
+
+class Leaves(_Message, frozen=True):
+    """The server was asked to go; it has brought nothing to the step that comes, and will not."""
+
+    server: int
+    why: str
+
+
 class Progress(_Message, frozen=True):
     """The last committed step, sent now and then for progress bars."""
 
@@ -205,6 +250,9 @@ ToCoordinator = (
     | Withdraw
     | Healthy
     | Relapsed
+    | Gives
+    | CaughtUp
+    | Leaves
     | Progress
     | Ended
     | Inject

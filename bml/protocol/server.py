@@ -10,7 +10,8 @@ Life of a step on this server:
     frozen     -- Install, view.commit >= step        -->  committed  (it was complete, so were all)
                -- Install, view.commit <  step        -->  idle       (the user prepares it again)
 
-The user's contribution is only read, so a step can be tried as often as the fabric breaks.
+The user's contribution is only read, so a step can be tried as often as the fabric breaks. A server in a
+later life joins: it follows the steps first, see learner.py.
 """
 
 from __future__ import annotations
@@ -21,20 +22,25 @@ from dataclasses import dataclass, replace
 from bml.errors import Evicted, StepMismatch, job_error
 from bml.protocol import messages as msg
 from bml.protocol.barrier import Barrier, Token, barrier_phases
-from bml.protocol.engine import Place, Send, Stamp
+from bml.protocol.engine import Buffer, Place, Send, Stamp
 from bml.protocol.events import (
     Commit,
     Control,
     Ended,
     Event,
     Fence,
+    Give,
+    Gives,
+    Go,
     Installed,
     Instruction,
+    Keep,
     Leave,
     Links,
     Open,
     OwnNicLost,
     PeerLost,
+    Replay,
     Resume,
     Retry,
     SendText,
@@ -45,9 +51,11 @@ from bml.protocol.events import (
     Verdict,
 )
 from bml.protocol.exchange import AnyEngine, engine_for
-from bml.protocol.frame import MAX_TEXT_NBYTES, FrameError, Header, Kind
+from bml.protocol.frame import FrameError, Header, Kind
+from bml.protocol.learner import Learner
 from bml.protocol.member import Member
 from bml.protocol.timeouts import Timeouts
+from bml.protocol.transfer import Giving, giving
 from bml.protocol.watch import Watch
 from bml.schedule import AnyProgram
 from topology import Fabric
@@ -58,6 +66,7 @@ Planner = Callable[[Fabric, int], AnyProgram]
 _PROGRESS_EVERY_S = 0.1
 _TEXTS_KEPT = 8
 _TOKEN_PRIORITY = -1  # before all slices, which count from 0
+_STATE_PRIORITY = 1 << 30  # a joiner's state moves when no step needs the link
 
 
 @dataclass
@@ -69,6 +78,8 @@ class _Step:
     contributors: tuple[int, ...]
     engine: AnyEngine
     barrier: Barrier
+    follows: bool
+    itemsize: int
     entered: bool = False
 
 
@@ -96,6 +107,7 @@ class ServerCore:
         timeouts: Timeouts,
         slice_nbytes: int,
         now: float,
+        life: msg.Life | None = None,
     ):
         self.server = server
         self.timeouts = timeouts
@@ -104,7 +116,11 @@ class ServerCore:
         self._base = fabric
         self._planner = planner
         self._slice_nbytes = slice_nbytes
-        self._member = Member(server)
+        self._member = Member(server, life)
+        self._learner = Learner(server) if life else None
+        self._giving: Giving | None = None
+        self._gives = False
+        self._goes: msg.Leaves | None = None
         self._watch = Watch(server, fabric, timeouts.detect_s, now)
         self._program: AnyProgram | None = None
         self._phases = barrier_phases(fabric, server)
@@ -139,6 +155,17 @@ class ServerCore:
         return self.committed + 1
 
     @property
+    def follows(self) -> bool:
+        """Whether this server is a learner: it takes part without contributing."""
+        return self._learner is not None and self._learner.follows
+
+    @property
+    def giving(self) -> Giving | None:
+        """What this server is to give to joiners at the next boundary after a step of this view."""
+        due = self._giving is not None and self.committed > self._giving.commit
+        return self._giving if due and not self._member.frozen else None
+
+    @property
     def progress(self) -> float | None:
         """How far the current step is on this server, 0 to 1; None when there is none."""
         return self._step.engine.progress if self._step else None
@@ -158,6 +185,8 @@ class ServerCore:
             return ""
         if self._member.frozen:
             return "recovery" if self.view else "start" if self._term >= 0 else ""
+        if self._learner is not None and self.follows and not self._learner.has_state:
+            return "transfer"
         if self._outcome.outcome:
             return "shutdown"
         if self._step is None or not self._step.engine.handled:
@@ -175,6 +204,8 @@ class ServerCore:
             return f"nothing: stopped ({self._error})"
         if self._member.frozen:
             return f"the coordinator's view after epoch {self.epoch}"
+        if self._learner is not None and self.follows and not self._learner.has_state:
+            return f"the training state, following step {self.step}"
         if self._step is None:
             return f"the training function to bring step {self.step}"
         if not self._step.entered:
@@ -200,6 +231,14 @@ class ServerCore:
                 return self._tick(now)
             case Submit():
                 return self._submit(event, now)
+            case Gives():
+                self._gives = True
+                return [Tell(msg.Gives(self.server))]
+            case Give():
+                return self._give(event)
+            case Go(why):
+                self._goes = msg.Leaves(self.server, why)
+                return [Tell(self._goes)]
             case Control(message):
                 return self._control(message, now)
             case PeerLost():
@@ -223,7 +262,11 @@ class ServerCore:
             if self._member.may_install(header.epoch):
                 self._proven_epoch = header.epoch  # the next Tick installs it
             return Verdict.WAIT
-        if header.epoch < self.epoch or self._member.frozen or header.step <= self.committed:
+        if header.epoch < self.epoch or self._member.frozen:
+            return Verdict.DROP
+        if header.kind >= Kind.HEAD:
+            return self._admit_state(header)
+        if header.step <= self.committed:
             return Verdict.DROP
         if header.kind == Kind.DESCRIBE:
             return Verdict.TEXT
@@ -234,17 +277,26 @@ class ServerCore:
             return Verdict.DROP
         if header.kind == Kind.TOKEN:
             return Verdict.TOKEN
-        if header.nbytes != (header.stop - header.start) * self._step.submit.itemsize:
+        if header.nbytes != (header.stop - header.start) * self._step.itemsize:
             raise FrameError(f"{header.nbytes} bytes cannot be elements {header.start}:{header.stop}")
         return self._step.engine.place(header.kind, header.origin, header.dest, header.start, header.stop)
 
+    def _admit_state(self, header: Header) -> Place | Verdict:
+        if self._learner is None or header.dest != self.server:
+            return Verdict.DROP
+        if header.kind == Kind.HEAD:
+            return Verdict.TEXT
+        return Place(Buffer.STATE, header.start) if self._learner.admits(header) else Verdict.DROP
+
     def received(self, peer: int, header: Header, text: str, now: float) -> list[Instruction]:
-        """An admitted frame is complete (its payload is where `admit` said, or in `text`)."""
+        """An admitted frame is complete (its payload is where `admit` said, or in `text`).
+
+        Raises FrameError when it says what cannot be: its connection is to be closed.
+        """
         if header.kind == Kind.DESCRIBE:
-            while len(self._texts) >= _TEXTS_KEPT * max(1, len(self._watch.links)):
-                self._texts.pop(next(iter(self._texts)))
-            self._texts[header.origin, header.signature] = text
-            return []
+            return self._described(header, text, now)
+        if header.kind >= Kind.HEAD:
+            return self._state_came(header, text)
         step = self._step
         ours = step is not None and (header.step, header.epoch) == (step.submit.step, self.epoch)
         if step is None or not ours or self._member.frozen:
@@ -256,39 +308,68 @@ class ServerCore:
         ]
         return done + self._enter_if_complete(now)
 
+    def _described(self, header: Header, text: str, now: float) -> list[Instruction]:
+        while len(self._texts) >= _TEXTS_KEPT * max(1, len(self._watch.links)):
+            self._texts.pop(next(iter(self._texts)))
+        self._texts[header.origin, header.signature] = text.partition("\n")[2] or text
+        ours = header.epoch == self.epoch and not self._member.frozen
+        if self._learner is None or not ours or not self.follows:
+            return []
+        self._learner.called(header, text)
+        return self._follow(now)
+
     # --- a step ----------------------------------------------------------------------------------
 
     def _submit(self, event: Submit, now: float) -> list[Instruction]:
         if self._error:
             return [Stop(self._error)]
+        if event.step <= self.committed and self._learner is not None:
+            return [Replay(event.step)]
         if event.step != self.step:
             raise InvariantError(f"server {self.server}: step {event.step} submitted, {self.step} is next")
-        if self._member.frozen:
+        if self._member.frozen or self.follows:
             self._waiting = event.step
-            return []
+            return self._caught_up()
         if event.epoch != self.epoch:
             return [Retry(event.step, self.epoch)]
+        return self._begin(event, now, follows=False)
+
+    def _follow(self, now: float) -> list[Instruction]:
+        """A learner takes part in the next step once it knows what is called in it."""
+        if self._learner is None or self._step is not None or self._error is not None:
+            return []
+        event = self._learner.submit(self.step, self.epoch)
+        return [] if event is None else self._begin(event, now, follows=True)
+
+    def _begin(self, event: Submit, now: float, follows: bool) -> list[Instruction]:
         assert self.view is not None
         assert self._program is not None
-        stamp = Stamp(self.epoch, event.step, event.signature, event.itemsize)
-        slice_elements = max(1, self._slice_nbytes // event.itemsize)
+        itemsize = event.itemsize
+        stamp = Stamp(self.epoch, event.step, event.signature, itemsize)
+        slice_elements = max(1, self._slice_nbytes // itemsize)
         engine = engine_for(self._program, stamp, event.n_elements, slice_elements)
-        self._step = _Step(event, self.epoch, self.view.members, engine, Barrier(self._phases))
-        done: list[Instruction] = [Open(event.step, engine.scratch_elements), *self._announce(event)]
+        barrier = Barrier(self._phases)
+        self._step = _Step(event, self.epoch, self.view.contributors, engine, barrier, follows, itemsize)
+        called = event.call if follows else None
+        done: list[Instruction] = [Open(event.step, engine.scratch_elements, called), *self._announce(event)]
         done += engine.start()
         done += self._enter_if_complete(now)
         return [*done, Resume()]
 
     def _announce(self, event: Submit) -> Iterable[Instruction]:
-        """Tell the neighbours what the user called, whenever it is not what he called before."""
-        if self._announced == event.signature:
-            return []
+        """Tell the neighbours what the user called, whenever it is not what he called before.
+
+        Learners are told in every step, as it is what lets them take part.
+        """
+        assert self.view is not None
+        again = self._announced == event.signature
         self._announced = event.signature
-        text = event.text.encode()[:MAX_TEXT_NBYTES]
+        text = event.call.encode()
         done: list[Instruction] = []
         for peer, level in sorted(self._watch.links):
-            header = self._header(event, Kind.DESCRIBE, peer, 0, len(text))
-            done.append(SendText(peer, level, header, text))
+            if not again or peer in self.view.learners:
+                header = self._header(event, Kind.DESCRIBE, peer, 0, len(text))
+                done.append(SendText(peer, level, header, text))
         return done
 
     def _header(self, event: Submit, kind: Kind, peer: int, start: int, nbytes: int) -> Header:
@@ -319,19 +400,63 @@ class ServerCore:
         if self.views and self.views[-1].recover_s is None:
             last = self.views[-1]
             self.views[-1] = replace(last, recover_s=now - last.frozen_at_s)
-        done: list[Instruction] = [Commit(self.committed, step.epoch, step.contributors)]
+        commit = Keep if step.follows else Commit
+        done: list[Instruction] = [commit(self.committed, step.epoch, step.contributors)]
+        if self._waiting == self.committed:
+            self._waiting = None
+            done.append(Replay(self.committed))
         if now - self._progress_at >= _PROGRESS_EVERY_S:
             self._progress_at = now
             done.append(Tell(msg.Progress(self.server, self.committed)))
-        return done
+        return [*done, *self._follow(now)]
 
     def _mismatch(self, header: Header) -> BmlError:
         assert self._step is not None
         theirs = self._texts.get((header.origin, header.signature), "something else")
         return StepMismatch(
             f"step {header.step}: server {header.origin} called {theirs}, but server {self.server} called "
-            f"{self._step.submit.text}; every server must make the same calls with the same shapes and dtypes"
+            f"{self._step.submit.call.text}; every server must make the same calls with the same shapes and dtypes"
         )
+
+    # --- joiners ---------------------------------------------------------------------------------
+
+    def _give(self, event: Give) -> list[Instruction]:
+        """Send a joiner its parts of the state, unless the view that asked for them is over."""
+        if event.giving is not self._giving or self._member.frozen:
+            return []
+        self._giving = None
+        done: list[Instruction] = []
+        offset = 0
+        for gift, head in zip(event.giving.gifts, event.heads, strict=True):
+            text = head.encode()
+            done.append(
+                SendText(gift.peer, gift.level, self._state(Kind.HEAD, event.step, gift.peer, 0, len(text)), text)
+            )
+            for start, stop in gift.part.pieces(head.nbytes):
+                header = self._state(Kind.STATE, event.step, gift.peer, start, stop)
+                done.append(Send(gift.peer, gift.level, header, Place(Buffer.STATE, offset), _STATE_PRIORITY))
+                offset += stop - start
+        return done
+
+    def _state(self, kind: Kind, step: int, peer: int, start: int, stop: int) -> Header:
+        return Header(kind, self.epoch, step, self.server, peer, 0, start, stop, stop - start)
+
+    def _state_came(self, header: Header, text: str) -> list[Instruction]:
+        if self._learner is None or header.epoch != self.epoch or self._member.frozen:
+            return []
+        return self._learner.head(header, text) if header.kind == Kind.HEAD else self._learner.piece(header)
+
+    def _said_before(self) -> list[Instruction]:
+        """What a new coordinator must be told."""
+        gives = [Tell(msg.Gives(self.server))] if self._gives else []
+        goes = [Tell(self._goes)] if self._goes else []
+        return [*gives, *goes, *self._caught_up()]
+
+    def _caught_up(self) -> list[Instruction]:
+        """The user waits for the step that others are in: he has applied all before it."""
+        if self._waiting is None or not self.follows or self._member.frozen:
+            return []
+        return [Tell(msg.CaughtUp(self.server, self.epoch))]
 
     # --- time ------------------------------------------------------------------------------------
 
@@ -353,7 +478,8 @@ class ServerCore:
 
     def _orphaned(self, now: float) -> bool:
         """Whether a coordinator has been needed, and has brought no view, for too long."""
-        if self._error is not None or not (self._member.frozen or self._watch.suspects):
+        outside = self._learner is not None and self.view is None and self._term >= 0  # it may take long
+        if self._error is not None or outside or not (self._member.frozen or self._watch.suspects):
             self._needs_view_since = None
             return False
         self._needs_view_since = now if self._needs_view_since is None else self._needs_view_since
@@ -376,7 +502,7 @@ class ServerCore:
         self._term = term
         match message:
             case msg.Who():
-                return [Tell(self._status(term, 0)), *self._watch.all_again()]
+                return [Tell(self._status(term, 0)), *self._watch.all_again(), *self._said_before()]
             case msg.Freeze():
                 return self._freeze(message, now)
             case msg.Propose():
@@ -427,6 +553,10 @@ class ServerCore:
 
     def _install(self, now: float) -> list[Instruction]:
         view = self._member.install()
+        if self._learner is not None:
+            self._learner.install(view)
+            if not self.views:
+                self.committed = view.commit
         fabric = self._base.without(*view.failures)
         self._program = self._planner(fabric, self.server)
         self._phases = barrier_phases(fabric, self.server)
@@ -434,6 +564,7 @@ class ServerCore:
             (peer, level) for level in range(fabric.levels) for peer in fabric.neighbours(self.server, level)
         )
         self._watch.set_view(view, links, now)
+        self._giving = giving(view, fabric, self.server, self._slice_nbytes)
         self._announced = None
         self._needs_view_since = None
         self.views.append(ViewRecord(view, self._frozen_at, now, recover_s=None))
@@ -441,22 +572,28 @@ class ServerCore:
 
     def _settle_step(self, view: msg.View, now: float) -> list[Instruction]:
         """Commit or retry the step that the old view was in the middle of."""
-        step, self._waiting, waiting = self._step, None, self._waiting
+        done: list[Instruction] = []
+        step = self._step
         if step is None:
             if view.commit > self.committed:
                 raise InvariantError(
                     f"view {view.epoch} commits step {view.commit}, "
                     f"server {self.server} stands at {self.committed}"
                 )
-            return [] if waiting is None else [Retry(waiting, view.epoch)]
-        if view.commit >= step.submit.step:
+        elif view.commit >= step.submit.step:
             if not step.engine.complete:
                 raise InvariantError(
                     f"view {view.epoch} commits step {view.commit}, incomplete on {self.server}"
                 )
-            return self._commit(now)
-        self._step = None
-        return [Retry(step.submit.step, view.epoch)]
+            done += self._commit(now)
+        else:
+            self._step = None
+            if not step.follows:
+                self._waiting = step.submit.step
+        if self.follows:
+            return [*done, *self._caught_up()]
+        waiting, self._waiting = self._waiting, None
+        return done if waiting is None else [*done, Retry(waiting, view.epoch)]
 
 
 __all__ = ["Leave", "Planner", "ServerCore", "ViewRecord"]

@@ -30,6 +30,22 @@ POINTS = {
     "Shutdown": 1,
 }
 
+#: The same while a server joins: it follows steps, the state moves, it is let in.
+_JOIN_POINTS = {
+    "keep": 1,
+    "piece": 1,
+    "state": 0,
+    "CaughtUp": 0,
+    "Freeze": 5,
+    "Status": 5,
+    "Propose": 5,
+    "Accepted": 5,
+    "Install": 5,
+    "installed": 5,
+    "submit": 20,
+    "commit": 20,
+}
+
 
 @dataclass(frozen=True)
 class When:
@@ -128,6 +144,33 @@ def _lost_witness(chance: random.Random, fabric: Fabric, detect_s: float) -> Mis
         after_s = chance.choice((0.0, 0.0, 0.005, 0.02))
         how = chance.choice(("crash", "freeze"))
         found.append(Mishap(how, (), When("installed", nth, after_s), _for_s(chance, how, detect_s)))
+    return tuple(found)
+
+
+def draw_joins(chance: random.Random, fabric: Fabric, detect_s: float, absent: int | None) -> Mishaps:
+    """Servers that go and come again (or come for the first time), and what goes wrong meanwhile."""
+    found: list[Mishap] = []
+    if absent is not None:
+        found.append(Mishap("join", (absent,), When("", 0, chance.uniform(0.02, 0.2))))
+    for _ in range(chance.choice((0, 1, 1, 2)) if found else chance.choice((1, 1, 2))):
+        how = chance.choice(("crash", "crash", "freeze", "leave", "isolate"))
+        noticed_s = 1.6 * detect_s if how in ("freeze", "isolate") else 0.06
+        server = chance.choice(fabric.servers)
+        n = len(found)
+        gone = When("submit", chance.randint(1, 6 * fabric.n_servers), 0.0)
+        found.append(Mishap(how, (server,), gone, _for_s(chance, how, detect_s)))
+        back_s = noticed_s * chance.uniform(0.2, 2.0)
+        found.append(Mishap("join", (server,), When("fault", n + 1, back_s)))
+    for _ in range(chance.choice((0, 0, 1, 1, 2, 3))):
+        kind = chance.choices(list(KINDS), list(KINDS.values()))[0]
+        point = chance.choice(list(_JOIN_POINTS))
+        nth = chance.randint(1, max(2, _JOIN_POINTS[point] * fabric.n_servers))
+        when = When(point, nth, 0.0 if chance.random() < 0.7 else chance.uniform(0, 0.004))
+        target = _target(chance, fabric, kind)
+        found.append(Mishap(kind, target, when, _for_s(chance, kind, detect_s)))
+        if kind == "crash" and chance.random() < 0.5:
+            after = When(point, nth, chance.uniform(0.03, 0.2))
+            found.append(Mishap("join", target, after))
     return tuple(found)
 
 

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from bml.sim.chaos import Mishaps, draw
+from bml.sim.chaos import Mishaps, draw, draw_joins
 from bml.sim.history import History
 from bml.sim.promises import PromiseBroken
 from bml.sim.simulation import Simulation
@@ -16,6 +16,8 @@ from topology import parse
 #: Small fabrics find most bugs, and fast; each is drawn about as often as it stands here.
 FABRICS = ("bcube:2x2", "bcube:2x2", "bcube:3x1", "bcube:4x1", "bcube:3x2", "bcube:2x3")
 DETECT_S = 0.5
+#: Every so many seeds, servers join; those runs take several times as long.
+JOINS_EVERY = 4
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Scenario:
     n_elements: int
     slice_nbytes: int
     mishaps: Mishaps
+    absent: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, seed: int, fabric: str | None = None) -> Scenario:
@@ -35,13 +38,27 @@ class Scenario:
         chance = random.Random(seed)
         chosen = chance.choice(FABRICS)
         name = fabric or chosen
-        return cls(
+        scenario = cls(
             seed=seed,
             fabric=name,
             steps=chance.choice((2, 3, 3, 4)),
             n_elements=chance.choice((0, 1, 5, 17, 30)),
             slice_nbytes=chance.choice((8, 64, 1024)),
             mishaps=draw(chance, parse(name), DETECT_S),
+        )
+        return scenario._with_joins() if seed % JOINS_EVERY == 0 else scenario
+
+    def _with_joins(self) -> Scenario:
+        """A longer run in which servers come, instead of what it was."""
+        chance = random.Random(f"joins {self.seed}")
+        fabric = parse(self.fabric)
+        absent = chance.choice(fabric.servers) if chance.random() < 0.25 else None
+        return replace(
+            self,
+            steps=chance.choice((12, 25, 40)),
+            slice_nbytes=64,
+            absent=() if absent is None else (absent,),
+            mishaps=draw_joins(chance, fabric, DETECT_S, absent),
         )
 
     def simulation(self, recorded: bool = False) -> Simulation:
@@ -54,12 +71,14 @@ class Scenario:
             slice_nbytes=self.slice_nbytes,
             detect_s=DETECT_S,
             mishaps=self.mishaps,
+            absent=self.absent,
             recorded=recorded,
         )
 
     def __str__(self) -> str:
         what = f"{self.steps} steps of {self.n_elements} elements in slices of {self.slice_nbytes} bytes"
-        mishaps = "; ".join(map(str, self.mishaps)) or "no mishap"
+        mishaps = "; ".join([*(f"server {each} absent" for each in self.absent), *map(str, self.mishaps)])
+        mishaps = mishaps or "no mishap"
         return f"seed {self.seed} on {self.fabric}: {what}; {mishaps}"
 
 

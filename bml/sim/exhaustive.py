@@ -22,6 +22,7 @@ from msgspec import Struct
 from bml.protocol import coordinator as coord
 from bml.protocol import events as ev
 from bml.protocol import messages as msg
+from bml.protocol.call import Call
 from bml.protocol.engine import Send
 from bml.protocol.frame import Header
 from bml.protocol.server import ServerCore
@@ -133,7 +134,7 @@ class Model:
                 self._give(choice.a, ev.Control(self.down[choice.a].popleft()))
             case "submit":
                 epoch = self.ready.pop(choice.a)
-                self._give(choice.a, ev.Submit(_STEP, epoch, 1, 8, 7, "sum"))
+                self._give(choice.a, ev.Submit(_STEP, epoch, Call("sum", "<f8", 1, "sum"), 7))
             case "frame":
                 self._frame(choice.a, choice.b)
             case "heard":

@@ -8,7 +8,8 @@ servers and keep dialling; the newest connection to a server replaces the one be
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Protocol
 
 from bml.protocol import coordinator as coord
@@ -88,7 +89,8 @@ class Headquarters:
         network: Network,
         timeouts: Timeouts,
         min_servers: int | None,
-        servers: dict[int, Reachable],
+        servers: Mapping[int, Reachable],
+        absent: Iterable[int],
         restart_s: float,
         on_event: Callable[[str, str], None],
         on_finished: Callable[[Desk, coord.Finished], None],
@@ -101,6 +103,7 @@ class Headquarters:
         self._timeouts = timeouts
         self._min_servers = min_servers
         self._servers = servers
+        self._absent = tuple(absent)
         self._restart_s = restart_s
         self._on_event = on_event
         self._late: deque[tuple[int, Callable[[], None]]] = deque()
@@ -119,7 +122,9 @@ class Headquarters:
     def start(self) -> None:
         """Start a coordinator: a first one, or a successor."""
         term = len(self.desks) + 1
-        core = coord.Coordinator(self._fabric, term, self._timeouts, self._min_servers, self.network.now)
+        core = coord.Coordinator(
+            self._fabric, term, self._timeouts, self._min_servers, self.network.now, self._absent
+        )
         desk = Desk(self, term, core)
         self.desks.append(desk)
         self._on_event("takeover", f"coordinator {term} starts")
@@ -163,6 +168,11 @@ class Headquarters:
             self._break(channel, lossy=False)
         desk = self.newest
         self.network.deliver((desk, "launcher"), lambda: self._say(desk, coord.Gone(server, why)))
+
+    def joined(self, server: int) -> None:
+        """A server was started in another life: the launcher tells the coordinator where it is."""
+        for desk in self.desks:
+            self.network.deliver((desk, "launcher"), partial(self._dial, desk, server))
 
     # --- control connections ---------------------------------------------------------------------
 
@@ -252,7 +262,7 @@ class Headquarters:
         node = self._servers[server]
 
         def attempt() -> None:
-            if not desk.process.alive or server in desk.channels:
+            if not desk.process.alive or server in desk.channels or self._servers[server] is not node:
                 return
             if node.process.runs and desk.process.runs and server not in self.cut:
                 self._connect(desk, server)

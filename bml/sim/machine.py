@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
+import msgspec
+
 from bml.protocol import events as ev
 from bml.protocol import messages as msg
-from bml.protocol.engine import Place, Reduce, Send
+from bml.protocol.call import Call, neutral
+from bml.protocol.engine import Buffer, Place, Reduce, Send
 from bml.protocol.frame import Header, Kind
 from bml.protocol.messages import View
 from bml.protocol.server import ServerCore
 from bml.protocol.timeouts import Timeouts
+from bml.protocol.transfer import Part, cut, verify
 from bml.protocol.workspace import Array, Workspace
 from bml.schedule import AnyProgram, plan
 from bml.sim.headquarters import Channel
@@ -32,10 +36,28 @@ _SIGNATURE = 7
 _LINGER_S = 0.2
 
 
+class _State(msgspec.Struct):
+    """What a joiner needs: the sum of all results, the contributors of the last step, the ledger."""
+
+    params: bytes
+    base: tuple[int, ...]
+    ledger: bytes
+
+
+class _Kept(NamedTuple):
+    """The result of a step that a learner followed."""
+
+    epoch: int
+    contributors: tuple[int, ...]
+    view: View
+    result: Array
+
+
 class World(Protocol):
     """What a machine needs of the simulation."""
 
     fabric: Fabric
+    first: tuple[int, ...]
     steps: int
     n_elements: int
     slice_nbytes: int
@@ -80,21 +102,28 @@ def samples(n_samples: int, n_elements: int, step: int) -> Array:
 class Machine:
     """See the module's text."""
 
-    def __init__(self, server: int, world: World):
+    def __init__(self, server: int, world: World, life: msg.Life | None = None):
         self.server = server
+        self.life = life
+        self.first_step = 1
         self.process = Process()
         self.channel: Channel | None = None
         self.over = False
         self.done = False
         self._world = world
         self.core = ServerCore(
-            server, world.fabric, self._planner, world.timeouts, world.slice_nbytes, world.network.now
+            server, world.fabric, self._planner, world.timeouts, world.slice_nbytes, world.network.now, life
         )
         self._workspace: Workspace | None = None
         self._contribution: Array | None = None
         self._kept: Array | None = None
         # Not the members of the first view: servers may install different ones first.
-        self._base: tuple[int, ...] = world.fabric.servers
+        self._base: tuple[int, ...] = world.first
+        self._params: Array = np.zeros(world.n_elements)
+        self._keeps: dict[int, _Kept] = {}
+        self._gift = bytearray()  # what a donor sends, or a learner receives
+        self._given = 0
+        self._leaving = False
         self._entered: tuple[int, int] | None = None
         per_step = 2 * world.fabric.n_servers + 1
         self._batches = BatchPlan(per_step * world.steps, per_step, 1, seed=1)
@@ -105,6 +134,10 @@ class Machine:
     def start(self) -> None:
         """The process starts to run."""
         self._wake(self._world.network.now + self._world.network.random.uniform(0, 0.02))
+
+    def leave(self) -> None:
+        """The user is told that his server must go: he stops before the next step."""
+        self._leaving = True
 
     def waits_for(self) -> str:
         """What it waits for, in words."""
@@ -149,11 +182,13 @@ class Machine:
     def _take(self, peer: int, parcel: Parcel, verdict: Place | ev.Verdict) -> None:
         header = parcel.header
         text = ""
-        if header.kind == Kind.DESCRIBE:
+        if header.kind in (Kind.DESCRIBE, Kind.HEAD):
             text = parcel.payload.decode()
         else:
             self._world.promises.admitted(self.server, peer, parcel.view, self.core.view)
-        if isinstance(verdict, Place):
+        if isinstance(verdict, Place) and verdict.buffer == Buffer.STATE:
+            self._gift[verdict.offset : verdict.offset + header.nbytes] = parcel.payload
+        elif isinstance(verdict, Place):
             assert self._workspace is not None
             self._workspace.view(verdict, header.stop - header.start)[:] = parcel.payload
         self._carry_out_all(self.core.received(peer, header, text, self._world.network.now))
@@ -192,12 +227,30 @@ class Machine:
                 world.wires.beat(self.server, peer, level)
             case ev.Tell(message):
                 world.tell(self.server, message)
-            case ev.Open(_, scratch_elements):
-                assert self._contribution is not None
-                self._workspace = Workspace(self._contribution, scratch_elements, "sum")
+            case ev.Open(_, scratch_elements, follows):
+                vector = self._contribution if follows is None else neutral(follows)
+                assert vector is not None
+                self._workspace = Workspace(vector, scratch_elements, "sum")
                 self._step_view = self.core.view
+            case ev.Keep(step, epoch, contributors):
+                assert self._workspace is not None
+                assert self._step_view is not None
+                world.point("keep", f"server {self.server} keeps step {step}", self.server)
+                self._keeps[step] = _Kept(epoch, contributors, self._step_view, self._workspace.result)
+                self._workspace = None
+            case ev.Replay(step):
+                kept = self._keeps.pop(step)
+                self._committed(step, kept.epoch, kept.contributors, kept.view, kept.result)
+            case ev.Expect(nbytes):
+                self._gift = bytearray(nbytes)
+            case ev.StateHere(step, digests):
+                self._state_here(step, digests)
             case ev.Commit(step, epoch, contributors):
-                self._committed(step, epoch, contributors)
+                assert self._workspace is not None
+                assert self._step_view is not None
+                self._check_contribution(step)
+                result, self._workspace, self._contribution = self._workspace.result, None, None
+                self._committed(step, epoch, contributors, self._step_view, result)
             case ev.Retry(step, epoch):
                 world.point("retry", f"server {self.server} retries step {step} in epoch {epoch}")
                 world.promises.retried(self.server, step, epoch)
@@ -219,7 +272,11 @@ class Machine:
 
     def _send(self, peer: int, level: int, header: Header, place: Place | None) -> None:
         payload = b""
-        if place is not None:
+        if place is not None and place.buffer == Buffer.STATE:
+            payload = bytes(self._gift[place.offset : place.offset + header.nbytes])
+            world = self._world
+            world.point("piece", f"server {self.server} sends {header.start}:{header.stop} of the state", peer)
+        elif place is not None:
             assert self._workspace is not None
             payload = bytes(self._workspace.view(place, header.stop - header.start))
         if header.kind == Kind.TOKEN and self._entered != (header.step, header.epoch):
@@ -239,7 +296,7 @@ class Machine:
         what = f"view {view.epoch} of {view.members}, commit {view.commit}"
         self._world.point("installed", f"server {self.server} installs {what}", self.server)
         self._world.promises.installed(self.server, view)
-        if len(self.core.views) == 1:
+        if len(self.core.views) == 1 and self.life is None:
             self._prepare(1)
 
     def _prepare(self, step: int) -> None:
@@ -248,40 +305,74 @@ class Machine:
         assert view is not None
         world = self._world
         batch = self._batches.batch(step - 1)
-        part = assignment(np.arange(len(batch.indices)), self._base, view.members)[self.server]
+        parts = assignment(np.arange(len(batch.indices)), self._base, view.contributors)
         rows = samples(len(batch.indices), world.n_elements, step)
-        contribution: Array = rows[np.concatenate(part)].sum(axis=0)
+        mine = np.concatenate(parts[self.server]) if self.server in parts else batch.indices[:0]
+        contribution: Array = rows[mine].sum(axis=0)
+        give = self._copy(step - 1)
 
         def submit() -> None:
             if self.over:
                 return
+            if self._leaving:
+                self.handle(ev.Go("it was asked to"))
+                return
+            if give is not None:
+                self.handle(give)
             world.point("submit", f"server {self.server} submits step {step} in epoch {view.epoch}")
             self._contribution, self._kept = contribution, contribution.copy()
-            size, itemsize = contribution.size, contribution.itemsize
-            self.handle(ev.Submit(step, view.epoch, size, itemsize, _SIGNATURE, "allreduce sum"))
+            call = Call("sum", contribution.dtype.str, contribution.size, "allreduce sum")
+            self.handle(ev.Submit(step, view.epoch, call, _SIGNATURE))
 
         world.network.after(world.network.random.uniform(0, 0.01), lambda: self.process.run(submit))
+
+    def _copy(self, step: int) -> ev.Give | ev.Gives | None:
+        """At the boundary after `step`: what of the state a joiner is to get from here, if there is one."""
+        giving = self.core.giving
+        if step == 0:
+            return ev.Gives()
+        if giving is None or giving.epoch == self._given:
+            return None
+        self._given = giving.epoch
+        state = memoryview(msgspec.msgpack.encode(self._state()))
+        heads, self._gift = cut(state, giving.gifts)
+        return ev.Give(giving, step, heads)
+
+    def _state(self) -> _State:
+        return _State(self._params.tobytes(), self._base, self.ledger.dump())
+
+    def _state_here(self, step: int, digests: dict[Part, str]) -> None:
+        verify(memoryview(self._gift), digests)
+        state = msgspec.msgpack.decode(self._gift, type=_State)
+        self._params = np.frombuffer(state.params).copy()
+        self._base, self.ledger = state.base, Ledger.load(state.ledger)
+        self._world.point("state", f"server {self.server} has the state after step {step}", self.server)
+        self._world.promises.state(self.server, step, self._params)
+        self._keeps = {kept: what for kept, what in self._keeps.items() if kept > step}
+        self.first_step = step + 1
+        if step < self._world.steps:
+            self._prepare(step + 1)
 
     def _check_contribution(self, step: int) -> None:
         if self._contribution is not None and self._kept is not None:
             self._world.promises.contribution(self.server, step, self._contribution, self._kept)
 
-    def _committed(self, step: int, epoch: int, contributors: tuple[int, ...]) -> None:
-        world, view = self._world, self._step_view
-        assert self._workspace is not None
-        assert view is not None
+    def _committed(
+        self, step: int, epoch: int, contributors: tuple[int, ...], view: View, result: Array
+    ) -> None:
+        world = self._world
         assert self.core.view is not None
-        assert (view.epoch, view.members) == (epoch, contributors)
+        assert (view.epoch, view.contributors) == (epoch, contributors)
         world.point("commit", f"server {self.server} commits step {step} of epoch {epoch} by {contributors}")
         batch = self._batches.batch(step - 1)
         right = samples(len(batch.indices), world.n_elements, step).sum(axis=0)
-        world.promises.committed(self.server, step, view, self.core.view, self._workspace.result, right)
-        self._check_contribution(step)
+        world.promises.committed(self.server, step, view, self.core.view, result, right)
+        self._params += result
+        world.promises.state(self.server, step, self._params)
         world.history.commit_at_s.setdefault(step, []).append(world.network.now)
         used = used_indices(assignment(batch.indices, self._base, contributors), recomputed=True)
         self.ledger.commit(step, batch, contributors, used)
         self._base = contributors
-        self._workspace = self._contribution = None
         if step == world.steps:
             self.done = True
             self.handle(ev.Ended("done"))

@@ -6,7 +6,7 @@ known. What is broken is raised at once as a `PromiseBroken`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -35,6 +35,7 @@ class Promises:
         self._commit_epoch: dict[int, int] = {}
         self._retried: dict[int, int] = {}
         self._complete: dict[tuple[int, int], set[int]] = {}
+        self._states: dict[int, bytes] = {}
 
     def installed(self, server: int, view: View) -> None:
         """Promise 1, for views: one view an epoch, none that undoes a commit."""
@@ -58,7 +59,7 @@ class Promises:
 
         `view` is the one in which the step ran, `now` the one in force; `right` the exact sum.
         """
-        contributors = view.members
+        contributors = view.contributors
         commits = self._history.commits.setdefault(step, {})
         if server in commits:
             raise PromiseBroken(1, f"server {server} commits step {step} twice")
@@ -101,6 +102,11 @@ class Promises:
         if bits != result.tobytes():
             raise PromiseBroken(6, f"step {step}: server {server} has other bits than those who came first")
 
+    def state(self, server: int, step: int, params: Array) -> None:
+        """Promise 6: what a user makes of the results is the same everywhere, for joiners too."""
+        if self._states.setdefault(step, params.tobytes()) != params.tobytes():
+            raise PromiseBroken(6, f"server {server} has other parameters than the others after step {step}")
+
     def retried(self, server: int, step: int, epoch: int) -> None:
         """Promise 1: nobody is asked again for a step that anybody has returned.
 
@@ -127,11 +133,11 @@ class Promises:
                 f"sent in epoch {theirs.epoch if theirs else 0}",
             )
 
-    def ended(self, steps: int, done: Iterable[int]) -> None:
-        """Promises 1 and 4: whoever ended well has every step."""
-        for server in done:
+    def ended(self, steps: int, done: Mapping[int, int]) -> None:
+        """Promises 1 and 4: whoever ended well has every step; `done`: server -> its first one."""
+        for server, first in done.items():
             commits = self._history.commits
-            missing = [step for step in range(1, steps + 1) if server not in commits.get(step, {})]
+            missing = [step for step in range(first, steps + 1) if server not in commits.get(step, {})]
             if missing:
                 raise PromiseBroken(1, f"server {server} ended without steps {missing}")
 

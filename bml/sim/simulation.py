@@ -2,7 +2,7 @@
 
 Everything follows from the seed. Every simulated user sums vectors over his share of a fixed global batch,
 so the right result of every step is known whatever fails, and every event is checked against the promises
-at once. Left out, because the protocol does not have it yet: joining, links that are used again.
+at once. A server that was lost can be started again, in another life, and one that was absent can come.
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ class Simulation:
         slice_nbytes: int = 64,
         mishaps: Iterable[Mishap] = (),
         recorded: bool = True,
+        absent: tuple[int, ...] = (),
     ):
         self.fabric = fabric
+        self.first = tuple(server for server in fabric.servers if server not in absent)
         self.steps = steps
         self.n_elements = n_elements
         self.slice_nbytes = slice_nbytes
@@ -57,9 +59,11 @@ class Simulation:
         self.promises = Promises(self.history)
         self.finished: coord.Finished | None = None
         #: Servers that some mishap befell, which may be lost for it.
-        self.hurt: set[int] = set()
+        self.hurt: set[int] = set(absent)
         #: From two of these on, what is seen may have several explanations, and a whole server be blamed.
         self.network_mishaps = 0
+        #: Whether servers left for good, or came.
+        self.resized = bool(absent)
         self._tied: defaultdict[tuple[str, int], list[Mishap]] = defaultdict(list)
         self.wires = Wires(
             self.network,
@@ -70,12 +74,15 @@ class Simulation:
             heard=lambda to, origin, level: self.machines[to].heard(origin, level),
         )
         self.machines = {server: Machine(server, self) for server in fabric.servers}
+        for server in absent:
+            self.machines[server].process.die()
         self.headquarters = Headquarters(
             fabric,
             self.network,
             self.timeouts,
             min_servers,
-            dict(self.machines),
+            self.machines,
+            absent,
             restart_s,
             self.point,
             self._finish,
@@ -122,6 +129,13 @@ class Simulation:
                 self.headquarters.lose(target[0])
             case "control-hold":
                 self._hold(target[0], mishap.for_s)
+            case "join":
+                self._join(target[0])
+            case "leave":
+                self.hurt.add(target[0])
+                self.resized = True
+                machine = self.machines[target[0]]
+                machine.process.run(machine.leave)
             case "coordinator-crash":
                 self.headquarters.crash()
             case "coordinator-freeze":
@@ -134,6 +148,25 @@ class Simulation:
             machine.process.die()
             self.wires.die(server)
             self.headquarters.gone(server, "process gone")
+
+    def _join(self, server: int) -> None:
+        """Start a server that is dead, or out, in another life."""
+        old = self.machines[server]
+        out = old.over and not old.done
+        if self.finished or (old.process.alive and not out):
+            return
+        if old.process.alive:
+            self._crash(server)
+        self.hurt.add(server)
+        self.resized = True
+        number = old.life.number + 1 if old.life else 1
+        machine = self.machines[server] = Machine(server, self, msg.Life(server, number))
+        self.history.commits = {
+            step: {who: what for who, what in by.items() if who != server}
+            for step, by in self.history.commits.items()
+        }
+        machine.start()
+        self.headquarters.joined(server)
 
     def _freeze(self, server: int, for_s: float) -> None:
         process = self.machines[server].process
@@ -169,8 +202,8 @@ class Simulation:
     def run(self, deadline_s: float = 75.0) -> History:
         """Run to the end of the job; see the class."""
         self.headquarters.start()
-        for machine in self.machines.values():
-            machine.start()
+        for server in self.first:
+            self.machines[server].start()
         if not self.network.run(self._all_over, deadline_s):
             waits = [f"server {server}: {each.waits_for()}" for server, each in self.machines.items()]
             waits.append(f"coordinator: {self.headquarters.newest.core.state}")
@@ -183,7 +216,7 @@ class Simulation:
 
     def _check_end(self) -> None:
         done = [server for server, machine in self.machines.items() if machine.done]
-        self.promises.ended(self.steps, done)
+        self.promises.ended(self.steps, {server: self.machines[server].first_step for server in done})
         self.promises.ledgers({server: self.machines[server].ledger.summary() for server in done})
         if self.network_mishaps < 2:
             self._check_blame()
@@ -193,6 +226,8 @@ class Simulation:
         abort = self.finished.abort if self.finished else None
         if abort is not None and abort.kind == "start" and self.hurt:
             return
+        if abort is not None and self.resized:
+            return  # the majority was one of fewer servers than there are
         whole = self.fabric.without(*map(ServerFailure, self.hurt)).components()
         main = whole[0] if whole and 2 * len(whole[0]) > len(self.machines) else ()
         lost = [server for server in main if not self.machines[server].done]

@@ -97,23 +97,19 @@ def shares(indices: Indices, members: Iterable[int]) -> dict[int, Indices]:
 
 
 def assignment(indices: Indices, base: Iterable[int], members: Iterable[int]) -> dict[int, Assignment]:
-    """Who computes what when the batch was split among `base` and only `members` (a subset) are left.
+    """Who computes what when the batch was split among `base` and now `members` contribute.
 
-    A member keeps its own share. The shares of the lost servers, one after the other in order of id, are
-    split again among the members like a batch of their own. Own and extra of all members together are
-    `indices`, each exactly once. It depends on the two sets only, not on the order of the losses.
-    Raises UsageError when `members` is empty or has a server that is not in `base`.
+    A member of the base keeps its own share, one that joined since has none. The shares of the lost servers,
+    one after the other in order of id, are split again among the members like a batch of their own. Own and
+    extra of all members together are `indices`, each exactly once. It depends on the two sets only, not on
+    the order of what happened. Raises UsageError when `members` is empty.
     """
     base_ids, member_ids = set(base), set(members)
-    strangers = sorted(member_ids - base_ids)
-    if strangers:
-        raise UsageError(
-            f"servers {strangers} had no share of this step: they are not among {sorted(base_ids)}"
-        )
     first = shares(indices, base_ids)
     lost = [share for server, share in first.items() if server not in member_ids]
     again = shares(np.concatenate([indices[:0], *lost]), member_ids)
-    return {server: Assignment(first[server], again[server]) for server in sorted(member_ids)}
+    none = indices[:0]
+    return {server: Assignment(first.get(server, none), again[server]) for server in sorted(member_ids)}
 
 
 def used_indices(assigned: Mapping[int, Assignment], *, recomputed: bool) -> dict[int, Indices]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypedDict
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -63,6 +64,16 @@ class _OpenEpoch:
         )
 
 
+class _Dump(msgspec.Struct):
+    """A whole ledger as it travels; `counts` are the open epoch's fields, `last` = step, batch, steps."""
+
+    n_samples: int
+    closed: list[EpochSummary]
+    counts: tuple[int, bytes, int, int] | None
+    last: tuple[int, tuple[int, int], int]
+    chain: bytes
+
+
 class Ledger:
     """Counts the uses of `n_samples` samples over committed steps; a few numpy operations per commit."""
 
@@ -107,6 +118,25 @@ class Ledger:
             complete=all(epoch["complete"] for epoch in epochs),
             digest=self.digest(),
         )
+
+    def dump(self) -> bytes:
+        """All of it, for a server that joins."""
+        epoch = self._open
+        counts = None if epoch is None else (epoch.number, epoch.uses.tobytes(), epoch.steps, epoch.left_out)
+        last = (self._last_step, self._last_batch, self._steps)
+        return msgspec.msgpack.encode(_Dump(self._n_samples, self._closed, counts, last, self._chain))
+
+    @classmethod
+    def load(cls, dumped: bytes) -> "Ledger":
+        """What `dump` gave. Raises msgspec.MsgspecError for anything else."""
+        dump = msgspec.msgpack.decode(dumped, type=_Dump)
+        ledger = cls(dump.n_samples)
+        ledger._closed, ledger._chain = dump.closed, dump.chain
+        ledger._last_step, ledger._last_batch, ledger._steps = dump.last
+        if dump.counts is not None:
+            number, uses, steps, left_out = dump.counts
+            ledger._open = _OpenEpoch(number, np.frombuffer(uses, np.uint16).copy(), steps, left_out)
+        return ledger
 
     def digest(self) -> str:
         """Sha256 over the whole history (steps, batches, contributors, samples): equal on all survivors."""

@@ -9,6 +9,7 @@ import pytest
 from bml.errors import Evicted, StepMismatch, TooFewServers, TrainingError
 from bml.protocol import events as ev
 from bml.protocol import messages as msg
+from bml.protocol.call import Call
 from bml.protocol.engine import Place, Reduce, Send
 from bml.protocol.frame import FrameError, Header, Kind
 from bml.protocol.server import ServerCore
@@ -58,7 +59,7 @@ class Driver:
 
     def submit(self, step: int = 1, epoch: int | None = None, n: int = 10, text: str = "sum f64 10") -> Any:
         at = self.core.epoch if epoch is None else epoch
-        return self.give(ev.Submit(step, at, n, 8, SIGNATURE, text))
+        return self.give(ev.Submit(step, at, Call("sum", "<f8", n, text), SIGNATURE))
 
     def frame(self, kind: Kind, start: int, stop: int, **other: int) -> Header:
         """A frame of PEER for the step of now."""
@@ -260,7 +261,7 @@ def test_a_token_with_another_signature_is_a_mismatch_too(running: Driver) -> No
 
 
 def test_what_the_user_calls_is_told_once_a_view(running: Driver) -> None:
-    assert only(ev.SendText, running.submit()).text == b"sum f64 10"
+    assert only(ev.SendText, running.submit()).text == b"sum <f8 10\nsum f64 10"
     running.complete()
     running.token()
     none(ev.SendText, running.submit(step=2))

@@ -14,6 +14,7 @@ from bml.protocol.barrier import Barrier
 from bml.protocol.engine import Buffer, Reduce
 from bml.protocol.member import Member
 from bml.protocol.server import ServerCore
+from bml.protocol.transfer import Incoming
 from bml.protocol.workspace import Workspace
 from bml.sim import machine
 
@@ -146,6 +147,19 @@ def lose_the_end(patch: Patch) -> None:
     patch.setattr(coord.Coordinator, "_ended", deaf)
 
 
+def lose_a_slice_of_the_state(patch: Patch) -> None:
+    """A joiner starts when every donor has said what it sends, and does not look whether all of it came."""
+    patch.setattr(
+        Incoming, "complete", property(lambda state: 0 < state._parts == len(state._digests))
+    )
+    patch.setattr(machine, "verify", lambda state, digests: None)
+
+
+def let_a_joiner_forget_its_promises(patch: Patch) -> None:
+    """A server that was started again answers for the life before."""
+    patch.setattr(coord.Coordinator, "_is_known", lambda self, status: True)
+
+
 PLANTED: tuple[Callable[[Patch], None], ...] = (
     skip_the_fence,
     work_on_while_frozen,
@@ -157,4 +171,6 @@ PLANTED: tuple[Callable[[Patch], None], ...] = (
     takeover_with_a_stale_epoch,
     takeover_with_the_epoch_in_force,
     lose_the_end,
+    lose_a_slice_of_the_state,
+    let_a_joiner_forget_its_promises,
 )

@@ -1,0 +1,73 @@
+"""A joiner on its way in: it follows the steps without contributing, while the training state reaches it.
+
+    outside    -- a view has it as a learner                            -->  following
+    following  -- the state at some boundary is there, whole            -->  replaying
+    replaying  -- its user has applied all results that were kept       -->  caught up (CaughtUp is told)
+    caught up  -- a view has it as a contributor                        -->  a server like the others
+
+It follows a step as soon as a neighbour says what is called in it, with a contribution that changes nothing;
+the results are kept, and the user, who starts from the state, is given them one by one as if he had been there.
+"""
+
+from __future__ import annotations
+
+from bml.protocol.call import Call
+from bml.protocol.events import Expect, Instruction, StateHere, Submit
+from bml.protocol.frame import Header
+from bml.protocol.messages import View
+from bml.protocol.transfer import Head, Incoming
+
+
+class Learner:
+    """The state of joining `server`; see the module's text."""
+
+    def __init__(self, server: int):
+        self._server = server
+        self.follows = False
+        self.has_state = False
+        self._calls: dict[int, tuple[Call, int]] = {}
+        self._incoming = Incoming()
+
+    def install(self, view: View) -> None:
+        """A view is in force; without the state, another transfer of it begins."""
+        self.follows = self._server in view.learners
+        self._calls.clear()
+        self._incoming = Incoming()
+
+    def called(self, header: Header, text: str) -> None:
+        """A neighbour says what is called in a step. Raises FrameError."""
+        self._calls[header.step] = (Call.decode(text), header.signature)
+
+    def submit(self, step: int, epoch: int) -> Submit | None:
+        """What to bring to this step; None while nobody has said what is called in it."""
+        for past in [each for each in self._calls if each < step]:
+            del self._calls[past]
+        called = self._calls.get(step) if self.follows else None
+        return None if called is None else Submit(step, epoch, *called)
+
+    def admits(self, header: Header) -> bool:
+        """Whether this piece of state is wanted. Raises FrameError if no such piece can be."""
+        if not self.follows or self.has_state:
+            return False
+        self._incoming.check(header)
+        return True
+
+    def head(self, header: Header, text: str) -> list[Instruction]:
+        """A part of the state is announced. Raises FrameError."""
+        if not self.follows or self.has_state:
+            return []
+        first = self._incoming.head(header, Head.decode(text))
+        return [Expect(self._incoming.nbytes), *self._state()] if first else self._state()
+
+    def piece(self, header: Header) -> list[Instruction]:
+        """A piece of state is in its place."""
+        self._incoming.arrived(header)
+        return self._state()
+
+    def _state(self) -> list[Instruction]:
+        if self.has_state or not self._incoming.complete:
+            return []
+        self.has_state = True
+        return [StateHere(self._incoming.step, self._incoming.digests)]
+
+

@@ -1,0 +1,70 @@
+"""Who wants to join, and how far those who learn have come: what the coordinator knows besides its views."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from bml.protocol.messages import Life, View
+
+
+class Roster:
+    """Joiners that wait to be let in, learners that have caught up, and who can give the state to them."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, Life] = {}
+        self._gives: set[int] = set()
+        self._caught_up: set[int] = set()
+
+    def knocks(self, life: Life) -> None:
+        """A server in a life that is in no view wants to be let in."""
+        self._waiting[life.server] = life
+
+    def waits(self, server: int) -> bool:
+        """Whether it stands outside, wanting in."""
+        return server in self._waiting
+
+    def drop(self, server: int) -> None:
+        """Forget a server: it is dead, or cannot be let in."""
+        self._waiting.pop(server, None)
+        self._gives.discard(server)
+        self._caught_up.discard(server)
+
+    def gives(self, server: int) -> None:
+        """Its training function comes to boundaries at which it can hand over the state."""
+        self._gives.add(server)
+
+    def caught_up(self, server: int) -> None:
+        """A learner could contribute."""
+        self._caught_up.add(server)
+
+    def admitted(self, view: View | None) -> dict[int, Life]:
+        """Who can be let in after this view: server -> its life. Nobody, unless all can give the state."""
+        if view is None or not self._gives.issuperset(view.contributors):
+            return {}
+        return {server: life for server, life in sorted(self._waiting.items()) if server not in view.members}
+
+    def promoted(self, view: View | None) -> frozenset[int]:
+        """The learners of this view that can contribute after it."""
+        return self._caught_up.intersection(view.learners) if view else frozenset()
+
+    def settle(self, view: View) -> None:
+        """A view is in force: who is in it waits no more, and who still learns must say so again."""
+        for life in view.joined:
+            if self._waiting.get(life.server) == life:
+                del self._waiting[life.server]
+        self._caught_up.clear()
+
+
+def learners_of(
+    members: Iterable[int], view: View | None, admitted: Mapping[int, Life], promoted: Iterable[int]
+) -> tuple[int, ...]:
+    """Those of the next members that contribute nothing yet."""
+    learning = ({*view.learners} if view else set()) - {*promoted} | admitted.keys()
+    return tuple(server for server in members if server in learning)
+
+
+def lives_of(members: Iterable[int], view: View | None, admitted: Mapping[int, Life]) -> tuple[Life, ...]:
+    """The lives of those of the next members that joined."""
+    known = {life.server: life for life in view.joined} if view else {}
+    lives = known | dict(admitted)
+    return tuple(lives[server] for server in members if server in lives)
