@@ -6,9 +6,10 @@
 
     step=N              the middle of step N (counted from 1) on the server that suffers or asks for it
     step=N,phase=PHASE  that part of the step: compute, reduce, broadcast, complete, recovery
-    phase=PHASE         start, recovery (the first one) or shutdown
+    phase=PHASE         start, recovery or transfer (the first one), or shutdown
     t=1.5s              so long after the job's first view
 
+Two are no faults: `leave:4@step=9` asks a server to go after that step, `join:4@step=20` starts one again.
 A fault for a running job is written without `@when` and strikes at once: `kill:4`, `freeze:2,for=3s`.
 """
 
@@ -25,7 +26,9 @@ STEP_PHASES = ("compute", "reduce", "broadcast", "complete")
 results arrive; all outputs are final and the first token of the barrier is about to leave."""
 RECOVERY = "recovery"
 """Between the freeze of an old view and the installation of the next one."""
-JOB_PHASES = ("start", RECOVERY, "shutdown")
+TRANSFER = "transfer"
+"""A server joins: it waits for the training state, or the first piece of it is about to leave from here."""
+JOB_PHASES = ("start", RECOVERY, TRANSFER, "shutdown")
 """start: the coordinator has called and no view is in force yet; shutdown: this server's training function
 has returned and the others' may not have."""
 
@@ -83,6 +86,8 @@ class Kind:
     needs: tuple[str, ...] = ()
     emulated: bool = False
     """Whether it needs cables that can really be broken."""
+    by_anybody: bool = False
+    """Whether the part cannot do it to itself: the lowest live server has it done."""
 
 
 _LASTING = ("for",)
@@ -93,7 +98,9 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "cut": Kind("link", "cut:4/0@t=1.5s", _LASTING),
         "blackhole": Kind("link", "blackhole:4/0@step=9", _LASTING),
         "switch": Kind("switch", "switch:0/2@step=9", _LASTING),
-        "coordinator": Kind("", "coordinator@step=12"),
+        "coordinator": Kind("", "coordinator@step=12", by_anybody=True),
+        "leave": Kind("server", "leave:4@step=9"),
+        "join": Kind("server", "join:4@step=20", by_anybody=True),
         "exception": Kind("server", "exception:4@step=9"),
         "exit": Kind("server", "exit:4@step=9"),
         "gil": Kind("server", "gil:4@step=9,for=2s", _LASTING, needs=_LASTING),
@@ -107,7 +114,6 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
 FLAP_S = 0.4
 """Period of a flapping cable if none is given: half of it dead, half of it alive."""
 
-_NOT_YET = ("heal", "join")
 _FORMS = {"server": "server", "link": "server/level", "switch": "level/group"}
 _SHAPE = re.compile(r"(?P<kind>[a-z]+)(:(?P<target>[^@,=]+))?((?P<mark>[@,])(?P<when>[^@]+))?")
 _TIME = re.compile(r"(?P<number>[0-9]+(\.[0-9]*)?(e-?[0-9]+)?)(?P<unit>ms|s)")
@@ -139,6 +145,11 @@ class Fault:
         return self.target.level if isinstance(self.target, LinkFailure | SwitchFailure) else None
 
     @property
+    def by_anybody(self) -> bool:
+        """Whether the lowest live server has it done, as the part cannot do it to itself."""
+        return KINDS[self.kind].by_anybody
+
+    @property
     def period_s(self) -> float:
         """Period of a flap."""
         return self.every_s or FLAP_S
@@ -155,10 +166,6 @@ class Fault:
         kind = _known_kind(text, shape["kind"])
         target = _target(text, kind, shape["target"])
         settings = _settings(text, shape["when"] or "", kind)
-        if kind in _NOT_YET:
-            raise UsageError(
-                f"fault '{text}': {kind} is not available yet in this version; available: {', '.join(KINDS)}"
-            )
         how = {name: settings.pop(name, None) for name in ("for", "every", "rate", "share")}
         _check_settings(text, kind, {name for name, value in how.items() if value is not None})
         return cls(
@@ -190,15 +197,13 @@ def _wrong(text: str, reason: str, kind: str | None = None) -> UsageError:
 
 
 def _known_kind(text: str, kind: str) -> str:
-    if kind in KINDS or kind in _NOT_YET:
+    if kind in KINDS:
         return kind
     raise _wrong(text, f"there is no kind '{kind}', only {', '.join(KINDS)}")
 
 
 def _target(text: str, kind: str, target: str | None) -> Failure | None:
-    """Read the part that breaks; kinds that are not available yet take any target."""
-    if kind not in KINDS:
-        return None
+    """Read the part that breaks."""
     what = KINDS[kind].target
     if not what:
         if target is not None:

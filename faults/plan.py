@@ -128,12 +128,14 @@ class FaultPlan:
 
         For a dead switch, each of its servers silences its own NIC on that level (`Fault.level`).
         """
-        return tuple(fault for fault in self.faults if touches(fault, server, fabric))
+        return tuple(
+            fault for fault in self.faults if touches(fault, server, fabric) and not fault.by_anybody
+        )
 
     @property
-    def for_coordinator(self) -> tuple[Fault, ...]:
-        """The faults that hit the coordinator; the lowest live server executes them."""
-        return tuple(fault for fault in self.faults if fault.target is None)
+    def for_anybody(self) -> tuple[Fault, ...]:
+        """What the lowest live server has done: the coordinator's death, the start of a server."""
+        return tuple(fault for fault in self.faults if fault.by_anybody)
 
     def __len__(self) -> int:
         """Number of faults."""

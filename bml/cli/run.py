@@ -42,6 +42,8 @@ _SEEDED_STEPS = 50
 @click.option(
     "--transport", type=click.Choice(TRANSPORTS), default="tcp", show_default=True, help="verbs: RDMA."
 )
+@click.option("--absent", metavar="SERVERS", default="", help="Begin without these, like 7,8; they may join.")
+@click.option("--rejoin", is_flag=True, help="Start a lost server again: it joins the running job.")
 @click.option("--fabric-emulated", is_flag=True, help="On the fabric of `bml fabric up`, with real cables.")
 @click.option("--fabric-name", default=DEFAULT_NAME, show_default=True, help="Name of that fabric.")
 @click.option(
@@ -60,6 +62,8 @@ def run(
     detect_s: float | None,
     min_servers: int | None,
     transport: str,
+    absent: str,
+    rejoin: bool,
     fabric_emulated: bool,
     fabric_name: str,
     report: Path | None,
@@ -87,6 +91,8 @@ def run(
             detect_s=detect_s,
             min_servers=min_servers,
             transport=transport,
+            absent=_servers(absent),
+            rejoin=rejoin,
             emulated=fabric_name if fabric_emulated else False,
             prints=not hide,
             on_change=follower.changed,
@@ -113,6 +119,14 @@ def load_function(target: str) -> Callable[..., Any]:
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise UsageError(f"{file} has no function {name or 'train'!r}; it has {', '.join(known) or 'none'}")
     return function  # type: ignore[no-any-return]
+
+
+def _servers(text: str) -> list[int]:
+    """The numbers in `7,8`."""
+    try:
+        return [int(each) for each in text.split(",") if each.strip()]
+    except ValueError:
+        raise UsageError(f"'{text}' is no list of servers: give numbers like 7,8") from None
 
 
 def fault_texts(faults: tuple[str, ...], seed: int | None, fabric: str) -> list[str]:

@@ -10,14 +10,15 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from bml.cluster.job import Contacts, JobSpec
+from bml.cluster.job import Contact, Contacts, JobSpec
 from bml.protocol import coordinator as core
 from bml.protocol import messages as msg
 from bml.transport import control
 from bml.transport.poller import Poller
+from faults import Fault
 
 #: How long the coordinator still answers latecomers after the job's end, in seconds.
 _LINGER_S = 1.0
@@ -27,13 +28,21 @@ _REDIAL_S = 0.05
 class CoordinatorLoop:
     """One coordinator of a job; `run` returns when the job is over. `on_change` gets snapshots."""
 
-    def __init__(self, spec: JobSpec, contacts: Contacts, on_change: Callable[[dict[str, Any]], None]):
+    def __init__(
+        self,
+        spec: JobSpec,
+        contacts: Contacts,
+        lives: Mapping[int, int],
+        on_change: Callable[[dict[str, Any]], None],
+    ):
         self._spec = spec
-        self._contacts = contacts
+        self._contacts = dict(contacts)
+        self._lives = dict(lives)
+        self._asked: list[str] = []
         self._on_change = on_change
         self._timeouts = spec.timeouts()
         self._poller = Poller(on_wake=self._take_events)
-        self._events: list[core.Event] = []
+        self._events: list[Callable[[], None]] = []
         self._lock = threading.Lock()
         self._channels: dict[int, control.Channel] = {}
         self._failing_since: dict[int, float] = {}
@@ -44,13 +53,20 @@ class CoordinatorLoop:
         self._last: dict[str, Any] = {}
         now = time.monotonic()
         self._core = core.Coordinator(
-            spec.parsed_fabric(), time.time_ns(), self._timeouts, spec.min_servers, now
+            spec.parsed_fabric(), time.time_ns(), self._timeouts, spec.min_servers, now, spec.absent
         )
 
     def say(self, event: core.Event) -> None:
         """Bring an event (a death that a launcher noticed, an interrupt) from any thread."""
+        self._soon(lambda: self._handle(event))
+
+    def join(self, server: int, life: int, contact: Contact) -> None:
+        """A server was started to join, and is found there; from any thread."""
+        self._soon(lambda: self._meet(server, life, contact))
+
+    def _soon(self, action: Callable[[], None]) -> None:
         with self._lock:
-            self._events.append(event)
+            self._events.append(action)
         self._poller.wake()
 
     def run(self) -> None:
@@ -85,6 +101,9 @@ class CoordinatorLoop:
             "detect_s": view.detect_s if view else 0.0,
             "step": max(self._core.steps.values(), default=0),
             "suspicions": self._core.suspicions,
+            "learners": list(view.learners) if view else [],
+            "lives": dict(self._lives),
+            "asked": list(self._asked),
             "abort": abort.text if abort else "",
         }
 
@@ -98,10 +117,25 @@ class CoordinatorLoop:
         with self._lock:
             events, self._events = self._events, []
         for event in events:
-            self._handle(event)
+            event()
 
     def _handle(self, event: core.Event) -> None:
         self._execute(self._core.handle(event, time.monotonic()))
+        for life in self._core.view.joined if self._core.view else ():
+            self._meet(life.server, life.number, Contact.decode(life.contact))
+
+    def _meet(self, server: int, life: int, contact: Contact) -> None:
+        """Call a server in its newest life, and no more in an older one."""
+        if life <= self._lives.get(server, 0) or self._finished is not None:
+            return
+        self._lives[server], self._contacts[server] = life, contact
+        self._failing_since.pop(server, None)
+        self._gone.discard(server)
+        channel = self._channels.pop(server, None)
+        if channel is not None:
+            channel.close()
+        if channel is not None or server not in self._dialling:
+            self._dial(server)
 
     def _execute(self, instructions: Iterable[core.Instruction]) -> None:
         for instruction in instructions:
@@ -116,7 +150,8 @@ class CoordinatorLoop:
 
     def _dial(self, server: int) -> None:
         self._dialling.add(server)
-        host, port = self._contacts[server].control
+        contact = self._contacts[server]
+        host, port = contact.control
         control.dial(
             host,
             port,
@@ -124,27 +159,35 @@ class CoordinatorLoop:
             job=self._spec.job,
             server=control.COORDINATOR,
             poller=self._poller,
-            on_open=lambda channel: self._opened(server, channel),
-            on_fail=lambda end: self._failed(server, end),
+            on_open=lambda channel: self._opened(server, contact, channel),
+            on_fail=lambda end: self._failed(server, contact, end),
             timeout_s=self._timeouts.answer_s,
         )
 
-    def _opened(self, server: int, channel: control.Channel) -> None:
+    def _opened(self, server: int, contact: Contact, channel: control.Channel) -> None:
+        if contact != self._contacts[server]:
+            channel.close()
+            self._dial(server)  # that was an earlier life
+            return
         self._failing_since.pop(server, None)
         self._gone.discard(server)
         self._dialling.discard(server)
         self._channels[server] = channel
         channel.on_message = lambda data: self._received(server, channel, data)
-        channel.on_close = lambda end: self._closed(server)
+        channel.on_close = lambda end: self._closed(server, channel)
         self._handle(core.Connected(server))
 
-    def _closed(self, server: int) -> None:
+    def _closed(self, server: int, channel: control.Channel) -> None:
         """The connection broke; whether the server is dead shows when it is dialled again."""
-        self._channels.pop(server, None)
-        self._dial(server)
+        if self._channels.get(server) is channel:
+            del self._channels[server]
+            self._dial(server)
 
-    def _failed(self, server: int, end: control.End) -> None:
+    def _failed(self, server: int, contact: Contact, end: control.End) -> None:
         """A refused dial is proof of death; who cannot be reached is dialled on, to be told some day."""
+        if contact != self._contacts[server]:
+            self._dial(server)  # that was an earlier life
+            return
         since = self._failing_since.setdefault(server, time.monotonic())
         dead = end.kind == "refused"
         if dead or time.monotonic() - since > self._timeouts.connect_s:
@@ -164,9 +207,14 @@ class CoordinatorLoop:
             message = msg.decode(data)
         except msg.MessageError:
             channel.close()
-            self._closed(server)
+            self._closed(server, channel)
             return
         if isinstance(message, msg.Inject):
-            os.kill(os.getpid(), signal.SIGKILL)  # the one fault that a coordinator can suffer
-        if isinstance(message, msg.ToCoordinator):
+            self._suffer(Fault.parse(message.fault, at_once=True))
+        elif isinstance(message, msg.ToCoordinator):
             self._handle(core.From(server, message))
+
+    def _suffer(self, fault: Fault) -> None:
+        if fault.kind == "coordinator":
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._asked.append(str(fault))  # a join: the launcher reads it, for it can start servers

@@ -31,6 +31,10 @@ class EmulatedFleet:
         """See Fleet."""
         self._processes.start(train)
 
+    def join(self, server: int) -> None:
+        """See Fleet."""
+        self._processes.join(server)
+
     def wait(self, timeout_s: float) -> list[FleetEvent]:
         """See Fleet."""
         return self._processes.wait(timeout_s)

@@ -46,6 +46,13 @@ class Fleet(Protocol):
         """Start every server and the coordinator; `train` is the pickled training function."""
         ...
 
+    def join(self, server: int) -> None:
+        """Start a server that is gone, or was never there: it joins. What is left of it before is ended.
+
+        Raises StartError if it does not come up.
+        """
+        ...
+
     def wait(self, timeout_s: float) -> list[FleetEvent]:
         """What happened, waiting for it up to `timeout_s`. Restarts the coordinator if it died."""
         ...

@@ -19,7 +19,8 @@ from bml.protocol import messages as msg
 from bml.protocol.frame import Header, Kind
 from bml.transport.interface import Transport
 from bml.transport.poller import Poller
-from faults import AtOnce, AtTime, Fault, FaultPlan, Moment, due
+from faults import AtOnce, AtPhase, AtStep, AtTime, Fault, FaultPlan, Moment, due
+from faults.notation import TRANSFER
 from faults.plan import touches
 from topology import Fabric
 
@@ -34,6 +35,8 @@ _DEEDS = {
     "exception": "raises in its training function",
     "gil": "holds its interpreter's lock in a call of C",
     "coordinator": "has the coordinator killed",
+    "leave": "leaves before its next step",
+    "join": "has it started, to join",
     "cut": "silences the NIC and notices it",
     "blackhole": "silences the NIC",
     "switch": "silences the NIC",
@@ -81,6 +84,8 @@ class Hands:
     """Raise in the training function."""
     feel: Callable[[ev.Event], None]
     """Bring an event to the core."""
+    leave: Callable[[str], None]
+    """Ask this server to go."""
     strike: Callable[[Fault], None] | None = None
     """Have it done to real cables, and wait for it; None where there are none."""
 
@@ -92,7 +97,7 @@ class Injection:
         self._server = server
         self._fabric = fabric
         self._hands = hands
-        self._pending = plan.for_server(server, fabric) + plan.for_coordinator
+        self._pending = plan.for_server(server, fabric) + plan.for_anybody
         self._started_s: float | None = None
         self._results_of = 0
 
@@ -106,10 +111,17 @@ class Injection:
         """What is still to come."""
         return self._pending
 
-    def start(self, now: float) -> None:
-        """The first view is in force: times of the plan count from here."""
-        if self._started_s is None:
-            self._started_s = now
+    def start(self, now: float, joined_after: int | None) -> None:
+        """A view is in force: times of the plan count from the first.
+
+        `joined_after`: this server joined after that step, None: it was there from the beginning. What was to
+        strike before is over.
+        """
+        if self._started_s is not None:
+            return
+        self._started_s = now
+        if joined_after is not None:
+            self._pending = tuple(fault for fault in self._pending if _comes(fault, joined_after))
 
     def saw(self, header: Header) -> None:
         """A frame arrived or is sent: results of a step mean that its broadcast is under way."""
@@ -138,6 +150,10 @@ class Injection:
         """
         self._poll(core, Moment(step, 1.0, "complete", self._since_s(now)))
 
+    def before_state(self, core: Core, now: float) -> None:
+        """Suffer what is due when a joiner's state is about to leave."""
+        self._poll(core, Moment(core.step, 0.0, TRANSFER, self._since_s(now)))
+
     def _since_s(self, now: float) -> float | None:
         return None if self._started_s is None else now - self._started_s
 
@@ -153,7 +169,7 @@ class Injection:
         """
         fault = Fault.parse(text, at_once=True)
         FaultPlan((fault,)).validate(self._fabric)
-        concerned = touches(fault, self._server, self._fabric) or fault.target is None
+        concerned = touches(fault, self._server, self._fabric) or fault.by_anybody
         if not concerned or not self._acts(fault, core):
             return ""
         if isinstance(fault.trigger, AtTime) and self._started_s is not None:
@@ -171,10 +187,10 @@ class Injection:
 
     def _acts(self, fault: Fault, core: Core) -> bool:
         """Whether it is this server that acts, of those that a fault concerns."""
-        if fault.level is None and fault.target is not None:
+        if fault.level is None and not fault.by_anybody:
             return True
-        members = core.view.members if core.view is not None else self._fabric.servers
-        if fault.target is None:
+        members = core.view.contributors if core.view is not None else self._fabric.servers
+        if fault.by_anybody:
             return self._server == members[0]
         if self._hands.strike is None:
             return True  # each silences its own NIC
@@ -195,8 +211,10 @@ class Injection:
                 self._hands.throw(InjectedError(f"injected by {fault}"))
             case "gil":
                 _hold_the_gil(fault.duration_s or 0.0)
-            case "coordinator":
+            case "coordinator" | "join":
                 self._hands.tell(msg.Inject(str(fault)))
+            case "leave":
+                self._hands.leave(f"asked to by {fault}")
             case _ if self._hands.strike is not None:
                 self._hands.strike(fault)
             case _:
@@ -225,6 +243,18 @@ class Injection:
         half_s = fault.period_s / 2
         poller.after(half_s, lambda: transport.unsilence(level))
         poller.after(2 * half_s, lambda: self._flap(fault, until_s))
+
+
+def _comes(fault: Fault, step: int) -> bool:
+    match fault.trigger:
+        case AtStep(at):
+            return at > step
+        case AtPhase(phase):
+            return phase != "start"
+        case AtTime():
+            return False  # it counts from a time that a joiner has not seen
+        case AtOnce():
+            return True
 
 
 def _freeze(duration_s: float | None) -> None:

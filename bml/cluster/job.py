@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from bml.protocol.timeouts import DEFAULT_DETECT_S, Timeouts
 from bml.schedule import plan
 from bml.transport.choice import check_transport
 from faults import FaultPlan
 from faults.notation import KINDS
-from topology import Fabric, parse
+from topology import Fabric, ServerFailure, parse
 from topology.errors import UsageError
 
 Endpoint = tuple[str, int]
@@ -24,6 +26,7 @@ class JobSpec:
 
     `min_servers`: fewer survivors stop the job; None: a view must keep more than half of the one before.
     `transport`: "tcp", "verbs" (RDMA), or "verbs,tcp", which is tcp where there is no RDMA.
+    `absent` servers are not started; they may join later. `rejoin`: a server that is lost is started again.
     `emulated`: name of the emulated fabric on which it runs; None: on this machine's own network.
     """
 
@@ -35,6 +38,8 @@ class JobSpec:
     min_servers: int | None = None
     emulated: str | None = None
     transport: str = "tcp"
+    absent: tuple[int, ...] = ()
+    rejoin: bool = False
     job: str = field(default_factory=lambda: f"bml-{secrets.token_hex(6)}")
     token: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
@@ -45,8 +50,24 @@ class JobSpec:
         check_possible(self.fault_plan(), self.emulated is not None)
         self.timeouts()
         check_transport(self.transport)
+        self._check_absent(fabric)
         if self.min_servers is not None and not 1 <= self.min_servers <= fabric.n_servers:
             raise UsageError(f"min_servers is {self.min_servers}, {fabric} has {fabric.n_servers} servers")
+
+    def _check_absent(self, fabric: Fabric) -> None:
+        strangers = sorted(set(self.absent) - set(fabric.servers))
+        if strangers or len(set(self.absent)) == fabric.n_servers:
+            raise UsageError(
+                f"servers {self.absent} cannot be absent: {fabric} has {fabric.servers}, one must run"
+            )
+        without = fabric.without(*(ServerFailure(server) for server in self.absent))
+        if not without.is_connected:
+            raise UsageError(f"without servers {self.absent} the others cannot reach each other")
+
+    @property
+    def servers(self) -> tuple[int, ...]:
+        """The servers with which the job begins."""
+        return tuple(server for server in self.parsed_fabric().servers if server not in self.absent)
 
     def parsed_fabric(self) -> Fabric:
         """The healthy fabric."""
@@ -69,6 +90,15 @@ class Contact:
     control: Endpoint
     nics: tuple[Endpoint, ...]
     transport: str = "tcp"
+
+    def encode(self) -> str:
+        """As JSON, for those who meet it later (messages.Life)."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def decode(cls, text: str) -> Contact:
+        """Read what `encode` made."""
+        return msgspec.json.decode(text, type=cls)
 
 
 Contacts = Mapping[int, Contact]

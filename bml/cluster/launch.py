@@ -37,6 +37,8 @@ def launch(
     min_servers: int | None = None,
     emulated: bool | str = False,
     transport: str = "tcp",
+    absent: Iterable[int] = (),
+    rejoin: bool = False,
     prints: bool = True,
     on_change: OnChange | None = None,
 ) -> Result:
@@ -48,7 +50,8 @@ def launch(
     `min_servers`: fewer survivors stop the job (default: a view must keep more than half of the one
     before). `emulated`: the servers, as processes, live on the emulated fabric of this name (True: "bml")
     that is up on this machine, and cables really break. `transport` is "tcp", "verbs" (RDMA) or "verbs,tcp"
-    (RDMA where there is any); settings in docs/rdma.md. `prints`: show what the training functions print.
+    (RDMA where there is any); settings in docs/rdma.md. `absent` servers are not started: they may join later
+    (`job.inject("join:4")`). `rejoin`: a server that is lost is started again and joins. `prints`: show what the training functions print.
     `on_change` is called, in another thread, with a snapshot of the job's state when it changes.
 
     Raises UsageError for a job that cannot be; TrainingError when a training function raised (its text
@@ -67,6 +70,8 @@ def launch(
         min_servers=min_servers,
         emulated=emulated,
         transport=transport,
+        absent=absent,
+        rejoin=rejoin,
         prints=prints,
         on_change=on_change,
     ) as job:
@@ -86,6 +91,8 @@ def start(
     min_servers: int | None = None,
     emulated: bool | str = False,
     transport: str = "tcp",
+    absent: Iterable[int] = (),
+    rejoin: bool = False,
     prints: bool = True,
     on_change: OnChange | None = None,
 ) -> Job:
@@ -108,6 +115,8 @@ def start(
         min_servers=min_servers,
         emulated=DEFAULT_NAME if emulated is True else emulated or None,
         transport=transport,
+        absent=tuple(absent),
+        rejoin=rejoin,
     )
     job = Job(_fleet(spec, launcher, address, prints), spec, launcher, on_change)
     job.begin(_pickled(train))

@@ -81,21 +81,41 @@ class ProcessFleet:
         self._coordinator: _Child | None = None
         self._coordinators = 0
         self._contacts: dict[int, Contact] = {}
+        self._lives: dict[int, int] = {}
+        self._train = b""
 
     def start(self, train: bytes) -> None:
         """See Fleet."""
-        fabric = self._spec.parsed_fabric()
+        self._train = train
         self._nursery = Nursery(self._prints)
-        for server in fabric.servers:
+        for server in self._spec.servers:
             self._servers[server] = self._spawn()
         for server, child in self._servers.items():
-            child.send("server", self._place(server), self._spec, server)
+            child.send("server", self._place(server), self._spec, server, None)
         deadline = time.monotonic() + self._spec.start_s
         for server, child in self._servers.items():
             self._contacts[server] = _receive(child, server, deadline)
         for child in self._servers.values():
             child.send(self._contacts, train)
         self._start_coordinator()
+
+    def join(self, server: int) -> None:
+        """See Fleet."""
+        if server in self._servers:
+            self._lost(server)
+        life = self._lives[server] = time.time_ns()
+        child = self._spawn()
+        child.send("server", self._place(server), self._spec, server, life)
+        try:
+            contact = self._contacts[server] = _receive(child, server, time.monotonic() + self._spec.start_s)
+        except StartError:
+            child.end()
+            raise
+        child.send(dict(self._contacts), self._train)
+        with self._answered:
+            self._servers[server] = child
+        if self._coordinator is not None:
+            self._coordinator.send("join", server, life, contact)
 
     def wait(self, timeout_s: float) -> list[FleetEvent]:
         """See Fleet."""
@@ -146,12 +166,7 @@ class ProcessFleet:
         try:
             what, *rest = cloudpickle.loads(child.connection.recv_bytes())
         except (EOFError, OSError):
-            child.end()
-            self._forget(server)
-            why = _cause(child.returncode())
-            if self._coordinator is not None:
-                self._coordinator.send(server, why)
-            return Died(server, why)
+            return Died(server, self._lost(server))
         match what:
             case "answer":
                 self._take_answer(server, child, *rest)
@@ -164,6 +179,16 @@ class ProcessFleet:
                 self._forget(server)
                 return Reported(rest[0])
         return None
+
+    def _lost(self, server: int) -> str:
+        """End what is left of a process, and tell the coordinator; returns how it ended."""
+        child = self._servers[server]
+        child.end()
+        self._forget(server)
+        why = _cause(child.returncode())
+        if self._coordinator is not None:
+            self._coordinator.send("gone", server, why)
+        return why
 
     def _take_answer(self, server: int, child: _Child, number: int, answer: dict[str, Any]) -> None:
         child.unanswered = 0
@@ -194,7 +219,7 @@ class ProcessFleet:
         if self._coordinators > _MOST_COORDINATORS:
             raise StartError(f"the coordinator died {_MOST_COORDINATORS} times; see its errors above")
         self._coordinator = self._spawn()
-        self._coordinator.send("coordinator", self._place(None), self._spec, self._contacts)
+        self._coordinator.send("coordinator", self._place(None), self._spec, self._contacts, self._lives)
 
     def _on_loopback(self, server: int | None) -> Place:
         levels = self._spec.parsed_fabric().levels

@@ -38,10 +38,10 @@ _LOOPBACK = "127.0.0.1"
 class ServerActor:
     """A server of the fabric, as a Ray actor."""
 
-    def __init__(self, spec: JobSpec, server: int, one_machine: bool):
+    def __init__(self, spec: JobSpec, server: int, one_machine: bool, life: int | None = None):
         levels = spec.parsed_fabric().levels
         host = _LOOPBACK if one_machine else get_node_ip_address()
-        self._server = Server(spec, server, nic_addresses(server, levels, host), host)
+        self._server = Server(spec, server, nic_addresses(server, levels, host), host, life=life)
 
     def contact(self) -> tuple[Contact, int]:
         """Where this server can be reached, and its process id."""
@@ -66,12 +66,16 @@ class CoordinatorActor:
     """The coordinator, as a named Ray actor. Restarted by Ray, it starts from its arguments alone."""
 
     def __init__(self, spec: JobSpec, contacts: Contacts):
-        self._loop = CoordinatorLoop(spec, contacts, lambda now: None)
+        self._loop = CoordinatorLoop(spec, contacts, {}, lambda now: None)
         threading.Thread(target=self._loop.run, name="bml-coordinator", daemon=True).start()
 
     def snapshot(self) -> dict[str, Any]:
         """Where the job stands."""
         return self._loop.snapshot()
+
+    def join(self, server: int, life: int, contact: Contact) -> None:
+        """A server was started to join."""
+        self._loop.join(server, life, contact)
 
     def gone(self, server: int, why: str) -> None:
         """Ray says that this server's actor is dead."""
@@ -101,6 +105,10 @@ class RayFleet:
         self._spec = spec
         self._prints = prints
         self._folder: str | None = None
+        self._train = b""
+        self._one_machine = True
+        self._contacts: dict[int, Contact] = {}
+        self._lives: dict[int, int] = {}
         self._actors: dict[int, Any] = {}
         self._pids: dict[int, int] = {}
         self._runs: dict[Any, int] = {}
@@ -124,20 +132,13 @@ class RayFleet:
 
     def start(self, train: bytes) -> None:
         """See Fleet."""
-        servers = self._spec.parsed_fabric().servers
-        # SPREAD puts them on as many machines as there are; they may share one, so they reserve no CPU.
-        # Two calls at a time: the training function, and whoever asks how it is going.
-        options = {
-            "num_cpus": 0,
-            "max_restarts": 0,
-            "max_concurrency": 2,
-            "scheduling_strategy": "SPREAD",
-        }
-        actor = ray.remote(ServerActor).options(**options)
-        one_machine = self._own_cluster or _is_loopback_cluster()
-        for server in servers:
-            self._actors[server] = actor.remote(self._spec, server, one_machine)
-        contacts = self._gather_contacts()
+        self._train = train
+        self._one_machine = self._own_cluster or _is_loopback_cluster()
+        for server in self._spec.servers:
+            self._actors[server] = self._actor(server)
+        deadline = time.monotonic() + self._spec.start_s
+        for server in self._actors:
+            self._contacts[server] = self._contact(server, deadline)
         self._coordinator = (
             ray.remote(CoordinatorActor)
             .options(
@@ -147,10 +148,41 @@ class RayFleet:
                 max_restarts=-1,
                 max_task_retries=-1,
             )
-            .remote(self._spec, contacts)
+            .remote(self._spec, self._contacts)
         )
         for server, handle in self._actors.items():
-            self._runs[handle.run.remote(contacts, train)] = server
+            self._runs[handle.run.remote(self._contacts, train)] = server
+
+    def _actor(self, server: int, life: int | None = None) -> Any:
+        # SPREAD puts them on as many machines as there are; they may share one, so they reserve no CPU.
+        # Two calls at a time: the training function, and whoever asks how it is going.
+        options = {
+            "num_cpus": 0,
+            "max_restarts": 0,
+            "max_concurrency": 2,
+            "scheduling_strategy": "SPREAD",
+        }
+        return ray.remote(ServerActor).options(**options).remote(self._spec, server, self._one_machine, life)
+
+    def join(self, server: int) -> None:
+        """See Fleet."""
+        if server in self._actors:
+            self._end(server)
+        life = time.time_ns()
+        self._actors[server] = self._actor(server, life)
+        self._contacts[server] = self._contact(server, time.monotonic() + self._spec.start_s)
+        self._lives[server] = life
+        self._runs[self._actors[server].run.remote(self._contacts, self._train)] = server
+        self._coordinator.join.remote(server, life, self._contacts[server])
+
+    def _end(self, server: int) -> None:
+        """End what is left of a server; a frozen one cannot hear Ray."""
+        with suppress(RayError):
+            ray.kill(self._actors.pop(server))
+        if self._own_cluster:
+            with suppress(ProcessLookupError, KeyError):
+                os.kill(self._pids.pop(server), signal.SIGKILL)
+        self._runs = {ref: of for ref, of in self._runs.items() if of != server}
 
     def wait(self, timeout_s: float) -> list[FleetEvent]:
         """See Fleet."""
@@ -200,7 +232,11 @@ class RayFleet:
     def _snapshot_event(self) -> FleetEvent | None:
         ref, self._snapshot, self._snapshot_at = self._snapshot, None, time.monotonic()
         try:
-            return Changed(ray.get(ref))
+            snapshot = ray.get(ref)
+            for server, life in self._lives.items():
+                if snapshot["lives"].get(server) != life:  # a restarted coordinator does not know
+                    self._coordinator.join.remote(server, life, self._contacts[server])
+            return Changed(snapshot)
         except ActorDiedError as error:
             raise StartError(f"the coordinator cannot be started: {error}") from None
         except RayError:
@@ -215,19 +251,18 @@ class RayFleet:
             self._coordinator.gone.remote(server, why)
             return Died(server, why)
 
-    def _gather_contacts(self) -> dict[int, Contact]:
-        contacts: dict[int, Contact] = {}
-        deadline = time.monotonic() + self._spec.start_s
-        for server, handle in self._actors.items():
-            try:
-                found = ray.get(handle.contact.remote(), timeout=max(0.1, deadline - time.monotonic()))
-            except GetTimeoutError:
-                resources = ray.cluster_resources()
-                raise StartError(f"Ray did not start server {server} in time; it has {resources}") from None
-            except RayActorError as error:
-                raise StartError(f"server {server} died at start-up: {error}") from None
-            contacts[server], self._pids[server] = found
-        return contacts
+    def _contact(self, server: int, deadline: float) -> Contact:
+        handle = self._actors[server]
+        try:
+            found = ray.get(handle.contact.remote(), timeout=max(0.1, deadline - time.monotonic()))
+        except GetTimeoutError:
+            resources = ray.cluster_resources()
+            raise StartError(f"Ray did not start server {server} in time; it has {resources}") from None
+        except RayActorError as error:
+            raise StartError(f"server {server} died at start-up: {error}") from None
+        contact: Contact
+        contact, self._pids[server] = found
+        return contact
 
     # --- a Ray of our own ------------------------------------------------------------------------
 

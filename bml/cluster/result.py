@@ -40,7 +40,8 @@ class Result:
     def report(self) -> dict[str, Any]:
         """All that is known, ready for JSON; views and samples are the lowest survivor's."""
         survivors = self._by("done") or self._by("stopped")
-        first = survivors[min(survivors)] if survivors else None
+        # Of several that were there all the time the lowest; one that joined knows less.
+        first = max(survivors.values(), key=lambda report: len(report.views), default=None)
         return {
             "fabric": self.spec.fabric,
             "algorithm": self.spec.algorithm,

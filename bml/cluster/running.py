@@ -11,8 +11,9 @@ from bml.cluster.fleet import Changed, Died, Fleet, Reported
 from bml.cluster.job import JobSpec, ServerReport, check_possible
 from bml.cluster.jobsocket import JobSocket
 from bml.cluster.result import Result
-from bml.errors import FabricError, UsageError
+from bml.errors import FabricError, StartError, UsageError
 from faults import Fault, FaultPlan
+from topology import ServerFailure
 
 OnChange = Callable[[dict[str, Any]], None]
 
@@ -44,6 +45,8 @@ class Job:
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=f"follow-{spec.job}", daemon=True)
         self._socket: JobSocket | None = None
+        self._wanted: list[int] = []
+        self._asked = 0
 
     @property
     def name(self) -> str:
@@ -177,27 +180,64 @@ class Job:
         """Until every server has reported or is dead, or the grace after the first end is over."""
         give_up_at: dict[int, float] = {}
         result = self._result
-        missing = set(self.spec.parsed_fabric().servers)
+        missing = set(self.spec.servers)
         while missing and not self._ending.is_set():
             for event in self._fleet.wait(_POLL_S):
                 match event:
-                    case Reported(report) if report.kind == "Evicted":
+                    case Reported(report) if report.kind in ("Evicted", "Left"):
                         result.dead[report.server] = report.error
+                        if report.kind == "Evicted":
+                            self._lost(report.server)
                     case Reported(report):
                         result.reports[report.server] = report
                         give_up_at = give_up_at or _patience(missing, report)
                     case Died(server, why):
                         result.dead[server] = why
+                        self._lost(server)
                     case Changed(snapshot):
                         self._snapshot = snapshot
+                        self._read_asked(snapshot)
                         if snapshot["epoch"]:
                             self._begun.set()
                         if self._on_change is not None:
                             self._on_change(snapshot)
+            self._join(missing)
             missing -= result.reports.keys() | result.dead.keys()
             for server in [each for each in missing if time.monotonic() > give_up_at.get(each, float("inf"))]:
                 result.dead[server] = "did not end after the others had; it was killed"
                 missing.discard(server)
+
+    # --- servers that come -----------------------------------------------------------------------
+
+    def _lost(self, server: int) -> None:
+        """A server is gone: it is started again if that is wanted, unless the others have ended."""
+        if self.spec.rejoin and not self._result.reports:
+            self._wanted.append(server)
+
+    def _read_asked(self, snapshot: dict[str, Any]) -> None:
+        """Note the joins that the coordinator was asked for, each once; a successor begins anew."""
+        asked = snapshot["asked"]
+        if len(asked) < self._asked:
+            self._asked = 0
+        for text in asked[self._asked :]:
+            target = Fault.parse(text, at_once=True).target
+            assert isinstance(target, ServerFailure)
+            self._wanted.append(target.server)
+        self._asked = len(asked)
+
+    def _join(self, missing: set[int]) -> None:
+        """Start the servers that are wanted, those that are gone."""
+        wanted, self._wanted = self._wanted, []
+        for server in wanted:
+            here = server in self._snapshot.get("members", ()) and server not in self._result.dead
+            if here or self._result.reports:
+                continue
+            self._result.dead.pop(server, None)
+            try:
+                self._fleet.join(server)
+                missing.add(server)
+            except StartError as error:
+                self._result.dead[server] = str(error)
 
 
 def _patience(servers: set[int], first: ServerReport) -> dict[int, float]:

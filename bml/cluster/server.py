@@ -19,14 +19,17 @@ import numpy.typing as npt
 
 from bml.cluster.carrier import CarrierWatch
 from bml.cluster.fleet import Request
+from bml.cluster.handover import Handover
 from bml.cluster.injection import Hands, Injection
 from bml.cluster.job import Contact, Contacts, JobSpec
 from bml.cluster.rates import Rates
 from bml.protocol import events as ev
 from bml.protocol import messages as msg
-from bml.protocol.engine import Place, Reduce, Send
+from bml.protocol.call import Call, neutral
+from bml.protocol.engine import Buffer, Place, Reduce, Send
 from bml.protocol.frame import Header, Kind
 from bml.protocol.server import ServerCore
+from bml.protocol.transfer import Rope
 from bml.protocol.workspace import Array, Workspace
 from bml.schedule import AnyProgram, plan
 from bml.schedule.packed import prepare
@@ -52,7 +55,8 @@ _MOST_PREPARED = 64
 class Server:
     """One server of a job on this machine. `contact` is known at once; `start` needs everybody's.
 
-    `nics` are this server's own addresses, one per level. `strike` does a fault to real cables and returns
+    `nics` are this server's own addresses, one per level. `life` numbers those of a server that joins a running
+    job, None: it is one of those with which the job begins. `strike` does a fault to real cables and returns
     when it is done; None where there are none.
     """
 
@@ -63,6 +67,7 @@ class Server:
         nics: Sequence[str],
         control_host: str = "127.0.0.1",
         strike: Callable[[Fault], None] | None = None,
+        life: int | None = None,
     ):
         self.server = server
         self.fabric = spec.parsed_fabric()
@@ -71,9 +76,6 @@ class Server:
         self._prepared = few and spec.algorithm in ("auto", "packed") and prepare(self.fabric) > 0
         self._spec = spec
         self._poller = Poller(on_wake=self._take_requests)
-        self._core = ServerCore(
-            server, self.fabric, self._program, spec.timeouts(), _SLICE_NBYTES, time.monotonic()
-        )
         self._transport, self._transport_name, self._memory = open_transport(
             spec.transport,
             server,
@@ -95,9 +97,14 @@ class Server:
         self.contact = Contact(
             server, self._listener.endpoint, self._transport.endpoints, self._transport_name
         )
-        self._contacts: Contacts = {}
+        joins = None if life is None else msg.Life(server, life, self.contact.encode())
+        self._core = ServerCore(
+            server, self.fabric, self._program, spec.timeouts(), _SLICE_NBYTES, time.monotonic(), joins
+        )
+        self._contacts: dict[int, Contact] = {}
+        self._handover = Handover(life is not None)
         self._channel: control.Channel | None = None
-        hands = Hands(self._transport, self._poller, self._tell, self._throw, self._feel, strike)
+        hands = Hands(self._transport, self._poller, self._tell, self._throw, self._feel, self.leave, strike)
         self._injection = Injection(server, spec.fault_plan(), self.fabric, hands)
         self._carrier = CarrierWatch(server, nics, self._poller, self._carrier_changed)
         self._rates = Rates(self.fabric.levels, time.monotonic())
@@ -124,7 +131,7 @@ class Server:
         others = {server: contact.transport for server, contact in contacts.items()}
         if set(others.values()) != {self._transport_name}:
             raise FabricError(f"servers fell back to different transports: {others}; ask for tcp everywhere")
-        self._contacts = contacts
+        self._contacts = dict(contacts)
         self._thread.start()
 
     def wait_for_view(self) -> msg.View:
@@ -147,13 +154,29 @@ class Server:
 
     @property
     def servers(self) -> tuple[int, ...]:
-        """All servers of the job's fabric, lost ones too."""
-        return self.fabric.servers
+        """The servers with which the job began, lost ones too."""
+        return self._spec.servers
 
-    @property
-    def step(self) -> int:
-        """Number of the next step, or the one that is being synchronised; the first is 1."""
-        return self._core.step
+    def joined(self) -> memoryview | None:
+        """The training state, if this server joined a running job; waits until it is here.
+
+        Raises the error that ended the job before, FabricError if the state was damaged on its way.
+        """
+        return self._handover.take()
+
+    def boundary(self, state: Callable[[], Rope]) -> None:
+        """Between two steps: joiners are given `state()`, if there are any.
+
+        Raises the error that ends the job here if this server was asked to leave.
+        """
+        if self._handover.leaves:
+            self._request(ev.Go(self._handover.leaves))
+            self._answer()
+        if self._handover.first_boundary():
+            self._request(ev.Gives())
+        given = self._handover.give(self._core.giving, state)
+        if given is not None:
+            self._request(given)
 
     def sync(self, epoch: int, contribution: Array, op: str, text: str, signature: int) -> Outcome:
         """Bring this server's contribution to the next step, prepared for view `epoch`.
@@ -168,20 +191,36 @@ class Server:
         if self._thrown:
             raise self._thrown
         self._contribution = (contribution, op)
-        step = self._core.step
-        submit = ev.Submit(step, epoch, contribution.size, contribution.itemsize, signature, text)
-        self._requests.append(submit)
+        call = Call(op, contribution.dtype.str, contribution.size, text)
+        self._request(ev.Submit(self._handover.step, epoch, call, signature))
+        reply = self._answer()
+        self._syncing = False
+        if isinstance(reply, Committed):
+            self._handover.step = reply.step + 1
+        return reply
+
+    def _request(self, event: ev.Event) -> None:
+        self._requests.append(event)
         self._poller.wake()
+
+    def _answer(self) -> Outcome:
         reply = self._replies.get()
         if isinstance(reply, Exception):
             raise reply
-        self._syncing = False
         return reply
+
+    def leave(self, why: str) -> None:
+        """Ask this server to go: its training function stops before the next step, and no work is lost."""
+        self._handover.leaves = why
+
+    @property
+    def leaves(self) -> bool:
+        """Whether it was asked to go."""
+        return bool(self._handover.leaves)
 
     def end(self, outcome: str, error: str = "") -> None:
         """Say that the training function ended, then serve the others until all are done."""
-        self._requests.append(ev.Ended(outcome, error))
-        self._poller.wake()
+        self._request(ev.Ended(outcome, error))
         self._left.wait()
         self._thread.join()
 
@@ -346,7 +385,11 @@ class Server:
             if header.kind == Kind.TOKEN:
                 self._injection.before_token(header.step, self._core, time.monotonic())
         payload = None
-        if place is not None:
+        if place is not None and place.buffer == Buffer.STATE:
+            payload = self._handover.outgoing(place, header.nbytes)
+            if self._injection.armed:
+                self._injection.before_state(self._core, time.monotonic())
+        elif place is not None:
             assert self._workspace is not None
             payload = self._workspace.view(place, header.stop - header.start)
         self._transport.send(peer, level, header, payload, priority)
@@ -355,21 +398,38 @@ class Server:
         match instruction:
             case ev.SendText(peer, level, header, text):
                 self._transport.send(peer, level, header, memoryview(text), _TEXT_PRIORITY)
-            case ev.Open(_, scratch_elements):
-                assert self._contribution is not None
-                vector, op = self._contribution
+            case ev.Open(_, scratch_elements, follows):
+                if follows is None:
+                    assert self._contribution is not None
+                    vector, op = self._contribution
+                else:
+                    vector, op = neutral(follows), follows.op
                 self._workspace = Workspace(vector, scratch_elements, op, self._memory.empty)
             case ev.Commit(step, epoch, contributors):
                 assert self._workspace is not None
                 self.commit_at_s.append(time.monotonic())
                 self._replies.put(Committed(step, epoch, contributors, self._workspace.result))
                 self._workspace = None
+            case ev.Keep(step, epoch, contributors):
+                assert self._workspace is not None
+                self._handover.keep(Committed(step, epoch, contributors, self._workspace.result))
+                self._workspace = None
+            case ev.Replay(step):
+                self.commit_at_s.append(time.monotonic())
+                self._replies.put(self._handover.kept(step))
+            case ev.Expect(nbytes):
+                self._handover.expect(nbytes)
+            case ev.StateHere(step, digests):
+                self._handover.here(step, digests)
             case ev.Retry(step, epoch):
                 self._replies.put(Retried(step, epoch))
             case ev.Stop(error):
                 self._stop(error)
-            case ev.Installed():
-                self._injection.start(time.monotonic())
+            case ev.Installed(view):
+                for life in view.joined:
+                    self._contacts[life.server] = Contact.decode(life.contact)
+                joins = view.life(self.server) is not None
+                self._injection.start(time.monotonic(), view.commit if joins else None)
                 self._in_force.set()
             case ev.Links(wanted):
                 self._transport.set_peers(
@@ -393,6 +453,7 @@ class Server:
     def _stop(self, error: BmlError) -> None:
         self._error = error
         self._replies.put(error)
+        self._handover.fail(error)
         self._in_force.set()
         self._leave_if_over()
 
@@ -407,6 +468,8 @@ class Server:
         """See bml.transport.interface.Handler."""
         verdict = self._core.admit(peer, header)
         if isinstance(verdict, Place):
+            if verdict.buffer == Buffer.STATE:
+                return self._handover.incoming(verdict, header.nbytes)
             assert self._workspace is not None
             return self._workspace.view(verdict, header.stop - header.start)
         if verdict is ev.Verdict.TOKEN:
@@ -420,7 +483,7 @@ class Server:
         """See bml.transport.interface.Handler."""
         now = time.monotonic()
         text = ""
-        if header.kind == Kind.DESCRIBE:
+        if header.kind in (Kind.DESCRIBE, Kind.HEAD):
             text = self._texts.pop((peer, level)).decode(errors="replace")
         if self._injection.armed:
             self._injection.saw(header)

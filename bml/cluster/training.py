@@ -38,7 +38,7 @@ def run_training(server: Server, contacts: Contacts, train: Train) -> ServerRepo
         outcome=outcome,
         value=value,
         error=said if outcome == "failed" else str(server.error or ""),
-        kind=type(error if outcome == "failed" else server.error).__name__,
+        kind="Left" if server.leaves else type(error if outcome == "failed" else server.error).__name__,
         traceback=trace,
         digest=session.digest() if session else "",
         samples=session.samples() if session else None,

@@ -3,14 +3,16 @@
 The launcher holds the other end of its socket. What it sends is pickled, as it is our own parent;
 nothing else is ever unpickled. When the launcher is gone, so is this process.
 
-    launcher to server     place and specification; contacts and the training function; then
+    launcher to server     place, specification, which life; contacts and the training function; then
                            ("ask", number, request) and ("struck", fault)
+    launcher to coordinator  ("gone", server, why) and ("join", server, life, contact)
     server to launcher     its contact; then ("answer", number, answer), ("strike", fault), ("report", report)
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from multiprocessing.connection import Connection
 from typing import Any
@@ -71,27 +73,39 @@ class _Launcher:
             os._exit(1)
 
 
-def _serve(connection: Connection[Any, Any], place: Place, spec: JobSpec, number: int) -> None:
+def _serve(
+    connection: Connection[Any, Any], place: Place, spec: JobSpec, number: int, life: int | None
+) -> None:
     launcher = _Launcher(connection, spec.timeouts().detect_s / 2)
     strike = None if spec.emulated is None else launcher.strike
-    server = Server(spec, number, place.nics, place.control_host, strike)
+    server = Server(spec, number, place.nics, place.control_host, strike, life)
+    signal.signal(signal.SIGTERM, lambda *_: _preempted(server))
     connection.send_bytes(cloudpickle.dumps(server.contact))
     contacts, train = cloudpickle.loads(connection.recv_bytes())
     threading.Thread(target=launcher.listen, args=(server,), name="bml-launcher", daemon=True).start()
     launcher.say("report", run_training(server, contacts, cloudpickle.loads(train)))
 
 
-def _coordinate(connection: Connection[Any, Any], spec: JobSpec, contacts: Any) -> None:
-    loop = CoordinatorLoop(spec, contacts, lambda now: connection.send_bytes(cloudpickle.dumps(now)))
+def _preempted(server: Server) -> None:
+    """The notice of a machine that is about to be taken away; the next one ends the process."""
+    server.leave("it got SIGTERM, the notice that its machine is taken away")
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _coordinate(connection: Connection[Any, Any], spec: JobSpec, contacts: Any, lives: Any) -> None:
+    loop = CoordinatorLoop(spec, contacts, lives, lambda now: connection.send_bytes(cloudpickle.dumps(now)))
     threading.Thread(target=_listen, args=(connection, loop), daemon=True).start()
     loop.run()
 
 
 def _listen(connection: Connection[Any, Any], loop: CoordinatorLoop) -> None:
-    """Pass on what the launcher noticed: (server, why) of a dead process."""
+    """Pass on what the launcher says: a process is dead, or was started to join."""
     try:
         while True:
-            server, why = cloudpickle.loads(connection.recv_bytes())
-            loop.say(core.Gone(server, why))
+            what, *rest = cloudpickle.loads(connection.recv_bytes())
+            if what == "gone":
+                loop.say(core.Gone(*rest))
+            else:
+                loop.join(*rest)
     except (EOFError, OSError):
         os._exit(1)

@@ -26,6 +26,7 @@ class Learner:
         self.follows = False
         self.has_state = False
         self._calls: dict[int, tuple[Call, int]] = {}
+        self._kept: dict[int, tuple[str, int]] = {}
         self._incoming = Incoming()
 
     def install(self, view: View) -> None:
@@ -44,6 +45,15 @@ class Learner:
             del self._calls[past]
         called = self._calls.get(step) if self.follows else None
         return None if called is None else Submit(step, epoch, *called)
+
+    def keeps(self, submit: Submit) -> None:
+        """A followed step is committed; the user will come to it."""
+        self._kept[submit.step] = (submit.call.text, submit.signature)
+
+    def differs(self, submit: Submit) -> str | None:
+        """What the others called in a step that the user has come to now, if it is not the same."""
+        text, signature = self._kept.pop(submit.step, ("something else", None))
+        return None if signature == submit.signature else text
 
     def admits(self, header: Header) -> bool:
         """Whether this piece of state is wanted. Raises FrameError if no such piece can be."""
@@ -69,5 +79,3 @@ class Learner:
             return []
         self.has_state = True
         return [StateHere(self._incoming.step, self._incoming.digests)]
-
-

@@ -45,7 +45,7 @@ class Roster:
 
     def promoted(self, view: View | None) -> frozenset[int]:
         """The learners of this view that can contribute after it."""
-        return self._caught_up.intersection(view.learners) if view else frozenset()
+        return frozenset(self._caught_up.intersection(view.learners) if view else ())
 
     def settle(self, view: View) -> None:
         """A view is in force: who is in it waits no more, and who still learns must say so again."""

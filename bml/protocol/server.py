@@ -125,7 +125,7 @@ class ServerCore:
         self._program: AnyProgram | None = None
         self._phases = barrier_phases(fabric, server)
         self._step: _Step | None = None
-        self._waiting: int | None = None
+        self._waiting: Submit | None = None
         self._proven_epoch = 0
         self._conflict: BmlError | None = None
         self._error: BmlError | None = None
@@ -324,15 +324,28 @@ class ServerCore:
         if self._error:
             return [Stop(self._error)]
         if event.step <= self.committed and self._learner is not None:
-            return [Replay(event.step)]
+            return self._replay(event, self._learner)
         if event.step != self.step:
             raise InvariantError(f"server {self.server}: step {event.step} submitted, {self.step} is next")
         if self._member.frozen or self.follows:
-            self._waiting = event.step
+            self._waiting = event
             return self._caught_up()
         if event.epoch != self.epoch:
             return [Retry(event.step, self.epoch)]
         return self._begin(event, now, follows=False)
+
+    def _replay(self, event: Submit, learner: Learner) -> list[Instruction]:
+        """Give the user the result of a step that was committed before he came to it."""
+        theirs = learner.differs(event)
+        if theirs is None:
+            return [Replay(event.step)]
+        return self._stop(
+            StepMismatch(
+                f"step {event.step}: the others called {theirs}, but server {self.server}, which joined, called "
+                f"{event.call.text}; a joiner starts where its first session.batches or session.steps begins, "
+                "so every call of a step must be made in such a loop"
+            )
+        )
 
     def _follow(self, now: float) -> list[Instruction]:
         """A learner takes part in the next step once it knows what is called in it."""
@@ -402,9 +415,11 @@ class ServerCore:
             self.views[-1] = replace(last, recover_s=now - last.frozen_at_s)
         commit = Keep if step.follows else Commit
         done: list[Instruction] = [commit(self.committed, step.epoch, step.contributors)]
-        if self._waiting == self.committed:
-            self._waiting = None
-            done.append(Replay(self.committed))
+        if step.follows:
+            assert self._learner is not None
+            self._learner.keeps(step.submit)
+            waiting, self._waiting = self._waiting, None
+            done += self._replay(waiting, self._learner) if waiting else []
         if now - self._progress_at >= _PROGRESS_EVERY_S:
             self._progress_at = now
             done.append(Tell(msg.Progress(self.server, self.committed)))
@@ -430,7 +445,9 @@ class ServerCore:
         for gift, head in zip(event.giving.gifts, event.heads, strict=True):
             text = head.encode()
             done.append(
-                SendText(gift.peer, gift.level, self._state(Kind.HEAD, event.step, gift.peer, 0, len(text)), text)
+                SendText(
+                    gift.peer, gift.level, self._state(Kind.HEAD, event.step, gift.peer, 0, len(text)), text
+                )
             )
             for start, stop in gift.part.pieces(head.nbytes):
                 header = self._state(Kind.STATE, event.step, gift.peer, start, stop)
@@ -589,11 +606,11 @@ class ServerCore:
         else:
             self._step = None
             if not step.follows:
-                self._waiting = step.submit.step
+                self._waiting = step.submit
         if self.follows:
             return [*done, *self._caught_up()]
         waiting, self._waiting = self._waiting, None
-        return done if waiting is None else [*done, Retry(waiting, view.epoch)]
+        return done if waiting is None else [*done, Retry(waiting.step, view.epoch)]
 
 
 __all__ = ["Leave", "Planner", "ServerCore", "ViewRecord"]

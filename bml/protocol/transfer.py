@@ -10,12 +10,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from bml.protocol.frame import FrameError, Header
 from bml.protocol.messages import View
 from topology import Fabric
 from topology.errors import FabricError
+
+
+class Rope(Protocol):
+    """Bytes that need not lie in one piece; a memoryview is one."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, span: slice, /) -> bytes | memoryview: ...
 
 
 class Part(NamedTuple):
@@ -30,7 +38,7 @@ class Part(NamedTuple):
         for start in range(self.number * self.piece_nbytes, nbytes, self.parts * self.piece_nbytes):
             yield start, min(start + self.piece_nbytes, nbytes)
 
-    def digest(self, state: memoryview) -> str:
+    def digest(self, state: Rope) -> str:
         """The hash of this part of the whole state."""
         total = hashlib.blake2b(digest_size=16)
         for start, stop in self.pieces(len(state)):
@@ -151,7 +159,7 @@ class Incoming:
         self._missing.discard(header.start)
 
 
-def cut(state: memoryview, gifts: Iterable[Gift]) -> tuple[tuple[Head, ...], bytearray]:
+def cut(state: Rope, gifts: Iterable[Gift]) -> tuple[tuple[Head, ...], bytearray]:
     """What a donor sends of the whole state: the heads of its gifts, and all their pieces one after another."""
     kept = bytearray()
     heads = []

@@ -119,7 +119,7 @@ class Machine:
         self._kept: Array | None = None
         # Not the members of the first view: servers may install different ones first.
         self._base: tuple[int, ...] = world.first
-        self._params: Array = np.zeros(world.n_elements)
+        self._params = np.zeros(world.n_elements)
         self._keeps: dict[int, _Kept] = {}
         self._gift = bytearray()  # what a donor sends, or a learner receives
         self._given = 0
@@ -275,7 +275,9 @@ class Machine:
         if place is not None and place.buffer == Buffer.STATE:
             payload = bytes(self._gift[place.offset : place.offset + header.nbytes])
             world = self._world
-            world.point("piece", f"server {self.server} sends {header.start}:{header.stop} of the state", peer)
+            world.point(
+                "piece", f"server {self.server} sends {header.start}:{header.stop} of the state", peer
+            )
         elif place is not None:
             assert self._workspace is not None
             payload = bytes(self._workspace.view(place, header.stop - header.start))
@@ -367,7 +369,7 @@ class Machine:
         batch = self._batches.batch(step - 1)
         right = samples(len(batch.indices), world.n_elements, step).sum(axis=0)
         world.promises.committed(self.server, step, view, self.core.view, result, right)
-        self._params += result
+        self._params = self._params + result.astype(np.float64)
         world.promises.state(self.server, step, self._params)
         world.history.commit_at_s.setdefault(step, []).append(world.network.now)
         used = used_indices(assignment(batch.indices, self._base, contributors), recomputed=True)

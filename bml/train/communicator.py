@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy.typing as npt
 
 from bml.protocol.messages import View
+from bml.protocol.transfer import Rope
 from bml.protocol.workspace import Array
 
 
@@ -39,17 +41,23 @@ class Communicator(Protocol):
 
     @property
     def servers(self) -> tuple[int, ...]:
-        """All servers of the job's fabric, lost ones too."""
+        """The servers with which the job began, lost ones too."""
+        ...
+
+    def joined(self) -> memoryview | None:
+        """The training state, if this server joined a running job; waits until it is here."""
+        ...
+
+    def boundary(self, state: Callable[[], Rope]) -> None:
+        """Between two steps: joiners are given `state()`, which is not changed meanwhile.
+
+        Raises the error that ends the job here if this server was asked to leave.
+        """
         ...
 
     @property
     def view(self) -> View:
         """The view in force."""
-        ...
-
-    @property
-    def step(self) -> int:
-        """Number of the next step; the first is 1."""
         ...
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Array:

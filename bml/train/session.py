@@ -7,14 +7,16 @@
             g = gradient(w, batch.indices)
             w -= lr * batch.allreduce(g, recompute=lambda indices: gradient(w, indices))
 
-Every server must make the same calls in the same order, as with any collective library.
+Every server must make the same calls in the same order, as with any collective library. A server that joins
+later runs the same function: its first training loop (`batches` or `steps`) begins with the state and at the
+step at which the others are.
 """
 
 from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,7 @@ from bml.protocol.workspace import OPS, Array
 from bml.train.batches import BatchPlan, GlobalBatch, Indices, assignment, shares, used_indices
 from bml.train.communicator import Committed, Communicator
 from bml.train.ledger import Ledger, LedgerSummary
+from bml.train.snapshot import leaves, restore, snapshot
 from topology.errors import UsageError
 
 Arrays = npt.ArrayLike | Sequence[Array]
@@ -43,6 +46,8 @@ class Session:
         self._contributors = communicator.servers
         self._state: dict[str, Any] = {}
         self._ledger: Ledger | None = None
+        self._loops = 0
+        self._begins_at: tuple[int, int] | None = None
 
     @property
     def server(self) -> int:
@@ -72,7 +77,7 @@ class Session:
         """Name what makes up the training state: `params` (its digest proves that all agree), and more.
 
         Values are arrays, or lists or dicts of arrays, which the training function goes on changing in
-        place.
+        place. A server that joins gets the others' values in its own arrays of the same names.
         """
         self._state.update(arrays)
 
@@ -99,14 +104,54 @@ class Session:
         be ended with its `allreduce` before the next is drawn.
         """
         batches = BatchPlan(n_samples, global_batch, epochs, seed)
-        self._ledger = ledger = Ledger(n_samples)
-        for whole in batches:
-            batch = Batch(self, whole, ledger)
+        self._ledger = Ledger(n_samples)
+        for index in self._loop(len(batches)):
+            batch = Batch(self, batches.batch(index), self._ledger)
             yield batch
             if not batch.committed:
                 raise UsageError(
-                    f"batch {whole.batch_no} of epoch {whole.epoch_no} was not ended: call batch.allreduce"
+                    f"batch {batch.batch_no} of epoch {batch.epoch_no} was not ended: call batch.allreduce"
                 )
+
+    def steps(self, n_steps: int) -> Iterator[int]:
+        """Count 0 .. n_steps-1, for a training loop that draws its data itself.
+
+        Between two steps the state is whole: a server that joins begins there, so its count starts later.
+        """
+        yield from self._loop(n_steps)
+
+    def _loop(self, length: int) -> Iterator[int]:
+        loop, index = self._loops, 0
+        self._loops += 1
+        while True:
+            index = self._boundary(loop, index, length)
+            if index >= length:
+                return
+            yield index
+            index += 1
+
+    def _boundary(self, loop: int, index: int, length: int) -> int:
+        """Between two steps of a loop: give the state, or take it; returns the step that comes next."""
+        taken = self._communicator.joined() if loop == 0 and index == 0 else None
+        if taken is not None:
+            self._take(taken)
+        if self._begins_at is not None:
+            first_loop, first = self._begins_at
+            if loop < first_loop:
+                return length
+            self._begins_at, index = None, first
+        ledger = self._ledger
+        self._communicator.boundary(
+            lambda: snapshot(self._state, loop, index, self._contributors, ledger.dump() if ledger else None)
+        )
+        return index
+
+    def _take(self, state: memoryview) -> None:
+        manifest = restore(state, self._state)
+        self._contributors = manifest.contributors
+        self._begins_at = (manifest.loop, manifest.index)
+        if manifest.ledger is not None:
+            self._ledger = Ledger.load(manifest.ledger)
 
     def samples(self) -> LedgerSummary | None:
         """Which samples went into committed steps, by epoch; None before `batches`."""
@@ -115,7 +160,7 @@ class Session:
     def digest(self) -> str:
         """Sha256 of the parameters (`state(params=...)`, or of the whole state if none is called so)."""
         sha = hashlib.sha256()
-        for array in _leaves(self._state.get("params", self._state)):
+        for array in leaves(self._state.get("params", self._state)):
             sha.update(np.ascontiguousarray(array).tobytes())
         return sha.hexdigest()
 
@@ -149,7 +194,7 @@ class Batch:
         # Every server has the same contributors of the last step, so all split the batch alike, even
         # while one of them already knows of a new view.
         self._base = session.contributors
-        self.indices: Indices = shares(whole.indices, self._base)[session.server]
+        self.indices: Indices = shares(whole.indices, self._base).get(session.server, whole.indices[:0])
 
     def allreduce(self, gradient: Arrays, recompute: Recompute | None = None) -> Any:
         """The mean over the global batch of what `gradient` sums over `indices`; the step of training.
@@ -163,10 +208,11 @@ class Batch:
         call = "batch.allreduce" if recompute is None else "batch.allreduce with recompute"
 
         def prepare(view: View) -> Array:
-            extra = assignment(self._whole.indices, self._base, view.members)[self._session.server].extra
-            if recompute is None or not len(extra):
+            assigned = assignment(self._whole.indices, self._base, view.contributors)
+            mine = assigned.get(self._session.server)
+            if recompute is None or mine is None or not len(mine.extra):
                 return flat
-            more, more_shapes, more_dtype = _flatten(recompute(extra))
+            more, more_shapes, more_dtype = _flatten(recompute(mine.extra))
             if more_shapes != shapes or more_dtype != dtype:
                 raise UsageError(
                     f"recompute returned {more_dtype} {more_shapes}, the gradient is {dtype} {shapes}"
@@ -214,14 +260,3 @@ def _unflatten(vector: Array, shapes: list[tuple[int, ...]], many: bool) -> Any:
         return vector.reshape(shapes[0])
     stops = np.cumsum([int(np.prod(shape)) for shape in shapes])
     return [part.reshape(shape) for part, shape in zip(np.split(vector, stops[:-1]), shapes, strict=True)]
-
-
-def _leaves(value: Any) -> Iterator[Array]:
-    if isinstance(value, Mapping):
-        for key in sorted(value):
-            yield from _leaves(value[key])
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _leaves(each)
-    elif value is not None:
-        yield np.asarray(value)

@@ -149,9 +149,7 @@ def lose_the_end(patch: Patch) -> None:
 
 def lose_a_slice_of_the_state(patch: Patch) -> None:
     """A joiner starts when every donor has said what it sends, and does not look whether all of it came."""
-    patch.setattr(
-        Incoming, "complete", property(lambda state: 0 < state._parts == len(state._digests))
-    )
+    patch.setattr(Incoming, "complete", property(lambda state: 0 < state._parts == len(state._digests)))
     patch.setattr(machine, "verify", lambda state, digests: None)
 
 

@@ -1,0 +1,94 @@
+"""The memory of joining: the state that a server gives or gets, and the results that a learner keeps.
+
+The loop's thread and the training thread meet here: the one fills, the other takes.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+
+import numpy as np
+
+from bml.protocol import events as ev
+from bml.protocol.engine import Place
+from bml.protocol.transfer import Giving, Part, Rope, cut, verify
+from bml.train.communicator import Committed
+from topology.errors import BmlError
+
+_Here = tuple[int, memoryview, dict[Part, str]]
+
+
+class Handover:
+    """One server's; `joins`: it is one that gets the state. `step` is the one that the user brings next."""
+
+    def __init__(self, joins: bool):
+        self.step = 1
+        self.leaves = ""
+        """Why the training function is to stop before the next step; empty: it is not."""
+        self._joins = joins
+        self._bounded = False
+        self._given_epoch = 0
+        self._outgoing = memoryview(b"")
+        self._incoming = memoryview(b"")
+        self._here: queue.SimpleQueue[_Here | BmlError] = queue.SimpleQueue()
+        self._kept: dict[int, Committed] = {}
+
+    # --- the training thread ---------------------------------------------------------------------
+
+    def take(self) -> memoryview | None:
+        """Wait for the state; None for a server that needs none. Raises the error that came instead."""
+        if not self._joins:
+            return None
+        here = self._here.get()
+        if isinstance(here, BmlError):
+            raise here
+        step, state, digests = here
+        verify(state, digests)
+        self.step = step + 1
+        return state
+
+    def first_boundary(self) -> bool:
+        """Whether the training function has come to a boundary for the first time."""
+        first, self._bounded = not self._bounded, True
+        return first
+
+    def give(self, giving: Giving | None, state: Callable[[], Rope]) -> ev.Give | None:
+        """Copy what joiners are to get from here, once a view."""
+        if giving is None or giving.epoch == self._given_epoch:
+            return None
+        self._given_epoch = giving.epoch
+        heads, pieces = cut(state(), giving.gifts)
+        self._outgoing = memoryview(pieces)
+        return ev.Give(giving, self.step - 1, heads)
+
+    # --- the loop's thread -----------------------------------------------------------------------
+
+    def outgoing(self, place: Place, nbytes: int) -> memoryview:
+        """The bytes of a piece that leaves."""
+        return self._outgoing[place.offset : place.offset + nbytes]
+
+    def expect(self, nbytes: int) -> None:
+        """Make room for a state."""
+        self._incoming = memoryview(np.empty(nbytes, np.uint8).data)
+
+    def incoming(self, place: Place, nbytes: int) -> memoryview:
+        """Where a piece that arrives belongs."""
+        return self._incoming[place.offset : place.offset + nbytes]
+
+    def here(self, step: int, digests: dict[Part, str]) -> None:
+        """The state after `step` is complete: results up to it are in it."""
+        self._kept = {kept: result for kept, result in self._kept.items() if kept > step}
+        self._here.put((step, self._incoming, digests))
+
+    def keep(self, result: Committed) -> None:
+        """Keep a result until the training thread comes to its step."""
+        self._kept[result.step] = result
+
+    def kept(self, step: int) -> Committed:
+        """Give it out."""
+        return self._kept.pop(step)
+
+    def fail(self, error: BmlError) -> None:
+        """The job is over before the state was here."""
+        self._here.put(error)
