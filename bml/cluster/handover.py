@@ -26,7 +26,7 @@ class Handover:
         self.step = 1
         self.leaves = ""
         """Why the training function is to stop before the next step; empty: it is not."""
-        self._joins = joins
+        self.joins = joins
         self._bounded = False
         self._given_epoch = 0
         self._outgoing = memoryview(b"")
@@ -38,7 +38,7 @@ class Handover:
 
     def take(self) -> memoryview | None:
         """Wait for the state; None for a server that needs none. Raises the error that came instead."""
-        if not self._joins:
+        if not self.joins:
             return None
         here = self._here.get()
         if isinstance(here, BmlError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -68,6 +68,10 @@ class JobSpec:
     def servers(self) -> tuple[int, ...]:
         """The servers with which the job begins."""
         return tuple(server for server in self.parsed_fabric().servers if server not in self.absent)
+
+    def for_joiner(self, again: bool) -> JobSpec:
+        """What a server is told that joins; one that does so `again` is spared the faults of the plan."""
+        return replace(self, faults=()) if again else self
 
     def parsed_fabric(self) -> Fabric:
         """The healthy fabric."""

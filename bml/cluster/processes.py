@@ -103,9 +103,10 @@ class ProcessFleet:
         """See Fleet."""
         if server in self._servers:
             self._lost(server)
+        spec = self._spec.for_joiner(again=server in self._lives)
         life = self._lives[server] = time.time_ns()
         child = self._spawn()
-        child.send("server", self._place(server), self._spec, server, life)
+        child.send("server", self._place(server), spec, server, life)
         try:
             contact = self._contacts[server] = _receive(child, server, time.monotonic() + self._spec.start_s)
         except StartError:

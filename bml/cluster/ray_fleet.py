@@ -162,7 +162,8 @@ class RayFleet:
             "max_concurrency": 2,
             "scheduling_strategy": "SPREAD",
         }
-        return ray.remote(ServerActor).options(**options).remote(self._spec, server, self._one_machine, life)
+        spec = self._spec if life is None else self._spec.for_joiner(again=server in self._lives)
+        return ray.remote(ServerActor).options(**options).remote(spec, server, self._one_machine, life)
 
     def join(self, server: int) -> None:
         """See Fleet."""

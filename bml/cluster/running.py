@@ -25,6 +25,10 @@ _POLL_S = 0.2
 _ANSWER_S = 1.0
 
 
+#: Reports of servers that the others do without: evicted, gone on notice, or failed before they were in.
+_OUT = ("Evicted", "Left", "NotJoined")
+
+
 class Job:
     """A running job; what `bml.start` returns.
 
@@ -184,7 +188,7 @@ class Job:
         while missing and not self._ending.is_set():
             for event in self._fleet.wait(_POLL_S):
                 match event:
-                    case Reported(report) if report.kind in ("Evicted", "Left"):
+                    case Reported(report) if report.kind in _OUT:
                         result.dead[report.server] = report.error
                         if report.kind == "Evicted":
                             self._lost(report.server)

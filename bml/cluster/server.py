@@ -214,6 +214,13 @@ class Server:
         self._handover.leaves = why
 
     @property
+    def contributes(self) -> bool:
+        """Whether it is no joiner, or one that is in."""
+        view = self._core.view
+        joins = self._handover.joins
+        return not joins or (view is not None and self.server in view.contributors)
+
+    @property
     def leaves(self) -> bool:
         """Whether it was asked to go."""
         return bool(self._handover.leaves)

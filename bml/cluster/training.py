@@ -38,13 +38,22 @@ def run_training(server: Server, contacts: Contacts, train: Train) -> ServerRepo
         outcome=outcome,
         value=value,
         error=said if outcome == "failed" else str(server.error or ""),
-        kind="Left" if server.leaves else type(error if outcome == "failed" else server.error).__name__,
+        kind=_kind(server, error if outcome == "failed" else server.error),
         traceback=trace,
         digest=session.digest() if session else "",
         samples=session.samples() if session else None,
         views=server.view_records(),
         metrics=_metrics(server),
     )
+
+
+def _kind(server: Server, error: BaseException | None) -> str:
+    """The error's class, or how the server came to be out without harm to the others."""
+    if server.leaves:
+        return "Left"
+    if error is not None and not server.contributes:
+        return "NotJoined"
+    return type(error).__name__
 
 
 def _outcome(server: Server, error: BaseException | None) -> str:

@@ -534,6 +534,9 @@ class Coordinator:
             return self._abort("training", error, server)
         if outcome == "failed" and server in self.members:  # a learner is the loss of nobody
             return self._leaves(server, error, now)
+        if server in self._newcomers and self.state in ("freezing", "proposing"):
+            self._roster.drop(server)
+            return self._change(now)
         return self._check_done()
 
     def _check_done(self) -> list[Instruction]:

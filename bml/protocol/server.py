@@ -526,6 +526,8 @@ class ServerCore:
                 return [Tell(self._member.propose(message))]
             case msg.Install(_, epoch):
                 return self._install(now) if self._may_install(epoch) else []
+            case msg.Evict() if self._learner is not None and self.view is None:
+                return []  # it was never in: it waits on, to be let in by another view
             case msg.Evict(_, epoch, reason):
                 return self._stop(Evicted(f"server {self.server} is out of view {epoch}: {reason}"))
             case msg.Abort(_, kind, text, server):

@@ -210,10 +210,7 @@ class Dial:
     def _connected(self, events: int) -> None:
         sock = self._sock
         assert sock is not None
-        error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        # With nobody listening on an ephemeral port of our own address, TCP may connect a socket to itself.
-        if not error and sock.getsockname() == sock.getpeername():
-            error = errno.ECONNREFUSED
+        error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) or _self_connected(sock)
         if error:
             self._fail_by(error)
             return
@@ -241,3 +238,11 @@ class Dial:
 
     def _where(self) -> str:
         return f"connecting to {self._endpoint[0]}:{self._endpoint[1]}"
+
+
+def _self_connected(sock: socket.socket) -> int:
+    """With nobody listening on an ephemeral port of our own address, TCP may connect a socket to itself."""
+    try:
+        return errno.ECONNREFUSED if sock.getsockname() == sock.getpeername() else 0
+    except OSError as error:  # the peer is gone again already
+        return error.errno or errno.ECONNRESET

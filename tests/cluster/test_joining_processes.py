@@ -1,0 +1,147 @@
+"""Servers that come, go and come again in real jobs: the same bits, every sample once, the survivors go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import jobs
+import numpy as np
+import pytest
+
+import bml
+from bml.errors import UsageError
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
+
+EPOCHS = 40
+STEPS = 200
+EVERYBODY = list(range(9))
+
+
+def train(session: bml.Session) -> dict[str, Any]:
+    """Long enough that a process can start meanwhile."""
+    w = session.empty(jobs.LENGTH)
+    w[:] = 0
+    session.state(params=w)
+    contributors = []
+
+    def again(indices: Any) -> Any:
+        time.sleep(0.004)
+        return jobs.sample_rows(indices, w)
+
+    for batch in session.batches(jobs.N_SAMPLES, global_batch=jobs.GLOBAL_BATCH, epochs=EPOCHS, seed=3):
+        w -= np.float32(0.1) * batch.allreduce(again(batch.indices), recompute=again)
+        contributors.append(session.contributors)
+    return {"params": w, "contributors": contributors}
+
+
+def check(result: bml.Result, joined: tuple[int, ...]) -> None:
+    report = result.report
+    print("views:", *((v["epoch"], v["commit"], v["reason"]) for v in report["views"]), report["dead"])
+    assert len(set(report["digests"].values())) == 1, "they hold different bits"
+    assert report["samples"]["complete"], "a sample was used never, or twice"
+    assert len({str(r.samples) for r in result.reports.values()}) == 1, "their ledgers differ"
+    np.testing.assert_allclose(result.value["params"], jobs.reference(EPOCHS), rtol=1e-4, atol=1e-5)
+    for server in joined:
+        seen = result.values[server]["contributors"]
+        assert 0 < len(seen) < STEPS, "it was there from the beginning, or never"
+        assert server in seen[-1], "it never contributed"
+        others = result.values[min(set(result.values) - set(joined))]["contributors"]
+        assert seen == others[-len(seen) :]
+
+
+def test_a_killed_server_joins_again_and_contributes() -> None:
+    result = jobs.launch(train, faults=["kill:4@step=20", "join:4@step=30"])
+    check(result, (4,))
+    assert sorted(result.values) == EVERYBODY
+    _, died, came, learnt = result.report["views"]
+    assert died["failures"] == ["server:4"]
+    assert (came["failures"], came["reason"]) == ([], "server 4 joins")
+    assert learnt["reason"] == "server 4 has caught up"
+    assert came["commit"] > died["commit"]
+
+
+def test_the_lowest_server_leaves_on_notice_and_comes_again() -> None:
+    result = jobs.launch(train, "bcube:2x2", faults=["leave:0@step=20", "join:0@step=30"])
+    check(result, (0,))
+    gone = result.report["views"][1]
+    assert gone["commit"] == 20, "it finished its step, and brought nothing to the next"
+    assert "it leaves" in gone["reason"]
+
+
+def test_a_job_grows_by_a_server_that_was_absent() -> None:
+    result = jobs.launch(train, "bcube:2x2", absent=[3], faults=["join:3@step=20"])
+    check(result, (3,))
+    assert result.report["views"][0]["failures"] == ["server:3"]
+
+
+def test_lost_servers_are_started_again_if_asked_for() -> None:
+    result = jobs.launch(train, "bcube:2x2", rejoin=True, faults=["kill:1@step=20", "exit:2@step=100"])
+    check(result, (1, 2))
+    assert result.dead == {}
+
+
+def test_a_joiner_is_killed_while_the_state_comes_and_a_donor_too() -> None:
+    result = jobs.launch(
+        train,
+        faults=["kill:4@step=20", "join:4@step=30", "kill:4@phase=transfer", "kill:1@phase=transfer"],
+        rejoin=True,
+    )
+    check(result, (1, 4))
+    assert sorted(result.values) == EVERYBODY
+
+
+def test_the_coordinator_dies_while_a_server_joins() -> None:
+    faults = ["kill:4@step=20", "join:4@step=30", "coordinator@phase=transfer"]
+    result = jobs.launch(train, faults=faults)
+    check(result, (4,))
+
+
+def test_sigterm_is_the_notice_of_preemption() -> None:
+    with bml.start(train, fabric="bcube:2x2", launcher="processes") as job:
+        process = job.status()["servers"][2]["process"]
+        os.kill(process, signal.SIGTERM)
+        result = job.wait(60)
+    check(result, ())
+    assert sorted(result.values) == [0, 1, 3]
+    assert "it leaves: it got SIGTERM" in result.dead[2]
+    assert all("silent" not in view["reason"] for view in result.report["views"])
+
+
+def test_servers_come_and_go_by_hand() -> None:
+    with bml.start(train, fabric="bcube:2x2", launcher="processes") as job:
+        job.inject("leave:3")
+        job.inject("join:3,step=60")
+        result = job.wait(60)
+    check(result, (3,))
+
+
+def other_shape(session: bml.Session) -> float:
+    late = session.view.epoch > 1
+    w = session.empty(7 if late else 5)
+    w[:] = 0
+    session.state(params=w)
+    for _ in session.steps(150):
+        time.sleep(0.004)
+        w += session.allreduce(np.ones(5, np.float32))[0]
+    return float(w[0])
+
+
+def test_a_joiner_with_another_state_is_told_and_the_others_go_on() -> None:
+    result = jobs.launch(other_shape, "bcube:2x2", faults=["kill:1@step=20", "join:1@step=30"])
+    assert sorted(result.values) == [0, 2, 3]
+    assert len(set(result.values.values())) == 1
+
+
+@pytest.mark.parametrize("absent", [[4], [0, 1, 2, 3]])
+def test_who_cannot_be_absent(absent: list[int]) -> None:
+    with pytest.raises(UsageError, match="cannot be absent"):
+        jobs.launch(train, "bcube:2x2", absent=absent)
+
+
+def test_nobody_is_absent_who_holds_the_others_together() -> None:
+    with pytest.raises(UsageError, match="cannot reach each other"):
+        jobs.launch(train, "bcube:2x2", absent=[1, 2])

@@ -1,0 +1,143 @@
+"""The training state on its way to a joiner: every byte once, none lost, none damaged, whoever sends it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bml.protocol.frame import FrameError, Header, Kind
+from bml.protocol.messages import Life, View
+from bml.protocol.transfer import Gift, Head, Incoming, Part, cut, giving, verify
+from topology import parse
+from topology.errors import FabricError
+
+ME, STEP = 9, 12
+
+
+def piece(start: int, stop: int, step: int = STEP) -> Header:
+    return Header(Kind.STATE, 3, step, 0, ME, 0, start, stop, stop - start)
+
+
+def head_frame(step: int = STEP, origin: int = 0) -> Header:
+    return Header(Kind.HEAD, 3, step, origin, ME, 0, 0, 10, 10)
+
+
+def donated(state: bytes, parts: int, piece_nbytes: int) -> tuple[list[Head], list[tuple[Header, bytes]]]:
+    heads, frames = [], []
+    for number in range(parts):
+        part = Part(number, parts, piece_nbytes)
+        (head,), kept = cut(memoryview(state), [Gift(ME, 0, part)])
+        heads.append(Head.decode(head.encode().decode()))
+        at = 0
+        for start, stop in part.pieces(len(state)):
+            frames.append((piece(start, stop), bytes(kept[at : at + stop - start])))
+            at += stop - start
+        assert at == len(kept)
+    return heads, frames
+
+
+@given(
+    st.integers(0, 500),
+    st.integers(1, 7),
+    st.sampled_from([1, 3, 64, 1000]),
+    st.randoms(use_true_random=False),
+)
+def test_all_parts_together_are_the_state(nbytes: int, parts: int, size: int, chance: random.Random) -> None:
+    state = chance.randbytes(nbytes)
+    heads, frames = donated(state, parts, size)
+    assert sum(len(data) for _, data in frames) == nbytes
+    incoming = Incoming()
+    assert [incoming.head(head_frame(), head) for head in heads] == [True] + [False] * (parts - 1)
+    buffer = bytearray(incoming.nbytes)
+    chance.shuffle(frames)
+    for header, data in frames:
+        assert not incoming.complete
+        incoming.check(header)
+        buffer[header.start : header.stop] = data
+        incoming.arrived(header)
+    assert incoming.complete
+    assert bytes(buffer) == state
+    verify(memoryview(buffer), incoming.digests)
+    if nbytes:
+        buffer[chance.randrange(nbytes)] ^= 1
+        with pytest.raises(FabricError, match="damaged"):
+            verify(memoryview(buffer), incoming.digests)
+
+
+def test_it_is_not_complete_before_every_donor_has_spoken() -> None:
+    heads, frames = donated(b"x" * 100, 3, 10)
+    incoming = Incoming()
+    incoming.head(head_frame(), heads[0])
+    for header, _ in frames:
+        if header.start % 30 == 0:
+            incoming.check(header)
+            incoming.arrived(header)
+    assert not incoming.complete
+
+
+@pytest.mark.parametrize(
+    "header", [piece(0, 20), piece(10, 20, step=STEP + 1), piece(200, 210), piece(5, 15), piece(0, 9)]
+)
+def test_a_piece_that_cannot_be_is_refused(header: Header) -> None:
+    heads, _ = donated(b"x" * 100, 2, 10)
+    incoming = Incoming()
+    incoming.head(head_frame(), heads[0])
+    with pytest.raises(FrameError, match="is missing"):
+        incoming.check(header)
+
+
+def test_a_piece_comes_once() -> None:
+    heads, _ = donated(b"x" * 100, 1, 10)
+    incoming = Incoming()
+    incoming.head(head_frame(), heads[0])
+    incoming.arrived(piece(0, 10))
+    with pytest.raises(FrameError, match="is missing"):
+        incoming.check(piece(0, 10))
+
+
+def test_donors_must_give_the_same_state() -> None:
+    heads, _ = donated(b"x" * 100, 2, 10)
+    others, _ = donated(b"x" * 101, 2, 10)
+    incoming = Incoming()
+    incoming.head(head_frame(), heads[0])
+    with pytest.raises(FrameError, match="101 bytes of state at step 12"):
+        incoming.head(head_frame(origin=1), others[1])
+    with pytest.raises(FrameError, match="at step 13"):
+        incoming.head(head_frame(STEP + 1, origin=1), heads[1])
+    with pytest.raises(FrameError, match="again"):
+        incoming.head(head_frame(origin=1), heads[0])
+
+
+@pytest.mark.parametrize("text", ["", "1 2", "a 0 1 4 abc", "-1 0 1 4 abc", "9 2 2 4 abc", "9 0 1 0 abc"])
+def test_a_head_that_cannot_be_is_refused(text: str) -> None:
+    with pytest.raises(FrameError):
+        Head.decode(text)
+
+
+def test_every_link_of_a_joiner_brings_a_part() -> None:
+    fabric = parse("bcube:3x2")
+    view = View(4, fabric.servers, (), 7, "", 0.0, learners=(4,), joined=(Life(4, 1),))
+    gifts = {server: giving(view, fabric, server, 64) for server in fabric.servers}
+    givers = sorted(server for server, found in gifts.items() if found)
+    assert givers == sorted({*fabric.neighbours(4, 0), *fabric.neighbours(4, 1)})
+    found = [gift for server in givers for gift in gifts[server].gifts]  # type: ignore[union-attr]
+    assert sorted(gift.part.number for gift in found) == [0, 1, 2, 3]
+    assert {gift.part.parts for gift in found} == {4}
+    assert {(gift.peer, gift.part.piece_nbytes) for gift in found} == {(4, 64)}
+
+
+def test_learners_and_lost_links_give_nothing() -> None:
+    fabric = parse("bcube:3x2").without("link:1/1")
+    view = View(4, fabric.servers, ("link:1/1",), 7, "", 0.0, learners=(3, 4))
+    gifts = {server: giving(view, fabric, server, 64) for server in fabric.servers}
+    to_4 = sorted(
+        (server, gift.level)
+        for server, found in gifts.items()
+        if found
+        for gift in found.gifts
+        if gift.peer == 4
+    )
+    assert to_4 == [(5, 0), (7, 1)]

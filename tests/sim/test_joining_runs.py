@@ -1,0 +1,104 @@
+"""Named histories in which servers come, go and come again, on the clock of the simulation."""
+
+from __future__ import annotations
+
+import pytest
+
+from bml.sim import Mishap, Simulation, When
+from topology import parse
+
+STEPS = 40
+
+
+def at(point: str, nth: int = 1, after_s: float = 0.0) -> When:
+    return When(point, nth, after_s)
+
+
+def simulate(fabric: str, *mishaps: Mishap, absent: tuple[int, ...] = (), steps: int = STEPS) -> Simulation:
+    simulation = Simulation(parse(fabric), seed=2, steps=steps, n_elements=17, mishaps=mishaps, absent=absent)
+    simulation.run()
+    return simulation
+
+
+def last(simulation: Simulation, step: int = STEPS) -> tuple[int, ...]:
+    """The contributors of a step."""
+    (found,) = set(simulation.history.commits[step].values())
+    return found
+
+
+def gaps_s(simulation: Simulation) -> list[float]:
+    """Between the first commits of all steps."""
+    commits = [min(times) for _, times in sorted(simulation.history.commit_at_s.items())]
+    return [b - a for a, b in zip(commits, commits[1:], strict=False)]
+
+
+GONE = Mishap("crash", (1,), at("submit", 9))
+BACK = Mishap("join", (1,), at("fault", 1, 0.08))
+
+
+@pytest.mark.parametrize("fabric", ["bcube:2x2", "bcube:3x1", "bcube:3x2", "bcube:2x3"])
+def test_a_server_that_died_contributes_again(fabric: str) -> None:
+    simulation = simulate(fabric, GONE, BACK)
+    assert last(simulation) == parse(fabric).servers
+    assert simulation.machines[1].done
+    assert simulation.machines[1].first_step > 3
+    assert simulation.history.counts["state"] == 1
+
+
+def test_survivors_go_on_while_the_state_moves() -> None:
+    simulation = simulate("bcube:3x2", GONE, BACK)
+    first = simulation.machines[1].first_step
+    assert last(simulation, first) == (0, 2, 3, 4, 5, 6, 7, 8), "a step that the joiner only followed"
+    assert max(gaps_s(simulation)) < 0.1
+
+
+def test_a_server_that_was_absent_grows_the_job() -> None:
+    simulation = simulate("bcube:3x2", Mishap("join", (8,), at("commit", 20)), absent=(8,))
+    assert last(simulation, 1) == (0, 1, 2, 3, 4, 5, 6, 7)
+    assert last(simulation) == parse("bcube:3x2").servers
+
+
+def test_two_servers_join_at_once() -> None:
+    simulation = simulate(
+        "bcube:3x2",
+        Mishap("join", (8,), at("commit", 20)),
+        Mishap("join", (7,), at("commit", 21)),
+        absent=(7, 8),
+    )
+    assert last(simulation) == parse("bcube:3x2").servers
+
+
+def test_a_donor_dies_while_it_gives() -> None:
+    simulation = simulate("bcube:3x2", GONE, BACK, Mishap("crash", (4,), at("piece", 2)))
+    assert last(simulation) == (0, 1, 2, 3, 5, 6, 7, 8)
+    assert simulation.machines[1].done
+
+
+def test_a_joiner_dies_while_it_gets_the_state_and_comes_a_third_time() -> None:
+    again = Mishap("join", (1,), at("fault", 3, 0.08))
+    simulation = simulate("bcube:3x2", GONE, BACK, Mishap("crash", (1,), at("piece", 2)), again)
+    assert last(simulation) == parse("bcube:3x2").servers
+    life = simulation.machines[1].life
+    assert life is not None
+    assert life.number == 2
+
+
+@pytest.mark.parametrize("point", ["Propose", "Install", "piece", "CaughtUp"])
+def test_the_coordinator_dies_while_a_server_joins(point: str) -> None:
+    nth = 1 if point in ("piece", "CaughtUp") else 9 + 8 + 4  # start, death, then the joining view
+    simulation = simulate("bcube:3x2", GONE, BACK, Mishap("coordinator-crash", (), at(point, nth)))
+    assert len(simulation.headquarters.desks) == 2
+    assert last(simulation) == parse("bcube:3x2").servers
+
+
+def test_a_server_that_leaves_costs_no_step_and_nobody_waits_to_find_out() -> None:
+    simulation = simulate("bcube:3x2", Mishap("leave", (4,), at("submit", 30)))
+    assert last(simulation) == (0, 1, 2, 3, 5, 6, 7, 8)
+    assert max(gaps_s(simulation)) < 0.06
+    assert "it leaves" in str(simulation.history.errors[4])
+
+
+def test_a_zombie_that_was_evicted_joins_in_another_life() -> None:
+    frozen = Mishap("freeze", (1,), at("submit", 9), 1.0)
+    simulation = simulate("bcube:3x2", frozen, Mishap("join", (1,), at("fault", 1, 1.02)), steps=200)
+    assert last(simulation, 200) == parse("bcube:3x2").servers
