@@ -405,6 +405,9 @@ class Server:
         match instruction:
             case ev.SendText(peer, level, header, text):
                 self._transport.send(peer, level, header, memoryview(text), _TEXT_PRIORITY)
+            case ev.Open(_, scratch_elements, _, left) if left:
+                assert self._workspace is not None
+                self._workspace = self._workspace.resume(left, scratch_elements)
             case ev.Open(_, scratch_elements, follows):
                 if follows is None:
                     assert self._contribution is not None

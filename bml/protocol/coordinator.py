@@ -38,7 +38,7 @@ from bml.protocol.coordinator_events import (
     Post,
     Tick,
 )
-from bml.protocol.decision import decide, epoch_of, is_open
+from bml.protocol.decision import decide, epoch_of, final_everywhere, is_open
 from bml.protocol.messages import Life, View
 from bml.protocol.roster import Roster, learners_of, lives_of
 from bml.protocol.timeouts import Timeouts
@@ -426,11 +426,14 @@ class Coordinator:
 
     def _propose(self, now: float) -> list[Instruction]:
         """Every survivor has reported: COMMIT or RETRY."""
+        old = [each for each in self._statuses.values() if each.server not in self._newcomers]
+        commit = decide(old)
         self._proposal = View(
             epoch=self._epoch,
             members=self._next_members,
             failures=self._next_failures,
-            commit=decide(each for each in self._statuses.values() if each.server not in self._newcomers),
+            commit=commit,
+            final=final_everywhere(old, commit) if self._contributors_stay() else (),
             reason=self._reason,
             detect_s=self._detect_s,
             failed=self._failed(),
@@ -441,6 +444,11 @@ class Coordinator:
         self.state = "proposing"
         self._answer_by = now + self._timeouts.answer_s
         return [Post(server, msg.Propose(self.term, self._proposal)) for server in self._next_members]
+
+    def _contributors_stay(self) -> bool:
+        """Whether the next view has the same contributors as the newest, and nobody who saw nothing of the step."""
+        next_ones = tuple(server for server in self._next_members if server not in self._next_learners)
+        return self.view is not None and self.view.contributors == next_ones and not self._newcomers
 
     def _accept(self, message: msg.Accepted, now: float) -> list[Instruction]:
         if self.state != "proposing" or message.epoch != self._epoch:

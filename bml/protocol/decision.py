@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import reduce
 
 from bml.protocol import messages as msg
 from bml.protocol.messages import View
+from bml.protocol.spans import Spans, common
 from faults import Suspicion
 from topology import Fabric
+
+
+_MOST_SPANS = 4096
+"""More pieces than that are not worth their message."""
 
 
 def epoch_of(view: View | None) -> int:
@@ -21,6 +27,20 @@ def is_open(fabric: Fabric, suspicion: Suspicion) -> bool:
     if observer not in fabric.servers or not fabric.nic_alive(observer, level):
         return False
     return peer == observer or peer in fabric.neighbours(observer, level)
+
+
+def final_everywhere(statuses: Iterable[msg.Status], commit: int) -> Spans:
+    """The elements of step commit + 1 that are final on all of them, in the newest view that any knows.
+
+    Only a step whose contributors stay may keep them: that is the caller's to know.
+    """
+    known = list(statuses)
+    views = [view for status in known for view in (status.installed, status.accepted) if view is not None]
+    newest = max((view.epoch for view in views), default=0)
+    if any(status.committed != commit or epoch_of(status.installed) != newest for status in known):
+        return ()
+    found = reduce(common, (status.final for status in known))
+    return found if len(found) <= _MOST_SPANS else ()
 
 
 def decide(statuses: Iterable[msg.Status]) -> int:

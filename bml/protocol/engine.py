@@ -105,7 +105,7 @@ Instruction = Send | Reduce
 
 
 class Engine:
-    """The dataflow of one step; see the module's text.
+    """The dataflow of one step; see the module's text. `finals` are the spans that are final, as they became so.
 
     `stamp` marks all its frames, `n_elements` is the length of the vector, `slice_elements` the size at
     which this server cuts what it sends. Servers may cut differently: a receiver counts elements, not slices.
@@ -117,6 +117,7 @@ class Engine:
         self.n_elements = n_elements
         self.remaining = n_elements
         self.handled = 0
+        self.finals: list[tuple[int, int]] = []
         self.expected = 0
         self.scratch_elements = 0
         self._slice = max(1, slice_elements)
@@ -196,11 +197,13 @@ class Engine:
             yield self._send(Kind.UP, part.up, start, stop, place, span.start)
         else:
             self.remaining -= stop - start
+            self.finals.append((start, stop))
             for hop in part.spread:
                 yield self._send(Kind.DOWN, hop, start, stop, place, span.start)
 
     def _spread_result(self, start: int, stop: int) -> Iterator[Instruction]:
         self.remaining -= stop - start
+        self.finals.append((start, stop))
         for a, b, span in self._overlapping(start, stop):
             for hop in span.part.spread:
                 yield self._send(Kind.DOWN, hop, a, b, Place(Buffer.OUT, a), span.start)

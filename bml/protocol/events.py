@@ -12,6 +12,7 @@ from bml.protocol.call import Call
 from bml.protocol.engine import Reduce, Send
 from bml.protocol.frame import Header
 from bml.protocol.messages import ToCoordinator, ToServer, View
+from bml.protocol.spans import Spans
 from bml.protocol.transfer import Giving, Head, Part
 from topology.errors import BmlError
 
@@ -112,12 +113,14 @@ Event = Submit | Gives | Give | Go | Ended | PeerLost | OwnNicLost | Control | T
 class Open:
     """Make the workspace of this step, with so much scratch; frames for it are welcome from now on.
 
-    `follows`: there is no contribution to this call, bring a neutral one.
+    `follows`: there is no contribution to this call, bring a neutral one. `left`: the step is the one of the
+    workspace that there is, of whose results only these elements are missing; the new one has no others.
     """
 
     step: int
     scratch_elements: int
     follows: Call | None = None
+    left: Spans = ()
 
 
 @dataclass(frozen=True)

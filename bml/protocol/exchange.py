@@ -37,6 +37,7 @@ class ExchangeEngine:
         self.n_elements = n_elements
         self.remaining = n_elements
         self.handled = 0
+        self.finals: list[tuple[int, int]] = []
         self.scratch_elements = 0
         self._rounds = program.rounds
         self._slice = max(1, slice_elements)
@@ -71,6 +72,7 @@ class ExchangeEngine:
             else:
                 stop = self._stop(unit)
                 self.remaining -= stop - start
+                self.finals.append((start, stop))
                 yield Reduce(start, stop, (Place(Buffer.IN, start),))
 
     def place(self, kind: Kind, origin: int, dest: int, start: int, stop: int) -> Place:
@@ -98,6 +100,7 @@ class ExchangeEngine:
                 yield from self._send(unit)
             else:
                 self.remaining -= self._stop(unit) - self._starts[unit]
+                self.finals.append((self._starts[unit], self._stop(unit)))
 
     def _reduce(self, unit: int) -> Reduce:
         number, start = self._at[unit], self._starts[unit]

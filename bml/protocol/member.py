@@ -29,6 +29,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from bml.protocol.messages import Accepted, Freeze, Life, Propose, Refused, Status, View
+from bml.protocol.spans import Spans
 
 
 @dataclass
@@ -48,7 +49,14 @@ class Member:
         return self.installed.epoch if self.installed else 0
 
     def status(
-        self, term: int, epoch: int, committed: int, complete: int, outcome: str, error: str
+        self,
+        term: int,
+        epoch: int,
+        committed: int,
+        complete: int,
+        outcome: str,
+        error: str,
+        final: Spans = (),
     ) -> Status:
         """What to report to a coordinator that asks with `epoch` (0: it only asks who is there)."""
         return Status(
@@ -63,6 +71,7 @@ class Member:
             outcome=outcome,
             error=error,
             life=self.life,
+            final=final,
         )
 
     def freeze(self, message: Freeze) -> Refused | None:

@@ -41,6 +41,8 @@ class View(msgspec.Struct, frozen=True):
     detect_s: float
     #: Links and switches that have failed in this job, also those that work again, and how often.
     failed: tuple[tuple[str, int], ...] = ()
+    #: Of step `commit` + 1, if its contributors stay: the elements that are final on all members already.
+    final: tuple[tuple[int, int], ...] = ()
     #: Members that contribute nothing yet: they follow the steps while the training state reaches them.
     learners: tuple[int, ...] = ()
     #: The lives of those members that joined; the others are in their first.
@@ -132,6 +134,7 @@ class Status(_Message, frozen=True):
 
     `complete` is the step whose outputs are all final here although it is not committed, else -1.
     `outcome` is "" while the training function runs, then "done" or "failed". `life`: None for the first.
+    `final` are the elements of step `committed` + 1 that are final here, in the view that is installed.
     """
 
     server: int
@@ -145,6 +148,7 @@ class Status(_Message, frozen=True):
     outcome: str
     error: str
     life: Life | None = None
+    final: tuple[tuple[int, int], ...] = ()
 
 
 class Accepted(_Message, frozen=True):

@@ -54,6 +54,7 @@ from bml.protocol.exchange import AnyEngine, engine_for
 from bml.protocol.frame import FrameError, Header, Kind
 from bml.protocol.learner import Learner
 from bml.protocol.member import Member
+from bml.protocol.spans import Spans, merged, missing, placed, size
 from bml.protocol.timeouts import Timeouts
 from bml.protocol.transfer import Giving, giving
 from bml.protocol.watch import Watch
@@ -80,7 +81,15 @@ class _Step:
     barrier: Barrier
     follows: bool
     itemsize: int
+    left: Spans
+    """The elements that this try is about: all, unless others were final before."""
     entered: bool = False
+
+    @property
+    def final(self) -> Spans:
+        """The elements that are final."""
+        before = missing(self.left, self.submit.n_elements)
+        return merged((*before, *placed(self.engine.finals, self.left)))
 
 
 @dataclass(frozen=True)
@@ -332,7 +341,7 @@ class ServerCore:
             return self._caught_up()
         if event.epoch != self.epoch:
             return [Retry(event.step, self.epoch)]
-        return self._begin(event, now, follows=False)
+        return self._begin(event, now)
 
     def _replay(self, event: Submit, learner: Learner) -> list[Instruction]:
         """Give the user the result of a step that was committed before he came to it."""
@@ -354,17 +363,25 @@ class ServerCore:
         event = self._learner.submit(self.step, self.epoch)
         return [] if event is None else self._begin(event, now, follows=True)
 
-    def _begin(self, event: Submit, now: float, follows: bool) -> list[Instruction]:
+    def _begin(
+        self, event: Submit, now: float, *, follows: bool = False, left: Spans = ()
+    ) -> list[Instruction]:
         assert self.view is not None
         assert self._program is not None
         itemsize = event.itemsize
         stamp = Stamp(self.epoch, event.step, event.signature, itemsize)
         slice_elements = max(1, self._slice_nbytes // itemsize)
-        engine = engine_for(self._program, stamp, event.n_elements, slice_elements)
+        whole = ((0, event.n_elements),)
+        engine = engine_for(self._program, stamp, size(left or whole), slice_elements)
         barrier = Barrier(self._phases)
-        self._step = _Step(event, self.epoch, self.view.contributors, engine, barrier, follows, itemsize)
+        self._step = _Step(
+            event, self.epoch, self.view.contributors, engine, barrier, follows, itemsize, left or whole
+        )
         called = event.call if follows else None
-        done: list[Instruction] = [Open(event.step, engine.scratch_elements, called), *self._announce(event)]
+        done: list[Instruction] = [
+            Open(event.step, engine.scratch_elements, called, left),
+            *self._announce(event),
+        ]
         done += engine.start()
         done += self._enter_if_complete(now)
         return [*done, Resume()]
@@ -549,7 +566,8 @@ class ServerCore:
         step = self._step
         complete = step.submit.step if step and step.engine.complete else -1
         ended = self._outcome
-        return self._member.status(term, epoch, self.committed, complete, ended.outcome, ended.error)
+        final = step.final if step else ()
+        return self._member.status(term, epoch, self.committed, complete, ended.outcome, ended.error, final)
 
     def _freeze(self, message: msg.Freeze, now: float) -> list[Instruction]:
         if self._error:
@@ -605,6 +623,10 @@ class ServerCore:
                     f"view {view.epoch} commits step {view.commit}, incomplete on {self.server}"
                 )
             done += self._commit(now)
+        elif view.final:  # it goes on with what is missing, nobody need be asked
+            event = replace(step.submit, epoch=view.epoch)
+            left = missing(view.final, event.n_elements)
+            return self._begin(event, now, follows=step.follows, left=left)
         else:
             self._step = None
             if not step.follows:

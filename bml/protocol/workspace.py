@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bml.protocol.engine import Buffer, Place, Reduce
+from bml.protocol.spans import Spans, size
 
 Array = NDArray[np.generic]
 
@@ -30,7 +31,11 @@ class Workspace:
         op: str,
         empty: Callable[[int, np.dtype[Any]], Array] = np.empty,
     ):
-        self._op = OPS[op]
+        self._op, self._op_name = OPS[op], op
+        self._empty = empty
+        self._whole: tuple[Array, Array, Spans] | None = (
+            None  # contribution, result, what of it this is about
+        )
         self._arrays = (
             contribution,
             empty(contribution.size, contribution.dtype),
@@ -42,7 +47,25 @@ class Workspace:
     @property
     def result(self) -> Array:
         """OUT; final where the engine says so."""
-        return self._arrays[Buffer.OUT]
+        out = self._arrays[Buffer.OUT]
+        if self._whole is None:
+            return out
+        _, result, left = self._whole
+        base = 0
+        for start, stop in left:
+            result[start:stop] = out[base : base + stop - start]
+            base += stop - start
+        return result
+
+    def resume(self, left: Spans, scratch_elements: int) -> Workspace:
+        """The workspace of another try that is only about these elements of OUT; the others are kept."""
+        result = self.result
+        contribution = self._whole[0] if self._whole else self._arrays[Buffer.IN]
+        part = self._empty(size(left), contribution.dtype)
+        np.concatenate([contribution[start:stop] for start, stop in left], out=part)
+        again = Workspace(part, scratch_elements, self._op_name, self._empty)
+        again._whole = (contribution, result, left)
+        return again
 
     def view(self, place: Place, n_elements: int) -> memoryview:
         """Bytes of `n_elements` elements at `place`."""

@@ -227,6 +227,11 @@ class Machine:
                 world.wires.beat(self.server, peer, level)
             case ev.Tell(message):
                 world.tell(self.server, message)
+            case ev.Open(step, scratch_elements, _, left) if left:
+                assert self._workspace is not None
+                world.point("resume", f"server {self.server} goes on with {left} of step {step}", self.server)
+                self._workspace = self._workspace.resume(left, scratch_elements)
+                self._step_view = self.core.view
             case ev.Open(_, scratch_elements, follows):
                 vector = self._contribution if follows is None else neutral(follows)
                 assert vector is not None

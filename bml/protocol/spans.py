@@ -1,0 +1,56 @@
+"""Sets of elements as sorted spans (start, stop) that neither overlap nor touch: what of a vector is final."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+Spans = tuple[tuple[int, int], ...]
+
+
+def merged(spans: Iterable[tuple[int, int]]) -> Spans:
+    """The same elements, as few spans."""
+    found: list[tuple[int, int]] = []
+    for start, stop in sorted(span for span in spans if span[0] < span[1]):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(stop, found[-1][1]))
+        else:
+            found.append((start, stop))
+    return tuple(found)
+
+
+def common(a: Spans, b: Spans) -> Spans:
+    """The elements that are in both."""
+    found: list[tuple[int, int]] = []
+    i = j = 0
+    while i < len(a) and j < len(b):
+        start, stop = max(a[i][0], b[j][0]), min(a[i][1], b[j][1])
+        if start < stop:
+            found.append((start, stop))
+        if a[i][1] <= b[j][1]:
+            i += 1
+        else:
+            j += 1
+    return tuple(found)
+
+
+def missing(spans: Spans, n_elements: int) -> Spans:
+    """The elements of 0 .. n_elements-1 that are not in them."""
+    edges = [0, *(edge for span in spans for edge in span), n_elements]
+    return tuple((start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if start < stop)
+
+
+def size(spans: Iterable[tuple[int, int]]) -> int:
+    """How many elements they are."""
+    return sum(stop - start for start, stop in spans)
+
+
+def placed(local: Iterable[tuple[int, int]], left: Spans) -> Spans:
+    """Where spans of a vector that holds only the elements `left`, closed up, lie in the whole one."""
+    found: list[tuple[int, int]] = []
+    pieces = merged(local)
+    base = 0
+    for start, stop in left:
+        for a, b in common(pieces, ((base, base + stop - start),)):
+            found.append((start + a - base, start + b - base))
+        base += stop - start
+    return merged(found)
