@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from bml.schedule.forest import NOT_THERE, Forest, Phase
+from bml.schedule.forest import NOT_THERE, Down, Forest, Phase
 from faults.detour import Path
 from topology import Fabric, UsageError
 
@@ -101,7 +102,19 @@ class Program:
         return self.cumulative[piece] * n_elements // self.cumulative[-1]
 
 
-_Part: TypeAlias = tuple[tuple[Hop, ...], Hop | None, Hop | None, tuple[Hop, ...]]
+_Array: TypeAlias = NDArray[np.int64]
+
+
+_SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
+
+
+class _Edges(NamedTuple):
+    """Tree edges of one server in columns: in which piece, and the fields of the `Hop`; -1 for none."""
+
+    piece: _Array
+    peer: _Array
+    via: _Array
+    level: _Array
 
 
 def compile_program(forest: Forest, server: int) -> Program:
@@ -112,47 +125,101 @@ def compile_program(forest: Forest, server: int) -> Program:
     """
     if not 0 <= server < forest.up.shape[1] or (forest.up[:, server] == NOT_THERE).any():
         raise UsageError(f"server {server} has no part in this schedule: it is dead or does not exist")
-    gather, spread = _fan(forest, server, Phase.UP), _fan(forest, server, Phase.DOWN)
-    ranges: list[Range] = []
-    for piece in range(forest.pieces):
-        _append(
-            ranges,
-            piece,
-            (
-                gather.get(piece, ()),
-                _own(forest, piece, server, Phase.UP),
-                _own(forest, piece, server, Phase.DOWN),
-                spread.get(piece, ()),
-            ),
-        )
-    return Program(server, forest.pieces, tuple(ranges), _relays(forest, server), _cumulative(forest))
+    up = _climbing(forest, server)
+    down = _descending(forest.down, server) if forest.down else up
+    ranges = _ranges(forest.pieces, up, down)
+    return Program(server, forest.pieces, ranges, _relays(forest, server), _cumulative(forest))
 
 
-def _append(ranges: list[Range], piece: int, part: _Part) -> None:
-    last = ranges[-1] if ranges else None
-    if last and (last.gather, last.up, last.down, last.spread) == part:
-        ranges[-1] = replace(last, stop=piece + 1)
-    else:
-        ranges.append(Range(piece, piece + 1, *part))
+def _climbing(forest: Forest, server: int) -> tuple[_Edges, _Edges]:
+    """The server's edges to its parents, one per piece, and those of its children.
+
+    On a way down that is the way up reversed, they are seen from here as the same hops.
+    """
+    own, fan = _direct(forest.up, forest.level, server)
+    for (piece, child), path in forest.detours.items():
+        if child == server:
+            _set(own, piece, _from_start(path))
+        elif forest.up[piece, child] == server:
+            _set(fan, _row(fan, piece, child), _from_end(path))
+    return own, fan
 
 
-def _own(forest: Forest, piece: int, server: int, phase: Phase) -> Hop | None:
-    """This server's edge to its parent (UP) or from its source (DOWN)."""
-    if forest.root[piece] == server:
-        return None
-    path = forest.path(piece, server, phase)
-    return _from_start(path) if phase is Phase.UP else _from_end(path)
+def _descending(down: Down, server: int) -> tuple[_Edges, _Edges]:
+    """The edges from the server's sources, one per piece, and those to whom it passes results on."""
+    own, fan = _direct(down.source, down.level, server)
+    for (piece, child), path in down.detours.items():
+        if child == server:
+            _set(own, piece, _from_end(path))
+        elif down.source[piece, child] == server:
+            _set(fan, _row(fan, piece, child), _from_start(path))
+    return own, fan
 
 
-def _fan(forest: Forest, server: int, phase: Phase) -> dict[int, tuple[Hop, ...]]:
-    """Per piece, the edges on which others send to this server (UP) or get from it (DOWN), in id order."""
-    tree = forest.down.source if phase is Phase.DOWN and forest.down else forest.up
-    found: dict[int, tuple[Hop, ...]] = {}
-    for piece, other in np.argwhere(tree == server).tolist():
-        path = forest.path(piece, other, phase)
-        hop = _from_end(path) if phase is Phase.UP else _from_start(path)
-        found[piece] = (*found.get(piece, ()), hop)
-    return found
+def _direct(tree: NDArray[np.int32], level: NDArray[np.int8], server: int) -> tuple[_Edges, _Edges]:
+    """Edges to the server's own peers, one per piece, and of those whose peer it is, as if all were hops."""
+    peer = np.maximum(tree[:, server], -1).astype(np.int64)
+    own = _Edges(np.arange(len(tree)), peer, peer.copy(), level[:, server].astype(np.int64))
+    found = np.flatnonzero(tree.reshape(-1) == server)
+    piece, other = np.divmod(found, tree.shape[1])
+    return own, _Edges(piece, other, other.copy(), level.reshape(-1)[found].astype(np.int64))
+
+
+def _row(fan: _Edges, piece: int, peer: int) -> int:
+    """Where a fan, sorted by piece and peer, has this edge."""
+    start, stop = np.searchsorted(fan.piece, [piece, piece + 1])
+    return int(start + np.searchsorted(fan.peer[start:stop], peer))
+
+
+def _set(edges: _Edges, row: int, hop: Hop) -> None:
+    edges.peer[row], edges.via[row], edges.level[row] = hop.peer, hop.via, hop.level
+
+
+def _ranges(pieces: int, up: tuple[_Edges, _Edges], down: tuple[_Edges, _Edges]) -> tuple[Range, ...]:
+    """Cut the pieces wherever the server's part changes, and describe each range by its first piece."""
+    ways = (up,) if down is up else (up, down)
+    changes = np.zeros(pieces, np.bool_)
+    changes[:1] = True
+    for own, fan in ways:
+        names = _names(own)
+        changes[1:] |= names[1:] != names[:-1]
+        changes |= _changes(pieces, fan)
+    starts = np.flatnonzero(changes)
+    columns = [(_each(own, starts), _each_fan(fan, starts)) for own, fan in ways]
+    (parents, gathers), (sources, spreads) = columns[0], columns[-1]
+    stops = [*starts[1:].tolist(), pieces]
+    return tuple(map(Range, starts.tolist(), stops, gathers, parents, sources, spreads))
+
+
+def _names(edges: _Edges) -> _Array:
+    """A number for every hop, equal for equal hops only; less than 0 for none."""
+    size = int(max(edges.peer.max(initial=0), edges.via.max(initial=0))) + 1
+    return ((edges.level * size + edges.via) * size + edges.peer).astype(np.int64)
+
+
+def _changes(pieces: int, fan: _Edges) -> NDArray[np.bool_]:
+    """Whether the hops of a fan differ from those in the piece before: one is new, or there are fewer."""
+    key = np.sort(_names(fan) * (pieces + 1) + fan.piece)
+    goes_on = key[1:][np.diff(key) == 1] % (pieces + 1)
+    count = np.bincount(fan.piece, minlength=pieces)
+    known = np.bincount(goes_on, minlength=pieces)
+    before = np.concatenate([[0], count[:-1]])
+    return np.asarray((known != count) | (before != count))
+
+
+def _each(own: _Edges, pieces: _Array) -> list[Hop | None]:
+    """The own hop of each of these pieces; None where there is none."""
+    rows = zip(*(column[pieces].tolist() for column in own[1:]), strict=True)
+    return [Hop(peer, via, level) if peer >= 0 else None for peer, via, level in rows]
+
+
+def _each_fan(fan: _Edges, pieces: _Array) -> list[tuple[Hop, ...]]:
+    """The hops of a fan in each of these pieces, in id order."""
+    starts, stops = (np.searchsorted(fan.piece, pieces, side).tolist() for side in _SIDES)
+    return [
+        tuple(map(Hop, *(column[start:stop].tolist() for column in fan[1:])))
+        for start, stop in zip(starts, stops, strict=True)
+    ]
 
 
 def _from_start(path: Path) -> Hop:
