@@ -16,8 +16,8 @@ from rich.table import Table
 
 from bml.cli.compare import of_fabric, papers
 from bml.cli.compare import show as show_comparison
-from bml.cli.constants import load_constants
 from bml.cli.draw import draw
+from bml.cluster.constants import load_constants
 from bml.schedule import ALGORITHMS, Plan, bound, bound_kind
 from bml.schedule import plan as make_plan
 from topology import UsageError, parse

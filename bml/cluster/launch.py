@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import cloudpickle
 
+from bml.cluster.constants import load_constants
 from bml.cluster.emulated import EmulatedFleet
 from bml.cluster.fleet import Fleet
 from bml.cluster.job import JobSpec
@@ -108,6 +109,7 @@ def start(
         min_servers=min_servers,
         emulated=DEFAULT_NAME if emulated is True else emulated or None,
         transport=transport,
+        constants=load_constants()[0],
     )
     job = Job(_fleet(spec, launcher, address, prints), spec, launcher, on_change)
     job.begin(_pickled(train))

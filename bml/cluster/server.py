@@ -28,7 +28,7 @@ from bml.protocol.engine import Place, Reduce, Send
 from bml.protocol.frame import Header, Kind
 from bml.protocol.server import ServerCore
 from bml.protocol.workspace import Array, Workspace
-from bml.schedule import AnyProgram, plan
+from bml.schedule import Programs, Schedules
 from bml.schedule.packed import prepare
 from bml.train.communicator import Committed, Outcome, Retried
 from bml.transport import control
@@ -67,12 +67,12 @@ class Server:
         self.server = server
         self.fabric = spec.parsed_fabric()
         # Recovery waits for the plan: have those of single failures at hand.
-        few = self.fabric.n_servers <= _MOST_PREPARED
-        self._prepared = few and spec.algorithm in ("auto", "packed") and prepare(self.fabric) > 0
+        if self.fabric.n_servers <= _MOST_PREPARED and spec.algorithm in ("auto", "packed"):
+            prepare(self.fabric)
         self._spec = spec
         self._poller = Poller(on_wake=self._take_requests)
         self._core = ServerCore(
-            server, self.fabric, self._program, spec.timeouts(), _SLICE_NBYTES, time.monotonic()
+            server, self.fabric, self._programs, spec.timeouts(), _SLICE_NBYTES, time.monotonic()
         )
         self._transport, self._transport_name, self._memory = open_transport(
             spec.transport,
@@ -318,13 +318,8 @@ class Server:
                 self._ended = True
                 self._leave_if_over()
 
-    def _program(self, fabric: Fabric, server: int) -> AnyProgram:
-        algorithm = self._spec.algorithm
-        if algorithm == "auto" and fabric.failures and not (self._prepared and len(fabric.failures) == 1):
-            # Packing trees may take a second for several failures, in which this thread would be deaf and
-            # mute and its server be taken for dead; detours are found in milliseconds.
-            algorithm = "detour"
-        return plan(fabric, algorithm, or_auto=True).program(server)
+    def _programs(self, fabric: Fabric, server: int) -> Programs:
+        return Programs(Schedules(fabric, self._spec.algorithm, self._spec.constants), server)
 
     # --- instructions ----------------------------------------------------------------------------
 

@@ -51,6 +51,7 @@ class Search:
         proved: no packing is faster, in T.
         reached: pipelined GST in T of `best`.
         best: trees of one weight.
+        effort: servers that all attempts brought into trees.
     """
 
     best: Trees
@@ -59,7 +60,7 @@ class Search:
         self.nics = nics
         self.proved = cut_bound(nics)
         self.reached: Fraction | None = None
-        self._effort = 0
+        self.effort = 0
 
     def run(self, sets: int) -> Trees:
         """Find trees, `sets` per server if these few come close; finer and other ones where they do not."""
@@ -76,7 +77,7 @@ class Search:
         return self.best
 
     def _refine(self, sets: int, limit: int) -> None:
-        """Try more and more trees per server than `sets`, until what they reach is good or `limit` is spent."""
+        """Try more and more trees per server, until what they reach is good or `limit` is spent."""
         while not (self._within(_WELL) or self._is_spent(limit)):
             sets *= 2
             if sets * len(self.nics.servers) > _MOST_PIECES:
@@ -94,7 +95,7 @@ class Search:
 
     def _is_spent(self, limit: int, trees: Trees | None = None) -> bool:
         """Whether so much effort per server went into all attempts, `trees` being the present one."""
-        return self._effort + (trees.effort if trees else 0) >= limit * len(self.nics.servers)
+        return self.effort + (trees.effort if trees else 0) >= limit * len(self.nics.servers)
 
     def _attempt(self, sets: int, limit: int) -> None:
         """Pack `sets` trees per server, about as deep as healthy ones."""
@@ -125,7 +126,7 @@ class Search:
             low = ((self.proved if least <= aim else max(self.proved, aim)) + least) / 2
             if room(self.nics, whole_pieces(self.nics, low, pieces), pieces) == trees.room:
                 break
-        self._effort += trees.effort
+        self.effort += trees.effort
 
     def _even_out(self, trees: Trees, aim: Fraction, limit: int) -> Fraction:
         """Relieve overloaded NICs until all fit, or nearly, or nothing helps; return the best time.
@@ -186,4 +187,3 @@ def _time(trees: Trees) -> Fraction:
     for rate, load in zip(trees.nics.rate, trees.load, strict=True):
         most[rate] = max(load, most.get(rate, 0))
     return max(load / rate for rate, load in most.items()) / len(trees.roots)
-

@@ -12,8 +12,8 @@ from bml.schedule.algorithms import BUILDERS, find
 from bml.schedule.cost import Load
 from bml.schedule.exchange import Exchange, ExchangeProgram, one_server, verify_exchange
 from bml.schedule.forest import Forest
-from bml.schedule.model import DEFAULTS, Constants, Counts, counts, counts_of_bml
-from bml.schedule.packed import fits
+from bml.schedule.model import DEFAULTS, Constants, Counts, counts, counts_of_bml, switch_over
+from bml.schedule.packed import case_of, fits, packed_program
 from bml.schedule.program import Program, compile_program, local_bml
 from bml.schedule.verify import verify
 from topology import BCube, Fabric, FabricError, UsageError
@@ -48,6 +48,17 @@ class Plan:
         """
         algorithm, argument = find(self.algorithm)
         return algorithm.build(self.fabric, argument)
+
+    def build(self) -> None:
+        """Do all work that the programs of different servers share.
+
+        Raises:
+            FabricError: as `schedule`.
+        """
+        if self.algorithm == "packed":
+            case_of(self.fabric)
+        elif not (self._is_plain_bml or self._is_plain_exchange):
+            self.schedule  # noqa: B018 (builds it)
 
     @property
     def forest(self) -> Forest:
@@ -101,7 +112,7 @@ class Plan:
         return verify(schedule, self.fabric)
 
     def program(self, server: int) -> AnyProgram:
-        """Compile what one server does; healthy BML on BCube without building the forest.
+        """Compile what one server does, without building the forest where that is not needed.
 
         Raises:
             UsageError: the server is dead or does not exist.
@@ -112,6 +123,8 @@ class Plan:
             return local_bml(self.fabric, server)
         if self._is_plain_exchange:
             return one_server(self.fabric, server).program(server)
+        if self.algorithm == "packed":
+            return packed_program(self.fabric, server)
         if isinstance(self.schedule, Exchange):
             return self.schedule.program(server)
         return compile_program(self.schedule, server)
@@ -151,9 +164,9 @@ def plan(
         return _auto(fabric, nbytes, constants)
     find(algorithm)
     made = Plan(fabric, algorithm, "asked for")
-    if or_auto and not made._is_plain_bml:
+    if or_auto:
         try:
-            made.schedule  # noqa: B018 (builds it)
+            made.build()
         except (FabricError, UsageError) as error:
             instead = _auto(fabric, nbytes, constants)
             return Plan(fabric, instead.algorithm, f"{algorithm} was asked for, but: {error}; {instead.why}")
@@ -171,10 +184,12 @@ def _auto(fabric: Fabric, nbytes: int | None, constants: Constants) -> Plan:
     except FabricError as error:
         return Plan(fabric, usual.algorithm, f"{usual.why}; {error}")
     usual_s = usual.counts().seconds(nbytes, constants)
+    limit = switch_over(small.counts(), usual.counts(), constants)
     prices = (
-        f"{nbytes} bytes take {_micros(exchange_s)} by exchange and {_micros(usual_s)} by {usual.algorithm}"
+        f"{nbytes} bytes take {_micros(exchange_s)} by exchange and {_micros(usual_s)} by {usual.algorithm}, "
+        f"as much as each other at {limit:.0f} bytes"
     )
-    if exchange_s < usual_s:
+    if nbytes < limit:
         return Plan(fabric, "exchange", f"small: {prices}, start-up times rule")
     return Plan(fabric, usual.algorithm, f"{usual.why}; {prices}")
 
