@@ -83,12 +83,12 @@ class Counts:
 def switch_over(few: Counts, many: Counts, constants: Constants) -> float:
     """Size in bytes below which `few`, the schedule of fewer rounds, is quicker than `many`.
 
-    0 if it never is, infinite if it always is: then it is no slower per byte either.
+    0 if it is for no size, infinite if it is for all: then it is no slower per byte either.
     """
     saved_s = many.start_s(constants) - few.start_s(constants)
     extra_s = few.per_byte_s(constants) - many.per_byte_s(constants)
     if extra_s <= 0:
-        return inf if saved_s > 0 or extra_s < 0 else 0.0
+        return inf if saved_s >= 0 and saved_s > extra_s else 0.0
     return max(0.0, saved_s / extra_s)
 
 
