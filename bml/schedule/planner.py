@@ -15,11 +15,17 @@ from bml.schedule.forest import Forest
 from bml.schedule.model import DEFAULTS, Constants, Counts, counts, counts_of_bml, switch_over
 from bml.schedule.packed import case_of, fits, packed_program
 from bml.schedule.program import Program, compile_program, local_bml
+from bml.schedule.sample import load_of_bml, sample_of_bml
 from bml.schedule.verify import verify
 from topology import BCube, Fabric, FabricError, UsageError
 
 ALGORITHMS = ("auto", *BUILDERS)
 """Names that `plan` takes; some may be followed by a colon and more, such as `flextree:3x3`."""
+
+_MOST_BUILT = 1 << 22
+"""Entries, pieces times servers, of a healthy BML forest that is built only to be verified."""
+_SAMPLE = 64
+"""Pieces that are verified of a larger one."""
 
 AnyProgram: TypeAlias = Program | ExchangeProgram
 """What one server does, in either form of schedule."""
@@ -70,25 +76,35 @@ class Plan:
     @property
     def pieces(self) -> int:
         """Number of pieces of the vector; 1 for `exchange`, which sends it whole."""
+        if self._is_plain_bml:
+            return self.fabric.levels * self.fabric.n_servers
         return 1 if isinstance(self.schedule, Exchange) else self.schedule.pieces
 
     @property
     def detours(self) -> int:
         """Number of tree edges on the way up that are relayed."""
+        if self._is_plain_bml:
+            return 0
         return 0 if isinstance(self.schedule, Exchange) else len(self.schedule.detours)
 
     def load(self) -> Load:
-        """Traffic of every NIC in one synchronisation."""
+        """Traffic of every NIC in one synchronisation; as the times, of plain BML in closed form."""
+        if self._is_plain_bml:
+            return load_of_bml(self.fabric)
         schedule = self.schedule
         return schedule.load if isinstance(schedule, Exchange) else cost.load(schedule, self.fabric)
 
     def gst(self) -> Fraction:
         """Pipelined synchronisation time in T."""
+        if self._is_uniform_bml:
+            return self.load().busiest
         schedule = self.schedule
         return schedule.gst() if isinstance(schedule, Exchange) else cost.gst(schedule, self.fabric)
 
     def gst_staged(self) -> Fraction:
         """Synchronisation time in T with a barrier after every stage."""
+        if self._is_uniform_bml:
+            return self.load().busiest  # all NICs are busy in all stages
         schedule = self.schedule
         return (
             schedule.gst_staged()
@@ -98,14 +114,22 @@ class Plan:
 
     def counts(self) -> Counts:
         """Rounds, bytes and additions for the cost model; on a healthy BCube without building anything."""
-        if self._is_plain_bml and not self.fabric.rates:
+        if self._is_uniform_bml:
             return counts_of_bml(self.fabric)
         if self._is_plain_exchange and not self.fabric.rates:
             return counts(one_server(self.fabric, 0), self.fabric)
         return counts(self.schedule, self.fabric)
 
+    @property
+    def verified_pieces(self) -> int:
+        """How many pieces `violations` looks at: all, but a sample of plain BML too large to be built."""
+        too_large = self._is_plain_bml and self.pieces * self.fabric.n_servers > _MOST_BUILT
+        return min(_SAMPLE, self.pieces) if too_large else self.pieces
+
     def violations(self) -> list[str]:
-        """Return what is wrong with the schedule, in words; empty when sound."""
+        """Return what is wrong with the schedule, in words; empty when sound. See `verified_pieces`."""
+        if self.verified_pieces < self.pieces:
+            return verify(sample_of_bml(self.fabric, self.verified_pieces), self.fabric)
         schedule = self.schedule
         if isinstance(schedule, Exchange):
             return verify_exchange(schedule, self.fabric)
@@ -134,6 +158,11 @@ class Plan:
         """Whether this is BML on a healthy BCube, which needs no forest."""
         is_bml = self.algorithm in ("bml", "detour") and isinstance(self.fabric.wiring, BCube)
         return is_bml and not self.fabric.failures
+
+    @property
+    def _is_uniform_bml(self) -> bool:
+        """Whether this is BML on a healthy BCube whose links are alike, which has closed formulas."""
+        return self._is_plain_bml and not self.fabric.rates
 
     @property
     def _is_plain_exchange(self) -> bool:
