@@ -168,6 +168,10 @@ class Server:
         if self._thrown:
             raise self._thrown
         self._contribution = (contribution, op)
+        if self._core.programs:
+            # Planned in this thread, so that the loop's goes on sending heartbeats. If another view comes in
+            # force meanwhile, the step is tried again.
+            self._core.programs.for_nbytes(contribution.nbytes)
         step = self._core.step
         submit = ev.Submit(step, epoch, contribution.size, contribution.itemsize, signature, text)
         self._requests.append(submit)

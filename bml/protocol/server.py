@@ -86,7 +86,10 @@ class ViewRecord:
 
 
 class ServerCore:
-    """See the module's text. `planner(fabric, server)` has this server's programs for a view."""
+    """See the module's text. `planner(fabric, server)` has this server's programs for a view.
+
+    `programs` are those of the installed view, None before the first.
+    """
 
     def __init__(
         self,
@@ -106,7 +109,7 @@ class ServerCore:
         self._slice_nbytes = slice_nbytes
         self._member = Member(server)
         self._watch = Watch(server, fabric, timeouts.detect_s, now)
-        self._programs: Programs | None = None
+        self.programs: Programs | None = None
         self._phases = barrier_phases(fabric, server)
         self._step: _Step | None = None
         self._waiting: int | None = None
@@ -269,10 +272,10 @@ class ServerCore:
         if event.epoch != self.epoch:
             return [Retry(event.step, self.epoch)]
         assert self.view is not None
-        assert self._programs is not None
+        assert self.programs is not None
         stamp = Stamp(self.epoch, event.step, event.signature, event.itemsize)
         slice_elements = max(1, self._slice_nbytes // event.itemsize)
-        program = self._programs.for_nbytes(event.n_elements * event.itemsize)
+        program = self.programs.for_nbytes(event.n_elements * event.itemsize)
         engine = engine_for(program, stamp, event.n_elements, slice_elements)
         self._step = _Step(event, self.epoch, self.view.members, engine, Barrier(self._phases))
         done: list[Instruction] = [Open(event.step, engine.scratch_elements), *self._announce(event)]
@@ -429,7 +432,7 @@ class ServerCore:
     def _install(self, now: float) -> list[Instruction]:
         view = self._member.install()
         fabric = self._base.without(*view.failures)
-        self._programs = self._planner(fabric, self.server)
+        self.programs = self._planner(fabric, self.server)
         self._phases = barrier_phases(fabric, self.server)
         links = frozenset(
             (peer, level) for level in range(fabric.levels) for peer in fabric.neighbours(self.server, level)

@@ -15,7 +15,7 @@ from topology import Fabric
 
 _MOST_PACKED = 64
 """Servers of a fabric up to which damage is answered by packed trees. Packing has a bounded effort, but its
-bound grows with the fabric, and while a server packs it sends no heartbeats; detours are quick."""
+bound grows with the fabric, and the step waits for it; detours are found in milliseconds."""
 
 
 class Schedules:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from math import inf
 from typing import TypeAlias
 
 from bml.schedule import cost
@@ -215,8 +216,8 @@ def _auto(fabric: Fabric, nbytes: int | None, constants: Constants) -> Plan:
     usual_s = usual.counts().seconds(nbytes, constants)
     limit = switch_over(small.counts(), usual.counts(), constants)
     prices = (
-        f"{nbytes} bytes take {_micros(exchange_s)} by exchange and {_micros(usual_s)} by {usual.algorithm}, "
-        f"as much as each other at {limit:.0f} bytes"
+        f"{nbytes} bytes take {_micros(exchange_s)} by exchange and {_micros(usual_s)} by {usual.algorithm}"
+        + (f", {limit:.0f} bytes as long by either" if 0 < limit < inf else "")
     )
     if nbytes < limit:
         return Plan(fabric, "exchange", f"small: {prices}, start-up times rule")

@@ -308,7 +308,7 @@ def _listed(path: _Path) -> list[Choice]:
 #: Derived from the view or without meaning where nothing has a time.
 _LEFT_OUT = frozenset(
     (
-        *("fabric", "timeouts", "_fabric", "_base", "_planner", "_programs", "_phases", "_timeouts"),
+        *("fabric", "timeouts", "_fabric", "_base", "_planner", "programs", "_phases", "_timeouts"),
         *("_detector", "_recovery", "_spans", "_units", "_starts", "_runs", "_relays"),
         *("views", "_texts", "_history", "steps"),
     )

@@ -74,8 +74,8 @@ def test_healthy_bml_without_building_it(name):
 
 
 def test_large_bml_is_verified_by_sample():
-    large = plan(parse("bcube:38x2"))
-    assert (large.verified_pieces, large.pieces) == (64, 2 * 38**2)
+    large = plan(parse("bcube:39x2"))
+    assert (large.verified_pieces, large.pieces) == (64, 2 * 39**2)
     assert large.violations() == []
     assert "schedule" not in vars(large)
     assert plan(parse("bcube:4x3")).verified_pieces == 192
