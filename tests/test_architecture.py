@@ -16,6 +16,8 @@ ORDER = ("topology", "faults", "bml")
 PURE = (
     "topology",
     "faults",
+    "bml.bench.fit",
+    "bml.bench.rows",
     "bml.errors",
     "bml.protocol",
     "bml.schedule",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TypeAlias
 
 import networkx as nx
@@ -91,12 +91,7 @@ class Fabric:
     @cached_property
     def groups(self) -> NDArray[np.int32]:
         """`group(server, level)` of everything: int32 [server, level], read-only."""
-        table = np.full((self.n_servers, self.levels), -1, np.int32)
-        for level in range(self.levels):
-            for group in range(self.wiring.n_groups(level)):
-                table[list(self.members(level, group)), level] = group
-        table.setflags(write=False)
-        return table
+        return _groups(self.wiring)
 
     def route(self, source: int, target: int, turn: int = 0) -> tuple[Hop, ...]:
         """Return a shortest path if nothing were broken: hops (from server, level, to server).
@@ -183,7 +178,21 @@ class Fabric:
     @cached_property
     def is_connected(self) -> bool:
         """Whether at least one server is alive and all live ones reach one another."""
-        return len(self.components()) == 1
+        alive, cabled = np.zeros(self.n_servers, np.bool_), self.nics
+        alive[list(self.servers)] = True
+        # Everybody hands on the lowest id that he has heard of, until nobody hears of a lower one.
+        lowest = np.arange(self.n_servers)
+        changed = True
+        while changed:
+            before = lowest.copy()
+            for level in range(self.levels):
+                here = np.flatnonzero(cabled[:, level])
+                group = self.groups[here, level]
+                heard = np.full(self.wiring.n_groups(level), self.n_servers)
+                np.minimum.at(heard, group, lowest[here])
+                lowest[here] = heard[group]
+            changed = not np.array_equal(lowest, before)
+        return len(np.unique(lowest[alive])) == 1
 
     def graph(self) -> nx.Graph:
         """Live servers (nodes: int) and live switches (nodes: (level, group)), joined by live links.
@@ -276,6 +285,17 @@ class Fabric:
     def _check_level(self, level: int) -> None:
         if not 0 <= level < self.levels:
             raise UsageError(f"{self.name} has levels 0-{self.levels - 1}, there is no level {level}")
+
+
+@lru_cache(maxsize=64)
+def _groups(wiring: Wiring) -> NDArray[np.int32]:
+    """See `Fabric.groups`; the same for all fabrics of a wiring, whatever is dead."""
+    table = np.full((wiring.n_servers, wiring.levels), -1, np.int32)
+    for level in range(wiring.levels):
+        for group in range(wiring.n_groups(level)):
+            table[list(wiring.members(level, group)), level] = group
+    table.setflags(write=False)
+    return table
 
 
 def _exact_rate(given: int | str | Fraction, link: str) -> Fraction:

@@ -18,6 +18,9 @@ class Wiring(Protocol):
     A new family is one frozen, hashable class with these names.
     """
 
+    def __hash__(self) -> int:
+        """Equal for equal wirings."""
+
     @property
     def name(self) -> str:
         """Notation of the undamaged fabric, such as `bcube:3x2`."""

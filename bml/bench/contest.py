@@ -15,7 +15,7 @@ from bml.bench import rows
 from bml.bench.contenders import Contender, JobSettings, Own, missing, peer
 from bml.bench.rows import Block, Row
 from bml.errors import BmlError
-from bml.schedule import plan
+from bml.schedule import Schedules, plan
 from bml.schedule.model import Constants
 from topology import parse
 
@@ -154,7 +154,7 @@ def theory_s(who: str, nbytes: int, settings: Settings) -> float:
     """
     job = settings.job
     if who == Own.WHO:
-        made = plan(job.fabric, job.algorithm, or_auto=True)
+        made = Schedules(job.fabric, job.algorithm, settings.constants).for_nbytes(nbytes)
     else:
         made = plan(parse(f"switch:{len(job.fabric.servers)}"), "ring:one")
     if settings.goodput is not None:

@@ -24,8 +24,8 @@ from bml.bench.calibration import calibrate as measure_constants
 from bml.bench.contenders import PEERS, JobSettings
 from bml.bench.contest import OnProgress, Settings, busy, contest
 from bml.bench.rows import Row
-from bml.cli.constants import default_path, load_constants, store_constants
 from bml.cli.plan import parse_bytes
+from bml.cluster.constants import default_path, load_constants, store_constants
 from bml.schedule import plan
 from bml.schedule.model import Constants
 from topology import UsageError, parse

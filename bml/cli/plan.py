@@ -16,8 +16,8 @@ from rich.table import Table
 
 from bml.cli.compare import of_fabric, papers
 from bml.cli.compare import show as show_comparison
-from bml.cli.constants import load_constants
 from bml.cli.draw import draw
+from bml.cluster.constants import load_constants
 from bml.schedule import ALGORITHMS, Plan, bound, bound_kind
 from bml.schedule import plan as make_plan
 from topology import UsageError, parse
@@ -51,6 +51,7 @@ class Report:
     modelled_s: float | None
     constants: str
     violations: list[str]
+    verified_pieces: int
     seconds: float
 
 
@@ -166,6 +167,7 @@ def _report(
         modelled_s=None if modelled_s is None else round(modelled_s, 9),
         constants=constants,
         violations=made.violations(),
+        verified_pieces=made.verified_pieces,
         seconds=round(seconds, 6),
     )
 
@@ -193,5 +195,14 @@ def _show(report: Report) -> None:
     if report.modelled_s is not None:
         table.add_row("time by the cost model", f"{report.modelled_s * 1e6:.1f} µs ({report.constants})")
     table.add_row("planned in", f"{report.seconds * 1e3:.1f} ms")
-    table.add_row("verified", "; ".join(report.violations) or "sound")
+    table.add_row("verified", "; ".join(report.violations) or _soundness(report))
     Console(markup=False).print(table)
+
+
+def _soundness(report: Report) -> str:
+    if report.verified_pieces == report.pieces:
+        return "sound"
+    return (
+        f"sound: {report.verified_pieces} of {report.pieces} pieces, from the programs of all servers; "
+        "loads and times by formula"
+    )

@@ -124,7 +124,10 @@ class Injection:
             self._pending = tuple(fault for fault in self._pending if _comes(fault, joined_after))
 
     def saw(self, header: Header) -> None:
-        """A frame arrived or is sent: results of a step mean that its broadcast is under way."""
+        """A frame arrived or is sent: results of a step mean that its broadcast is under way.
+
+        An exchange, which small steps take, has no results: after `reduce` comes `complete`.
+        """
         if header.kind == Kind.DOWN:
             self._results_of = max(self._results_of, header.step)
 

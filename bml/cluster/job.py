@@ -11,6 +11,7 @@ import msgspec
 
 from bml.protocol.timeouts import DEFAULT_DETECT_S, Timeouts
 from bml.schedule import plan
+from bml.schedule.model import DEFAULTS, Constants
 from bml.transport.choice import check_transport
 from faults import FaultPlan
 from faults.notation import KINDS
@@ -27,6 +28,7 @@ class JobSpec:
     `min_servers`: fewer survivors stop the job; None: a view must keep more than half of the one before.
     `transport`: "tcp", "verbs" (RDMA), or "verbs,tcp", which is tcp where there is no RDMA.
     `absent` servers are not started; they may join later. `rejoin`: a server that is lost is started again.
+    `constants`: of the cost model, by which all servers choose the schedule of a step of some size.
     `emulated`: name of the emulated fabric on which it runs; None: on this machine's own network.
     """
 
@@ -40,6 +42,7 @@ class JobSpec:
     transport: str = "tcp"
     absent: tuple[int, ...] = ()
     rejoin: bool = False
+    constants: Constants = DEFAULTS
     job: str = field(default_factory=lambda: f"bml-{secrets.token_hex(6)}")
     token: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 

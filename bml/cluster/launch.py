@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import cloudpickle
 
+from bml.cluster.constants import load_constants
 from bml.cluster.emulated import EmulatedFleet
 from bml.cluster.fleet import Fleet
 from bml.cluster.job import JobSpec
@@ -117,6 +118,7 @@ def start(
         transport=transport,
         absent=tuple(absent),
         rejoin=rejoin,
+        constants=load_constants()[0],
     )
     job = Job(_fleet(spec, launcher, address, prints), spec, launcher, on_change)
     job.begin(_pickled(train))

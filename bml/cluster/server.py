@@ -31,7 +31,7 @@ from bml.protocol.frame import Header, Kind
 from bml.protocol.server import ServerCore
 from bml.protocol.transfer import Rope
 from bml.protocol.workspace import Array, Workspace
-from bml.schedule import AnyProgram, plan
+from bml.schedule import Programs, Schedules
 from bml.schedule.packed import prepare
 from bml.train.communicator import Committed, Outcome, Retried
 from bml.transport import control
@@ -72,8 +72,8 @@ class Server:
         self.server = server
         self.fabric = spec.parsed_fabric()
         # Recovery waits for the plan: have those of single failures at hand.
-        few = self.fabric.n_servers <= _MOST_PREPARED
-        self._prepared = few and spec.algorithm in ("auto", "packed") and prepare(self.fabric) > 0
+        if self.fabric.n_servers <= _MOST_PREPARED and spec.algorithm in ("auto", "packed"):
+            prepare(self.fabric)
         self._spec = spec
         self._poller = Poller(on_wake=self._take_requests)
         self._transport, self._transport_name, self._memory = open_transport(
@@ -99,7 +99,7 @@ class Server:
         )
         joins = None if life is None else msg.Life(server, life, self.contact.encode())
         self._core = ServerCore(
-            server, self.fabric, self._program, spec.timeouts(), _SLICE_NBYTES, time.monotonic(), joins
+            server, self.fabric, self._programs, spec.timeouts(), _SLICE_NBYTES, time.monotonic(), joins
         )
         self._contacts: dict[int, Contact] = {}
         self._handover = Handover(life is not None)
@@ -110,7 +110,7 @@ class Server:
         self._rates = Rates(self.fabric.levels, time.monotonic())
         self._nics = tuple(nics)
         self._requests: deque[ev.Event | Callable[[], None]] = deque()
-        self._replies: queue.SimpleQueue[Outcome | Exception] = queue.SimpleQueue()
+        self._replies: queue.SimpleQueue[Outcome | ev.Prepare | Exception] = queue.SimpleQueue()
         self._thrown: Exception | None = None
         self._syncing = False
         self._contribution: tuple[Array, str] | None = None
@@ -191,6 +191,7 @@ class Server:
         if self._thrown:
             raise self._thrown
         self._contribution = (contribution, op)
+        self._plan(contribution.nbytes)
         call = Call(op, contribution.dtype.str, contribution.size, text)
         self._request(ev.Submit(self._handover.step, epoch, call, signature))
         reply = self._answer()
@@ -204,10 +205,22 @@ class Server:
         self._poller.wake()
 
     def _answer(self) -> Outcome:
-        reply = self._replies.get()
-        if isinstance(reply, Exception):
-            raise reply
-        return reply
+        while True:
+            reply = self._replies.get()
+            if isinstance(reply, Exception):
+                raise reply
+            if not isinstance(reply, ev.Prepare):
+                return reply
+            self._plan(reply.nbytes)
+            self._request(ev.Prepared(reply.epoch))
+
+    def _plan(self, nbytes: int) -> None:
+        """Plan in the training thread, so that the loop's goes on sending heartbeats.
+
+        If another view comes in force meanwhile, the step is tried again.
+        """
+        if self._core.programs:
+            self._core.programs.for_nbytes(nbytes)
 
     def leave(self, why: str) -> None:
         """Ask this server to go: its training function stops before the next step, and no work is lost."""
@@ -364,13 +377,8 @@ class Server:
                 self._ended = True
                 self._leave_if_over()
 
-    def _program(self, fabric: Fabric, server: int) -> AnyProgram:
-        algorithm = self._spec.algorithm
-        if algorithm == "auto" and fabric.failures and not (self._prepared and len(fabric.failures) == 1):
-            # Packing trees may take a second for several failures, in which this thread would be deaf and
-            # mute and its server be taken for dead; detours are found in milliseconds.
-            algorithm = "detour"
-        return plan(fabric, algorithm, or_auto=True).program(server)
+    def _programs(self, fabric: Fabric, server: int) -> Programs:
+        return Programs(Schedules(fabric, self._spec.algorithm, self._spec.constants), server)
 
     # --- instructions ----------------------------------------------------------------------------
 
@@ -420,6 +428,8 @@ class Server:
                 self.commit_at_s.append(time.monotonic())
                 self._replies.put(Committed(step, epoch, contributors, self._workspace.result))
                 self._workspace = None
+            case ev.Prepare():
+                self._replies.put(instruction)
             case ev.Keep(step, epoch, contributors):
                 assert self._workspace is not None
                 self._handover.keep(Committed(step, epoch, contributors, self._workspace.result))

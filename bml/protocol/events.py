@@ -68,6 +68,13 @@ class Give:
 
 
 @dataclass(frozen=True)
+class Prepared:
+    """What `Prepare` asked for in this epoch is done."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
 class Go:
     """The user's thread has stopped before the step that comes: this server was asked to leave."""
 
@@ -104,7 +111,7 @@ class Tick:
     """Time passed; sent at every pass of the loop."""
 
 
-Event = Submit | Gives | Give | Go | Ended | PeerLost | OwnNicLost | Control | Tick
+Event = Submit | Gives | Give | Prepared | Go | Ended | PeerLost | OwnNicLost | Control | Tick
 
 # --- instructions --------------------------------------------------------------------------------
 
@@ -140,6 +147,14 @@ class Commit:
     step: int
     epoch: int
     contributors: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Have the program for a vector of so many bytes compiled, by a thread that may take its time; then say so."""
+
+    epoch: int
+    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -238,6 +253,7 @@ Instruction = (
     | Open
     | SendText
     | Commit
+    | Prepare
     | Keep
     | Replay
     | Expect

@@ -40,6 +40,8 @@ from bml.protocol.events import (
     Open,
     OwnNicLost,
     PeerLost,
+    Prepare,
+    Prepared,
     Replay,
     Resume,
     Retry,
@@ -58,11 +60,11 @@ from bml.protocol.spans import Spans, merged, missing, placed, size
 from bml.protocol.timeouts import Timeouts
 from bml.protocol.transfer import Giving, giving
 from bml.protocol.watch import Watch
-from bml.schedule import AnyProgram
+from bml.schedule import Programs
 from topology import Fabric
 from topology.errors import BmlError, FabricError, InvariantError
 
-Planner = Callable[[Fabric, int], AnyProgram]
+Planner = Callable[[Fabric, int], Programs]
 
 _PROGRESS_EVERY_S = 0.1
 _TEXTS_KEPT = 8
@@ -106,7 +108,10 @@ class ViewRecord:
 
 
 class ServerCore:
-    """See the module's text. `planner(fabric, server)` compiles this server's program for a view."""
+    """See the module's text. `planner(fabric, server)` has this server's programs for a view.
+
+    `programs` are those of the installed view, None before the first.
+    """
 
     def __init__(
         self,
@@ -131,10 +136,11 @@ class ServerCore:
         self._gives = False
         self._goes: msg.Leaves | None = None
         self._watch = Watch(server, fabric, timeouts.detect_s, now)
-        self._program: AnyProgram | None = None
+        self.programs: Programs | None = None
         self._phases = barrier_phases(fabric, server)
         self._step: _Step | None = None
         self._waiting: Submit | None = None
+        self._resumes: tuple[Submit, Spans] | None = None
         self._proven_epoch = 0
         self._conflict: BmlError | None = None
         self._error: BmlError | None = None
@@ -245,6 +251,8 @@ class ServerCore:
                 return [Tell(msg.Gives(self.server))]
             case Give():
                 return self._give(event)
+            case Prepared(epoch):
+                return self._resume(epoch, now)
             case Go(why):
                 self._goes = msg.Leaves(self.server, why)
                 return [Tell(self._goes)]
@@ -367,12 +375,14 @@ class ServerCore:
         self, event: Submit, now: float, *, follows: bool = False, left: Spans = ()
     ) -> list[Instruction]:
         assert self.view is not None
-        assert self._program is not None
+        assert self.programs is not None
         itemsize = event.itemsize
         stamp = Stamp(self.epoch, event.step, event.signature, itemsize)
         slice_elements = max(1, self._slice_nbytes // itemsize)
         whole = ((0, event.n_elements),)
-        engine = engine_for(self._program, stamp, size(left or whole), slice_elements)
+        n_elements = size(left or whole)
+        program = self.programs.for_nbytes(n_elements * itemsize)
+        engine = engine_for(program, stamp, n_elements, slice_elements)
         barrier = Barrier(self._phases)
         self._step = _Step(
             event, self.epoch, self.view.contributors, engine, barrier, follows, itemsize, left or whole
@@ -567,6 +577,9 @@ class ServerCore:
         complete = step.submit.step if step and step.engine.complete else -1
         ended = self._outcome
         final = step.final if step else ()
+        if self._resumes:
+            submit, left = self._resumes
+            final = missing(left, submit.n_elements)
         return self._member.status(term, epoch, self.committed, complete, ended.outcome, ended.error, final)
 
     def _freeze(self, message: msg.Freeze, now: float) -> list[Instruction]:
@@ -595,7 +608,7 @@ class ServerCore:
             if not self.views:
                 self.committed = view.commit
         fabric = self._base.without(*view.failures)
-        self._program = self._planner(fabric, self.server)
+        self.programs = self._planner(fabric, self.server)
         self._phases = barrier_phases(fabric, self.server)
         links = frozenset(
             (peer, level) for level in range(fabric.levels) for peer in fabric.neighbours(self.server, level)
@@ -608,33 +621,48 @@ class ServerCore:
         return [Installed(view), Links(links), *self._settle_step(view, now), Resume()]
 
     def _settle_step(self, view: msg.View, now: float) -> list[Instruction]:
-        """Commit or retry the step that the old view was in the middle of."""
+        """Commit, go on with, or retry the step that the old view was in the middle of."""
         done: list[Instruction] = []
-        step = self._step
-        if step is None:
+        step, (resumes, self._resumes) = self._step, (self._resumes, None)
+        submit = step.submit if step else resumes[0] if resumes else None
+        if submit is None:
             if view.commit > self.committed:
                 raise InvariantError(
                     f"view {view.epoch} commits step {view.commit}, "
                     f"server {self.server} stands at {self.committed}"
                 )
-        elif view.commit >= step.submit.step:
-            if not step.engine.complete:
+        elif view.commit >= submit.step:
+            if step is None or not step.engine.complete:
                 raise InvariantError(
                     f"view {view.epoch} commits step {view.commit}, incomplete on {self.server}"
                 )
             done += self._commit(now)
-        elif view.final:  # it goes on with what is missing, nobody need be asked
-            event = replace(step.submit, epoch=view.epoch)
-            left = missing(view.final, event.n_elements)
-            return self._begin(event, now, follows=step.follows, left=left)
+        elif view.final:
+            return self._go_on(submit, view, follows=step is not None and step.follows, now=now)
         else:
             self._step = None
-            if not step.follows:
-                self._waiting = step.submit
+            if step is None or not step.follows:
+                self._waiting = submit
         if self.follows:
             return [*done, *self._caught_up()]
         waiting, self._waiting = self._waiting, None
         return done if waiting is None else [*done, Retry(waiting.step, view.epoch)]
+
+    def _go_on(self, submit: Submit, view: msg.View, *, follows: bool, now: float) -> list[Instruction]:
+        """The contributors stay: what is final stays, too, and the user need not bring anything again."""
+        self._step = None
+        event = replace(submit, epoch=view.epoch)
+        left = missing(view.final, event.n_elements)
+        if follows:
+            return [*self._begin(event, now, follows=True, left=left), *self._caught_up()]
+        self._resumes = (event, left)
+        return [Prepare(view.epoch, size(left) * event.itemsize)]
+
+    def _resume(self, epoch: int, now: float) -> list[Instruction]:
+        if self._resumes is None or self._member.frozen or self._resumes[0].epoch != epoch:
+            return []
+        (event, left), self._resumes = self._resumes, None
+        return self._begin(event, now, left=left)
 
 
 __all__ = ["Leave", "Planner", "ServerCore", "ViewRecord"]

@@ -1,6 +1,7 @@
 """What to send: forests, the algorithms that make them, their proof, their price, every server's part."""
 
 from bml.schedule.bound import Bound, bound, bound_kind, prove
+from bml.schedule.choice import Programs, Schedules
 from bml.schedule.cost import Load, gst, gst_staged, load
 from bml.schedule.exchange import Exchange, ExchangeProgram, verify_exchange
 from bml.schedule.forest import Down, Forest
@@ -21,8 +22,10 @@ __all__ = [
     "Phase",
     "Plan",
     "Program",
+    "Programs",
     "Range",
     "Relay",
+    "Schedules",
     "bound",
     "bound_kind",
     "compile_program",

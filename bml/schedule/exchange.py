@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from math import prod
 from typing import TypeAlias
 
 import numpy as np
@@ -103,6 +104,19 @@ def exchange(fabric: Fabric) -> Exchange:
             "ask for packed or detour instead"
         )
     return made
+
+
+def works_on(fabric: Fabric) -> bool:
+    """Whether the exchange works on a fabric; of most damage this is seen at once."""
+    own = _groups(fabric, fabric.servers[0])
+    alive = prod(1 + sum(fabric.server_alive(other) for other in group) for group in own)
+    if alive != len(fabric.servers):
+        return False  # sizes of the groups of a product multiply to all
+    try:
+        exchange(fabric) if fabric.failures else one_server(fabric, fabric.servers[0])
+    except FabricError:
+        return False
+    return True
 
 
 def one_server(fabric: Fabric, server: int) -> Exchange:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from math import inf
 
 import numpy as np
 
@@ -63,13 +64,32 @@ class Counts:
 
     def seconds(self, nbytes: int, constants: Constants = DEFAULTS) -> float:
         """Modelled time of one synchronisation of so many bytes."""
-        per_byte = (
+        return self.start_s(constants) + nbytes * self.per_byte_s(constants)
+
+    def start_s(self, constants: Constants) -> float:
+        """Modelled time of an empty vector."""
+        return constants.alpha_s * self.rounds
+
+    def per_byte_s(self, constants: Constants) -> float:
+        """Modelled time that every byte adds."""
+        return (
             constants.beta_s * float(self.wire)
             + constants.gamma_s * float(self.added)
             + constants.delta_s * float(self.touched)
             + constants.epsilon_s * float(self.incast)
         )
-        return constants.alpha_s * self.rounds + nbytes * per_byte
+
+
+def switch_over(few: Counts, many: Counts, constants: Constants) -> float:
+    """Size in bytes below which `few`, the schedule of fewer rounds, is quicker than `many`.
+
+    0 if it is for no size, infinite if it is for all: then it is no slower per byte either.
+    """
+    saved_s = many.start_s(constants) - few.start_s(constants)
+    extra_s = few.per_byte_s(constants) - many.per_byte_s(constants)
+    if extra_s <= 0:
+        return inf if saved_s >= 0 and saved_s > extra_s else 0.0
+    return max(0.0, saved_s / extra_s)
 
 
 def counts(schedule: Forest | Exchange, fabric: Fabric) -> Counts:

@@ -22,6 +22,8 @@ from bml.schedule.nics import Nics, cut_bound, number_nics
 from bml.schedule.packed_search import ROUNDING, Search, whole_pieces
 from bml.schedule.packed_symmetry import representative, without_repeats
 from bml.schedule.packed_trees import Trees
+from bml.schedule.program import Program, compile_program
+from bml.schedule.symmetry import Symmetry
 from topology import BCube, Fabric, FabricError, ServerFailure
 
 _KEPT_PLANS = 32
@@ -41,11 +43,31 @@ def packed(fabric: Fabric) -> Forest:
     Raises:
         FabricError: some live server has no usable NIC while others live, or the fabric is too large.
     """
+    forest, symmetry = case_of(fabric)
+    return symmetry.apply(forest) if symmetry else forest
+
+
+def packed_program(fabric: Fabric, server: int) -> Program:
+    """Compile what one server does in `packed`; of a plan that was made for a like failure, only its part.
+
+    Raises:
+        FabricError: as `packed`.
+        UsageError: the server is dead or does not exist.
+    """
+    forest, symmetry = case_of(fabric)
+    return compile_program(forest, server, symmetry)
+
+
+def case_of(fabric: Fabric) -> tuple[Forest, Symmetry | None]:
+    """Return the forest that serves a fabric, planned now or before, and the map that it is to be seen in.
+
+    Raises:
+        FabricError: as `packed`.
+    """
     if not fits(fabric):
         raise FabricError(f"{fabric.name} is too large to be packed: ask for detour, or for hips")
     case, symmetry = representative(without_repeats(fabric))
-    forest = _plan(case)
-    return symmetry.apply(forest) if symmetry else forest
+    return _plan(case), symmetry
 
 
 def fits(fabric: Fabric) -> bool:

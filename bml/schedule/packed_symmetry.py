@@ -7,35 +7,10 @@ failures, and every server that plans alone gets the same forest, whether it had
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import numpy as np
-from numpy.typing import NDArray
 
-from bml.schedule.forest import Forest
+from bml.schedule.symmetry import Symmetry
 from topology import BCube, Fabric, Failure, LinkFailure, ServerFailure, SwitchFailure
-
-
-@dataclass(frozen=True, eq=False)
-class Symmetry:
-    """A map of a healthy BCube onto itself: server -> server and level -> level."""
-
-    server: NDArray[np.int32]
-    level: NDArray[np.int8]
-
-    def apply(self, forest: Forest) -> Forest:
-        """Return the forest as the map shows it; pieces, weights and stages keep their order."""
-        # Negative entries (at the root, not there) index these tails and so stay what they are.
-        server = np.concatenate([self.server, np.array([-2, -1], np.int32)])
-        level = np.concatenate([self.level, np.array([-1], np.int8)])
-        source = np.argsort(self.server)
-        return replace(
-            forest,
-            root=self.server[forest.root],
-            up=server[forest.up.take(source, axis=1)],
-            level=level[forest.level.take(source, axis=1)],
-            stage=forest.stage.take(source, axis=1),
-        )
 
 
 def without_repeats(fabric: Fabric) -> Fabric:

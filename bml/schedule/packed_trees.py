@@ -44,7 +44,7 @@ class Trees:
         own: [tree][place] NIC on which a server sends to its parent; -1 for the root and the missing.
         parent: [tree][place] NIC of the parent at the other end; -1 likewise.
         depth: [tree][place] hops to the root; -1 for the missing.
-        moves: subtrees moved so far, or tried to.
+        effort: servers brought in so far, each time that one was, also in vain: what time goes into.
     """
 
     def __init__(self, nics: Nics, roots: list[int], room: list[int], max_depth: int) -> None:
@@ -55,7 +55,7 @@ class Trees:
         self.own: Table = []
         self.parent: Table = []
         self.depth: Table = []
-        self.moves = 0
+        self.effort = 0
         self.set_room(room)
 
     def set_room(self, room: list[int]) -> None:
@@ -113,16 +113,13 @@ class Trees:
 
     def _move(self, tree: int, top: int) -> bool:
         """Take a subtree out and bring its servers back one by one; undo unless that costs no more."""
-        self.moves += 1
         own, parent, depth = self.own[tree], self.parent[tree], self.depth[tree]
         gone = self._subtree(tree, top)
         before = [(place, own[place], parent[place], depth[place]) for place in gone]
         gain = self._take_out(tree, gone)
-        price = self._grow(tree, gone, self.max_depth)
+        price = self._grow(tree, gone, self.max_depth, most=gain * (1 + _LEVEL_GROUND))
         if price is not None:
-            if price <= gain * (1 + _LEVEL_GROUND):
-                return price < gain * (1 - _LEVEL_GROUND)
-            self._take_out(tree, gone)
+            return price < gain * (1 - _LEVEL_GROUND)
         for place, *kept in before:
             own[place], parent[place], depth[place] = kept
             self._carry(kept[0], 1)
@@ -160,13 +157,16 @@ class Trees:
             return _PRICES[step + _STEEPEST]
         return _PRICES[0 if step < 0 else -1]
 
-    def _grow(self, tree: int, missing: list[int], max_depth: int, *, flat: bool = False) -> float | None:
+    def _grow(
+        self, tree: int, missing: list[int], max_depth: int, *, flat: bool = False, most: float = inf
+    ) -> float | None:
         """Bring servers into a tree, always the one whose edge is cheapest (Prim), shallower among equals.
 
         Prices rise while the tree grows. If `flat`, the shallowest goes first and only then the cheapest.
 
         Returns:
-            The price of all new edges; None, and nothing changed, if some are too many hops away.
+            The price of all new edges; None, and nothing changed, if it would be more than `most`, or if
+            some are too many hops away.
         """
         nics, price, depth = self.nics, self._price, self.depth[tree]
         own, parent = self.own[tree], self.parent[tree]
@@ -187,14 +187,17 @@ class Trees:
                     hubs[nics.group[nic]] = hub, price[hub]
                 heappush(heap, self._offer(depth, nic, hub, flat=flat))
                 continue
+            total += asked
+            if total > most:
+                break
             own[place], parent[place] = nic, hub
             depth[place] = depth[nics.owner[hub]] + 1
-            total += asked
             self._carry(nic, 1)
             self._carry(hub, 1)
             came.append(place)
             if depth[place] < max_depth:
                 self._further_offers(tree, place, hubs, heap, flat=flat)
+        self.effort += len(came)
         if len(came) == len(missing):
             return total
         self._take_out(tree, came)

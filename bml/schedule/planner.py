@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from math import inf
 from typing import TypeAlias
 
 from bml.schedule import cost
@@ -12,14 +13,20 @@ from bml.schedule.algorithms import BUILDERS, find
 from bml.schedule.cost import Load
 from bml.schedule.exchange import Exchange, ExchangeProgram, one_server, verify_exchange
 from bml.schedule.forest import Forest
-from bml.schedule.model import DEFAULTS, Constants, Counts, counts, counts_of_bml
-from bml.schedule.packed import fits
+from bml.schedule.model import DEFAULTS, Constants, Counts, counts, counts_of_bml, switch_over
+from bml.schedule.packed import case_of, fits, packed_program
 from bml.schedule.program import Program, compile_program, local_bml
+from bml.schedule.sample import load_of_bml, sample_of_bml
 from bml.schedule.verify import verify
 from topology import BCube, Fabric, FabricError, UsageError
 
 ALGORITHMS = ("auto", *BUILDERS)
 """Names that `plan` takes; some may be followed by a colon and more, such as `flextree:3x3`."""
+
+_MOST_BUILT = 1 << 22
+"""Entries, pieces times servers, of a healthy BML forest that is built only to be verified."""
+_SAMPLE = 64
+"""Pieces that are verified of a larger one."""
 
 AnyProgram: TypeAlias = Program | ExchangeProgram
 """What one server does, in either form of schedule."""
@@ -49,6 +56,17 @@ class Plan:
         algorithm, argument = find(self.algorithm)
         return algorithm.build(self.fabric, argument)
 
+    def build(self) -> None:
+        """Do all work that the programs of different servers share.
+
+        Raises:
+            FabricError: as `schedule`.
+        """
+        if self.algorithm == "packed":
+            case_of(self.fabric)
+        elif not (self._is_plain_bml or self._is_plain_exchange):
+            self.schedule  # noqa: B018 (builds it)
+
     @property
     def forest(self) -> Forest:
         """All trees. Raises UsageError for `exchange`, which is no forest."""
@@ -59,25 +77,35 @@ class Plan:
     @property
     def pieces(self) -> int:
         """Number of pieces of the vector; 1 for `exchange`, which sends it whole."""
+        if self._is_plain_bml:
+            return self.fabric.levels * self.fabric.n_servers
         return 1 if isinstance(self.schedule, Exchange) else self.schedule.pieces
 
     @property
     def detours(self) -> int:
         """Number of tree edges on the way up that are relayed."""
+        if self._is_plain_bml:
+            return 0
         return 0 if isinstance(self.schedule, Exchange) else len(self.schedule.detours)
 
     def load(self) -> Load:
-        """Traffic of every NIC in one synchronisation."""
+        """Traffic of every NIC in one synchronisation; as the times, of plain BML in closed form."""
+        if self._is_plain_bml:
+            return load_of_bml(self.fabric)
         schedule = self.schedule
         return schedule.load if isinstance(schedule, Exchange) else cost.load(schedule, self.fabric)
 
     def gst(self) -> Fraction:
         """Pipelined synchronisation time in T."""
+        if self._is_uniform_bml:
+            return self.load().busiest
         schedule = self.schedule
         return schedule.gst() if isinstance(schedule, Exchange) else cost.gst(schedule, self.fabric)
 
     def gst_staged(self) -> Fraction:
         """Synchronisation time in T with a barrier after every stage."""
+        if self._is_uniform_bml:
+            return self.load().busiest  # all NICs are busy in all stages
         schedule = self.schedule
         return (
             schedule.gst_staged()
@@ -87,21 +115,29 @@ class Plan:
 
     def counts(self) -> Counts:
         """Rounds, bytes and additions for the cost model; on a healthy BCube without building anything."""
-        if self._is_plain_bml and not self.fabric.rates:
+        if self._is_uniform_bml:
             return counts_of_bml(self.fabric)
         if self._is_plain_exchange and not self.fabric.rates:
             return counts(one_server(self.fabric, 0), self.fabric)
         return counts(self.schedule, self.fabric)
 
+    @property
+    def verified_pieces(self) -> int:
+        """How many pieces `violations` looks at: all, but a sample of plain BML too large to be built."""
+        too_large = self._is_plain_bml and self.pieces * self.fabric.n_servers > _MOST_BUILT
+        return min(_SAMPLE, self.pieces) if too_large else self.pieces
+
     def violations(self) -> list[str]:
-        """Return what is wrong with the schedule, in words; empty when sound."""
+        """Return what is wrong with the schedule, in words; empty when sound. See `verified_pieces`."""
+        if self.verified_pieces < self.pieces:
+            return verify(sample_of_bml(self.fabric, self.verified_pieces), self.fabric)
         schedule = self.schedule
         if isinstance(schedule, Exchange):
             return verify_exchange(schedule, self.fabric)
         return verify(schedule, self.fabric)
 
     def program(self, server: int) -> AnyProgram:
-        """Compile what one server does; healthy BML on BCube without building the forest.
+        """Compile what one server does, without building the forest where that is not needed.
 
         Raises:
             UsageError: the server is dead or does not exist.
@@ -112,6 +148,8 @@ class Plan:
             return local_bml(self.fabric, server)
         if self._is_plain_exchange:
             return one_server(self.fabric, server).program(server)
+        if self.algorithm == "packed":
+            return packed_program(self.fabric, server)
         if isinstance(self.schedule, Exchange):
             return self.schedule.program(server)
         return compile_program(self.schedule, server)
@@ -121,6 +159,11 @@ class Plan:
         """Whether this is BML on a healthy BCube, which needs no forest."""
         is_bml = self.algorithm in ("bml", "detour") and isinstance(self.fabric.wiring, BCube)
         return is_bml and not self.fabric.failures
+
+    @property
+    def _is_uniform_bml(self) -> bool:
+        """Whether this is BML on a healthy BCube whose links are alike, which has closed formulas."""
+        return self._is_plain_bml and not self.fabric.rates
 
     @property
     def _is_plain_exchange(self) -> bool:
@@ -151,9 +194,9 @@ def plan(
         return _auto(fabric, nbytes, constants)
     find(algorithm)
     made = Plan(fabric, algorithm, "asked for")
-    if or_auto and not made._is_plain_bml:
+    if or_auto:
         try:
-            made.schedule  # noqa: B018 (builds it)
+            made.build()
         except (FabricError, UsageError) as error:
             instead = _auto(fabric, nbytes, constants)
             return Plan(fabric, instead.algorithm, f"{algorithm} was asked for, but: {error}; {instead.why}")
@@ -171,10 +214,12 @@ def _auto(fabric: Fabric, nbytes: int | None, constants: Constants) -> Plan:
     except FabricError as error:
         return Plan(fabric, usual.algorithm, f"{usual.why}; {error}")
     usual_s = usual.counts().seconds(nbytes, constants)
+    limit = switch_over(small.counts(), usual.counts(), constants)
     prices = (
         f"{nbytes} bytes take {_micros(exchange_s)} by exchange and {_micros(usual_s)} by {usual.algorithm}"
+        + (f", {limit:.0f} bytes as long by either" if 0 < limit < inf else "")
     )
-    if exchange_s < usual_s:
+    if nbytes < limit:
         return Plan(fabric, "exchange", f"small: {prices}, start-up times rule")
     return Plan(fabric, usual.algorithm, f"{usual.why}; {prices}")
 

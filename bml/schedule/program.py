@@ -6,14 +6,16 @@ it travels. For healthy BML that takes O(k^2 n) ranges and never builds the fore
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from bml.schedule.forest import NOT_THERE, Forest, Phase
+from bml.schedule.forest import NOT_THERE, Down, Forest, Phase
+from bml.schedule.symmetry import Symmetry
 from faults.detour import Path
 from topology import Fabric, UsageError
 
@@ -35,8 +37,7 @@ class Hop:
     level: int
 
 
-@dataclass(frozen=True)
-class Range:
+class Range(NamedTuple):
     """Adjacent pieces start .. stop-1 in which this server plays the same part.
 
     Attributes:
@@ -101,58 +102,163 @@ class Program:
         return self.cumulative[piece] * n_elements // self.cumulative[-1]
 
 
-_Part: TypeAlias = tuple[tuple[Hop, ...], Hop | None, Hop | None, tuple[Hop, ...]]
+_Array: TypeAlias = NDArray[np.integer]
 
 
-def compile_program(forest: Forest, server: int) -> Program:
-    """Compile what a server does in any forest.
+_SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
+
+
+class _Edges(NamedTuple):
+    """Tree edges of one server in columns: in which piece, and the fields of the `Hop`; -1 for none."""
+
+    piece: _Array
+    peer: _Array
+    via: _Array
+    level: _Array
+
+
+_Way: TypeAlias = tuple[_Edges, _Edges]
+"""One phase: a server's edges to its own peers, one per piece, and those of which it is the peer."""
+
+
+def compile_program(forest: Forest, server: int, symmetry: Symmetry | None = None) -> Program:
+    """Compile what a server does in any forest, or in one as a symmetry shows it.
+
+    A forest that is only seen through a symmetry is not written down: that would take far longer.
 
     Raises:
         UsageError: the server is not in the forest (dead, or no such server).
     """
-    if not 0 <= server < forest.up.shape[1] or (forest.up[:, server] == NOT_THERE).any():
+    exists = 0 <= server < forest.up.shape[1]
+    source = symmetry.source(server) if exists and symmetry else server
+    if not exists or (forest.up[:, source] == NOT_THERE).any():
         raise UsageError(f"server {server} has no part in this schedule: it is dead or does not exist")
-    gather, spread = _fan(forest, server, Phase.UP), _fan(forest, server, Phase.DOWN)
-    ranges: list[Range] = []
-    for piece in range(forest.pieces):
-        _append(
-            ranges,
-            piece,
-            (
-                gather.get(piece, ()),
-                _own(forest, piece, server, Phase.UP),
-                _own(forest, piece, server, Phase.DOWN),
-                spread.get(piece, ()),
-            ),
-        )
-    return Program(server, forest.pieces, tuple(ranges), _relays(forest, server), _cumulative(forest))
+    up = _seen(_climbing(forest, source), symmetry)
+    down = _seen(_descending(forest.down, source), symmetry) if forest.down else up
+    relays = (
+        relay if symmetry is None else _relay_seen(relay, symmetry) for relay in _passing(forest, source)
+    )
+    return Program(
+        server, forest.pieces, _ranges(forest.pieces, up, down), _merged(relays), _cumulative(forest)
+    )
 
 
-def _append(ranges: list[Range], piece: int, part: _Part) -> None:
-    last = ranges[-1] if ranges else None
-    if last and (last.gather, last.up, last.down, last.spread) == part:
-        ranges[-1] = replace(last, stop=piece + 1)
-    else:
-        ranges.append(Range(piece, piece + 1, *part))
+def _seen(way: _Way, symmetry: Symmetry | None) -> _Way:
+    """The same edges as a symmetry shows them, again sorted by piece and peer."""
+    if symmetry is None:
+        return way
+    own, fan = (
+        _Edges(each.piece, symmetry.shown(each.peer), symmetry.shown(each.via), symmetry.turned(each.level))
+        for each in way
+    )
+    order = np.lexsort((fan.peer, fan.piece))
+    return own, _Edges(*(column[order] for column in fan))
 
 
-def _own(forest: Forest, piece: int, server: int, phase: Phase) -> Hop | None:
-    """This server's edge to its parent (UP) or from its source (DOWN)."""
-    if forest.root[piece] == server:
-        return None
-    path = forest.path(piece, server, phase)
-    return _from_start(path) if phase is Phase.UP else _from_end(path)
+def _relay_seen(relay: Relay, symmetry: Symmetry) -> Relay:
+    origin, dest, via = symmetry.shown(np.array([relay.origin, relay.dest, relay.via])).tolist()
+    level = int(symmetry.turned(np.array(relay.level)))
+    return replace(relay, origin=origin, dest=dest, via=via, level=level)
 
 
-def _fan(forest: Forest, server: int, phase: Phase) -> dict[int, tuple[Hop, ...]]:
-    """Per piece, the edges on which others send to this server (UP) or get from it (DOWN), in id order."""
-    tree = forest.down.source if phase is Phase.DOWN and forest.down else forest.up
-    found: dict[int, tuple[Hop, ...]] = {}
-    for piece, other in np.argwhere(tree == server).tolist():
-        path = forest.path(piece, other, phase)
-        hop = _from_end(path) if phase is Phase.UP else _from_start(path)
-        found[piece] = (*found.get(piece, ()), hop)
-    return found
+def _climbing(forest: Forest, server: int) -> _Way:
+    """The server's edges to its parents, one per piece, and those of its children.
+
+    On a way down that is the way up reversed, they are seen from here as the same hops.
+    """
+    own, fan = _direct(forest.up, forest.level, server)
+    for (piece, child), path in forest.detours.items():
+        if child == server:
+            _set(own, piece, _from_start(path))
+        elif forest.up[piece, child] == server:
+            _set(fan, _row(fan, piece, child), _from_end(path))
+    return own, fan
+
+
+def _descending(down: Down, server: int) -> _Way:
+    """The edges from the server's sources, one per piece, and those to whom it passes results on."""
+    own, fan = _direct(down.source, down.level, server)
+    for (piece, child), path in down.detours.items():
+        if child == server:
+            _set(own, piece, _from_end(path))
+        elif down.source[piece, child] == server:
+            _set(fan, _row(fan, piece, child), _from_start(path))
+    return own, fan
+
+
+def _direct(tree: NDArray[np.int32], level: NDArray[np.int8], server: int) -> _Way:
+    """Edges to the server's own peers, one per piece, and of those whose peer it is, as if all were hops."""
+    peer = np.maximum(tree[:, server], -1).astype(np.int64)
+    own = _Edges(np.arange(len(tree)), peer, peer.copy(), level[:, server].astype(np.int64))
+    found = np.flatnonzero(tree.reshape(-1) == server)
+    piece, other = np.divmod(found, tree.shape[1])
+    return own, _Edges(piece, other, other.copy(), level.reshape(-1)[found].astype(np.int64))
+
+
+def _row(fan: _Edges, piece: int, peer: int) -> int:
+    """Where a fan, sorted by piece and peer, has this edge."""
+    start, stop = np.searchsorted(fan.piece, [piece, piece + 1])
+    return int(start + np.searchsorted(fan.peer[start:stop], peer))
+
+
+def _set(edges: _Edges, row: int, hop: Hop) -> None:
+    edges.peer[row], edges.via[row], edges.level[row] = hop.peer, hop.via, hop.level
+
+
+def _ranges(pieces: int, up: _Way, down: _Way) -> tuple[Range, ...]:
+    """Cut the pieces wherever the server's part changes, and describe each range by its first piece."""
+    ways = (up,) if down is up else (up, down)
+    changes = np.zeros(pieces, np.bool_)
+    changes[:1] = True
+    for own, fan in ways:
+        names = _names(own)
+        changes[1:] |= names[1:] != names[:-1]
+        changes |= _changes(pieces, fan)
+    starts = np.flatnonzero(changes)
+    parts = [_parts(way, starts) for way in ways]
+    (parents, gathers), (sources, spreads) = parts[0], parts[-1]
+    stops = [*starts[1:].tolist(), pieces]
+    return tuple(map(Range, starts.tolist(), stops, gathers, parents, sources, spreads))
+
+
+def _names(edges: _Edges) -> _Array:
+    """A number for every hop, equal for equal hops only; less than 0 for none."""
+    size = int(max(edges.peer.max(initial=0), edges.via.max(initial=0))) + 1
+    level, via = edges.level.astype(np.int64), edges.via.astype(np.int64)
+    return (level * size + via) * size + edges.peer
+
+
+def _changes(pieces: int, fan: _Edges) -> NDArray[np.bool_]:
+    """Whether the hops of a fan differ from those in the piece before: one is new, or there are fewer."""
+    key = np.sort(_names(fan) * (pieces + 1) + fan.piece)
+    goes_on = key[1:][np.diff(key) == 1] % (pieces + 1)
+    count = np.bincount(fan.piece, minlength=pieces)
+    known = np.bincount(goes_on, minlength=pieces)
+    before = np.concatenate([[0], count[:-1]])
+    return np.asarray((known != count) | (before != count))
+
+
+class _Hops(dict[tuple[int, int, int], Hop]):
+    """One `Hop` for all edges that are alike: there are few of them."""
+
+    def __missing__(self, fields: tuple[int, int, int]) -> Hop:
+        return self.setdefault(fields, Hop(*fields))
+
+    def of(self, edges: _Edges) -> list[Hop]:
+        """Return the hop of every edge."""
+        return [self[fields] for fields in zip(*(column.tolist() for column in edges[1:]), strict=True)]
+
+
+def _parts(way: _Way, starts: _Array) -> tuple[list[Hop | None], list[tuple[Hop, ...]]]:
+    """In each of these pieces, the own hop, None where there is none, and the hops of the fan in id order."""
+    known = _Hops()
+    asked = np.zeros(len(way[0].piece), np.bool_)
+    asked[starts] = True
+    own, fan = (_Edges(*(column[asked[edges.piece]] for column in edges)) for edges in way)
+    hops = known.of(fan)
+    firsts, lasts = (np.searchsorted(fan.piece, starts, side).tolist() for side in _SIDES)
+    fans = [tuple(hops[first:last]) for first, last in zip(firsts, lasts, strict=True)]
+    return [hop if hop.peer >= 0 else None for hop in known.of(own)], fans
 
 
 def _from_start(path: Path) -> Hop:
@@ -171,9 +277,9 @@ def _cumulative(forest: Forest) -> tuple[int, ...] | None:
     return tuple(accumulate(forest.weight.tolist(), initial=0))
 
 
-def _relays(forest: Forest, server: int) -> tuple[Relay, ...]:
-    """What passes through this server, equal neighbours merged."""
-    single = sorted(_passing(forest, server), key=lambda relay: (_route(relay), relay.start))
+def _merged(relays: Iterable[Relay]) -> tuple[Relay, ...]:
+    """Merge equal neighbours."""
+    single = sorted(relays, key=lambda relay: (_route(relay), relay.start))
     merged: list[Relay] = []
     for relay in single:
         last = merged[-1] if merged else None

@@ -27,9 +27,10 @@ from bml.protocol.engine import Send
 from bml.protocol.frame import Header
 from bml.protocol.server import ServerCore
 from bml.protocol.timeouts import Timeouts
-from bml.schedule import AnyProgram, plan
+from bml.schedule import Programs, Schedules
 from bml.sim.history import History
 from bml.sim.promises import PromiseBroken, Promises
+from bml.sim.simulation import TREES
 from topology import BmlError, Fabric, parse
 
 _TIMES = Timeouts.of()
@@ -61,8 +62,8 @@ _Path: TypeAlias = "tuple[_Path, Choice] | None"
 Packet: TypeAlias = tuple[Header, msg.View | None]
 
 
-def _program(fabric: Fabric, server: int) -> AnyProgram:
-    return plan(fabric).program(server)
+def _programs(fabric: Fabric, server: int) -> Programs:
+    return Programs(Schedules(fabric, constants=TREES), server)
 
 
 @dataclass
@@ -83,7 +84,7 @@ class Model:
         self.faults = faults
         self.fabric = parse(fabric)
         self.cores = {
-            s: ServerCore(s, self.fabric, _program, _TIMES, 1 << 16, 0.0) for s in self.fabric.servers
+            s: ServerCore(s, self.fabric, _programs, _TIMES, 1 << 16, 0.0) for s in self.fabric.servers
         }
         self.alive = dict.fromkeys(self.cores, True)
         self.frozen = dict.fromkeys(self.cores, False)
@@ -308,7 +309,7 @@ def _listed(path: _Path) -> list[Choice]:
 #: Derived from the view or without meaning where nothing has a time.
 _LEFT_OUT = frozenset(
     (
-        *("fabric", "timeouts", "_fabric", "_base", "_planner", "_program", "_phases", "_timeouts"),
+        *("fabric", "timeouts", "_fabric", "_base", "_planner", "programs", "_phases", "_timeouts"),
         *("_detector", "_recovery", "_spans", "_units", "_starts", "_runs", "_relays"),
         *("views", "_texts", "_history", "steps"),
     )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -20,7 +19,8 @@ from bml.protocol.server import ServerCore
 from bml.protocol.timeouts import Timeouts
 from bml.protocol.transfer import Part, cut, verify
 from bml.protocol.workspace import Array, Workspace
-from bml.schedule import AnyProgram, plan
+from bml.schedule import Programs, Schedules
+from bml.schedule.model import Constants
 from bml.sim.headquarters import Channel
 from bml.sim.history import History
 from bml.sim.network import Network
@@ -62,6 +62,7 @@ class World(Protocol):
     n_elements: int
     slice_nbytes: int
     algorithm: str
+    constants: Constants
     timeouts: Timeouts
     network: Network
     wires: Wires
@@ -76,13 +77,13 @@ class World(Protocol):
 
 
 @lru_cache(maxsize=1 << 14)
-def _program(fabric: Fabric, algorithm: str, server: int) -> AnyProgram:
-    return _plan_of(fabric, algorithm)(server)
+def _programs(fabric: Fabric, algorithm: str, constants: Constants, server: int) -> Programs:
+    return Programs(_schedules(fabric, algorithm, constants), server)
 
 
 @lru_cache(maxsize=512)
-def _plan_of(fabric: Fabric, algorithm: str) -> Callable[[int], AnyProgram]:
-    return plan(fabric, algorithm, or_auto=True).program
+def _schedules(fabric: Fabric, algorithm: str, constants: Constants) -> Schedules:
+    return Schedules(fabric, algorithm, constants)
 
 
 @lru_cache(maxsize=256)
@@ -237,6 +238,9 @@ class Machine:
                 assert vector is not None
                 self._workspace = Workspace(vector, scratch_elements, "sum")
                 self._step_view = self.core.view
+            case ev.Prepare(epoch, _):
+                ready = partial(self.process.run, partial(self.handle, ev.Prepared(epoch)))
+                world.network.after(world.network.random.uniform(0, 0.01), ready)
             case ev.Keep(step, epoch, contributors):
                 assert self._workspace is not None
                 assert self._step_view is not None
@@ -296,8 +300,8 @@ class Machine:
 
     # --- the user --------------------------------------------------------------------------------
 
-    def _planner(self, fabric: Fabric, server: int) -> AnyProgram:
-        return _program(fabric, self._world.algorithm, server)
+    def _planner(self, fabric: Fabric, server: int) -> Programs:
+        return _programs(fabric, self._world.algorithm, self._world.constants, server)
 
     def _installed(self, view: View) -> None:
         what = f"view {view.epoch} of {view.members}, commit {view.commit}"

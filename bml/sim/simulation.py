@@ -15,6 +15,7 @@ from functools import partial
 from bml.protocol import coordinator as coord
 from bml.protocol import messages as msg
 from bml.protocol.timeouts import Timeouts
+from bml.schedule.model import DEFAULTS, Constants
 from bml.sim.chaos import FOREVER, Mishap
 from bml.sim.headquarters import Desk, Headquarters
 from bml.sim.history import History
@@ -24,12 +25,16 @@ from bml.sim.promises import PromiseBroken, Promises
 from bml.sim.wires import Wires
 from topology import Fabric, ServerFailure
 
+#: Without start-up times even small vectors take trees, which is where most can go wrong.
+TREES = replace(DEFAULTS, alpha_s=0.0)
+
 
 class Simulation:
     """`steps` steps of all-reduce over vectors of `n_elements` on `fabric`, and what befalls them.
 
     `run` returns the history; it raises PromiseBroken as soon as a promise is, and when the run has not
     ended by its deadline (virtual seconds). `restart_s`: how long a dead coordinator is missing.
+    `constants` of the cost model decide which schedule steps of this size take, if `algorithm` is auto.
     """
 
     def __init__(
@@ -41,6 +46,7 @@ class Simulation:
         detect_s: float = 0.5,
         min_servers: int | None = None,
         algorithm: str = "auto",
+        constants: Constants = TREES,
         restart_s: float = 0.3,
         slice_nbytes: int = 64,
         mishaps: Iterable[Mishap] = (),
@@ -53,6 +59,7 @@ class Simulation:
         self.n_elements = n_elements
         self.slice_nbytes = slice_nbytes
         self.algorithm = algorithm
+        self.constants = constants
         self.timeouts = Timeouts.of(detect_s)
         self.network = Network(seed)
         self.history = History(recorded)

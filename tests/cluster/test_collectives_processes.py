@@ -137,3 +137,22 @@ def test_recompute_must_return_the_same_shape() -> None:
 
     with pytest.raises(UsageError, match="recompute returned"):
         jobs.launch(train, faults=["kill:4@step=4"])
+
+
+def test_tiny_and_large_sums_are_exact_before_and_after_two_failures_at_once() -> None:
+    """Tiny ones are exchanged while the fabric is healthy; both kinds are packed when two parts are dead."""
+
+    def train(session: bml.Session) -> dict[str, Any]:
+        me = session.server
+        tiny, large = np.arange(3, dtype=np.int64) + me, np.arange(1 << 17, dtype=np.int64) * (me + 1)
+        sums = [(session.allreduce(tiny), session.allreduce(large)) for _ in range(10)]
+        return {"sums": sums, "view": session.contributors}
+
+    result = jobs.launch(train, faults=["switch:1/0@step=7", "cut:5/0@step=7"])
+    assert sorted(result.values) == list(range(9)), "no server was lost"
+    assert set(result.report["views"][-1]["failures"]) == {"switch:1/0", "link:5/0"}
+    for value in result.values.values():
+        assert value["view"] == tuple(range(9))
+        for tiny, large in value["sums"]:
+            np.testing.assert_array_equal(tiny, 9 * np.arange(3) + 36)
+            np.testing.assert_array_equal(large, 45 * np.arange(1 << 17))

@@ -65,6 +65,15 @@ def test_three_servers_and_the_coordinator_die() -> None:
     np.testing.assert_allclose(result.value["params"], jobs.reference(), rtol=1e-4, atol=1e-6)
 
 
+def test_a_server_and_a_cable_fail_at_once() -> None:
+    result = jobs.launch(jobs.descend, faults=["kill:4@step=12", "blackhole:2/0@step=12"])
+    check_sound(result)
+    assert sorted(result.values) == [0, 1, 2, 3, 5, 6, 7, 8], "nobody else was taken for dead"
+    assert set(result.report["views"][-1]["failures"]) == {"server:4", "link:2/0"}
+    assert result.report["samples"]["complete"]
+    np.testing.assert_allclose(result.value["params"], jobs.reference(), rtol=1e-4, atol=1e-6)
+
+
 def test_without_recompute_the_mean_is_of_what_contributed() -> None:
     result = jobs.launch(lambda session: jobs.descend(session, recompute=False), faults=["kill:4@step=12"])
     check_sound(result)

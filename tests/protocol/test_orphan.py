@@ -8,15 +8,15 @@ from bml.protocol import events as ev
 from bml.protocol import messages as msg
 from bml.protocol.server import ServerCore
 from bml.protocol.timeouts import Timeouts
-from bml.schedule import AnyProgram, plan
+from bml.schedule import Programs, Schedules
 from topology import Fabric, FabricError, bcube
 
 TIMES = Timeouts.of(0.5)
 
 
 def core() -> ServerCore:
-    def planner(fabric: Fabric, server: int) -> AnyProgram:
-        return plan(fabric).program(server)
+    def planner(fabric: Fabric, server: int) -> Programs:
+        return Programs(Schedules(fabric, "packed"), server)
 
     return ServerCore(0, bcube(2, 1), planner, TIMES, 1 << 16, 0.0)
 

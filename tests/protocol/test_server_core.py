@@ -14,7 +14,7 @@ from bml.protocol.engine import Place, Reduce, Send
 from bml.protocol.frame import FrameError, Header, Kind
 from bml.protocol.server import ServerCore
 from bml.protocol.timeouts import Timeouts
-from bml.schedule import plan
+from bml.schedule import Programs, Schedules
 from topology import Fabric, parse
 from topology.errors import InvariantError
 
@@ -22,8 +22,8 @@ ME, PEER = 0, 1
 SIGNATURE = 77
 
 
-def program(fabric: Fabric, server: int) -> Any:
-    return plan(fabric).program(server)
+def programs(fabric: Fabric, server: int) -> Programs:
+    return Programs(Schedules(fabric, "packed"), server)
 
 
 class Driver:
@@ -31,7 +31,7 @@ class Driver:
 
     def __init__(self, fabric: str = "bcube:2x1", term: int = 1):
         self.fabric = parse(fabric)
-        self.core = ServerCore(ME, self.fabric, program, Timeouts.of(0.5), 1 << 16, 0.0)
+        self.core = ServerCore(ME, self.fabric, programs, Timeouts.of(0.5), 1 << 16, 0.0)
         self.now = 0.0
         self.term = term
         self.said: list[ev.Instruction] = []

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from bml.cli import main
-from bml.cli.constants import load_constants, store_constants
+from bml.cluster.constants import load_constants, store_constants
 from bml.schedule import plan
 from bml.schedule.model import Constants, counts, counts_of_bml
 from topology import UsageError, parse

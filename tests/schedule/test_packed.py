@@ -1,6 +1,7 @@
 """Packed trees: sound, near the proved optimum, never worse than the paper's way, the same every time."""
 
 import time
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -11,9 +12,11 @@ from hypothesis import strategies as st
 from schedule_executor import check_sums
 
 from bml.schedule import bound, compile_program, gst, plan, verify
+from bml.schedule.nics import number_nics
 from bml.schedule.packed import _plan, fits, packed, prepare
+from bml.schedule.packed_search import Search
 from bml.schedule.packed_symmetry import representative, without_repeats
-from topology import FabricError, parse
+from topology import FabricError, UsageError, parse
 
 
 def ratio(fabric):
@@ -147,6 +150,50 @@ def test_one_plan_serves_all_failures_that_look_alike(name):
         assert np.array_equal(alive, fabric.nics)
         assert gst(packed(fabric), fabric) == gst(packed(case), case)
     assert first == {f"{name} without {one}" for one in ("server:0", "link:0/0", "switch:0/0")}
+
+
+@pytest.mark.parametrize("name", ["bcube:3x2", "bcube:2x3", "bcube:4x2"])
+def test_programs_seen_through_a_symmetry_are_those_of_the_forest_written_down(name):
+    for failure in single_failures(name):
+        made = plan(parse(name).without(failure), "packed")
+        for server in made.fabric.servers:
+            assert made.program(server) == compile_program(made.forest, server)
+
+
+def test_relays_seen_through_a_symmetry():
+    cube = parse("bcube:3x2")
+    forest = plan(cube.without("server:0"), "detour").forest
+    _, symmetry = representative(cube.without("server:5"))
+    shown = symmetry.apply(replace(forest, detours={}))
+    moved = {
+        (piece, int(symmetry.server[child])): tuple(
+            (int(symmetry.server[a]), int(symmetry.level[level]), int(symmetry.server[b]))
+            for a, level, b in path
+        )
+        for (piece, child), path in forest.detours.items()
+    }
+    assert moved
+    for server in cube.without("server:5").servers:
+        expected = compile_program(replace(shown, detours=moved), server)
+        assert compile_program(forest, server, symmetry) == expected
+    with pytest.raises(UsageError, match="server 5 has no part"):
+        compile_program(forest, 5, symmetry)
+    with pytest.raises(UsageError, match="server 9 has no part"):
+        compile_program(forest, 9, symmetry)
+
+
+def test_planning_has_a_bounded_effort():
+    """What took longest by chance: the effort is counted, so that it ends alike on every server."""
+    for name, failures in (
+        ("bcube:3x2", ("link:0/1", "link:5/0", "link:7/0", "switch:0/2")),
+        ("bcube:4x2", ("server:14", "link:3/0", "link:7/1", "link:9/1", "link:13/1")),
+        ("bcube:4x2", ("server:1", "server:7", "link:1/1", "link:2/1", "link:4/0")),
+    ):
+        fabric = parse(name).without(*failures)
+        search = Search(number_nics(fabric))
+        search.run(6)
+        assert search.effort <= 1.1 * 600 * len(fabric.servers)
+        assert ratio(fabric) <= 1.02
 
 
 def test_plans_made_ahead():

@@ -2,9 +2,11 @@
 
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
-from bml.schedule import bound, gst, plan
+from bml.schedule import bound, gst, gst_staged, load, plan, verify
+from bml.schedule.sample import sample_of_bml
 from topology import FabricError, UsageError, parse
 
 
@@ -46,6 +48,37 @@ def test_disconnected_survivors_are_named():
         plan(large)
     with pytest.raises(FabricError, match="no server of bcube:2x1 is left"):
         plan(parse("bcube:2x1").without("server:0", "server:1"))
+
+
+@pytest.mark.parametrize("name", ["bcube:3x2", "bcube:4x1", "bcube:2x4"])
+def test_healthy_bml_without_building_it(name):
+    made = plan(parse(name))
+    found = made.pieces, made.detours, made.gst(), made.gst_staged(), made.load().busiest
+    assert "schedule" not in vars(made)
+    forest = made.forest
+    assert found == (
+        forest.pieces,
+        0,
+        gst(forest, made.fabric),
+        gst_staged(forest, made.fabric),
+        load(forest, made.fabric).busiest,
+    )
+    assert np.array_equal(made.load().sent, load(forest, made.fabric).sent)
+    sample = sample_of_bml(made.fabric, 5)
+    rows = np.unique(np.linspace(0, forest.pieces - 1, 5).astype(int))
+    assert all(
+        np.array_equal(getattr(sample, column), getattr(forest, column)[rows])
+        for column in ("root", "up", "level", "stage")
+    )
+    assert verify(sample, made.fabric) == []
+
+
+def test_large_bml_is_verified_by_sample():
+    large = plan(parse("bcube:39x2"))
+    assert (large.verified_pieces, large.pieces) == (64, 2 * 39**2)
+    assert large.violations() == []
+    assert "schedule" not in vars(large)
+    assert plan(parse("bcube:4x3")).verified_pieces == 192
 
 
 def test_dead_and_unknown_servers_have_no_program():

@@ -1,6 +1,7 @@
 """Torus, Fat-Tree and one big switch as wired, their routes, and rates of single links."""
 
 import pickle
+import random
 from collections import Counter
 from fractions import Fraction
 
@@ -166,3 +167,16 @@ def test_families_are_told_apart_by_their_wiring():
         True,
         False,
     ]
+
+
+@pytest.mark.parametrize("name", ["bcube:3x2", "bcube:2x3", "torus:4x2", "torus:5x1", "switch:4"])
+def test_connected_means_one_component(name):
+    fabric = parse(name)
+    chance = random.Random(name)
+    found = []
+    for _ in range(40):
+        damaged = fabric.without(*(f"link:{s}/{level}" for s, level in fabric.links if chance.random() < 0.3))
+        damaged = damaged.without(*(f"server:{s}" for s in fabric.servers if chance.random() < 0.2))
+        found.append(damaged.is_connected)
+        assert damaged.is_connected == (len(damaged.components()) == 1)
+    assert len(set(found)) == 2
