@@ -52,7 +52,8 @@ def launch(
     before). `emulated`: the servers, as processes, live on the emulated fabric of this name (True: "bml")
     that is up on this machine, and cables really break. `transport` is "tcp", "verbs" (RDMA) or "verbs,tcp"
     (RDMA where there is any); settings in docs/rdma.md. `absent` servers are not started: they may join later
-    (`job.inject("join:4")`). `rejoin`: a server that is lost is started again and joins. `prints`: show what the training functions print.
+    (`job.inject("join:4")`). `rejoin`: a server that is lost is started again and joins. `prints`: show what
+    the training functions print.
     `on_change` is called, in another thread, with a snapshot of the job's state when it changes.
 
     Raises UsageError for a job that cannot be; TrainingError when a training function raised (its text

@@ -29,6 +29,7 @@ from bml.protocol.call import Call, neutral
 from bml.protocol.engine import Buffer, Place, Reduce, Send
 from bml.protocol.frame import Header, Kind
 from bml.protocol.server import ServerCore
+from bml.protocol.spans import size
 from bml.protocol.transfer import Rope
 from bml.protocol.workspace import Array, Workspace
 from bml.schedule import Programs, Schedules
@@ -55,9 +56,9 @@ _MOST_PREPARED = 64
 class Server:
     """One server of a job on this machine. `contact` is known at once; `start` needs everybody's.
 
-    `nics` are this server's own addresses, one per level. `life` numbers those of a server that joins a running
-    job, None: it is one of those with which the job begins. `strike` does a fault to real cables and returns
-    when it is done; None where there are none.
+    `nics` are this server's own addresses, one per level. `life` numbers those of a server that joins a
+    running job, None: it is one of those with which the job begins. `strike` does a fault to real cables and
+    returns when it is done; None where there are none.
     """
 
     def __init__(
@@ -257,6 +258,7 @@ class Server:
                 "members": list(record.view.members),
                 "failures": list(record.view.failures),
                 "commit": record.view.commit,
+                "kept": size(record.view.final),
                 "reason": record.view.reason,
                 "detect_s": record.view.detect_s,
                 "recover_s": record.recover_s,

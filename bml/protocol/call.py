@@ -1,4 +1,4 @@
-"""What a user called in a step, as text on the wire: enough for a learner to take part without contributing."""
+"""What a user called in a step, as text on the wire: enough for a learner to take part in it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OPS = ("sum", "min", "max", "prod")
 
 
 class Call(NamedTuple):
-    """`n_elements` of `dtype` (numpy's, as text) are reduced with `op`; `text` says it in the user's words."""
+    """`n_elements` of `dtype` (numpy's, as text) reduced with `op`; `text` says it in the user's words."""
 
     op: str
     dtype: str

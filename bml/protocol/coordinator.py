@@ -446,7 +446,7 @@ class Coordinator:
         return [Post(server, msg.Propose(self.term, self._proposal)) for server in self._next_members]
 
     def _contributors_stay(self) -> bool:
-        """Whether the next view has the same contributors as the newest, and nobody who saw nothing of the step."""
+        """Whether the next view has the contributors of the newest, and no newcomers."""
         next_ones = tuple(server for server in self._next_members if server not in self._next_learners)
         return self.view is not None and self.view.contributors == next_ones and not self._newcomers
 
@@ -529,7 +529,7 @@ class Coordinator:
                 return []  # for the shell alone
 
     def _leaves(self, server: int, why: str, now: float) -> list[Instruction]:
-        """It was asked to go: nothing of it is in the step that comes, the others need not wait to find out."""
+        """It was asked to go: nothing of it is in the step that comes, nobody need wait to find out."""
         self._roster.drop(server)
         if server not in self.members:
             return self._evict([server])

@@ -11,7 +11,6 @@ from bml.protocol.spans import Spans, common
 from faults import Suspicion
 from topology import Fabric
 
-
 _MOST_SPANS = 4096
 """More pieces than that are not worth their message."""
 

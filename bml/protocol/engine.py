@@ -105,7 +105,7 @@ Instruction = Send | Reduce
 
 
 class Engine:
-    """The dataflow of one step; see the module's text. `finals` are the spans that are final, as they became so.
+    """The dataflow of one step; see the module's text. `finals`: the spans that are final, as they became so.
 
     `stamp` marks all its frames, `n_elements` is the length of the vector, `slice_elements` the size at
     which this server cuts what it sends. Servers may cut differently: a receiver counts elements, not slices.

@@ -151,7 +151,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class Prepare:
-    """Have the program for a vector of so many bytes compiled, by a thread that may take its time; then say so."""
+    """Have the program for so many bytes compiled, by a thread that may take its time; then say so."""
 
     epoch: int
     nbytes: int

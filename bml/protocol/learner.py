@@ -6,7 +6,7 @@
     caught up  -- a view has it as a contributor                        -->  a server like the others
 
 It follows a step as soon as a neighbour says what is called in it, with a contribution that changes nothing;
-the results are kept, and the user, who starts from the state, is given them one by one as if he had been there.
+the results are kept, and the user, who starts from the state, is given them one by one.
 """
 
 from __future__ import annotations

@@ -358,8 +358,8 @@ class ServerCore:
             return [Replay(event.step)]
         return self._stop(
             StepMismatch(
-                f"step {event.step}: the others called {theirs}, but server {self.server}, which joined, called "
-                f"{event.call.text}; a joiner starts where its first session.batches or session.steps begins, "
+                f"step {event.step}: the others called {theirs}, but server {self.server}, a joiner, called "
+                f"{event.call.text}; it starts where its first session.batches or session.steps begins, "
                 "so every call of a step must be made in such a loop"
             )
         )
@@ -457,7 +457,8 @@ class ServerCore:
         theirs = self._texts.get((header.origin, header.signature), "something else")
         return StepMismatch(
             f"step {header.step}: server {header.origin} called {theirs}, but server {self.server} called "
-            f"{self._step.submit.call.text}; every server must make the same calls with the same shapes and dtypes"
+            f"{self._step.submit.call.text}; "
+            "every server must make the same calls with the same shapes and dtypes"
         )
 
     # --- joiners ---------------------------------------------------------------------------------

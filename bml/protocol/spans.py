@@ -1,4 +1,4 @@
-"""Sets of elements as sorted spans (start, stop) that neither overlap nor touch: what of a vector is final."""
+"""Sets of elements as sorted spans (start, stop) that do not overlap or touch: what of a vector is final."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Gift(NamedTuple):
 
 
 class Giving(NamedTuple):
-    """What a donor has to send in the view `epoch`, of the state at its first boundary after step `commit`."""
+    """What a donor has to send in the view `epoch`, of the state at a boundary after step `commit`."""
 
     epoch: int
     commit: int
@@ -160,7 +160,7 @@ class Incoming:
 
 
 def cut(state: Rope, gifts: Iterable[Gift]) -> tuple[tuple[Head, ...], bytearray]:
-    """What a donor sends of the whole state: the heads of its gifts, and all their pieces one after another."""
+    """What a donor sends of the whole state: the heads of its gifts, and all their pieces in a row."""
     kept = bytearray()
     heads = []
     for gift in gifts:

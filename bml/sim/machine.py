@@ -5,9 +5,8 @@ from __future__ import annotations
 from functools import lru_cache, partial
 from typing import NamedTuple, Protocol
 
-import numpy as np
-
 import msgspec
+import numpy as np
 
 from bml.protocol import events as ev
 from bml.protocol import messages as msg

@@ -25,7 +25,7 @@ _LENGTH_NBYTES = 8
 
 
 class Manifest(msgspec.Struct):
-    """Everything but the arrays. `loop` counts the session's training loops, `index` the steps of that one."""
+    """Everything but the arrays. `loop` counts the session's loops, `index` the steps of that one."""
 
     loop: int
     index: int

@@ -1,4 +1,4 @@
-"""Servers that come, go and come again in real jobs: the same bits, every sample once, the survivors go on."""
+"""Servers that come, go and come again in real jobs: the same bits, every sample once."""
 
 from __future__ import annotations
 

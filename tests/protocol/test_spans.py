@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +21,7 @@ def elements(spans: Spans | list[tuple[int, int]]) -> set[int]:
 def test_merged_is_the_same_set_in_fewest_spans(spans: list[tuple[int, int]]) -> None:
     found = merged(spans)
     assert elements(found) == elements(spans)
-    assert all(a[1] < b[0] for a, b in zip(found, found[1:], strict=False))
+    assert all(a[1] < b[0] for a, b in itertools.pairwise(found))
     assert size(found) == len(elements(spans))
 
 

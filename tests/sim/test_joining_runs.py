@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from bml.sim import Mishap, Simulation, When
@@ -29,7 +31,7 @@ def last(simulation: Simulation, step: int = STEPS) -> tuple[int, ...]:
 def gaps_s(simulation: Simulation) -> list[float]:
     """Between the first commits of all steps."""
     commits = [min(times) for _, times in sorted(simulation.history.commit_at_s.items())]
-    return [b - a for a, b in zip(commits, commits[1:], strict=False)]
+    return [b - a for a, b in itertools.pairwise(commits)]
 
 
 GONE = Mishap("crash", (1,), at("submit", 9))

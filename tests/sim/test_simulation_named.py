@@ -238,3 +238,17 @@ def test_once_broken(fabric: str, mishaps: tuple[Mishap, ...]) -> None:
         for steps in (1, 3):
             outcome = run(Scenario(seed, fabric, steps, 17, 64, mishaps))
             assert outcome.broken is None
+
+
+def test_a_step_goes_on_where_it_was_when_a_cable_fails() -> None:
+    """Nobody is asked again, and what was final on all is not sent again."""
+    cut = Mishap("silent", (4, 0), at("complete", 4))
+    simulation = Simulation(parse("bcube:3x2"), seed=1, steps=3, n_elements=400, mishaps=[cut])
+    simulation.run()
+    assert done(simulation) == list(range(9))
+    assert simulation.history.counts["resume"] == 9
+    assert simulation.history.counts["retry"] == 0
+    view = simulation.machines[0].core.views[1].view
+    kept = sum(stop - start for start, stop in view.final)
+    assert 0 < kept < 400
+    assert (view.commit, view.failures) == (0, ("link:4/0",))
