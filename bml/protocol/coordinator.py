@@ -24,9 +24,10 @@ safe is told in docs/architecture.md and in member.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from bml.protocol import messages as msg
+from bml.protocol.ballot import Ballot
 from bml.protocol.coordinator_events import (
     Connected,
     Event,
@@ -38,11 +39,12 @@ from bml.protocol.coordinator_events import (
     Post,
     Tick,
 )
-from bml.protocol.decision import decide, epoch_of, final_everywhere, is_open
-from bml.protocol.messages import Life, View
+from bml.protocol.decision import epoch_of, is_open
+from bml.protocol.findings import Findings
+from bml.protocol.messages import View
 from bml.protocol.roster import Roster, learners_of, lives_of
 from bml.protocol.timeouts import Timeouts
-from faults import Evidence, Suspicion, diagnose, settle
+from faults import Diagnosis, Settlement, Suspicion, diagnose, settle
 from faults.healing import healed
 from topology import Fabric, ServerFailure, parse_failure
 
@@ -74,28 +76,15 @@ class Coordinator:
         self._absent = frozenset(absent)
         self._timeouts = timeouts
         self._min_servers = min_servers
-        self._statuses: dict[int, msg.Status] = {}
-        self._accepted: set[int] = set()
+        self._statuses: dict[int, msg.Status] = {}  # while gathering
         self._epoch = 0
-        self._next_members: tuple[int, ...] = ()
-        self._next_failures: tuple[str, ...] = ()
-        self._next_learners: tuple[int, ...] = ()
-        self._next_joined: tuple[Life, ...] = ()
-        self._newcomers: frozenset[int] = frozenset()  # of the next view: nothing is decided by them
-        self._roster = Roster()
-        self._proposal: View | None = None
+        self._ballot: Ballot | None = None  # while freezing and proposing
         self._proposals: set[View] = set()  # since the last one that was accepted by all
-        self._reason = ""
-        self._dead: dict[int, str] = {}
-        self._suspicions: dict[tuple[int, int, int], Suspicion] = {}
-        self._trusted: set[tuple[int, int, int]] = set()
+        self._roster = Roster()
+        self._findings = Findings(timeouts, now)
         self._healed: frozenset[str] = frozenset()
-        self._fresh = False  # evidence that no view has answered yet
-        self._evidence_at = now
-        self._silent_s = 0.0
-        self._detect_s = 0.0
+        self._reason = ""
         self._farewell: msg.ToServer | None = None
-        self._act_at: float | None = None
         self._answer_by = now + timeouts.start_s
 
     @property
@@ -112,15 +101,24 @@ class Coordinator:
         return self.view.contributors if self.view else self._first()
 
     @property
+    def awaited(self) -> list[int]:
+        """The servers without whose answer nothing goes on."""
+        if self._ballot is not None:
+            return self._ballot.silent
+        if self.state == "gathering":
+            return [server for server in self.members if server not in self._statuses]
+        return []
+
+    @property
     def suspicions(self) -> list[str]:
         """Who is suspected by whom and why, in words."""
-        said = [f"server {server}: {why}" for server, why in sorted(self._dead.items())]
-        return said + [each.why for _, each in sorted(self._suspicions.items())]
+        return self._findings.texts
 
     def next_deadline(self, now: float) -> float:
         """Until when, at the latest, a Tick is due."""
         due = [self._answer_by] if self.state in ("gathering", "freezing", "proposing") else []
-        return min([*due, *([self._act_at] if self._act_at is not None else [])], default=now + 3600)
+        act_at = self._findings.act_at
+        return min([*due, *([act_at] if act_at is not None else [])], default=now + 3600)
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """React to an event at time `now` (seconds)."""
@@ -140,13 +138,11 @@ class Coordinator:
 
     def _again(self, server: int) -> list[Instruction]:
         """What a server that reconnects may have missed; Evict is said again to its Status."""
-        if server not in self._next_members:
+        if self._ballot is None or server not in self._ballot.members:
             return []
-        if self.state == "freezing":
+        if self._ballot.proposal is None:
             return [Post(server, msg.Freeze(self.term, self._epoch, self._reason))]
-        if self.state == "proposing" and self._proposal:
-            return [Post(server, msg.Propose(self.term, self._proposal))]
-        return []
+        return [Post(server, msg.Propose(self.term, self._ballot.proposal))]
 
     def _late(self, event: Event) -> list[Instruction]:
         """After the end: whoever still appears is told."""
@@ -161,66 +157,53 @@ class Coordinator:
 
     def _gone(self, server: int, why: str, now: float) -> list[Instruction]:
         self._roster.drop(server)
-        if server in self._newcomers and self.state in ("freezing", "proposing"):
+        if self._ballot is not None and server in self._ballot.newcomers:
             return self._change(now)
-        if server not in self.members or server in self._dead:
+        if server not in self.members or server in self._findings.dead:
             return []
-        self._dead[server] = why
+        return self._lost(server, why, now)
+
+    def _lost(self, server: int, why: str, now: float) -> list[Instruction]:
+        """There is proof that a member is gone."""
+        self._findings.dead[server] = why
         if self.state == "gathering":
             return self._gathered(now)
-        return self._note(now, self._timeouts.proof_window_s, 0.0)
-
-    def _note(self, now: float, window_s: float, silent_s: float) -> list[Instruction]:
-        if not self._fresh:
-            self._fresh = True
-            self._evidence_at = now
-            self._silent_s = silent_s
-        act_at = now + window_s
-        self._act_at = act_at if self._act_at is None else min(self._act_at, act_at)
+        self._findings.note_proof(now)
         return []
 
     def _suspected(self, message: msg.Suspect, now: float) -> list[Instruction]:
-        suspicion = Suspicion(
-            message.observer, message.peer, message.level, message.kind, message.silent_s, message.why
-        )
-        self._suspicions[message.observer, message.peer, message.level] = suspicion
-        if self.state == "gathering":
-            return []
-        silent = message.kind == "silence"
-        window_s = self._timeouts.silence_window_s if silent else self._timeouts.proof_window_s
-        return self._note(now, window_s, message.silent_s)
+        self._findings.suspect(message)
+        if self.state != "gathering":
+            self._findings.note_suspicion(message, now)
+        return []
 
     def _tick(self, now: float) -> list[Instruction]:
-        if self.state in ("freezing", "proposing") and now >= self._answer_by:
-            for server in self._unanswered():
+        findings = self._findings
+        if self._ballot is not None and now >= self._answer_by:
+            for server in self.awaited:
                 self._roster.drop(server)
-                self._dead.setdefault(server, f"no answer within {self._timeouts.answer_s:g} s")
+                findings.dead.setdefault(server, f"no answer within {self._timeouts.answer_s:g} s")
             return self._change(now)
         if self.state == "gathering" and now >= self._answer_by:
-            for server in self._unanswered():
-                self._dead.setdefault(server, "did not appear")
+            for server in self.awaited:
+                findings.dead.setdefault(server, "did not appear")
             return self._gathered(now)
-        if self._act_at is not None and now >= self._act_at and self.state != "gathering":
-            self._act_at = None
-            return self._change(now) if self._fresh else []
+        if findings.act_at is not None and now >= findings.act_at and self.state != "gathering":
+            findings.act_at = None
+            return self._change(now) if findings.fresh else []
         return self._heal(now) or self._grow(now)
-
-    def _unanswered(self) -> list[int]:
-        if self.state == "gathering":
-            return [server for server in self.members if server not in self._statuses]
-        answered = self._statuses.keys() if self.state == "freezing" else self._accepted
-        return [server for server in self._next_members if server not in answered]
 
     # --- gathering: start-up and takeover --------------------------------------------------------
 
     def _gathered(self, now: float) -> list[Instruction]:
-        if any(server not in self._dead for server in self._unanswered()):
+        dead = self._findings.dead
+        if any(server not in dead for server in self.awaited):
             return []
-        if self.view is None and self._dead and self._min_servers is None:
-            names = ", ".join(f"server {server} ({why})" for server, why in sorted(self._dead.items()))
+        if self.view is None and dead and self._min_servers is None:
+            names = ", ".join(f"server {server} ({why})" for server, why in sorted(dead.items()))
             return self._abort("start", f"cannot start: {names}")
-        if self.view is not None:  # that servers outside the view are gone is no news
-            self._dead = {server: why for server, why in self._dead.items() if server in self.members}
+        if self.view is not None:
+            self._findings.forget_deaths(self.members)
         failed = [server for server in self.contributors if self.outcomes.get(server) == "failed"]
         if failed:
             return self._ended(failed[0], "failed", self._statuses[failed[0]].error, now)
@@ -229,17 +212,18 @@ class Coordinator:
             for server, status in self._statuses.items()
             if server in self.members
         )
-        if settled and not self._dead:
+        if settled and not self._findings.dead:
             self.state = "steady"
-            if self._suspicions:
-                self._note(now, self._timeouts.silence_window_s, 0.0)
+            if self._findings.suspected:
+                self._findings.note(now, self._timeouts.silence_window_s)
             return [*self._evict(self._fabric.servers), *self._check_done(), *self._grow(now)]
-        self._evidence_at = now
+        self._findings.since_s = now
         return self._change(now)
 
     def _is_void(self, suspicion: Suspicion) -> bool:
         """Whether a peer was not heard because the view had not reached it: it lives, and waits for one."""
-        status = self._statuses.get(suspicion.peer)
+        known = self._ballot.statuses if self._ballot else self._statuses
+        status = known.get(suspicion.peer)
         outside = status is not None and epoch_of(status.installed) < epoch_of(self.view)
         return suspicion.peer != suspicion.observer and outside
 
@@ -262,19 +246,16 @@ class Coordinator:
 
     def _change(self, now: float) -> list[Instruction]:
         """Diagnose all evidence and freeze the survivors."""
-        self._forget(self._is_void)
+        self._findings.forget(self._is_void)
+        self._rest_if_steady()
         admitted, promoted = self._roster.admitted(self.view), self._roster.promoted(self.view)
         back = {f"server:{server}" for server in admitted}
         fabric = self._fabric.without(*(part for part in self._standing() if part not in back))
-        suspicions = tuple(each for _, each in sorted(self._suspicions.items()) if is_open(fabric, each))
-        dead = {server: why for server, why in self._dead.items() if server in fabric.servers}
-        diagnosis = diagnose(fabric, Evidence(dead, suspicions))
+        diagnosis = diagnose(fabric, self._findings.evidence(fabric, is_open))
         if not set(fabric.servers) - {f.server for f in diagnosis.failures if isinstance(f, ServerFailure)}:
             return self._too_few((), diagnosis.reason)
         settlement = settle(fabric, diagnosis.failures)
-        reason = diagnosis.reason if diagnosis.failures else ""
-        if len(settlement.failures) > len(diagnosis.failures):
-            reason = f"{reason}; {settlement.reason}"
+        reason = _explained(diagnosis, settlement)
         for server in admitted.keys() - {*settlement.members}:
             self._roster.drop(server)  # the others cannot reach it
         learners = learners_of(settlement.members, self.view, admitted, promoted)
@@ -285,26 +266,31 @@ class Coordinator:
             return self._too_few(left, reason)
         for server in admitted:
             self.outcomes.pop(server, None)  # those of its earlier life
-        self._detect_s = now - self._evidence_at + self._silent_s if self._fresh else 0.0
-        self.state = "freezing"
-        self._act_at = None
-        self._reason = (
-            "; ".join(filter(None, (reason, self._good_news(admitted, promoted))))
-            or self._reason
-            or ("new coordinator" if self.view else "start")
-        )
-        self._statuses = {}
-        self._accepted = set()
-        self._proposal = None
-        self._next_members = settlement.members
-        self._next_failures = tuple(str(each) for each in sorted({*fabric.failures, *settlement.failures}))
-        self._next_learners = learners
-        self._next_joined = lives_of(settlement.members, self.view, admitted)
-        self._newcomers = frozenset(admitted)
+        news = "; ".join(filter(None, (reason, self._good_news(admitted, promoted))))
+        self._reason = news or self._reason or ("new coordinator" if self.view else "start")
+        failures = tuple(str(each) for each in sorted({*fabric.failures, *settlement.failures}))
         self._epoch += 1
+        view = View(
+            epoch=self._epoch,
+            members=settlement.members,
+            failures=failures,
+            commit=0,
+            reason=self._reason,
+            detect_s=self._findings.detect_s(now),
+            failed=self._failed(failures),
+            learners=learners,
+            joined=lives_of(settlement.members, self.view, admitted),
+        )
+        return self._freeze(Ballot(view, frozenset(admitted)), now)
+
+    def _freeze(self, ballot: Ballot, now: float) -> list[Instruction]:
+        self._ballot = ballot
+        self._statuses = {}
+        self.state = "freezing"
+        self._findings.act_at = None
         self._answer_by = now + self._timeouts.answer_s
         freeze = msg.Freeze(self.term, self._epoch, self._reason)
-        return [*self._evict(self._fabric.servers), *(Post(server, freeze) for server in self._next_members)]
+        return [*self._evict(self._fabric.servers), *(Post(server, freeze) for server in ballot.members)]
 
     def _good_news(self, admitted: Iterable[int], promoted: Iterable[int]) -> str:
         news = [f"{', '.join(sorted(self._healed))} works again"] if self._healed else []
@@ -314,7 +300,7 @@ class Coordinator:
 
     def _grow(self, now: float) -> list[Instruction]:
         """Let in who waits, and let contribute who has caught up, once nothing else is the matter."""
-        if self.state != "steady" or self._fresh:
+        if self.state != "steady" or self._findings.fresh:
             return []
         news = self._roster.admitted(self.view) or self._roster.promoted(self.view)
         return self._change(now) if news else []
@@ -327,24 +313,25 @@ class Coordinator:
 
     def _heal(self, now: float) -> list[Instruction]:
         """Use again what has worked for long enough, once nothing else is the matter."""
-        if self.state != "steady" or self.view is None or self._fresh or not self._trusted:
+        findings = self._findings
+        if self.state != "steady" or self.view is None or findings.fresh or not findings.trusted:
             return []
         parts = [parse_failure(part) for part in self.view.failures]
-        self._healed = frozenset(str(part) for part in healed(self._fabric, parts, self._trusted))
+        self._healed = frozenset(str(part) for part in healed(self._fabric, parts, findings.trusted))
         return self._change(now) if self._healed else []
 
-    def _failed(self) -> tuple[tuple[str, int], ...]:
+    def _failed(self, failures: Iterable[str]) -> tuple[tuple[str, int], ...]:
         """How often links and switches have failed, with those of the next view that are new."""
         times = dict(self.view.failed) if self.view else {}
         standing = self._standing()
-        for part in self._next_failures:
+        for part in failures:
             if part not in standing and not part.startswith("server:"):
                 times[part] = times.get(part, 0) + 1
         return tuple(sorted(times.items()))
 
     def _evict(self, servers: Iterable[int]) -> list[Instruction]:
         """Tell those that are out, now and whenever they appear again: they would wait for ever."""
-        members = self._next_members if self.state in ("freezing", "proposing") else self.members
+        members = self._ballot.members if self._ballot else self.members
         evict = msg.Evict(self.term, self._epoch, self._reason or "a view without it is in force")
         out = (server for server in servers if server not in members and not self._roster.waits(server))
         return [Post(server, evict) for server in out]
@@ -381,40 +368,41 @@ class Coordinator:
         if status.server in self.contributors and status.outcome == "failed":
             return self._ended(status.server, status.outcome, status.error, now)
         if status.epoch == 0:
-            self._forget(lambda each: each.observer == status.server)  # it says again what it still suspects
+            # It says again what it still suspects.
+            self._findings.forget(lambda each: each.observer == status.server)
+            self._rest_if_steady()
             evict = self._evict([status.server])
             if evict:
                 return evict
-        if news and self.state in ("freezing", "proposing"):
+        ballot = self._ballot
+        if news and ballot is not None:
             return self._change(now)
-        if self.state == "freezing" and status.epoch == self._epoch and status.server in self._next_members:
-            self._statuses[status.server] = status
-            return [] if self._unanswered() else self._propose(now)
-        if self.state == "steady" and status.epoch == 0 and self._out_of_step(status):
+        if self.state == "freezing" and ballot is not None:
+            if status.epoch == self._epoch and status.server in ballot.members:
+                ballot.statuses[status.server] = status
+                return [] if ballot.silent else self._propose(ballot, now)
+        elif self.state == "steady" and status.epoch == 0 and self._out_of_step(status):
             self._reason = f"server {status.server} came back without the view"
-            return self._note(now, self._timeouts.proof_window_s, 0.0)
+            self._findings.note_proof(now)
+            return []
         return self._check_done()
 
     def _is_known(self, status: msg.Status) -> bool:
         """Whether the server is in the life in which it is a member, or was one."""
-        asked = self.state in ("freezing", "proposing") and status.server in self._next_members
-        lives = self._next_joined if asked else self.view.joined if self.view else ()
-        return status.life == next((life for life in lives if life.server == status.server), None)
+        if self._ballot is not None and status.server in self._ballot.members:
+            return status.life == self._ballot.life(status.server)
+        return status.life == (self.view.life(status.server) if self.view else None)
 
     def _stranger(self, status: msg.Status, news: bool, now: float) -> list[Instruction]:
         """A server in another life than the one in which it is, or was, a member."""
-        server = status.server
-        busy = self.state in ("freezing", "proposing")
+        server, ballot = status.server, self._ballot
         if status.life is None or status.installed is not None or status.outcome:
             evict = Post(server, msg.Evict(self.term, self._epoch, "another life of it is in its place"))
-            return [evict, *(self._change(now) if news and busy else [])]
+            return [evict, *(self._change(now) if news and ballot is not None else [])]
         self._roster.knocks(status.life)
-        if server in self.members and server not in self._dead:
-            self._dead[server] = "it was started again"
-            if self.state == "gathering":
-                return self._gathered(now)
-            return self._note(now, self._timeouts.proof_window_s, 0.0)
-        if busy and (news or server in self._newcomers):
+        if server in self.members and server not in self._findings.dead:
+            return self._lost(server, "it was started again", now)
+        if ballot is not None and (news or server in ballot.newcomers):
             return self._change(now)
         return self._grow(now)
 
@@ -424,65 +412,44 @@ class Coordinator:
         stands_at = (epoch_of(status.installed), status.promised)
         return status.server in self.members and stands_at != (self.view.epoch, self.view.epoch)
 
-    def _propose(self, now: float) -> list[Instruction]:
+    def _propose(self, ballot: Ballot, now: float) -> list[Instruction]:
         """Every survivor has reported: COMMIT or RETRY."""
-        old = [each for each in self._statuses.values() if each.server not in self._newcomers]
-        commit = decide(old)
-        self._proposal = View(
-            epoch=self._epoch,
-            members=self._next_members,
-            failures=self._next_failures,
-            commit=commit,
-            final=final_everywhere(old, commit) if self._contributors_stay() else (),
-            reason=self._reason,
-            detect_s=self._detect_s,
-            failed=self._failed(),
-            learners=self._next_learners,
-            joined=self._next_joined,
-        )
-        self._proposals.add(self._proposal)
+        proposal = ballot.decide(self.view)
+        self._proposals.add(proposal)
         self.state = "proposing"
         self._answer_by = now + self._timeouts.answer_s
-        return [Post(server, msg.Propose(self.term, self._proposal)) for server in self._next_members]
-
-    def _contributors_stay(self) -> bool:
-        """Whether the next view has the contributors of the newest, and no newcomers."""
-        next_ones = tuple(server for server in self._next_members if server not in self._next_learners)
-        return self.view is not None and self.view.contributors == next_ones and not self._newcomers
+        return [Post(server, msg.Propose(self.term, proposal)) for server in ballot.members]
 
     def _accept(self, message: msg.Accepted, now: float) -> list[Instruction]:
-        if self.state != "proposing" or message.epoch != self._epoch:
+        ballot = self._ballot
+        if ballot is None or ballot.proposal is None or message.epoch != self._epoch:
             return []
-        self._accepted.add(message.server)
-        if self._unanswered():
+        ballot.accepted.add(message.server)
+        if ballot.silent:
             return []
-        assert self._proposal is not None
-        self.view = self._chosen = self._proposal
+        self.view = self._chosen = ballot.proposal
+        self._ballot = None
         self._proposals.clear()
-        self._trusted.clear()  # servers listen anew in every view
         self._healed = frozenset()
-        self._statuses = {}
         self.state = "steady"
-        self._newcomers = frozenset()
         self._roster.settle(self.view)
-        self._forget_explained()
+        self._forget_explained(self.view)
         out: list[Instruction] = [
             Post(server, msg.Install(self.term, self._epoch)) for server in self.view.members
         ]
         return out + self._check_done() + self._grow(now)
 
-    def _forget_explained(self) -> None:
+    def _forget_explained(self, view: View) -> None:
         """Keep only the evidence that the new view does not answer."""
-        assert self.view is not None
-        fabric = self._fabric.without(*self.view.failures)
-        self._dead = {server: why for server, why in self._dead.items() if server in self.view.members}
-        self._forget(lambda each: not is_open(fabric, each))
+        fabric = self._fabric.without(*view.failures)
+        self._findings.trusted.clear()  # servers listen anew in every view
+        self._findings.forget_deaths(view.members)
+        self._findings.forget(lambda each: not is_open(fabric, each))
+        self._rest_if_steady()
 
-    def _forget(self, past: Callable[[Suspicion], bool]) -> None:
-        """Drop suspicions; without any evidence left there is nothing to act on."""
-        self._suspicions = {key: each for key, each in self._suspicions.items() if not past(each)}
-        if not self._dead and not self._suspicions and self.state == "steady":
-            self._fresh, self._act_at = False, None
+    def _rest_if_steady(self) -> None:
+        if self.state == "steady":
+            self._findings.rest()
 
     # --- other messages --------------------------------------------------------------------------
 
@@ -495,7 +462,7 @@ class Coordinator:
             case msg.Accepted():
                 return self._accept(message, now)
             case msg.Refused(_, _, promised):
-                late = promised < self._epoch or self.state not in ("freezing", "proposing")
+                late = promised < self._epoch or self._ballot is None
                 self._epoch = max(self._epoch, promised)
                 return [] if late else self._change(now)
             case msg.Deposed(_, term):
@@ -503,13 +470,16 @@ class Coordinator:
             case msg.Suspect():
                 return self._suspected(message, now) if server in self.members else []
             case msg.Withdraw(observer, peer, level):
-                self._forget(lambda each: (each.observer, each.peer, each.level) == (observer, peer, level))
+                self._findings.forget(
+                    lambda each: (each.observer, each.peer, each.level) == (observer, peer, level)
+                )
+                self._rest_if_steady()
                 return []
             case msg.Healthy(observer, peer, level):
-                self._trusted.add((observer, peer, level))
+                self._findings.trusted.add((observer, peer, level))
                 return self._heal(now)
             case msg.Relapsed(observer, peer, level):
-                self._trusted.discard((observer, peer, level))
+                self._findings.trusted.discard((observer, peer, level))
                 return []
             case msg.Gives():
                 self._roster.gives(server)
@@ -533,8 +503,11 @@ class Coordinator:
         self._roster.drop(server)
         if server not in self.members:
             return self._evict([server])
-        self._dead.setdefault(server, f"it leaves: {why}")
-        return self._gathered(now) if self.state == "gathering" else self._note(now, 0.0, 0.0)
+        self._findings.dead.setdefault(server, f"it leaves: {why}")
+        if self.state == "gathering":
+            return self._gathered(now)
+        self._findings.note(now, 0.0)
+        return []
 
     def _ended(self, server: int, outcome: str, error: str, now: float) -> list[Instruction]:
         self.outcomes[server] = outcome
@@ -542,7 +515,7 @@ class Coordinator:
             return self._abort("training", error, server)
         if outcome == "failed" and server in self.members:  # a learner is the loss of nobody
             return self._leaves(server, error, now)
-        if server in self._newcomers and self.state in ("freezing", "proposing"):
+        if self._ballot is not None and server in self._ballot.newcomers:
             self._roster.drop(server)
             return self._change(now)
         return self._check_done()
@@ -553,21 +526,27 @@ class Coordinator:
         return self._finish()
 
     def _finish(self) -> list[Instruction]:
-        self.state = "stopped"
+        self.state, self._ballot = "stopped", None
         self._farewell = shutdown = msg.Shutdown(self.term)
         return [*(Post(server, shutdown) for server in self._fabric.servers), Finished(None)]
 
     def _deposed(self, term: int) -> list[Instruction]:
         if term <= self.term:
             return []
-        self.state = "stopped"
+        self.state, self._ballot = "stopped", None
         self._farewell = None
         return [Finished(None, deposed=True)]
 
     def _abort(self, kind: str, text: str, server: int = -1) -> list[Instruction]:
-        self.state = "stopped"
+        self.state, self._ballot = "stopped", None
         self._farewell = abort = msg.Abort(self.term, kind, text, server)
         return [*(Post(server, abort) for server in self._fabric.servers), Finished(abort)]
+
+
+def _explained(diagnosis: Diagnosis, settlement: Settlement) -> str:
+    reason = diagnosis.reason if diagnosis.failures else ""
+    more = len(settlement.failures) > len(diagnosis.failures)
+    return f"{reason}; {settlement.reason}" if more else reason
 
 
 __all__ = [
@@ -581,5 +560,4 @@ __all__ = [
     "Interrupt",
     "Post",
     "Tick",
-    "decide",
 ]

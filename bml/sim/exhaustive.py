@@ -192,20 +192,21 @@ class Model:
         core = self.headquarters
         if core.state == "stopped":
             return False
-        if core._act_at is not None:
+        if core._findings.act_at is not None:
             return True
-        silent = [s for s in core._unanswered() if not self.alive[s] or self.frozen[s]]
-        return core.state != "steady" and bool(silent) and silent == core._unanswered()
+        awaited = core.awaited
+        stuck = [server for server in awaited if not self.alive[server] or self.frozen[server]]
+        return bool(stuck) and stuck == awaited
 
     def _tick(self) -> None:
         core = self.headquarters
-        now = core._act_at if core._act_at is not None else core._answer_by
+        now = core._findings.act_at if core._findings.act_at is not None else core._answer_by
         self._coordinate(coord.Tick(), now)
         # Time starts anew, so that states which differ in nothing else are the same.
         core._answer_by -= now
-        core._evidence_at = core._detect_s = 0.0
-        if core._act_at is not None:
-            core._act_at -= now
+        core._findings.since_s = 0.0
+        if core._findings.act_at is not None:
+            core._findings.act_at -= now
 
     def _coordinate(self, event: coord.Event, now: float) -> None:
         for instruction in self.headquarters.handle(event, now):

@@ -52,17 +52,25 @@ class Driver:
     def answer(self, *servers: int) -> list[coord.Instruction]:
         """Report to the Freeze of now."""
         done: list[coord.Instruction] = []
-        for server in servers or self.core._next_members:
+        for server in servers or self.asked():
             self.at[server]["promised"] = self.core._epoch
             done += self.heard(server, self.status(server, self.core._epoch))
         return done
 
     def accept(self, *servers: int) -> list[coord.Instruction]:
         done: list[coord.Instruction] = []
-        for server in servers or self.core._next_members:
-            self.at[server]["accepted"] = self.core._proposal
+        for server in servers or self.asked():
+            self.at[server]["accepted"] = self.ballot.proposal
             done += self.heard(server, msg.Accepted(server, self.term, self.core._epoch))
         return done
+
+    @property
+    def ballot(self) -> Any:
+        assert self.core._ballot is not None, "no view is being agreed on"
+        return self.core._ballot
+
+    def asked(self) -> tuple[int, ...]:
+        return self.ballot.members  # type: ignore[no-any-return]
 
     def installed(self) -> None:
         for server in self.core.members:
@@ -207,11 +215,11 @@ def test_answers_to_another_ballot_do_not_count(steady: Driver) -> None:
     steady.die(2)
     assert steady.heard(0, steady.status(0, epoch=1)) == []
     assert steady.heard(0, steady.status(0, epoch=2, term=7)) == []
-    assert steady.core._statuses == {}
+    assert steady.ballot.statuses == {}
     steady.answer()
     assert steady.heard(0, msg.Accepted(0, 1, 1)) == []
     assert steady.heard(0, msg.Accepted(0, 7, 2)) == []
-    assert steady.core._accepted == set()
+    assert steady.ballot.accepted == set()
 
 
 def test_no_answer_in_time_is_a_death(steady: Driver) -> None:

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from bml.protocol.coordinator import decide
+from bml.protocol.decision import decide
 from bml.protocol.messages import Status, View
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from bml.protocol import ballot
 from bml.protocol import coordinator as coord
 from bml.protocol.barrier import Barrier
 from bml.protocol.engine import Buffer, Reduce
@@ -58,19 +59,19 @@ def return_before_the_barrier(patch: Patch) -> None:
 
 def retry_although_one_committed(patch: Patch) -> None:
     """The decision looks at the slowest server alone."""
-    patch.setattr(coord, "decide", lambda statuses: min(status.committed for status in statuses))
+    patch.setattr(ballot, "decide", lambda statuses: min(status.committed for status in statuses))
 
 
 def forget_what_was_accepted(patch: Patch) -> None:
     """The decision looks at what is installed, not at views that may be in force elsewhere."""
-    decide = coord.decide
+    decide = ballot.decide
 
     def forgetful(statuses: Any) -> int:
         known = list(statuses)
         installed = [status.installed for status in known if status.installed]
         return max(status.committed for status in known) if installed else decide(known)
 
-    patch.setattr(coord, "decide", forgetful)
+    patch.setattr(ballot, "decide", forgetful)
 
 
 def count_a_gradient_twice(patch: Patch) -> None:

@@ -1,0 +1,50 @@
+"""The next view while it is being agreed on: who is to be in it, who has answered, what they said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from msgspec import structs
+
+from bml.protocol import messages as msg
+from bml.protocol.decision import decide, final_everywhere
+from bml.protocol.messages import Life, View
+
+
+@dataclass
+class Ballot:
+    """`next` is the view so far: its decision (`commit`, `final`) comes with the last status.
+
+    `newcomers` are those of its members that are let in by it: nothing is decided by them.
+    """
+
+    next: View
+    newcomers: frozenset[int]
+    statuses: dict[int, msg.Status] = field(default_factory=dict)
+    accepted: set[int] = field(default_factory=set)
+    proposal: View | None = None
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Whose answers are needed."""
+        return self.next.members
+
+    def life(self, server: int) -> Life | None:
+        """In which life it is asked."""
+        return self.next.life(server)
+
+    @property
+    def silent(self) -> list[int]:
+        """Whose answer is missing: the status, then the acceptance of the proposal."""
+        answered = self.statuses.keys() if self.proposal is None else self.accepted
+        return [server for server in self.members if server not in answered]
+
+    def decide(self, old: View | None) -> View:
+        """The view to propose, now that every member has said where it stands; `old` is the newest known."""
+        known = [status for server, status in self.statuses.items() if server not in self.newcomers]
+        commit = decide(known)
+        # A step whose contributors stay goes on where it was.
+        stay = old is not None and old.contributors == self.next.contributors and not self.newcomers
+        final = final_everywhere(known, commit) if stay else ()
+        self.proposal = structs.replace(self.next, commit=commit, final=final)
+        return self.proposal
