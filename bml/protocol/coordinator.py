@@ -288,6 +288,7 @@ class Coordinator:
         self._statuses = {}
         self.state = "freezing"
         self._findings.act_at = None
+        self._findings.astray.clear()  # whoever is asked now is told
         self._answer_by = now + self._timeouts.answer_s
         freeze = msg.Freeze(self.term, self._epoch, self._reason)
         return [*self._evict(self._fabric.servers), *(Post(server, freeze) for server in ballot.members)]
@@ -382,9 +383,7 @@ class Coordinator:
                 ballot.statuses[status.server] = status
                 return [] if ballot.silent else self._propose(ballot, now)
         elif self.state == "steady" and status.epoch == 0 and self._out_of_step(status):
-            self._reason = f"server {status.server} came back without the view"
-            self._findings.note_proof(now)
-            return []
+            return self._remind(status, now)
         return self._check_done()
 
     def _is_known(self, status: msg.Status) -> bool:
@@ -405,6 +404,16 @@ class Coordinator:
         if ballot is not None and (news or server in ballot.newcomers):
             return self._change(now)
         return self._grow(now)
+
+    def _remind(self, status: msg.Status, now: float) -> list[Instruction]:
+        """A member has reconnected that does not act on the view in force: it missed Install, or more."""
+        assert self.view is not None
+        if status.accepted == self.view and status.promised == self.view.epoch:
+            return [Post(status.server, msg.Install(self.term, self.view.epoch))]
+        self._reason = f"server {status.server} came back without the view"
+        self._findings.astray.add(status.server)
+        self._findings.note_proof(now)
+        return []
 
     def _out_of_step(self, status: msg.Status) -> bool:
         """A member that reconnected may have missed what was posted to it."""

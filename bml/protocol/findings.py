@@ -19,6 +19,8 @@ class Findings:
     def __init__(self, timeouts: Timeouts, now: float):
         self.dead: dict[int, str] = {}
         self.trusted: set[Pair] = set()
+        self.astray: set[int] = set()
+        """Members that do not act on the view: another one is to reach them."""
         self.fresh = False
         self.since_s = now
         self.act_at: float | None = None
@@ -82,5 +84,5 @@ class Findings:
 
     def rest(self) -> None:
         """Without any evidence left there is nothing to act on."""
-        if not self.dead and not self._suspicions:
+        if not self.dead and not self._suspicions and not self.astray:
             self.fresh, self.act_at = False, None

@@ -292,9 +292,16 @@ def test_a_server_that_comes_back_is_told_what_it_missed(steady: Driver) -> None
     assert posts(msg.Freeze, steady.give(coord.Connected(0))) == []
 
 
-def test_a_server_that_comes_back_without_the_view_gets_a_new_one(steady: Driver) -> None:
+def test_a_server_that_missed_only_the_install_is_told_it(steady: Driver) -> None:
     steady.at[1].update(installed=None)
+    assert posts(msg.Install, steady.appear(1)) == [1]
+    assert posts(msg.Freeze, steady.tick(TIMES.proof_window_s)) == []
+
+
+def test_a_server_that_comes_back_without_the_view_gets_a_new_one(steady: Driver) -> None:
+    steady.at[1].update(installed=None, accepted=None)
     steady.appear(1)
+    steady.appear(0)  # another one that comes back has no say in that
     done = steady.tick(TIMES.proof_window_s)
     assert message(msg.Freeze, done).reason == "server 1 came back without the view"
     assert posts(msg.Freeze, done) == [0, 1, 2]

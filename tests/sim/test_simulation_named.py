@@ -252,3 +252,13 @@ def test_a_step_goes_on_where_it_was_when_a_cable_fails() -> None:
     kept = sum(stop - start for start, stop in view.final)
     assert 0 < kept < 400
     assert (view.commit, view.failures) == (0, ("link:4/0",))
+
+
+def test_members_that_missed_an_install_are_reminded_however_many_reconnect() -> None:
+    """Found by seed 5955: the second to come back undid what was to be done for the first."""
+    scenario = Scenario.of(5955)
+    assert [str(mishap).partition("@")[0] for mishap in scenario.mishaps] == [
+        "freeze:1",
+        "coordinator-freeze",
+    ]
+    assert run(scenario).broken is None
