@@ -6,6 +6,7 @@ them, asks where they stand, and goes on.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -13,12 +14,16 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from bml.cluster.job import Contact, Contacts, JobSpec
+from bml.cluster.job import Contact, Contacts, JobSpec, check_contacts
+from bml.errors import UsageError
 from bml.protocol import coordinator as core
 from bml.protocol import messages as msg
+from bml.protocol.plausible import check_from_server
 from bml.transport import control
 from bml.transport.poller import Poller
-from faults import Fault
+from faults import Fault, FaultPlan
+
+_LOG = logging.getLogger("bml.cluster")
 
 #: How long the coordinator still answers latecomers after the job's end, in seconds.
 _LINGER_S = 1.0
@@ -52,8 +57,9 @@ class CoordinatorLoop:
         self._over_at = float("inf")
         self._last: dict[str, Any] = {}
         now = time.monotonic()
+        self._fabric = spec.parsed_fabric()
         self._core = core.Coordinator(
-            spec.parsed_fabric(), time.time_ns(), self._timeouts, spec.min_servers, now, spec.absent
+            self._fabric, time.time_ns(), self._timeouts, spec.min_servers, now, spec.absent
         )
 
     def say(self, event: core.Event) -> None:
@@ -158,6 +164,7 @@ class CoordinatorLoop:
             token=self._spec.token,
             job=self._spec.job,
             server=control.COORDINATOR,
+            expect_server=server,
             poller=self._poller,
             on_open=lambda channel: self._opened(server, contact, channel),
             on_fail=lambda end: self._failed(server, contact, end),
@@ -204,15 +211,33 @@ class CoordinatorLoop:
 
     def _received(self, server: int, channel: control.Channel, data: bytes) -> None:
         try:
-            message = msg.decode(data)
-        except msg.MessageError:
+            message = check_from_server(msg.decode(data), server, self._fabric)
+            fault = self._asked_for(message) if isinstance(message, msg.Inject) else None
+            if isinstance(message, msg.Status):
+                self._check_lives(message)
+        except (msg.MessageError, UsageError) as error:
+            _LOG.warning("the coordinator closed its connection to server %d: %s", server, error)
             channel.close()
             self._closed(server, channel)
             return
-        if isinstance(message, msg.Inject):
-            self._suffer(Fault.parse(message.fault, at_once=True))
-        elif isinstance(message, msg.ToCoordinator):
+        if fault is not None:
+            self._suffer(fault)
+        else:
             self._handle(core.From(server, message))
+
+    def _asked_for(self, message: msg.Inject) -> Fault:
+        """What servers cannot do themselves. Raises UsageError for anything else."""
+        fault = Fault.parse(message.fault, at_once=True)
+        FaultPlan((fault,)).validate(self._fabric)
+        if not fault.by_anybody:
+            raise UsageError(f"{fault} is no matter of the coordinator's")
+        return fault
+
+    def _check_lives(self, status: msg.Status) -> None:
+        """Raise MessageError for a server that cannot be found from what is said."""
+        known = [view for view in (status.installed, status.accepted) if view is not None]
+        lives = [life for view in known for life in view.joined]
+        check_contacts(lives if status.life is None else [*lives, status.life], self._fabric.levels)
 
     def _suffer(self, fault: Fault) -> None:
         if fault.kind == "coordinator":

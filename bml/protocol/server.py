@@ -315,7 +315,7 @@ class ServerCore:
         ours = header.epoch == self.epoch and not self._member.frozen
         if self._learner is None or not ours or not self.follows:
             return []
-        self._learner.called(header, text)
+        self._learner.called(header, text, self.step)
         return self._follow(now)
 
     # --- a step ----------------------------------------------------------------------------------
