@@ -17,7 +17,6 @@ from bml.protocol.messages import View
 from topology import Fabric
 from topology.errors import FabricError
 
-
 MAX_PIECES = 1 << 20
 """Most pieces into which a state may be cut."""
 

@@ -1,4 +1,4 @@
-"""A server in a later life and the one that it was, which has the token too: only the one of the view counts."""
+"""A server in a later life, and the one that it was, with the same token: only that of the view counts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 import pytest
 from wires import JOB, TOKEN, Recorder, Wires, beat, header, nic, polled
 
-from bml.transport import Kind
+from bml.transport import Kind, TcpTransport
 from bml.transport.auth import AcceptorHandshake, Beat, DialerHandshake, Hello, Role, seal_beat
 from bml.transport.parking import Parking
 from bml.transport.poller import Poller
@@ -16,10 +16,10 @@ NOW = 7
 """The life in which the view has server 0."""
 
 
-def dial(wires: Wires, life: int) -> tuple[Recorder, object]:
+def dial(wires: Wires, life: int, **options: object) -> tuple[Recorder, TcpTransport]:
     """Server 0 in some life, dialling server 1."""
     handler = Recorder(4)
-    transport = wires.make(0, handler, life=life)
+    transport = wires.make(0, handler, life=life, **options)
     transport.set_peers({(1, 0): wires.transports[1].endpoints[0]})
     return handler, transport
 
@@ -47,7 +47,7 @@ def test_a_zombie_cannot_take_the_place_of_its_successor(used: bool) -> None:
             one.send(0, 0, header(Kind.TOKEN), None)
             wires.until(lambda: handler.frames, "its connection is used")
         for life in (0, NOW - 1):
-            zombie_handler, zombie = dial(wires, life)
+            zombie_handler, zombie = dial(wires, life, connect_s=0.3)
             wires.until(lambda z=zombie_handler: z.losses, "the zombie is shown out", 10.0)  # type: ignore[misc]
             zombie.close()
         assert wires.handlers[1].losses == []
