@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -28,6 +29,8 @@ _LOG = logging.getLogger("bml.cluster")
 #: How long the coordinator still answers latecomers after the job's end, in seconds.
 _LINGER_S = 1.0
 _REDIAL_S = 0.05
+#: How many of the joins that were asked for the launcher can read, if it is late.
+_ASKED_KEPT = 64
 
 
 class CoordinatorLoop:
@@ -43,7 +46,8 @@ class CoordinatorLoop:
         self._spec = spec
         self._contacts = dict(contacts)
         self._lives = dict(lives)
-        self._asked: list[str] = []
+        self._asked: deque[tuple[int, str]] = deque(maxlen=_ASKED_KEPT)
+        self._n_asked = 0
         self._on_change = on_change
         self._timeouts = spec.timeouts()
         self._poller = Poller(on_wake=self._take_events)
@@ -109,6 +113,7 @@ class CoordinatorLoop:
             "suspicions": self._core.suspicions,
             "learners": list(view.learners) if view else [],
             "lives": dict(self._lives),
+            "term": self._core.term,
             "asked": list(self._asked),
             "abort": abort.text if abort else "",
         }
@@ -242,4 +247,5 @@ class CoordinatorLoop:
     def _suffer(self, fault: Fault) -> None:
         if fault.kind == "coordinator":
             os.kill(os.getpid(), signal.SIGKILL)
-        self._asked.append(str(fault))  # a join: the launcher reads it, for it can start servers
+        self._n_asked += 1
+        self._asked.append((self._n_asked, str(fault)))  # the launcher reads it, for it can start servers

@@ -52,6 +52,8 @@ _EMPTY = memoryview(bytearray())
 _SLICE_NBYTES = 256 << 10
 #: How long after `Leave` the loop still delivers what it has said, in seconds.
 _LINGER_S = 0.2
+#: Of how many steps, the last ones, the times are kept for the report: a job may run for months.
+_COMMITS_KEPT = 100_000
 #: Larger fabrics plan when it is needed: planning all single failures ahead would delay the start.
 _MOST_PREPARED = 64
 
@@ -128,7 +130,8 @@ class Server:
         self._leave_at: float | None = None
         self._ended = False
         self._thread = threading.Thread(target=self._run, name=f"bml-server-{server}", daemon=True)
-        self.commit_at_s: list[float] = []
+        self.steps = 0
+        self.commit_at_s: deque[float] = deque(maxlen=_COMMITS_KEPT)
 
     # --- for the training thread -----------------------------------------------------------------
 
@@ -321,6 +324,8 @@ class Server:
             self._left.set()
             self._in_force.set()
             self._carrier.close()
+            if self._channel is not None:
+                self._channel.close()
             self._transport.close()
             self._listener.close()
             self._poller.close()
@@ -420,7 +425,7 @@ class Server:
                 self._workspace = Workspace(vector, scratch_elements, op, self._memory.empty)
             case ev.Commit(step, epoch, contributors):
                 assert self._workspace is not None
-                self.commit_at_s.append(time.monotonic())
+                self._count_step()
                 self._replies.put(Committed(step, epoch, contributors, self._workspace.result))
                 self._workspace = None
             case ev.Keep(step, epoch, contributors):
@@ -428,7 +433,7 @@ class Server:
                 self._handover.keep(Committed(step, epoch, contributors, self._workspace.result))
                 self._workspace = None
             case ev.Replay(step):
-                self.commit_at_s.append(time.monotonic())
+                self._count_step()
                 self._replies.put(self._handover.kept(step))
             case ev.Expect(nbytes):
                 self._handover.expect(nbytes)
@@ -463,6 +468,11 @@ class Server:
                 raise InvariantError(
                     f"server {self.server} ({self._core.waits_for()}): unknown {instruction}"
                 )
+
+    def _count_step(self) -> None:
+        """A result goes to the training function."""
+        self.steps += 1
+        self.commit_at_s.append(time.monotonic())
 
     def _stop(self, error: BmlError) -> None:
         self._error = error
