@@ -1,4 +1,4 @@
-"""Servers that die, freeze, fall silent and come again for as long as one likes, from a seed; every step checked."""
+"""Servers that die, freeze, fall silent and come again, as long as one likes, from a seed; all steps checked."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class Churn:
         return [view for _, view in sorted(seen.items()) if view["reason"] != "start"]
 
     def figures(self, result: bml.Result) -> dict[str, Any]:
-        """What to report of a run."""
+        """What to report of a run; `joined` to `recover_ms` are of views that the survivors have seen."""
         times = [at_s for _, at_s in sorted(self.commits().items())]
         gaps = sorted(b - a for a, b in pairwise(times))
         views = self.views(result)
@@ -147,7 +147,7 @@ class Churn:
             "steps": len(times),
             "actions": dict(self.tried),
             "refused": dict(self.refused),
-            "views": len(views),
+            "views": views[-1]["epoch"] if views else 1,
             "joined": sum(" joins" in view["reason"] for view in views),
             "caught_up": sum("has caught up" in view["reason"] for view in views),
             "gap_ms_median_p99_max": [round(1e3 * at(gaps, q), 1) for q in (0.5, 0.99, 1.0)],
