@@ -112,6 +112,7 @@ class CoordinatorLoop:
             "step": max(self._core.steps.values(), default=0),
             "suspicions": self._core.suspicions,
             "learners": list(view.learners) if view else [],
+            "waiting": list(self._core.waiting),
             "lives": dict(self._lives),
             "term": self._core.term,
             "asked": list(self._asked),

@@ -112,6 +112,11 @@ class Coordinator:
         return self.view.contributors if self.view else self._first()
 
     @property
+    def waiting(self) -> tuple[int, ...]:
+        """Servers that want to join, and are in no view yet."""
+        return self._roster.waiting
+
+    @property
     def suspicions(self) -> list[str]:
         """Who is suspected by whom and why, in words."""
         said = [f"server {server}: {why}" for server, why in sorted(self._dead.items())]

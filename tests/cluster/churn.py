@@ -1,4 +1,4 @@
-"""Servers that die, freeze, fall silent and come again, as long as one likes, from a seed; all steps checked."""
+"""Servers that die, freeze, fall silent and come again, from a seed, as long as one likes; every step checked."""
 
 from __future__ import annotations
 
