@@ -37,6 +37,8 @@ PHASES = (*STEP_PHASES, "recovery", "start", "shutdown", *TRANSFER)
 STEP, EPOCHS, STEPS = 9, 4, 20
 #: Of jobs that a server joins: it takes as long as a process needs to start.
 LONG_EPOCHS, LONG_STEPS = 40, 200
+#: Float64 numbers that make the state so large that every donor has a piece of it to give.
+_BALLAST = 300_000
 DEADLINE_S = 40.0
 #: What a server may miss of a job and still be told that it is out: it thaws when it is over, or nearly.
 FREEZE = "for=2s"
@@ -141,7 +143,7 @@ def train_and_wait(joiner: int) -> Any:
     def train(session: bml.Session) -> dict[str, Any]:
         w = session.empty(jobs.LENGTH)
         w[:] = 0
-        session.state(params=w)
+        session.state(params=w, ballast=np.zeros(_BALLAST))
         contributors, seen = [], False
 
         def again(indices: Any) -> Any:
