@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export RAY_AUTH_MODE = disabled
 export RAY_USAGE_STATS_ENABLED = 0
 
-.PHONY: demo test test-rdma test-matrix lint clean
+.PHONY: demo test test-rdma test-matrix soak lint clean
 
 demo: $(VENV)/.ready
 	$(BIN)/bml run examples/train_digits.py --quiet --fabric bcube:3x2 --fault kill:4@step=20 --fault blackhole:2/0@step=30
@@ -21,6 +21,12 @@ test-rdma: $(VENV)/.ready
 # Every fault in every phase on every server; about half an hour on two cores.
 test-matrix: $(VENV)/.ready
 	BML_MATRIX=all $(BIN)/python -m pytest tests/cluster/test_matrix.py
+
+# Servers that come and go at random for so long, then 1,000 view changes that must leave nothing behind.
+SECONDS ?= 600
+soak: $(VENV)/.ready
+	BML_SOAK_SECONDS=$(SECONDS) BML_SOAK_SEED=$(SEED) BML_SOAK_VIEWS=1000 \
+	  $(BIN)/python -m pytest -s tests/cluster/test_churn.py tests/cluster/test_leaks.py
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

@@ -16,7 +16,7 @@ from bml.cluster import jobsocket
 @click.option("--job", metavar="J", help="Name of the job. [default: the only one that runs]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def status(job: str | None, as_json: bool) -> None:
-    """Show a running job: its view, who suspects whom and why, what every server waits for, rates per NIC.
+    """Show a running job: its view, who joins it, who suspects whom and why, what every server waits for.
 
     \b
     Example:
@@ -38,6 +38,10 @@ def _show(now: dict[str, Any], console: Console) -> None:
         f"view {now.get('epoch', 0)}: {len(members)} servers ({now.get('reason') or 'no reason given yet'}), "
         f"{now.get('state', 'starting')}, step {now.get('step', 0)}"
     )
+    for server in now.get("learners", []):
+        console.print(f"learns: server {server} follows the steps while the training state reaches it")
+    for server in now.get("waiting", []):
+        console.print(f"waits: server {server} wants to join; it is let in at the next boundary of all")
     console.print("broken: " + (", ".join(now.get("failures", [])) or "nothing"))
     for why in now.get("suspicions", []):
         console.print(f"suspected: {why}")

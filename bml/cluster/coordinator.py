@@ -6,23 +6,31 @@ them, asks where they stand, and goes on.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from bml.cluster.job import Contact, Contacts, JobSpec
+from bml.cluster.job import Contact, Contacts, JobSpec, check_contacts
+from bml.errors import UsageError
 from bml.protocol import coordinator as core
 from bml.protocol import messages as msg
+from bml.protocol.plausible import check_from_server
 from bml.transport import control
 from bml.transport.poller import Poller
-from faults import Fault
+from faults import Fault, FaultPlan
+
+_LOG = logging.getLogger("bml.cluster")
 
 #: How long the coordinator still answers latecomers after the job's end, in seconds.
 _LINGER_S = 1.0
 _REDIAL_S = 0.05
+#: How many of the joins that were asked for the launcher can read, if it is late.
+_ASKED_KEPT = 64
 
 
 class CoordinatorLoop:
@@ -38,7 +46,8 @@ class CoordinatorLoop:
         self._spec = spec
         self._contacts = dict(contacts)
         self._lives = dict(lives)
-        self._asked: list[str] = []
+        self._asked: deque[tuple[int, str]] = deque(maxlen=_ASKED_KEPT)
+        self._n_asked = 0
         self._on_change = on_change
         self._timeouts = spec.timeouts()
         self._poller = Poller(on_wake=self._take_events)
@@ -52,8 +61,9 @@ class CoordinatorLoop:
         self._over_at = float("inf")
         self._last: dict[str, Any] = {}
         now = time.monotonic()
+        self._fabric = spec.parsed_fabric()
         self._core = core.Coordinator(
-            spec.parsed_fabric(), time.time_ns(), self._timeouts, spec.min_servers, now, spec.absent
+            self._fabric, time.time_ns(), self._timeouts, spec.min_servers, now, spec.absent
         )
 
     def say(self, event: core.Event) -> None:
@@ -102,7 +112,9 @@ class CoordinatorLoop:
             "step": max(self._core.steps.values(), default=0),
             "suspicions": self._core.suspicions,
             "learners": list(view.learners) if view else [],
+            "waiting": list(self._core.waiting),
             "lives": dict(self._lives),
+            "term": self._core.term,
             "asked": list(self._asked),
             "abort": abort.text if abort else "",
         }
@@ -158,6 +170,7 @@ class CoordinatorLoop:
             token=self._spec.token,
             job=self._spec.job,
             server=control.COORDINATOR,
+            expect_server=server,
             poller=self._poller,
             on_open=lambda channel: self._opened(server, contact, channel),
             on_fail=lambda end: self._failed(server, contact, end),
@@ -204,17 +217,36 @@ class CoordinatorLoop:
 
     def _received(self, server: int, channel: control.Channel, data: bytes) -> None:
         try:
-            message = msg.decode(data)
-        except msg.MessageError:
+            message = check_from_server(msg.decode(data), server, self._fabric)
+            fault = self._asked_for(message) if isinstance(message, msg.Inject) else None
+            if isinstance(message, msg.Status):
+                self._check_lives(message)
+        except (msg.MessageError, UsageError) as error:
+            _LOG.warning("the coordinator closed its connection to server %d: %s", server, error)
             channel.close()
             self._closed(server, channel)
             return
-        if isinstance(message, msg.Inject):
-            self._suffer(Fault.parse(message.fault, at_once=True))
-        elif isinstance(message, msg.ToCoordinator):
+        if fault is not None:
+            self._suffer(fault)
+        else:
             self._handle(core.From(server, message))
+
+    def _asked_for(self, message: msg.Inject) -> Fault:
+        """What servers cannot do themselves. Raises UsageError for anything else."""
+        fault = Fault.parse(message.fault, at_once=True)
+        FaultPlan((fault,)).validate(self._fabric)
+        if not fault.by_anybody:
+            raise UsageError(f"{fault} is no matter of the coordinator's")
+        return fault
+
+    def _check_lives(self, status: msg.Status) -> None:
+        """Raise MessageError for a server that cannot be found from what is said."""
+        known = [view for view in (status.installed, status.accepted) if view is not None]
+        lives = [life for view in known for life in view.joined]
+        check_contacts(lives if status.life is None else [*lives, status.life], self._fabric.levels)
 
     def _suffer(self, fault: Fault) -> None:
         if fault.kind == "coordinator":
             os.kill(os.getpid(), signal.SIGKILL)
-        self._asked.append(str(fault))  # a join: the launcher reads it, for it can start servers
+        self._n_asked += 1
+        self._asked.append((self._n_asked, str(fault)))  # the launcher reads it, for it can start servers

@@ -14,7 +14,7 @@ from bml.protocol import events as ev
 from bml.protocol.engine import Place
 from bml.protocol.transfer import Giving, Part, Rope, cut, verify
 from bml.train.communicator import Committed
-from topology.errors import BmlError
+from topology.errors import BmlError, FabricError
 
 _Here = tuple[int, memoryview, dict[Part, str]]
 
@@ -69,8 +69,11 @@ class Handover:
         return self._outgoing[place.offset : place.offset + nbytes]
 
     def expect(self, nbytes: int) -> None:
-        """Make room for a state."""
-        self._incoming = memoryview(np.empty(nbytes, np.uint8).data)
+        """Make room for a state. Raises FabricError if there is not so much memory."""
+        try:
+            self._incoming = memoryview(np.empty(nbytes, np.uint8).data)
+        except (MemoryError, ValueError) as error:
+            raise FabricError(f"no memory for the training state of {nbytes} bytes: {error}") from None
 
     def incoming(self, place: Place, nbytes: int) -> memoryview:
         """Where a piece that arrives belongs."""

@@ -264,7 +264,8 @@ def _freeze(duration_s: float | None) -> None:
     """Stop this process; somebody else must wake it, so a shell is left behind to do that."""
     if duration_s is not None:
         command = ["sh", "-c", f"sleep {duration_s}; kill -CONT {os.getpid()}"]
-        subprocess.Popen(command, start_new_session=True)
+        # It may be gone by then: nobody is to hear of that.
+        subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
     os.kill(os.getpid(), signal.SIGSTOP)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from ipaddress import ip_address
 from typing import Any
 
 import msgspec
 
+from bml.protocol.messages import Life, MessageError
 from bml.protocol.timeouts import DEFAULT_DETECT_S, Timeouts
 from bml.schedule import plan
 from bml.schedule.model import DEFAULTS, Constants
@@ -104,11 +106,27 @@ class Contact:
 
     @classmethod
     def decode(cls, text: str) -> Contact:
-        """Read what `encode` made."""
-        return msgspec.json.decode(text, type=cls)
+        """Read what `encode` made. Raises MessageError for anything else."""
+        try:
+            contact = msgspec.json.decode(text, type=cls)
+            for host, port in (contact.control, *contact.nics):
+                ip_address(host)
+                if not 0 < port < 1 << 16:
+                    raise ValueError(f"port {port}")
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise MessageError(f"{text!r:.80} does not say where a server is: {error}") from None
+        return contact
 
 
 Contacts = Mapping[int, Contact]
+
+
+def check_contacts(lives: Iterable[Life], levels: int) -> None:
+    """Raise MessageError unless every life says where it is to be reached, at every level."""
+    for life in lives:
+        contact = Contact.decode(life.contact)
+        if contact.server != life.server or len(contact.nics) != levels:
+            raise MessageError(f"{life} is not to be reached at {levels} levels")
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class Job:
         self._thread = threading.Thread(target=self._run, name=f"follow-{spec.job}", daemon=True)
         self._socket: JobSocket | None = None
         self._wanted: list[int] = []
-        self._asked = 0
+        self._asked = (0, 0)
 
     @property
     def name(self) -> str:
@@ -79,8 +79,8 @@ class Job:
     def status(self) -> dict[str, Any]:
         """Where the job stands, ready for JSON.
 
-        `state`, `epoch`, `members`, `failures`, `reason`, `step` and `suspicions` are what the coordinator
-        said last; `servers` has for every server what it says of itself now: `epoch, step, phase, progress,
+        `state`, `epoch`, `members`, `learners`, `waiting` (to join), `failures`, `reason`, `step` and
+        `suspicions` are what the coordinator said last; `servers` has for every server what it says of itself now: `epoch, step, phase, progress,
         waits_for, suspects, nics` (counters and rates in bytes and bytes per second), `faults` still to
         come; `{"answers": False}` for one that does not answer; `lost` says why servers are gone.
         """
@@ -219,15 +219,13 @@ class Job:
             self._wanted.append(server)
 
     def _read_asked(self, snapshot: dict[str, Any]) -> None:
-        """Note the joins that the coordinator was asked for, each once; a successor begins anew."""
-        asked = snapshot["asked"]
-        if len(asked) < self._asked:
-            self._asked = 0
-        for text in asked[self._asked :]:
-            target = Fault.parse(text, at_once=True).target
-            assert isinstance(target, ServerFailure)
-            self._wanted.append(target.server)
-        self._asked = len(asked)
+        """Note the joins that the coordinator was asked for, each once; a successor counts anew."""
+        for number, text in snapshot["asked"]:
+            if (snapshot["term"], number) > self._asked:
+                self._asked = (snapshot["term"], number)
+                target = Fault.parse(text, at_once=True).target
+                assert isinstance(target, ServerFailure)
+                self._wanted.append(target.server)
 
     def _join(self, missing: set[int]) -> None:
         """Start the servers that are wanted, those that are gone."""

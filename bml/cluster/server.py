@@ -6,6 +6,7 @@ alone: it brings a contribution and gets a result, or is told to prepare it agai
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import threading
@@ -21,13 +22,14 @@ from bml.cluster.carrier import CarrierWatch
 from bml.cluster.fleet import Request
 from bml.cluster.handover import Handover
 from bml.cluster.injection import Hands, Injection
-from bml.cluster.job import Contact, Contacts, JobSpec
+from bml.cluster.job import Contact, Contacts, JobSpec, check_contacts
 from bml.cluster.rates import Rates
 from bml.protocol import events as ev
 from bml.protocol import messages as msg
 from bml.protocol.call import Call, neutral
 from bml.protocol.engine import Buffer, Place, Reduce, Send
 from bml.protocol.frame import Header, Kind
+from bml.protocol.plausible import check_for_server
 from bml.protocol.server import ServerCore
 from bml.protocol.spans import size
 from bml.protocol.transfer import Rope
@@ -44,11 +46,15 @@ from faults import Fault
 from topology import Fabric
 from topology.errors import BmlError, FabricError, InvariantError
 
+_LOG = logging.getLogger("bml.cluster")
+
 _TEXT_PRIORITY = -2
 _EMPTY = memoryview(bytearray())
 _SLICE_NBYTES = 256 << 10
 #: How long after `Leave` the loop still delivers what it has said, in seconds.
 _LINGER_S = 0.2
+#: Of how many steps, the last ones, the times are kept for the report: a job may run for months.
+_COMMITS_KEPT = 100_000
 #: Larger fabrics plan when it is needed: planning all single failures ahead would delay the start.
 _MOST_PREPARED = 64
 
@@ -86,6 +92,7 @@ class Server:
             poller=self._poller,
             handler=self,
             connect_s=spec.timeouts().connect_s,
+            life=life or 0,
         )
         self._listener = control.ControlListener(
             control_host,
@@ -103,6 +110,7 @@ class Server:
             server, self.fabric, self._programs, spec.timeouts(), _SLICE_NBYTES, time.monotonic(), joins
         )
         self._contacts: dict[int, Contact] = {}
+        self._lives: dict[int, int] = {}
         self._handover = Handover(life is not None)
         self._channel: control.Channel | None = None
         hands = Hands(self._transport, self._poller, self._tell, self._throw, self._feel, self.leave, strike)
@@ -123,7 +131,8 @@ class Server:
         self._leave_at: float | None = None
         self._ended = False
         self._thread = threading.Thread(target=self._run, name=f"bml-server-{server}", daemon=True)
-        self.commit_at_s: list[float] = []
+        self.steps = 0
+        self.commit_at_s: deque[float] = deque(maxlen=_COMMITS_KEPT)
 
     # --- for the training thread -----------------------------------------------------------------
 
@@ -330,6 +339,8 @@ class Server:
             self._left.set()
             self._in_force.set()
             self._carrier.close()
+            if self._channel is not None:
+                self._channel.close()
             self._transport.close()
             self._listener.close()
             self._poller.close()
@@ -427,7 +438,7 @@ class Server:
                 self._workspace = Workspace(vector, scratch_elements, op, self._memory.empty)
             case ev.Commit(step, epoch, contributors):
                 assert self._workspace is not None
-                self.commit_at_s.append(time.monotonic())
+                self._count_step()
                 self._replies.put(Committed(step, epoch, contributors, self._workspace.result))
                 self._workspace = None
             case ev.Prepare():
@@ -437,7 +448,7 @@ class Server:
                 self._handover.keep(Committed(step, epoch, contributors, self._workspace.result))
                 self._workspace = None
             case ev.Replay(step):
-                self.commit_at_s.append(time.monotonic())
+                self._count_step()
                 self._replies.put(self._handover.kept(step))
             case ev.Expect(nbytes):
                 self._handover.expect(nbytes)
@@ -450,12 +461,13 @@ class Server:
             case ev.Installed(view):
                 for life in view.joined:
                     self._contacts[life.server] = Contact.decode(life.contact)
+                self._lives = {life.server: life.number for life in view.joined}
                 joins = view.life(self.server) is not None
                 self._injection.start(time.monotonic(), view.commit if joins else None)
                 self._in_force.set()
             case ev.Links(wanted):
                 self._transport.set_peers(
-                    {(peer, level): self._contacts[peer].nics[level] for peer, level in wanted}
+                    {(peer, level): self._contacts[peer].nics[level] for peer, level in wanted}, self._lives
                 )
             case ev.Fence():
                 self._transport.fence()
@@ -471,6 +483,11 @@ class Server:
                 raise InvariantError(
                     f"server {self.server} ({self._core.waits_for()}): unknown {instruction}"
                 )
+
+    def _count_step(self) -> None:
+        """A result goes to the training function."""
+        self.steps += 1
+        self.commit_at_s.append(time.monotonic())
 
     def _stop(self, error: BmlError) -> None:
         self._error = error
@@ -524,22 +541,32 @@ class Server:
 
     def _coordinator_connected(self, channel: control.Channel, hello: Hello) -> None:
         """A coordinator dialled in; a newer connection replaces the older one."""
+        if hello.server != control.COORDINATOR:
+            _LOG.warning("server %d: closed a control connection of server %d", self.server, hello.server)
+            channel.close()
+            return
         if self._channel is not None:
             self._channel.close()
         self._channel = channel
-        channel.on_message = self._told
-        channel.on_close = lambda end: self._coordinator_lost(channel, end)
+        channel.on_message = lambda data: self._told(channel, data)
+        channel.on_close = lambda end: self._coordinator_lost(channel)
 
-    def _coordinator_lost(self, channel: control.Channel, end: control.End) -> None:
+    def _coordinator_lost(self, channel: control.Channel) -> None:
         if channel is self._channel:
             self._channel = None
             if self._leave_at is not None:
                 self._leave_at = 0.0  # it has heard our last word
 
-    def _told(self, data: bytes) -> None:
-        message = msg.decode(data)
-        if not isinstance(message, msg.ToServer):
-            raise msg.MessageError(f"{type(message).__name__} is not for a server")
+    def _told(self, channel: control.Channel, data: bytes) -> None:
+        try:
+            message = check_for_server(msg.decode(data), self.fabric)
+            if isinstance(message, msg.Propose):
+                check_contacts(message.view.joined, self.fabric.levels)
+        except msg.MessageError as error:
+            _LOG.warning("server %d: closed the connection of its coordinator: %s", self.server, error)
+            channel.close()
+            self._coordinator_lost(channel)
+            return
         self._execute(self._core.handle(ev.Control(message), time.monotonic()))
         self._inject()
 

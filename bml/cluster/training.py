@@ -64,11 +64,12 @@ def _outcome(server: Server, error: BaseException | None) -> str:
 
 
 def _metrics(server: Server) -> dict[str, Any]:
-    gaps = np.diff(server.commit_at_s)
+    times = list(server.commit_at_s)
+    gaps = np.diff(times)
     return {
-        "steps": len(server.commit_at_s),
+        "steps": server.steps,
         "step_median_s": float(np.median(gaps)) if len(gaps) else None,
         "step_max_s": float(gaps.max()) if len(gaps) else None,
-        "commit_at_s": server.commit_at_s,
+        "commit_at_s": times,
         "links": server.link_stats(),
     }

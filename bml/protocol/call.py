@@ -7,8 +7,14 @@ from typing import NamedTuple
 import numpy as np
 
 from bml.protocol.frame import MAX_TEXT_NBYTES, FrameError
+from topology.errors import FabricError
+
+MAX_CALL_NBYTES = 1 << 37
+"""Longest vector of one call that a learner follows."""
 
 _OPS = ("sum", "min", "max", "prod")
+#: What can be reduced, each as numpy writes it: names that numpy merely understands are none of ours.
+_ITEMSIZES = {np.dtype(code).str: np.dtype(code).itemsize for code in "bBhHiIlLqQefdgFDG"}
 
 
 class Call(NamedTuple):
@@ -28,14 +34,14 @@ class Call(NamedTuple):
         """Read what `encode` made. Raises FrameError."""
         head, _, text = received.partition("\n")
         try:
-            op, dtype, n_elements = head.split(" ")
-            call = cls(op, dtype, int(n_elements), text)
-            known = op in _OPS and np.dtype(dtype).kind in "iufc" and call.n_elements >= 0
-        except (TypeError, ValueError):
+            op, dtype, number = head.split(" ")
+            n_elements = int(number)
+            known = op in _OPS and 0 <= n_elements * _ITEMSIZES[dtype] <= MAX_CALL_NBYTES
+        except (KeyError, ValueError):
             known = False
         if not known:
             raise FrameError(f"{head!r:.80} is no description of a call")
-        return call
+        return cls(op, dtype, n_elements, text)
 
     @property
     def itemsize(self) -> int:
@@ -44,11 +50,19 @@ class Call(NamedTuple):
 
 
 def neutral(call: Call) -> np.ndarray[tuple[int], np.dtype[np.generic]]:
-    """The contribution, shape (n_elements,), that changes no result."""
+    """The contribution, shape (n_elements,), that changes no result.
+
+    Raises FabricError if there is not so much memory.
+    """
     dtype = np.dtype(call.dtype)
-    if call.op in ("sum", "prod"):
-        return np.full(call.n_elements, 0 if call.op == "sum" else 1, dtype)
-    if dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        return np.full(call.n_elements, limits.max if call.op == "min" else limits.min, dtype)
-    return np.full(call.n_elements, np.inf if call.op == "min" else -np.inf, dtype)
+    try:
+        if call.op == "sum":
+            return np.zeros(call.n_elements, dtype)
+        if call.op == "prod":
+            return np.ones(call.n_elements, dtype)
+        if dtype.kind in "iu":
+            limits = np.iinfo(dtype)
+            return np.full(call.n_elements, limits.max if call.op == "min" else limits.min, dtype)
+        return np.full(call.n_elements, np.inf if call.op == "min" else -np.inf, dtype)
+    except MemoryError as error:
+        raise FabricError(f"no memory to follow {call.text}: {error}") from None

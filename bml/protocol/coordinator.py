@@ -110,6 +110,11 @@ class Coordinator:
         return []
 
     @property
+    def waiting(self) -> tuple[int, ...]:
+        """Servers that want to join, and are in no view yet."""
+        return self._roster.waiting
+
+    @property
     def suspicions(self) -> list[str]:
         """Who is suspected by whom and why, in words."""
         return self._findings.texts

@@ -154,13 +154,14 @@ class Engine:
 
     def place(self, kind: Kind, origin: int, dest: int, start: int, stop: int) -> Place:
         """Where the payload of a frame belongs; raises FrameError if this server expects no such frame."""
+        if not start < stop <= self.n_elements:
+            raise FrameError(f"elements [{start}, {stop}) of {self.n_elements} cannot be sent")
         if dest != self.server:
             return _find(self._relays.get((kind, origin, dest), ()), kind, origin, dest, start, stop)
         if kind == Kind.UP:
             return _find(self._runs.get(origin, ()), kind, origin, dest, start, stop)
         parts = [span.part for _, _, span in self._overlapping(start, stop)]
-        within = 0 <= start < stop <= self.n_elements
-        if not within or any(part.down is None or part.down.peer != origin for part in parts):
+        if any(part.down is None or part.down.peer != origin for part in parts):
             raise FrameError(f"server {self.server} expects no result {start}:{stop} from server {origin}")
         return Place(Buffer.OUT, start)
 

@@ -77,7 +77,8 @@ class ExchangeEngine:
 
     def place(self, kind: Kind, origin: int, dest: int, start: int, stop: int) -> Place:
         """Where the payload of a frame belongs; raises FrameError if this server expects no such frame."""
-        if dest != self.server or kind != Kind.UP or origin not in self._terms or stop > self.n_elements:
+        within = start < stop <= self.n_elements
+        if not within or dest != self.server or kind != Kind.UP or origin not in self._terms:
             raise FrameError(f"no frame {start}:{stop} of kind {kind} from {origin} to {dest} belongs here")
         return Place(Buffer.SCRATCH, self._terms[origin].base + start)
 

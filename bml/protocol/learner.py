@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bml.protocol.call import Call
 from bml.protocol.events import Expect, Instruction, StateHere, Submit
-from bml.protocol.frame import Header
+from bml.protocol.frame import FrameError, Header
 from bml.protocol.messages import View
 from bml.protocol.transfer import Head, Incoming
 
@@ -35,8 +35,10 @@ class Learner:
         self._calls.clear()
         self._incoming = Incoming()
 
-    def called(self, header: Header, text: str) -> None:
-        """A neighbour says what is called in a step. Raises FrameError."""
+    def called(self, header: Header, text: str, step: int) -> None:
+        """A neighbour says what is called in a step; this server is at `step`. Raises FrameError."""
+        if header.step > step + 1:  # no neighbour can be there without this server's tokens
+            raise FrameError(f"server {header.origin} calls step {header.step}, step {step} is not over")
         self._calls[header.step] = (Call.decode(text), header.signature)
 
     def submit(self, step: int, epoch: int) -> Submit | None:

@@ -19,8 +19,13 @@ class Roster:
         """A server in a life that is in no view wants to be let in."""
         self._waiting[life.server] = life
 
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        """Who stands outside, wanting in."""
+        return tuple(sorted(self._waiting))
+
     def waits(self, server: int) -> bool:
-        """Whether it stands outside, wanting in."""
+        """Whether it stands outside."""
         return server in self._waiting
 
     def drop(self, server: int) -> None:

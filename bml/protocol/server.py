@@ -68,6 +68,7 @@ Planner = Callable[[Fabric, int], Programs]
 
 _PROGRESS_EVERY_S = 0.1
 _TEXTS_KEPT = 8
+_VIEWS_KEPT = 1024
 _TOKEN_PRIORITY = -1  # before all slices, which count from 0
 _STATE_PRIORITY = 1 << 30  # a joiner's state moves when no step needs the link
 
@@ -332,7 +333,7 @@ class ServerCore:
         ours = header.epoch == self.epoch and not self._member.frozen
         if self._learner is None or not ours or not self.follows:
             return []
-        self._learner.called(header, text)
+        self._learner.called(header, text, self.step)
         return self._follow(now)
 
     # --- a step ----------------------------------------------------------------------------------
@@ -618,6 +619,8 @@ class ServerCore:
         self._giving = giving(view, fabric, self.server, self._slice_nbytes)
         self._announced = None
         self._needs_view_since = None
+        if len(self.views) == _VIEWS_KEPT:
+            del self.views[1]  # the first says how it began
         self.views.append(ViewRecord(view, self._frozen_at, now, recover_s=None))
         return [Installed(view), Links(links), *self._settle_step(view, now), Resume()]
 

@@ -17,6 +17,9 @@ from bml.protocol.messages import View
 from topology import Fabric
 from topology.errors import FabricError
 
+MAX_PIECES = 1 << 20
+"""Most pieces into which a state may be cut."""
+
 
 class Rope(Protocol):
     """Bytes that need not lie in one piece; a memoryview is one."""
@@ -101,7 +104,7 @@ class Head(NamedTuple):
             nbytes, number, parts, piece_nbytes = map(int, numbers)
         except ValueError:
             raise FrameError(f"{text!r:.80} does not say what state will come") from None
-        if nbytes < 0 or not 0 <= number < parts or piece_nbytes < 1:
+        if not 0 <= number < parts or piece_nbytes < 1 or not 0 <= nbytes <= MAX_PIECES * piece_nbytes:
             raise FrameError(f"there is no part {number} of {parts} of {nbytes} bytes in {piece_nbytes}")
         return cls(nbytes, Part(number, parts, piece_nbytes), digest)
 

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from bml.protocol import coordinator as coord
 from bml.protocol import messages as msg
+from bml.protocol.plausible import check_for_server, check_from_server
 from bml.protocol.timeouts import Timeouts
 from bml.sim.network import Network
 from bml.sim.process import Process
@@ -205,7 +206,7 @@ class Headquarters:
 
         def read() -> None:
             if channel is node.channel:
-                node.told(message)
+                node.told(check_for_server(message, self._fabric))  # as the real one does
 
         if channel.open:
             self._move(channel, "down", lambda: node.process.run(read))
@@ -217,7 +218,8 @@ class Headquarters:
             self._on_event(type(message).__name__, f"server {server} -> coordinator: {message}")
         if channel is not None and channel.open:
             desk = channel.desk
-            self._move(channel, "up", lambda: self._say(desk, coord.From(server, message), channel))
+            said = coord.From(server, check_from_server(message, server, self._fabric))
+            self._move(channel, "up", lambda: self._say(desk, said, channel))
 
     def _say(self, desk: Desk, event: coord.Event, channel: Channel | None = None) -> None:
         def read() -> None:

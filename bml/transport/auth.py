@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from topology.errors import UsageError
 
-VERSION = 1
+VERSION = 2
 NONCE_NBYTES = 32
 MAX_JOB_NBYTES = 64
 HANDSHAKE_NBYTES = 512
@@ -26,8 +26,8 @@ _MAC_NBYTES = 32
 _MAGIC = b"BMLh"
 # magic, version, reserved, nonce
 _CHALLENGE = struct.Struct(f">4sBB{NONCE_NBYTES}s")
-# magic, version, code, role, job length, level, server, job, nonce
-_IDENTITY = struct.Struct(f">4sBBBBHI{MAX_JOB_NBYTES}s{NONCE_NBYTES}s")
+# magic, version, code, role, job length, level, server, life, job, nonce
+_IDENTITY = struct.Struct(f">4sBBBBHIQ{MAX_JOB_NBYTES}s{NONCE_NBYTES}s")
 _PREFIX = _MAGIC + bytes([VERSION])
 
 _BEAT_MAGIC = b"BMLb"
@@ -45,12 +45,16 @@ class Role(enum.IntEnum):
 
 
 class Hello(NamedTuple):
-    """Who one side of a connection is; `level` is 0 on control connections."""
+    """Who one side of a connection is; `level` is 0 on control connections.
+
+    `life` numbers the lives of a server that came later than the others, or again; 0 is the first.
+    """
 
     role: Role
     job: bytes
     server: int
     level: int
+    life: int = 0
 
 
 class Refusal(enum.IntEnum):
@@ -171,11 +175,22 @@ class AcceptorHandshake(_Handshake):
 
 
 class DialerHandshake(_Handshake):
-    """The dialing side; `expect_server` is whom it wants to reach (None: whoever has the token)."""
+    """The dialing side; `expect_server` is whom it wants to reach, and in which life (None: in any).
 
-    def __init__(self, token: bytes, me: Hello, nonce: bytes, expect_server: int | None = None) -> None:
+    `expect_server` None: whoever has the token.
+    """
+
+    def __init__(
+        self,
+        token: bytes,
+        me: Hello,
+        nonce: bytes,
+        expect_server: int | None = None,
+        expect_life: int | None = None,
+    ) -> None:
         super().__init__(token, me, nonce)
         self._expect_server = expect_server
+        self._expect_life = expect_life
         self._challenge = b""
         self._sent = b""
 
@@ -209,6 +224,8 @@ class DialerHandshake(_Handshake):
             self.error = "the other side answered as somebody else"
         elif self._expect_server is not None and peer.server != self._expect_server:
             self.error = f"server {peer.server} answered instead of server {self._expect_server}"
+        elif self._expect_life is not None and peer.life != self._expect_life:
+            self.error = f"server {peer.server} answered in another life"
         else:
             self.peer = peer
             self.done = True
@@ -216,15 +233,15 @@ class DialerHandshake(_Handshake):
 
 def _pack_identity(who: Hello, code: Refusal, nonce: bytes) -> bytes:
     return _IDENTITY.pack(
-        _MAGIC, VERSION, code, who.role, len(who.job), who.level, who.server, who.job, nonce
+        _MAGIC, VERSION, code, who.role, len(who.job), who.level, who.server, who.life, who.job, nonce
     )
 
 
 def _unpack_identity(identity: bytes) -> Hello | None:
-    _, _, _, role, job_nbytes, level, server, job, _ = _IDENTITY.unpack(identity)
+    _, _, _, role, job_nbytes, level, server, life, job, _ = _IDENTITY.unpack(identity)
     if role not in tuple(Role) or job_nbytes > MAX_JOB_NBYTES or any(job[job_nbytes:]):
         return None
-    return Hello(Role(role), job[:job_nbytes], server, level)
+    return Hello(Role(role), job[:job_nbytes], server, level, life)
 
 
 class Beat(NamedTuple):
@@ -247,10 +264,10 @@ def open_beat(token: bytes, job: bytes, datagram: bytes) -> Beat | None:
     if len(datagram) != BEAT_NBYTES:
         return None
     body = datagram[: _BEAT.size]
-    if not hmac.compare_digest(datagram[_BEAT.size :], _beat_mac(token, job, body)):
-        return None
     magic, version, _, level, server, dest, sequence = _BEAT.unpack(body)
     if magic != _BEAT_MAGIC or version != VERSION:
+        return None  # before the hash, which is what garbage would have us spend time on
+    if not hmac.compare_digest(datagram[_BEAT.size :], _beat_mac(token, job, body)):
         return None
     return Beat(server, dest, level, sequence)
 

@@ -1,4 +1,8 @@
-"""Heartbeats of one NIC: sealed UDP datagrams on the same address and port number as its TCP listener."""
+"""Heartbeats of one NIC: sealed UDP datagrams on the same address and port number as its TCP listener.
+
+A beat counts only if it comes from where its server is known to listen: an earlier life of that server, which
+has the token too, listens elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +42,14 @@ class BeatSocket:
         # Wall-clock time, so that a restarted server's numbers are higher than those before.
         self._sequence = time.time_ns()
         self._latest: dict[int, int] = {}
+        self._endpoints: dict[int, Endpoint] = {}
         self.rejected = 0
         """Datagrams that were not valid new beats for this NIC."""
         poller.add(sock.fileno(), READ, self._ready)
 
     def send(self, peer: int, endpoint: Endpoint) -> None:
         """Send one beat; never fails, as a lost beat is what the peer's detector is for."""
+        self.expect(peer, endpoint)
         if self._muted:
             return
         self._sequence += 1
@@ -52,6 +58,12 @@ class BeatSocket:
             self._sock.sendto(seal_beat(self._token, self._job, beat), endpoint)
         except OSError:
             return
+
+    def expect(self, peer: int, endpoint: Endpoint) -> None:
+        """Beats of this peer come from there, and from nowhere else; it may count anew there."""
+        if self._endpoints.get(peer) != endpoint:
+            self._endpoints[peer] = endpoint
+            self.forget(peer)
 
     def forget(self, peer: int) -> None:
         """Accept any sequence number from a peer that just proved itself anew: its clock may have jumped."""
@@ -79,11 +91,12 @@ class BeatSocket:
 
     def _ready(self, events: int) -> None:
         for _ in range(_BEATS_PER_PASS):
-            datagram = self._receive()
-            if datagram is None:
+            received = self._receive()
+            if received is None:
                 return
+            datagram, source = received
             beat = open_beat(self._token, self._job, datagram)
-            if beat is None or not self._is_new(beat):
+            if beat is None or source != self._endpoints.get(beat.server) or not self._is_new(beat):
                 self.rejected += 1
                 continue
             self._latest[beat.server] = beat.sequence
@@ -95,8 +108,9 @@ class BeatSocket:
         for_us = beat.dest == self._server and beat.level == self._level
         return for_us and beat.sequence > self._latest.get(beat.server, -1)
 
-    def _receive(self) -> bytes | None:
+    def _receive(self) -> tuple[bytes, Endpoint] | None:
         try:
-            return self._sock.recv(BEAT_NBYTES + 1)
+            datagram, source = self._sock.recvfrom(BEAT_NBYTES + 1)
         except OSError:
             return None
+        return datagram, source[:2]

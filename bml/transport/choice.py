@@ -45,6 +45,7 @@ def open_transport(
     poller: Poller,
     handler: Handler,
     connect_s: float,
+    life: int = 0,
     environ: Mapping[str, str] = os.environ,
 ) -> Opened:
     """Open the transport of this name with the settings of the environment.
@@ -63,6 +64,7 @@ def open_transport(
                 poller=poller,
                 handler=handler,
                 connect_s=connect_s,
+                life=life,
                 settings=settings,
             )
             return Opened(verbs, "verbs", verbs.pool)
@@ -78,6 +80,7 @@ def open_transport(
         poller=poller,
         handler=handler,
         connect_s=connect_s,
+        life=life,
         traffic_class=settings.traffic_class,
     )
     return Opened(tcp, "tcp", PlainMemory())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, Protocol
 
 from bml.protocol.frame import Header
@@ -17,6 +18,8 @@ Endpoint = tuple[str, int]
 """(host, port) at which a NIC listens: TCP for connections, and UDP of the same number for beats."""
 LinkKey = tuple[int, int]
 """(peer, level): the connection to server `peer` over this server's NIC of that level."""
+FIRST_LIVES: Final[Mapping[int, int]] = MappingProxyType({})
+"""Peer -> the number of its life, of those that are not in their first: nobody."""
 LostKind = Literal["reset", "eof", "refused", "timeout", "malformed"]
 """How a connection was lost: `reset` and `refused` come from a living machine without the process;
 `timeout` says nothing came back, or the path is gone; `malformed` that the bytes were not frames."""
@@ -81,8 +84,11 @@ class Transport(Protocol):
         """Where this server listens, one endpoint per level."""
         ...
 
-    def set_peers(self, wanted: Mapping[LinkKey, Endpoint]) -> None:
+    def set_peers(self, wanted: Mapping[LinkKey, Endpoint], lives: Mapping[int, int] = FIRST_LIVES) -> None:
         """Say which links are wanted from now on, and where the other side of each listens.
+
+        `lives` has the number of the life (peer -> number) of those peers that joined the job: a
+        connection of such a peer in another life is not theirs, nor is a heartbeat from elsewhere.
 
         Missing links are opened, lost ones opened again, those no longer wanted are closed without
         `lost`; links that are up, or being opened, to the same endpoint stay as they are.

@@ -23,7 +23,7 @@ from bml.transport.greeting import (
     fresh_nonce,
     mark,
 )
-from bml.transport.interface import Endpoint, Handler, LinkKey, LinkStats, LostKind
+from bml.transport.interface import FIRST_LIVES, Endpoint, Handler, LinkKey, LinkStats, LostKind
 from bml.transport.link import Link, LinkConnection, LinkState, OnEnd
 from bml.transport.listening import BACKLOG, Listener
 from bml.transport.opening import Opening
@@ -41,6 +41,7 @@ _BIND_TRIES = 100
 class LinkTransport:
     """`Transport` over streams, with UDP heartbeats on the same port numbers; a subclass says `_connection`.
 
+    `life` numbers this server's own, 0 is the first.
     `nics` has one local IP address per level; `token` is the cluster's secret and `job` (at most 64 bytes)
     keeps jobs apart. A link that is wanted but not up after `connect_s` seconds is lost. `sndbuf_nbytes` is
     the kernel's send buffer of each stream; `max_nbytes` the longest payload that is accepted;
@@ -61,8 +62,10 @@ class LinkTransport:
         max_nbytes: int = MAX_NBYTES,
         sndbuf_nbytes: int = SNDBUF_NBYTES,
         traffic_class: int = 0,
+        life: int = 0,
     ) -> None:
         self._server = server
+        self._life = life
         self._nics = tuple(nics)
         self._token = check_token(token)
         self._job = job_bytes(job)
@@ -92,7 +95,7 @@ class LinkTransport:
         """See `Transport`."""
         return tuple(listener.endpoint for listener in self._listeners)
 
-    def set_peers(self, wanted: Mapping[LinkKey, Endpoint]) -> None:
+    def set_peers(self, wanted: Mapping[LinkKey, Endpoint], lives: Mapping[int, int] = FIRST_LIVES) -> None:
         """See `Transport`; raises UsageError for a level or an address that cannot be."""
         if self._closed:
             return
@@ -101,11 +104,13 @@ class LinkTransport:
         for (peer, level), endpoint in endpoints.items():
             self._check_wanted(peer, level, endpoint)
         for key, link in self._links.items():
-            if link.state is not LinkState.UNWANTED and endpoints.get(key) != link.endpoint:
+            same = (endpoints.get(key), lives.get(link.peer, 0)) == (link.endpoint, link.life)
+            if link.state is not LinkState.UNWANTED and not same:
                 self._bury(link.level, link.detach(LinkState.UNWANTED))
         for (peer, level), endpoint in endpoints.items():
             link = self._link(peer, level)
-            link.endpoint = endpoint
+            link.endpoint, link.life = endpoint, lives.get(peer, 0)
+            self._beats[level].expect(peer, endpoint)
             if link.state in (LinkState.UNWANTED, LinkState.LOST):
                 self._open(link)
 
@@ -242,7 +247,7 @@ class LinkTransport:
         raise FabricError(f"{self._nic_name(level)}: found no port that is free for both TCP and UDP")
 
     def _open(self, link: Link) -> None:
-        parked = self._parking.take((link.peer, link.level))
+        parked = self._parking.take((link.peer, link.level), link.life)
         if parked is not None:
             self._attach(link, parked)
             return
@@ -253,7 +258,8 @@ class LinkTransport:
     def _dial(self, link: Link, on_fail: Callable[[GreetingKind, str], None]) -> Dial | None:
         if link.level in self._silent:
             return None
-        handshake = DialerHandshake(self._token, self._hello(link.level), fresh_nonce(), link.peer)
+        me = self._hello(link.level)
+        handshake = DialerHandshake(self._token, me, fresh_nonce(), link.peer, link.life)
         try:
             return Dial(
                 link.endpoint,
@@ -277,15 +283,22 @@ class LinkTransport:
             _LOG.warning("%s: closed a connection from server %d: we dial it", self._nic_name(level), peer)
             sock.close()
             return
-        self._beats[level].forget(peer)
         link = self._links.get((peer, level))
-        if link is not None and link.state is LinkState.OPENING:
+        if link is not None and hello.life < link.life:
+            _LOG.warning("%s: closed a connection from an earlier life of %d", self._nic_name(level), peer)
+            sock.close()
+            return
+        known = link is not None and hello.life == link.life
+        if known:
+            self._beats[level].forget(peer)
+        if link is not None and known and link.state is LinkState.OPENING:
             self._attach(link, sock)
-        elif link is not None and link.state is LinkState.UP and link.untouched:
+        elif link is not None and known and link.state is LinkState.UP and link.untouched:
             link.swap(sock, partial(self._lost, link), muted=False)
         else:
-            self._parking.put((peer, level), sock)
-            if link is not None and link.state is LinkState.UP:
+            # A later life than we know of waits for the view that says so; the earlier one keeps its place.
+            self._parking.put((peer, level), sock, hello.life)
+            if link is not None and known and link.state is LinkState.UP:
                 # Frames may have been lost with the old one, so the loss must be known.
                 self._lost(link, "reset", "the peer opened a new connection")
 
@@ -322,7 +335,7 @@ class LinkTransport:
         return link
 
     def _hello(self, level: int) -> Hello:
-        return Hello(Role.DATA, self._job, self._server, level)
+        return Hello(Role.DATA, self._job, self._server, level, self._life)
 
     def _check_level(self, level: int) -> None:
         if not 0 <= level < len(self._nics):

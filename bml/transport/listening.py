@@ -20,6 +20,8 @@ _ACCEPTS_PER_PASS = 16
 _MAX_PENDING = 64
 """How many handshakes may be under way; beyond, the oldest is closed."""
 _OUT_OF_FILES_S = 0.1
+_SAY_EVERY_S = 1.0
+"""Who is turned away is logged not more often than that: strangers must not fill the disk."""
 BACKLOG = 128
 
 
@@ -45,6 +47,8 @@ class Listener:
         self._pending: dict[int, Greeting] = {}
         self._accepted = 0
         self._pause: Timer | None = None
+        self._said_s = float("-inf")
+        self._unsaid = 0
         self._muted = False
         host, port = sock.getsockname()[:2]
         self.endpoint = (str(host), int(port))
@@ -111,14 +115,23 @@ class Listener:
 
         def failed(kind: GreetingKind, why: str) -> None:
             del self._pending[number]
-            _LOG.warning("%s: closed a connection from %s: %s (%s)", self._name(), address, why, kind)
+            self._say(f"closed a connection from {address}: {why} ({kind})")
 
         if len(self._pending) >= _MAX_PENDING:
             oldest = next(iter(self._pending))
             self._pending.pop(oldest).cancel()
-            _LOG.warning("%s: too many handshakes under way, closed the oldest", self._name())
+            self._say("too many handshakes under way, closed the oldest")
         handshake = AcceptorHandshake(self._token, self._me, fresh_nonce())
         self._pending[number] = Greeting(sock, handshake, self._poller, done, failed, self._timeout_s)
+
+    def _say(self, text: str) -> None:
+        now_s = self._poller.now_s()
+        if now_s - self._said_s < _SAY_EVERY_S:
+            self._unsaid += 1
+            return
+        more = f"; {self._unsaid} like it were not logged" if self._unsaid else ""
+        self._said_s, self._unsaid = now_s, 0
+        _LOG.warning("%s: %s%s", self._name(), text, more)
 
     def _name(self) -> str:
         return f"server {self._me.server} {self._me.role.name.lower()} port {self.endpoint}"

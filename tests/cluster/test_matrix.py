@@ -1,9 +1,11 @@
 """Every kind of fault, in every phase of a step and of the job, on every server: real processes, one oracle.
 
 A cell of the matrix is a job of 20 steps in which one fault strikes in step 9 (or at the start or the end);
-in the phase `recovery` it strikes while the job recovers from another one. Whatever happens, whoever ends
-well has taken every step once, holds the same bits as all others, has a ledger in which every sample of
-every epoch is used once, and parameters that equal the fault-free ones up to the order of additions.
+in the phase `recovery` it strikes while the job recovers from another one. In the phases `joining` and
+`giving` the job is longer, a server joins it, and the fault strikes this server, or one of those that give
+it the state, while the state moves. Whatever happens, whoever ends well has taken every step once, holds the
+same bits as all others, has a ledger in which every sample of every epoch is used once, and parameters that
+equal the fault-free ones up to the order of additions.
 
 BML_MATRIX=all runs all of it (make test-matrix), BML_MATRIX=N a sample of N cells drawn from --fault-seed.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,9 +31,14 @@ from topology import Fabric, parse
 pytestmark = [pytest.mark.real, pytest.mark.matrix, pytest.mark.timeout(120)]
 
 FABRICS = ("bcube:2x2", "bcube:3x2")
-KINDS = ("kill", "freeze", "exception", "exit", "blackhole", "cut", "switch", "coordinator")
-PHASES = (*STEP_PHASES, "recovery", "start", "shutdown")
+KINDS = ("kill", "freeze", "exception", "exit", "leave", "blackhole", "cut", "switch", "coordinator")
+TRANSFER = ("giving", "joining")
+PHASES = (*STEP_PHASES, "recovery", "start", "shutdown", *TRANSFER)
 STEP, EPOCHS, STEPS = 9, 4, 20
+#: Of jobs that a server joins: it takes as long as a process needs to start.
+LONG_EPOCHS, LONG_STEPS = 40, 200
+#: Float64 numbers that make the state so large that every donor has a piece of it to give.
+_BALLAST = 300_000
 DEADLINE_S = 40.0
 #: What a server may miss of a job and still be told that it is out: it thaws when it is over, or nearly.
 FREEZE = "for=2s"
@@ -60,7 +68,11 @@ class Cell:
     def part(self) -> str:
         """What breaks, as a failure of the fabric; nothing if all of it stays whole."""
         match self.kind:
-            case "kill" | "freeze" | "exit":
+            case "leave" if self.phase == "shutdown":
+                return ""  # there is no step any more before which it could go
+            case "exception" if self.phase == "joining":
+                return f"server:{self.server}"  # who only learns is the loss of nobody
+            case "kill" | "freeze" | "exit" | "leave":
                 return f"server:{self.server}"
             case "blackhole" | "cut":
                 return f"link:{self.server}/{self.level}"
@@ -75,15 +87,24 @@ class Cell:
         return f"{(self.server + 1) % self.shape.n_servers}/{self.level}"
 
     @property
+    def joiner(self) -> int | None:
+        """The server that joins, and is absent before."""
+        if self.phase not in TRANSFER:
+            return None
+        return self.server if self.phase == "joining" else self.shape.neighbours(self.server, self.level)[0]
+
+    @property
     def faults(self) -> list[str]:
         target = f":{self.part.partition(':')[2] or self.server}" if self.kind != "coordinator" else ""
-        when = (
-            f"phase={self.phase}"
-            if self.phase in ("start", "shutdown")
-            else f"step={STEP},phase={self.phase}"
-        )
+        when = f"step={STEP},phase={self.phase}"
+        if self.phase in ("start", "shutdown"):
+            when = f"phase={self.phase}"
+        elif self.joiner is not None:
+            when = "phase=transfer"
         how = f",{FREEZE}" if self.kind == "freeze" else ""
         first = [f"cut:{self.other}@step={STEP}"] if self.phase == "recovery" else []
+        if self.joiner is not None:
+            first = [f"join:{self.joiner}@step={STEP}"]
         return [*first, f"{self.kind}{target}@{when}{how}"]
 
     @property
@@ -116,13 +137,37 @@ def train(session: bml.Session) -> dict[str, Any]:
     return jobs.descend(session, epochs=EPOCHS)
 
 
+def train_and_wait(joiner: int) -> Any:
+    """`train` for longer, and slowly until the server that joins is there."""
+
+    def train(session: bml.Session) -> dict[str, Any]:
+        w = session.empty(jobs.LENGTH)
+        w[:] = 0
+        session.state(params=w, ballast=np.zeros(_BALLAST))
+        contributors, seen = [], False
+
+        def again(indices: Any) -> Any:
+            return jobs.sample_rows(indices, w)
+
+        batches = session.batches(jobs.N_SAMPLES, global_batch=jobs.GLOBAL_BATCH, epochs=LONG_EPOCHS, seed=3)
+        for batch in batches:
+            seen = seen or joiner in session.view.members
+            time.sleep(0.004 if seen else 0.025)
+            w -= np.float32(0.1) * batch.allreduce(again(batch.indices), recompute=again)
+            contributors.append(session.contributors)
+        return {"params": w, "contributors": contributors}
+
+    return train
+
+
 def run(cell: Cell) -> bml.Result:
     with bml.start(
-        train,
+        train if cell.joiner is None else train_and_wait(cell.joiner),
         cell.fabric,
         launcher="processes",
         algorithm="bml",
         faults=cell.faults,
+        absent=[] if cell.joiner is None else [cell.joiner],
         min_servers=1,
         start_s=20.0,
     ) as job:
@@ -136,12 +181,33 @@ def run(cell: Cell) -> bml.Result:
 
 def test_cell(cell: Cell) -> None:
     print("faults:", *cell.faults)
-    if cell.kind == "exception" and cell.phase != "shutdown":
+    if cell.kind == "exception" and cell.phase not in ("shutdown", "joining"):
         with pytest.raises(TrainingError, match=f"server {cell.server} raised InjectedError") as caught:
             run(cell)
         check_end_by_error(cell, caught.value.result)  # type: ignore[attr-defined]
+    elif cell.joiner is not None:
+        check_joined(cell, run(cell))
     else:
         check_end(cell, run(cell))
+
+
+def check_joined(cell: Cell, result: bml.Result) -> None:
+    report = result.report
+    views = [(view["epoch"], view["commit"], view["reason"]) for view in report["views"]]
+    print("views:", *views, "dead:", report["dead"])
+    done = set(result.values)
+    spared = {cell.server} if cell.kind == "freeze" else set()  # it may thaw before anybody misses it
+    assert done - spared == cell.survivors - spared
+    assert any(f"server {cell.joiner} joins" in reason for _, _, reason in views)
+    assert len(set(report["digests"].values())) == 1, "they hold different bits"
+    assert len({str(each.samples) for server, each in result.reports.items() if server in done}) == 1
+    assert report["samples"]["complete"], "a sample was used never, or twice"
+    longest = max((value["contributors"] for value in result.values.values()), key=len)
+    assert len(longest) == LONG_STEPS
+    for value in result.values.values():
+        seen = value["contributors"]
+        assert seen == longest[-len(seen) :]
+    np.testing.assert_allclose(result.value["params"], jobs.reference(LONG_EPOCHS), rtol=1e-4, atol=1e-5)
 
 
 def check_end(cell: Cell, result: bml.Result) -> None:
@@ -166,7 +232,11 @@ def check_end_by_error(cell: Cell, result: bml.Result) -> None:
     bits: dict[int, set[str]] = {}
     for server, report in result.reports.items():
         assert report.outcome == ("failed" if server == cell.server else "stopped"), (server, report)
-        bits.setdefault(report.metrics["steps"], set()).add(report.digest)
+        if server != cell.joiner:  # it counts its own steps only
+            bits.setdefault(report.metrics["steps"], set()).add(report.digest)
+    if cell.joiner is not None:
+        assert all(len(digests) == 1 for digests in bits.values()), "who stands alike holds different bits"
+        return
     before = 0 if cell.phase == "start" else STEP - 1
     others = {steps for steps in bits if steps}
     assert others <= {before, before + 1, before + 2}, f"steps taken: {sorted(bits)}"

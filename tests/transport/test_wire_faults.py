@@ -6,7 +6,7 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from wires import JOB, TOKEN, Wires, beat, header, open_fds, polled, read_all
+from wires import JOB, TOKEN, Wires, beat, header, nic, open_fds, polled, read_all
 
 from bml.protocol.frame import pack
 from bml.transport import Kind
@@ -193,6 +193,9 @@ def test_bad_datagrams_are_ignored() -> None:
         wires.connect()
         target = wires.transports[1].endpoints[0]
         beats = wires.transports[1]._beats[0]
+        sock.bind((nic(0, 0), 0))
+        for server in (0, 7):
+            beats.expect(server, sock.getsockname())
 
         def say(*datagrams: bytes) -> None:
             for datagram in datagrams:

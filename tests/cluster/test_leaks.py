@@ -1,0 +1,176 @@
+"""View after view in one process, with real sockets: descriptors, threads, memory and tables stay as they are.
+
+Server 3 leaves and comes again in another life, over and over: three views each time. BML_SOAK_VIEWS says how
+many there are to be (make soak: 1,000).
+"""
+
+from __future__ import annotations
+
+import collections
+import gc
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jobs
+import numpy as np
+import pytest
+
+import bml.cluster.server
+import bml.protocol.server
+from bml.cluster.coordinator import CoordinatorLoop
+from bml.cluster.job import JobSpec, ServerReport, default_nics
+from bml.cluster.server import Server
+from bml.cluster.training import run_training
+from bml.train.session import Session
+
+VIEWS = int(os.environ.get("BML_SOAK_VIEWS", "60"))
+WARM = 30
+DEADLINE_S = 20.0
+COMES_AND_GOES = 3
+#: What is kept for the report, up to a bound (here a low one): times of commits, views.
+FEW = 16
+KEPT = ("commit_at_s", "views")
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(60 + VIEWS)]
+
+
+class World:
+    """All servers of a bcube:2x2 and the coordinator, as threads of this process."""
+
+    def __init__(self) -> None:
+        self.spec = JobSpec("bcube:2x2", detect_s=1.0)
+        self.over = threading.Event()
+        self.changed = threading.Condition()
+        self.now: dict[str, Any] = {"epoch": 0, "learners": [], "members": []}
+        self.reports: list[ServerReport] = []
+        self.servers = {server: self._server(server, None) for server in range(4)}
+        contacts = {server: each.contact for server, each in self.servers.items()}
+        self.threads = {server: self._train(each, contacts) for server, each in self.servers.items()}
+        self.coordinator = CoordinatorLoop(self.spec, contacts, {}, self._changed)
+        self._desk = threading.Thread(target=self.coordinator.run, name="coordinator")
+        self._desk.start()
+        self._lives = 0
+
+    def comes_and_goes(self) -> None:
+        """Three views: one without the server, one with it again, one in which it contributes."""
+        gone = self.servers[COMES_AND_GOES]
+        gone.leave("for a while")
+        self.until(lambda now: COMES_AND_GOES not in now["members"])
+        self.threads[COMES_AND_GOES].join(DEADLINE_S)
+        assert not self.threads[COMES_AND_GOES].is_alive(), "it does not end"
+        self._lives += 1
+        back = self.servers[COMES_AND_GOES] = self._server(COMES_AND_GOES, self._lives)
+        contacts = {server: each.contact for server, each in self.servers.items()}
+        self.threads[COMES_AND_GOES] = self._train(back, contacts)
+        self.coordinator.join(COMES_AND_GOES, self._lives, back.contact)
+        self.until(lambda now: COMES_AND_GOES in now["members"] and not now["learners"])
+
+    def until(self, condition: Any) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: condition(self.now), DEADLINE_S), self.now
+
+    def end(self) -> None:
+        self.over.set()
+        for thread in (*self.threads.values(), self._desk):
+            thread.join(DEADLINE_S)
+            assert not thread.is_alive(), f"{thread.name} does not end"
+
+    def _server(self, server: int, life: int | None) -> Server:
+        return Server(self.spec, server, default_nics(server, 2), life=life)
+
+    def _train(self, server: Server, contacts: Any) -> threading.Thread:
+        def run() -> None:
+            self.reports.append(run_training(server, contacts, self._step))
+            self.reports[:] = [each for each in self.reports if each.outcome == "done"]
+
+        thread = threading.Thread(target=run, name=f"train-{server.server}")
+        thread.start()
+        return thread
+
+    def _step(self, session: Session) -> int:
+        w = np.zeros(100)
+        session.state(params=w)
+        for _ in session.steps(1 << 40):
+            time.sleep(0.001)
+            over = float(self.over.is_set())
+            total = session.allreduce(np.append(np.ones(len(w)), over))
+            w += total[:-1] / len(session.contributors)
+            if total[-1]:
+                break
+        assert (w == w[0]).all()
+        return int(w[0])
+
+    def _changed(self, now: dict[str, Any]) -> None:
+        with self.changed:
+            self.now = now
+            self.changed.notify_all()
+
+
+def tables(thing: object, path: str = "", depth: int = 5) -> Iterator[tuple[str, int]]:
+    """(path, size) of every container that the attributes of an object of ours lead to."""
+    names = getattr(thing, "__dict__", None) or {
+        name: getattr(thing, name) for name in getattr(thing, "__slots__", ()) if hasattr(thing, name)
+    }
+    for name, value in names.items():
+        if name in KEPT or depth == 0:
+            continue
+        if isinstance(value, dict | list | set | collections.deque):
+            yield f"{path}.{name}", len(value)
+            inner = list(value.values() if isinstance(value, dict) else value)
+            for each in inner if len(inner) < 20 else []:
+                yield from tables(each, f"{path}.{name}[]", depth - 1)
+        elif type(value).__module__.startswith("bml.") and not isinstance(value, type):
+            yield from tables(value, f"{path}.{name}", depth - 1)
+
+
+def measure(world: World) -> tuple[dict[str, int], dict[str, int]]:
+    """Descriptors, threads and resident memory; the sizes of all tables of who stays."""
+    gc.collect()
+    resident_nbytes = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    sizes: dict[str, int] = {}
+    for name, thing in (("coordinator", world.coordinator), ("server 0", world.servers[0])):
+        for path, size in tables(thing, name):
+            sizes[path] = sizes.get(path, 0) + size
+    process = {
+        "descriptors": jobs.descriptors(),
+        "threads": threading.active_count(),
+        "resident_nbytes": resident_nbytes,
+    }
+    return process, sizes
+
+
+def test_view_changes_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bml.cluster.server, "_COMMITS_KEPT", FEW)
+    monkeypatch.setattr(bml.protocol.server, "_VIEWS_KEPT", FEW)
+    world = World()
+    world.until(lambda now: now["epoch"] == 1)
+    while world.now["epoch"] < WARM:
+        world.comes_and_goes()
+    before, sizes_before = measure(world)
+    begun_s, first = time.monotonic(), world.now["epoch"]
+    while world.now["epoch"] < WARM + VIEWS:
+        world.comes_and_goes()
+    n_views, took_s = world.now["epoch"] - first, time.monotonic() - begun_s
+    after, sizes_after = measure(world)
+    world.end()
+    growth = after["resident_nbytes"] - before["resident_nbytes"]
+    print(json.dumps({"views": n_views, "seconds": round(took_s, 1), "before": before, "after": after}))
+    grown = {
+        path: (sizes_before.get(path, 0), n)
+        for path, n in sizes_after.items()
+        if n > sizes_before.get(path, 0)
+    }
+    print("tables that are longer:", grown)
+    assert len({report.value for report in world.reports if report.outcome == "done"}) == 1
+    assert after["descriptors"] <= before["descriptors"] + 2, "a connection may be on its way"
+    assert after["threads"] == before["threads"]
+    # A table may hold what is under way (timers, frames), but not something of every view.
+    assert {
+        path: sizes for path, sizes in grown.items() if sizes[1] - sizes[0] > max(12, n_views // 10)
+    } == {}
+    assert growth < 4 << 20, f"{growth} bytes more after {n_views} views"
