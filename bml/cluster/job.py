@@ -25,6 +25,7 @@ class JobSpec:
     `min_servers`: fewer survivors stop the job; None: a view must keep more than half of the one before.
     `transport`: "tcp", "verbs" (RDMA), or "verbs,tcp", which is tcp where there is no RDMA.
     `emulated`: name of the emulated fabric on which it runs; None: on this machine's own network.
+    `nic_rate`: bytes per second of every NIC, where it is known.
     """
 
     fabric: str
@@ -35,6 +36,7 @@ class JobSpec:
     min_servers: int | None = None
     emulated: str | None = None
     transport: str = "tcp"
+    nic_rate: float | None = None
     job: str = field(default_factory=lambda: f"bml-{secrets.token_hex(6)}")
     token: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 

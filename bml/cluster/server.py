@@ -26,7 +26,9 @@ from bml.protocol import events as ev
 from bml.protocol import messages as msg
 from bml.protocol.engine import Place, Reduce, Send
 from bml.protocol.frame import Header, Kind
+from bml.protocol.reuse import StepMemory
 from bml.protocol.server import ServerCore
+from bml.protocol.slices import LAN_RATE, rate_of, slice_nbytes
 from bml.protocol.workspace import Array, Workspace
 from bml.schedule import AnyProgram, plan
 from bml.schedule.packed import prepare
@@ -42,7 +44,6 @@ from topology.errors import BmlError, FabricError, InvariantError
 
 _TEXT_PRIORITY = -2
 _EMPTY = memoryview(bytearray())
-_SLICE_NBYTES = 256 << 10
 #: How long after `Leave` the loop still delivers what it has said, in seconds.
 _LINGER_S = 0.2
 #: Larger fabrics plan when it is needed: planning all single failures ahead would delay the start.
@@ -70,9 +71,10 @@ class Server:
         few = self.fabric.n_servers <= _MOST_PREPARED
         self._prepared = few and spec.algorithm in ("auto", "packed") and prepare(self.fabric) > 0
         self._spec = spec
+        self._rate = spec.nic_rate or LAN_RATE
         self._poller = Poller(on_wake=self._take_requests)
         self._core = ServerCore(
-            server, self.fabric, self._program, spec.timeouts(), _SLICE_NBYTES, time.monotonic()
+            server, self.fabric, self._program, spec.timeouts(), self._slice_nbytes, time.monotonic()
         )
         self._transport, self._transport_name, self._memory = open_transport(
             spec.transport,
@@ -84,6 +86,7 @@ class Server:
             handler=self,
             connect_s=spec.timeouts().connect_s,
         )
+        self._step_memory = StepMemory(self._memory.empty)
         self._listener = control.ControlListener(
             control_host,
             token=spec.token,
@@ -109,6 +112,8 @@ class Server:
         self._contribution: tuple[Array, str] | None = None
         self._workspace: Workspace | None = None
         self._texts: dict[wire.LinkKey, bytearray] = {}
+        self._heard: dict[wire.LinkKey, float] = {}
+        self._tick_at = time.monotonic()
         self._error: BmlError | None = None
         self._in_force = threading.Event()
         self._left = threading.Event()
@@ -125,6 +130,8 @@ class Server:
         if set(others.values()) != {self._transport_name}:
             raise FabricError(f"servers fell back to different transports: {others}; ask for tcp everywhere")
         self._contacts = contacts
+        if self._spec.nic_rate is None:
+            self._rate = rate_of(host for contact in contacts.values() for host, _ in contact.nics)
         self._thread.start()
 
     def wait_for_view(self) -> msg.View:
@@ -278,16 +285,27 @@ class Server:
 
     def _pass(self) -> None:
         now = time.monotonic()
-        due = min(self._core.next_deadline(now), self._injection.next_deadline(now))
+        due = self._tick_at
+        if self._injection.armed:
+            due = min(due, self._injection.next_deadline(now))
         if self._leave_at is not None:
             due = min(due, self._leave_at)
         self._poller.poll(max(0.0, due - now))
         now = time.monotonic()
-        if self._core.urgent or now >= self._core.next_deadline(now):
-            self._execute(self._core.handle(ev.Tick(), now))
+        if now >= self._tick_at or self._core.urgent:
+            self._tick(now)
+        self._inject()
+
+    def _tick(self, now: float) -> None:
+        for (peer, level), heard_at in self._heard.items():
+            self._core.heard(peer, level, heard_at)
+        self._heard.clear()
+        self._execute(self._core.handle(ev.Tick(), now))
+        # Whatever happens until then, nothing is due before: a tick sends the heartbeats that are due, and
+        # no silence can become suspect between two heartbeats that could not be suspect now.
+        self._tick_at = self._core.next_deadline(now)
         if self._rates.due(now):
             self._rates.note(self._transport.stats(), now)
-        self._inject()
 
     def _inject(self) -> None:
         """Suffer the faults that are due; called wherever something may have brought a moment of the plan."""
@@ -326,6 +344,9 @@ class Server:
             algorithm = "detour"
         return plan(fabric, algorithm, or_auto=True).program(server)
 
+    def _slice_nbytes(self, nbytes: int) -> int:
+        return slice_nbytes(nbytes, self._rate)
+
     # --- instructions ----------------------------------------------------------------------------
 
     def _execute(self, instructions: Iterable[ev.Instruction]) -> None:
@@ -358,7 +379,7 @@ class Server:
             case ev.Open(_, scratch_elements):
                 assert self._contribution is not None
                 vector, op = self._contribution
-                self._workspace = Workspace(vector, scratch_elements, op, self._memory.empty)
+                self._workspace = Workspace(vector, scratch_elements, op, self._step_memory.empty)
             case ev.Commit(step, epoch, contributors):
                 assert self._workspace is not None
                 self.commit_at_s.append(time.monotonic())
@@ -429,7 +450,7 @@ class Server:
 
     def heard(self, peer: int, level: int) -> None:
         """See bml.transport.interface.Handler."""
-        self._core.heard(peer, level, time.monotonic())
+        self._heard[peer, level] = time.monotonic()  # the core asks for it at its next tick
 
     def lost(self, peer: int, level: int, kind: str, why: str) -> None:
         """See bml.transport.interface.Handler."""

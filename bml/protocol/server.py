@@ -44,7 +44,7 @@ from bml.protocol.events import (
     Tick,
     Verdict,
 )
-from bml.protocol.exchange import AnyEngine, engine_for
+from bml.protocol.exchange import AnyEngine, Engines
 from bml.protocol.frame import MAX_TEXT_NBYTES, FrameError, Header, Kind
 from bml.protocol.member import Member
 from bml.protocol.timeouts import Timeouts
@@ -69,6 +69,8 @@ class _Step:
     contributors: tuple[int, ...]
     engine: AnyEngine
     barrier: Barrier
+    stamp: tuple[int, int]
+    """(epoch, step), as all its frames have it."""
     entered: bool = False
 
 
@@ -86,7 +88,10 @@ class ViewRecord:
 
 
 class ServerCore:
-    """See the module's text. `planner(fabric, server)` compiles this server's program for a view."""
+    """See the module's text. `planner(fabric, server)` compiles this server's program for a view.
+
+    `slice_nbytes(nbytes)` is the size of the slices, in bytes, of a vector of so many.
+    """
 
     def __init__(
         self,
@@ -94,7 +99,7 @@ class ServerCore:
         fabric: Fabric,
         planner: Planner,
         timeouts: Timeouts,
-        slice_nbytes: int,
+        slice_nbytes: Callable[[int], int],
         now: float,
     ):
         self.server = server
@@ -106,7 +111,7 @@ class ServerCore:
         self._slice_nbytes = slice_nbytes
         self._member = Member(server)
         self._watch = Watch(server, fabric, timeouts.detect_s, now)
-        self._program: AnyProgram | None = None
+        self._engines: Engines | None = None
         self._phases = barrier_phases(fabric, server)
         self._step: _Step | None = None
         self._waiting: int | None = None
@@ -184,6 +189,8 @@ class ServerCore:
     @property
     def urgent(self) -> bool:
         """Whether a Tick is due at once, whatever the time."""
+        if not self._proven_epoch and self._conflict is None:
+            return False  # nearly always
         proven = self._may_install(self._proven_epoch)
         return proven or (self._conflict is not None and self._error is None)
 
@@ -219,6 +226,19 @@ class ServerCore:
 
         Raises FrameError when no such frame can be: its connection is to be closed.
         """
+        step = self._step
+        if step is None or header[1:3] != step.stamp or header.kind > Kind.DOWN or self._member.frozen:
+            return self._admit_other(header)
+        if header.signature != step.submit.signature:
+            self._conflict = self._mismatch(header)
+            return Verdict.DROP
+        kind, _, _, origin, dest, _, start, stop, nbytes = header
+        if nbytes != (stop - start) * step.submit.itemsize:
+            raise FrameError(f"{nbytes} bytes cannot be elements {start}:{stop}")
+        return step.engine.place(kind, origin, dest, start, stop)
+
+    def _admit_other(self, header: Header) -> Place | Verdict:
+        """`admit` for all but slices of the step that is running."""
         if header.epoch > self.epoch:
             if self._member.may_install(header.epoch):
                 self._proven_epoch = header.epoch  # the next Tick installs it
@@ -232,29 +252,24 @@ class ServerCore:
         if header.signature != self._step.submit.signature:
             self._conflict = self._mismatch(header)
             return Verdict.DROP
-        if header.kind == Kind.TOKEN:
-            return Verdict.TOKEN
-        if header.nbytes != (header.stop - header.start) * self._step.submit.itemsize:
-            raise FrameError(f"{header.nbytes} bytes cannot be elements {header.start}:{header.stop}")
-        return self._step.engine.place(header.kind, header.origin, header.dest, header.start, header.stop)
+        return Verdict.TOKEN
 
     def received(self, peer: int, header: Header, text: str, now: float) -> list[Instruction]:
         """An admitted frame is complete (its payload is where `admit` said, or in `text`)."""
-        if header.kind == Kind.DESCRIBE:
+        kind, step = header.kind, self._step
+        if kind == Kind.DESCRIBE:
             while len(self._texts) >= _TEXTS_KEPT * max(1, len(self._watch.links)):
                 self._texts.pop(next(iter(self._texts)))
             self._texts[header.origin, header.signature] = text
             return []
-        step = self._step
-        ours = step is not None and (header.step, header.epoch) == (step.submit.step, self.epoch)
-        if step is None or not ours or self._member.frozen:
+        if step is None or header[1:3] != step.stamp or self._member.frozen:
             return []  # its epoch ended between admission and the last byte
-        if header.kind == Kind.TOKEN:
+        if kind == Kind.TOKEN:
             return self._pass_barrier(step.barrier.token(peer, header.start), now)
-        done: list[Instruction] = [
-            *step.engine.received(header.kind, header.origin, header.dest, header.start, header.stop)
-        ]
-        return done + self._enter_if_complete(now)
+        done = step.engine.received(kind, header.origin, header.dest, header.start, header.stop)
+        if step.engine.remaining == 0 and not step.entered:
+            done += self._enter_if_complete(now)
+        return done
 
     # --- a step ----------------------------------------------------------------------------------
 
@@ -269,11 +284,13 @@ class ServerCore:
         if event.epoch != self.epoch:
             return [Retry(event.step, self.epoch)]
         assert self.view is not None
-        assert self._program is not None
+        assert self._engines is not None
         stamp = Stamp(self.epoch, event.step, event.signature, event.itemsize)
-        slice_elements = max(1, self._slice_nbytes // event.itemsize)
-        engine = engine_for(self._program, stamp, event.n_elements, slice_elements)
-        self._step = _Step(event, self.epoch, self.view.members, engine, Barrier(self._phases))
+        slice_elements = max(1, self._slice_nbytes(event.n_elements * event.itemsize) // event.itemsize)
+        engine = self._engines.engine(stamp, event.n_elements, slice_elements)
+        self._step = _Step(
+            event, self.epoch, self.view.members, engine, Barrier(self._phases), (self.epoch, event.step)
+        )
         done: list[Instruction] = [Open(event.step, engine.scratch_elements), *self._announce(event)]
         done += engine.start()
         done += self._enter_if_complete(now)
@@ -427,8 +444,9 @@ class ServerCore:
 
     def _install(self, now: float) -> list[Instruction]:
         view = self._member.install()
+        self._proven_epoch = 0
         fabric = self._base.without(*view.failures)
-        self._program = self._planner(fabric, self.server)
+        self._engines = Engines(self._planner(fabric, self.server))
         self._phases = barrier_phases(fabric, self.server)
         links = frozenset(
             (peer, level) for level in range(fabric.levels) for peer in fabric.neighbours(self.server, level)
