@@ -439,14 +439,15 @@ class Server:
 
     def received(self, peer: int, level: int, header: Header) -> None:
         """See bml.transport.interface.Handler."""
-        now = time.monotonic()
         text = ""
         if header.kind == Kind.DESCRIBE:
             text = self._texts.pop((peer, level)).decode(errors="replace")
-        if self._injection.armed:
+        armed = self._injection.armed
+        if armed:
             self._injection.saw(header)
-        self._execute(self._core.received(peer, header, text, now))
-        self._inject()
+        self._execute(self._core.received(peer, header, text, time.monotonic()))
+        if armed:
+            self._inject()
 
     def heard(self, peer: int, level: int) -> None:
         """See bml.transport.interface.Handler."""

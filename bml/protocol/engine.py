@@ -109,12 +109,19 @@ class _Out(NamedTuple):
     priority: int
 
 
+class _Outs(NamedTuple):
+    """What goes out for elements [start, stop) of a result."""
+
+    start: int
+    stop: int
+    outs: tuple[_Out, ...]
+
+
 class _Unit(NamedTuple):
     """A slice of a range, and what is done with it."""
 
     start: int
     stop: int
-    span: _Span
     missing: int
     """Elements that children send for it, all together."""
     reduce: Reduce | None
@@ -123,8 +130,6 @@ class _Unit(NamedTuple):
     """What goes out when the sum is there."""
     is_root: bool
     """The sum is the result."""
-    spread: tuple[_Out, ...]
-    """What goes out when the result has come from above."""
 
 
 Instruction = Send | Reduce
@@ -161,6 +166,7 @@ class Layout:
         )
         # Step after step brings the same frames, and each is looked up once.
         self._places: dict[tuple[int, int, int, int, int], Place] = {}
+        self._spreads: dict[tuple[int, int], tuple[_Outs, ...]] = {}
 
     def place(self, kind: Kind, origin: int, dest: int, start: int, stop: int) -> Place:
         """Where the payload of a frame belongs; raises FrameError if this server expects no such frame."""
@@ -179,7 +185,20 @@ class Layout:
         """
         return 2 * (offset // self._slice) + (kind == _UP)
 
-    def overlapping(self, start: int, stop: int) -> Iterator[tuple[int, int, _Span]]:
+    def spread(self, start: int, stop: int) -> tuple[_Outs, ...]:
+        """What goes out when the result of [start, stop) has come from above."""
+        known = self._spreads.get((start, stop))
+        if known is None:
+            known = tuple(
+                _Outs(a, b, self._spread_part(span, a))
+                for a, b, span in self._overlapping(start, stop)
+                if span.part.spread
+            )
+            if len(self._spreads) < _MOST_PLACES:
+                self._spreads[start, stop] = known
+        return known
+
+    def _overlapping(self, start: int, stop: int) -> Iterator[tuple[int, int, _Span]]:
         """The parts of [start, stop) that lie in one span each."""
         index = bisect_right(self._spans, start, key=lambda span: span.start) - 1
         while index < len(self._spans) and self._spans[index].start < stop:
@@ -192,7 +211,7 @@ class Layout:
             return _find(self.relays.get((kind, origin, dest), ()), kind, origin, dest, start, stop)
         if kind == _UP:
             return _find(self._runs.get(origin, ()), kind, origin, dest, start, stop)
-        parts = [span.part for _, _, span in self.overlapping(start, stop)]
+        parts = [span.part for _, _, span in self._overlapping(start, stop)]
         within = 0 <= start < stop <= self.n_elements
         if not within or any(part.down is None or part.down.peer != origin for part in parts):
             raise FrameError(f"server {self.server} expects no result {start}:{stop} from server {origin}")
@@ -201,16 +220,17 @@ class Layout:
     def _unit(self, start: int, stop: int, span: _Span) -> _Unit:
         part, place = span.part, Place(Buffer.OUT, start)
         reduce: Reduce | None = Reduce(start, stop, tuple(_term(shift, start) for shift in span.shifts))
-        spread = tuple(
-            _Out(_DOWN, hop, place, self.priority(_DOWN, start - span.start)) for hop in part.spread
-        )
-        summed = spread
+        summed = self._spread_part(span, start)
         if part.up is not None:
             if not part.gather:  # a leaf sends its own contribution without a copy
                 reduce, place = None, Place(Buffer.IN, start)
             summed = (_Out(_UP, part.up, place, self.priority(_UP, start - span.start)),)
         missing = (stop - start) * len(part.gather)
-        return _Unit(start, stop, span, missing, reduce, summed, part.up is None, spread)
+        return _Unit(start, stop, missing, reduce, summed, part.up is None)
+
+    def _spread_part(self, span: _Span, start: int) -> tuple[_Out, ...]:
+        priority, place = self.priority(_DOWN, start - span.start), Place(Buffer.OUT, start)
+        return tuple(_Out(_DOWN, hop, place, priority) for hop in span.part.spread)
 
     def _lay_out_relays(self, program: Program) -> None:
         # Sorted so that what one frame may bring for adjacent relays lies adjacent in SCRATCH.
@@ -331,20 +351,12 @@ class Engine:
             done.append(unit.reduce)
         if unit.is_root:
             self.remaining -= unit.stop - unit.start
-        for out in unit.summed:
-            done.append(self._send(out, unit.start, unit.stop))
+        done += [self._send(out, unit.start, unit.stop) for out in unit.summed]
 
     def _spread_result(self, start: int, stop: int, done: list[Instruction]) -> None:
         self.remaining -= stop - start
-        unit = self._units[bisect_right(self._starts, start) - 1]
-        if unit.start == start and unit.stop == stop:
-            for out in unit.spread:
-                done.append(self._send(out, start, stop))
-            return
-        for a, b, span in self._layout.overlapping(start, stop):  # the sender cuts differently
-            priority = self._layout.priority(_DOWN, a - span.start)
-            for hop in span.part.spread:
-                done.append(self._send(_Out(_DOWN, hop, Place(Buffer.OUT, a), priority), a, b))
+        for a, b, outs in self._layout.spread(start, stop):
+            done += [self._send(out, a, b) for out in outs]
 
     def _send(self, out: _Out, start: int, stop: int) -> Send:
         kind, hop, place, priority = out

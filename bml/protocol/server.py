@@ -266,7 +266,8 @@ class ServerCore:
             return []  # its epoch ended between admission and the last byte
         if kind == Kind.TOKEN:
             return self._pass_barrier(step.barrier.token(peer, header.start), now)
-        done = step.engine.received(kind, header.origin, header.dest, header.start, header.stop)
+        done: list[Instruction] = []
+        done += step.engine.received(kind, header.origin, header.dest, header.start, header.stop)
         if step.engine.remaining == 0 and not step.entered:
             done += self._enter_if_complete(now)
         return done

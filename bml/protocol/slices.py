@@ -14,7 +14,7 @@ from math import isqrt
 LAN_RATE = 1.25e9
 """Bytes per second of a NIC of which nothing is known: 10 Gbit/s."""
 SAME_HOST_RATE = 25e9
-"""Where all servers share one machine: no wire is kept waiting, so slices are only as small as caches like."""
+"""Where all servers share one machine: no wire is kept waiting, so few large slices cost least."""
 
 _START_UP_S = 2.56e-6
 """o/d, found by experiment: 64 KiB for 64 MiB and 32 KiB for 16 MiB at 200 Mbit/s."""

@@ -82,7 +82,8 @@ class Model:
         self.faults = faults
         self.fabric = parse(fabric)
         self.cores = {
-            s: ServerCore(s, self.fabric, _program, _TIMES, 1 << 16, 0.0) for s in self.fabric.servers
+            s: ServerCore(s, self.fabric, _program, _TIMES, lambda nbytes: 1 << 16, 0.0)
+            for s in self.fabric.servers
         }
         self.alive = dict.fromkeys(self.cores, True)
         self.frozen = dict.fromkeys(self.cores, False)

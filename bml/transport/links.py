@@ -45,8 +45,8 @@ class LinkTransport:
 
     `nics` has one local IP address per level; `token` is the cluster's secret and `job` (at most 64 bytes)
     keeps jobs apart. A link that is wanted but not up after `connect_s` seconds is lost. `sndbuf_nbytes` is
-    the kernel's send buffer of each stream (None: small, but on loopback); `max_nbytes` the longest payload that is accepted;
-    `traffic_class` the byte that marks all packets for switches (DSCP times 4).
+    the kernel's send buffer of each stream (None: small, but on loopback); `max_nbytes` the longest payload
+    that is accepted; `traffic_class` the byte that marks all packets for switches (DSCP times 4).
     Raises FabricError if an address is not on this machine, UsageError on bad arguments.
     """
 
