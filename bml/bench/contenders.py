@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import shlex
 import shutil
 import subprocess
@@ -104,12 +105,16 @@ class _Ordered:
 
 @dataclass(frozen=True)
 class JobSettings:
-    """How bml is to run: see bml.launch. `emulated` is the name of the emulated fabric, if it is on one."""
+    """How bml is to run: see bml.launch. `emulated` is the name of the emulated fabric, if it is on one.
+
+    `trace` is a file for what its servers did when.
+    """
 
     fabric: Fabric
     """Failures included; they are inflicted when the job has started."""
     algorithm: str = "auto"
     emulated: str | None = None
+    trace: Path | None = None
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -163,7 +168,7 @@ class Own(_Ordered):
 
     def _launch(self) -> None:
         try:
-            launch(
+            result = launch(
                 _training(self._ranks.path),
                 self._settings.fabric.name,
                 faults=self._settings.faults,
@@ -172,8 +177,11 @@ class Own(_Ordered):
                 detect_s=_DETECT_S,
                 min_servers=len(self.members),
                 emulated=self._settings.emulated or False,
+                trace=self._settings.trace is not None,
                 prints=False,
             )
+            if self._settings.trace is not None:
+                self._settings.trace.write_text(json.dumps(result.trace))
         except BmlError as error:
             self._error = error
 

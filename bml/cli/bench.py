@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,11 @@ def calibrate(constants: Path | None, as_json: bool) -> None:
 @click.option("--block-s", type=click.FloatRange(0, 60), default=0.3, show_default=True, help="Of a turn.")
 @click.option("--constants", type=click.Path(dir_okay=False, path_type=Path), help=_CONSTANTS_HELP)
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw a .png, .svg or .pdf.")
+@click.option(
+    "--trace",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write what servers did when, for Perfetto.",
+)
 @click.option("--json", "as_json", is_flag=True, help=_JSON_HELP)
 @click.pass_context
 def allreduce(
@@ -113,6 +118,7 @@ def allreduce(
     block_s: float,
     constants: Path | None,
     plot: Path | None,
+    trace: Path | None,
     as_json: bool,
 ) -> None:
     """Time allreduce (sum of float32) on every server of a fabric, in the columns of nccl-tests.
@@ -130,7 +136,7 @@ def allreduce(
       bml bench allreduce --fabric bcube:3x2 --fail server:4 --json
     """
     start_s = time.monotonic()
-    job = _job(fabric, fail, algorithm, fabric_name if fabric_emulated else None)
+    job = replace(_job(fabric, fail, algorithm, fabric_name if fabric_emulated else None), trace=trace)
     known, goodputs, source = _theory(job, constants)
     settings = Settings(
         job, rows.sizes(sizes, parse_bytes), _peers(against), known, repetitions, block_s, *goodputs

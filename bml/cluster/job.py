@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from bml.cluster.trace import ServerTrace
 from bml.protocol.timeouts import DEFAULT_DETECT_S, Timeouts
 from bml.schedule import plan
 from bml.transport.choice import check_transport
@@ -25,7 +26,7 @@ class JobSpec:
     `min_servers`: fewer survivors stop the job; None: a view must keep more than half of the one before.
     `transport`: "tcp", "verbs" (RDMA), or "verbs,tcp", which is tcp where there is no RDMA.
     `emulated`: name of the emulated fabric on which it runs; None: on this machine's own network.
-    `nic_rate`: bytes per second of every NIC, where it is known.
+    `nic_rate`: bytes per second of every NIC, where it is known. `trace`: servers record what they do when.
     """
 
     fabric: str
@@ -37,6 +38,7 @@ class JobSpec:
     emulated: str | None = None
     transport: str = "tcp"
     nic_rate: float | None = None
+    trace: bool = False
     job: str = field(default_factory=lambda: f"bml-{secrets.token_hex(6)}")
     token: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
@@ -94,6 +96,7 @@ class ServerReport:
     samples: Any
     views: list[dict[str, Any]]
     metrics: dict[str, Any]
+    trace: ServerTrace | None = None
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ def launch(
     min_servers: int | None = None,
     emulated: bool | str = False,
     transport: str = "tcp",
+    trace: bool = False,
     prints: bool = True,
     on_change: OnChange | None = None,
 ) -> Result:
@@ -48,7 +49,8 @@ def launch(
     `min_servers`: fewer survivors stop the job (default: a view must keep more than half of the one
     before). `emulated`: the servers, as processes, live on the emulated fabric of this name (True: "bml")
     that is up on this machine, and cables really break. `transport` is "tcp", "verbs" (RDMA) or "verbs,tcp"
-    (RDMA where there is any); settings in docs/rdma.md. `prints`: show what the training functions print.
+    (RDMA where there is any); settings in docs/rdma.md. `trace`: servers record what they do when, see
+    `Result.trace`. `prints`: show what the training functions print.
     `on_change` is called, in another thread, with a snapshot of the job's state when it changes.
 
     Raises UsageError for a job that cannot be; TrainingError when a training function raised (its text
@@ -67,6 +69,7 @@ def launch(
         min_servers=min_servers,
         emulated=emulated,
         transport=transport,
+        trace=trace,
         prints=prints,
         on_change=on_change,
     ) as job:
@@ -86,6 +89,7 @@ def start(
     min_servers: int | None = None,
     emulated: bool | str = False,
     transport: str = "tcp",
+    trace: bool = False,
     prints: bool = True,
     on_change: OnChange | None = None,
 ) -> Job:
@@ -108,6 +112,7 @@ def start(
         min_servers=min_servers,
         emulated=DEFAULT_NAME if emulated is True else emulated or None,
         transport=transport,
+        trace=trace,
     )
     job = Job(_fleet(spec, launcher, address, prints), spec, launcher, on_change)
     job.begin(_pickled(train))

@@ -22,6 +22,7 @@ from bml.cluster.fleet import Request
 from bml.cluster.injection import Hands, Injection
 from bml.cluster.job import Contact, Contacts, JobSpec
 from bml.cluster.rates import Rates
+from bml.cluster.trace import ServerTrace, Trace, TracedWorkspace
 from bml.protocol import events as ev
 from bml.protocol import messages as msg
 from bml.protocol.engine import Place, Reduce, Send
@@ -76,6 +77,7 @@ class Server:
         self._core = ServerCore(
             server, self.fabric, self._program, spec.timeouts(), self._slice_nbytes, time.monotonic()
         )
+        self._trace = Trace(server, self) if spec.trace else None
         self._transport, self._transport_name, self._memory = open_transport(
             spec.transport,
             server,
@@ -83,7 +85,7 @@ class Server:
             token=spec.token,
             job=spec.job,
             poller=self._poller,
-            handler=self,
+            handler=self._trace or self,
             connect_s=spec.timeouts().connect_s,
         )
         self._step_memory = StepMemory(self._memory.empty)
@@ -217,6 +219,10 @@ class Server:
         return {
             f"{peer}/{level}": stats._asdict() for (peer, level), stats in self._transport.stats().items()
         }
+
+    def trace(self) -> ServerTrace | None:
+        """What it did when, if that was to be recorded; to be asked after `end`."""
+        return None if self._trace is None else self._trace.taken()
 
     # --- for whoever looks at it from outside ----------------------------------------------------
 
@@ -376,15 +382,17 @@ class Server:
         match instruction:
             case ev.SendText(peer, level, header, text):
                 self._transport.send(peer, level, header, memoryview(text), _TEXT_PRIORITY)
-            case ev.Open(_, scratch_elements):
+            case ev.Open(step, scratch_elements):
                 assert self._contribution is not None
                 vector, op = self._contribution
-                self._workspace = Workspace(vector, scratch_elements, op, self._step_memory.empty)
+                self._workspace = self._new_workspace(step, vector, scratch_elements, op)
             case ev.Commit(step, epoch, contributors):
                 assert self._workspace is not None
                 self.commit_at_s.append(time.monotonic())
                 self._replies.put(Committed(step, epoch, contributors, self._workspace.result))
                 self._workspace = None
+                if self._trace is not None:
+                    self._trace.ended("committed")
             case ev.Retry(step, epoch):
                 self._replies.put(Retried(step, epoch))
             case ev.Stop(error):
@@ -410,6 +418,14 @@ class Server:
                 raise InvariantError(
                     f"server {self.server} ({self._core.waits_for()}): unknown {instruction}"
                 )
+
+    def _new_workspace(self, step: int, vector: Array, scratch_elements: int, op: str) -> Workspace:
+        if self._trace is None:
+            return Workspace(vector, scratch_elements, op, self._step_memory.empty)
+        self._trace.opened(step)
+        traced = TracedWorkspace(vector, scratch_elements, op, self._step_memory.empty)
+        traced.trace = self._trace
+        return traced
 
     def _stop(self, error: BmlError) -> None:
         self._error = error
