@@ -389,10 +389,12 @@ class Server:
             case ev.Commit(step, epoch, contributors):
                 assert self._workspace is not None
                 self.commit_at_s.append(time.monotonic())
-                self._replies.put(Committed(step, epoch, contributors, self._workspace.result))
-                self._workspace = None
+                result = self._workspace.result
+                # Before the training thread is woken: it may bring the next contribution at once.
+                self._workspace = self._contribution = None
                 if self._trace is not None:
                     self._trace.ended("committed")
+                self._replies.put(Committed(step, epoch, contributors, result))
             case ev.Retry(step, epoch):
                 self._replies.put(Retried(step, epoch))
             case ev.Stop(error):

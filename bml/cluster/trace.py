@@ -37,7 +37,7 @@ class Event(NamedTuple):
 
 
 class ServerTrace(NamedTuple):
-    """All events of one server; `boot` says whose clock they are on, and `wall_s` how far wall time is ahead."""
+    """All events of one server; `boot` says whose clock they are on, `wall_s` how far wall time is ahead."""
 
     server: int
     boot: str

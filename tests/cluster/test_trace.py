@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ def test_trace_of_a_job_accounts_for_every_byte_and_step() -> None:
         # On one connection frames follow one another: their tracks must not overlap.
         for track in {e["tid"] for e in own if e["name"] == "sum"}:
             spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in own if e["tid"] == track)
-            assert all(end <= begin + 0.002 for (_, end), (begin, _) in zip(spans, spans[1:], strict=False))
+            assert all(end <= begin + 0.002 for (_, end), (begin, _) in pairwise(spans))
 
 
 @pytest.mark.real
