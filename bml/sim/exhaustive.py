@@ -75,6 +75,10 @@ class Result:
     path: list[Choice] = field(default_factory=list)
 
 
+def _slice_nbytes(nbytes: int) -> int:
+    return nbytes  # whole
+
+
 class Model:
     """One state of the small model; `choices` can happen next, `make` lets one happen."""
 
@@ -82,8 +86,7 @@ class Model:
         self.faults = faults
         self.fabric = parse(fabric)
         self.cores = {
-            s: ServerCore(s, self.fabric, _program, _TIMES, lambda nbytes: 1 << 16, 0.0)
-            for s in self.fabric.servers
+            s: ServerCore(s, self.fabric, _program, _TIMES, _slice_nbytes, 0.0) for s in self.fabric.servers
         }
         self.alive = dict.fromkeys(self.cores, True)
         self.frozen = dict.fromkeys(self.cores, False)
@@ -308,8 +311,9 @@ def _listed(path: _Path) -> list[Choice]:
 #: Derived from the view or without meaning where nothing has a time.
 _LEFT_OUT = frozenset(
     (
-        *("fabric", "timeouts", "_fabric", "_base", "_planner", "_program", "_phases", "_timeouts"),
-        *("_detector", "_recovery", "_spans", "_units", "_starts", "_runs", "_relays"),
+        *("fabric", "timeouts", "_fabric", "_base", "_planner", "_phases", "_timeouts"),
+        *("_detector", "_recovery", "_engines", "_slice_nbytes"),
+        *("_layout", "_units", "_starts", "place"),
         *("views", "_texts", "_history", "steps"),
     )
 )
