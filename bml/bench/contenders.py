@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from bml.bench import room
 from bml.bench.children import Children
 from bml.bench.host import RankError, Ranks
 from bml.bench.ranks import Vector, serve
@@ -42,6 +45,11 @@ _MPI_TRANSPORT = {
     "openmpi": (),  # it takes shared memory
     "openmpi-tcp": ("--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo"),
 }
+_NIC = "f0"
+_MPI_EMULATED = (
+    *("--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", _NIC),
+    *("--mca", "oob_tcp_if_include", "m0", "--mca", "plm_rsh_no_tree_spawn", "1"),
+)
 
 
 class Contender(Protocol):
@@ -97,12 +105,16 @@ class _Ordered:
 
 @dataclass(frozen=True)
 class JobSettings:
-    """How bml is to run: see bml.launch. `emulated` is the name of the emulated fabric, if it is on one."""
+    """How bml is to run: see bml.launch. `emulated` is the name of the emulated fabric, if it is on one.
+
+    `trace` is a file for what its servers did when.
+    """
 
     fabric: Fabric
     """Failures included; they are inflicted when the job has started."""
     algorithm: str = "auto"
     emulated: str | None = None
+    trace: Path | None = None
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -156,7 +168,7 @@ class Own(_Ordered):
 
     def _launch(self) -> None:
         try:
-            launch(
+            result = launch(
                 _training(self._ranks.path),
                 self._settings.fabric.name,
                 faults=self._settings.faults,
@@ -165,8 +177,11 @@ class Own(_Ordered):
                 detect_s=_DETECT_S,
                 min_servers=len(self.members),
                 emulated=self._settings.emulated or False,
+                trace=self._settings.trace is not None,
                 prints=False,
             )
+            if self._settings.trace is not None:
+                self._settings.trace.write_text(json.dumps(result.trace))
         except BmlError as error:
             self._error = error
 
@@ -203,11 +218,12 @@ class OfSession:
 
 
 class _Processes(_Ordered):
-    """A peer: processes of ours."""
+    """A peer: processes of ours, on the loopback interface or, each with one NIC, on an emulated fabric."""
 
-    def __init__(self, who: str, folder: Path, n_ranks: int):
+    def __init__(self, who: str, folder: Path, n_ranks: int, emulated: str | None):
         super().__init__(who, folder, range(n_ranks))
         self._folder = folder
+        self._emulated = emulated
         self._children = Children(who, folder)
 
     def start(self) -> None:
@@ -228,27 +244,38 @@ class _Processes(_Ordered):
 
 
 class Gloo(_Processes):
-    """Gloo's ring over TCP on the loopback interface."""
+    """Gloo's ring over TCP."""
 
     def _spawn(self) -> None:
         for rank in self.members:
             script = [sys.executable, "-m", "bml.bench.rank_gloo", self._ranks.path]
             meeting = [str(rank), str(len(self.members)), str(self._folder / "gloo.meeting")]
-            self._children.start(script + meeting, {"GLOO_SOCKET_IFNAME": "lo"})
+            if self._emulated is None:
+                self._children.start(script + meeting, {"GLOO_SOCKET_IFNAME": "lo"})
+            else:
+                inside = room.command(self._emulated, rank, script + meeting)
+                self._children.start(inside, {"GLOO_SOCKET_IFNAME": _NIC})
 
 
 class OpenMpi(_Processes):
-    """OpenMPI's ring, over shared memory (`openmpi`) or TCP (`openmpi-tcp`)."""
+    """OpenMPI's ring, over shared memory (`openmpi`) or TCP (`openmpi-tcp`, and on an emulated fabric)."""
 
     def _spawn(self) -> None:
-        ranks = ["-np", str(len(self.members)), *_MPI_TRANSPORT[self.who]]
+        ranks = ["-np", str(len(self.members))]
         script = [sys.executable, "-m", "bml.bench.rank_openmpi", self._ranks.path]
-        self._children.start([*_MPIRUN, *ranks, *script])
+        if self._emulated is None:
+            self._children.start([*_MPIRUN, *ranks, *_MPI_TRANSPORT[self.who], *script])
+            return
+        hosts = ["--host", ",".join(room.host(rank) for rank in self.members)]
+        remote = ["--mca", "plm_rsh_agent", shlex.join(room.agent(self._emulated))]
+        whole = [*_MPIRUN, *ranks, *hosts, *_MPI_EMULATED, *remote, *script]
+        self._children.start(room.command(self._emulated, self.members[0], whole))
 
 
-def peer(who: str, folder: Path, n_ranks: int) -> Contender:
-    """The peer of this name, one of PEERS."""
-    return Gloo(who, folder, n_ranks) if who == "gloo" else OpenMpi(who, folder, n_ranks)
+def peer(who: str, folder: Path, n_ranks: int, emulated: str | None = None) -> Contender:
+    """The peer of this name, one of PEERS; `emulated` names the fabric beside which its network is."""
+    kind = Gloo if who == "gloo" else OpenMpi
+    return kind(who, folder, n_ranks, emulated)
 
 
 def missing(who: str) -> str | None:

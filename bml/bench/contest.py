@@ -31,7 +31,8 @@ class Settings:
     """What is to be measured: see `bml bench allreduce --help`.
 
     `block_s` is about how long a contender keeps its turn, `repetitions` how often it has one per size.
-    The `constants` of the cost model give the theory, or on an emulated fabric its `goodput` in bytes/s.
+    The `constants` of the cost model give the theory, or on an emulated fabric the `goodput` of its NICs in
+    bytes/s; `peer_goodput` is that of the one NIC that each peer has in the network beside it.
     """
 
     job: JobSettings
@@ -41,6 +42,7 @@ class Settings:
     repetitions: int = 5
     block_s: float = 0.3
     goodput: float | None = None
+    peer_goodput: float | None = None
 
 
 class _Plan(NamedTuple):
@@ -75,7 +77,7 @@ class Contest:
             if why is not None:
                 self.absent[who] = why
                 continue
-            other = peer(who, folder, members)
+            other = peer(who, folder, members, self.settings.job.emulated)
             self.contenders.append(other)
             self._turn(other, "starting", other.start)
 
@@ -157,8 +159,9 @@ def theory_s(who: str, nbytes: int, settings: Settings) -> float:
         made = Schedules(job.fabric, job.algorithm, settings.constants).for_nbytes(nbytes)
     else:
         made = plan(parse(f"switch:{len(job.fabric.servers)}"), "ring:one")
-    if settings.goodput is not None:
-        return float(made.gst()) * nbytes / settings.goodput
+    goodput = settings.goodput if who == Own.WHO else settings.peer_goodput
+    if goodput is not None:
+        return float(made.gst()) * nbytes / goodput
     return made.counts().seconds(nbytes, settings.constants)
 
 

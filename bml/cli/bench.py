@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,11 @@ def calibrate(constants: Path | None, as_json: bool) -> None:
 @click.option("--block-s", type=click.FloatRange(0, 60), default=0.3, show_default=True, help="Of a turn.")
 @click.option("--constants", type=click.Path(dir_okay=False, path_type=Path), help=_CONSTANTS_HELP)
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw a .png, .svg or .pdf.")
+@click.option(
+    "--trace",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write what servers did when, for Perfetto.",
+)
 @click.option("--json", "as_json", is_flag=True, help=_JSON_HELP)
 @click.pass_context
 def allreduce(
@@ -113,6 +118,7 @@ def allreduce(
     block_s: float,
     constants: Path | None,
     plot: Path | None,
+    trace: Path | None,
     as_json: bool,
 ) -> None:
     """Time allreduce (sum of float32) on every server of a fabric, in the columns of nccl-tests.
@@ -121,6 +127,8 @@ def allreduce(
     each checks every element on every server. `theory` is the cost model's time (on an emulated fabric:
     bytes over goodput) and `ratio` the measured time in units of it; of peers it is that of a ring over one
     NIC. `speedup` is how many times as long as bml a peer takes, `cpu` the processor time of all servers.
+    On an emulated fabric peers have one NIC each, on one switch, at the rate that `bml fabric up
+    --one-switch-rate` gave it.
 
     \b
     Example:
@@ -128,10 +136,10 @@ def allreduce(
       bml bench allreduce --fabric bcube:3x2 --fail server:4 --json
     """
     start_s = time.monotonic()
-    job = _job(fabric, fail, algorithm, fabric_name if fabric_emulated else None)
-    known, goodput, source = _theory(job, constants)
+    job = replace(_job(fabric, fail, algorithm, fabric_name if fabric_emulated else None), trace=trace)
+    known, goodputs, source = _theory(job, constants)
     settings = Settings(
-        job, rows.sizes(sizes, parse_bytes), _peers(against, job), known, repetitions, block_s, goodput
+        job, rows.sizes(sizes, parse_bytes), _peers(against), known, repetitions, block_s, *goodputs
     )
     if plot is not None:
         picture.check(plot)
@@ -179,23 +187,26 @@ def _job(fabric: str, fail: tuple[str, ...], algorithm: str, network: str | None
     return JobSettings(wanted, algorithm, network)
 
 
-def _peers(against: str, job: JobSettings) -> tuple[str, ...]:
+def _peers(against: str) -> tuple[str, ...]:
     peers = tuple(dict.fromkeys(part.strip() for part in against.split(",") if part.strip()))
     for who in peers:
         if who not in PEERS:
             raise UsageError(f"there is no peer '{who}': give some of {', '.join(PEERS)}")
-    if peers and job.emulated:
-        raise UsageError("peers run on loopback only yet: leave out --against or --fabric-emulated")
     return peers
 
 
-def _theory(job: JobSettings, constants: Path | None) -> tuple[Constants, float | None, str]:
-    """Constants, goodput of a NIC in bytes/s where it is known, and in words what theory is computed from."""
+def _theory(
+    job: JobSettings, constants: Path | None
+) -> tuple[Constants, tuple[float | None, float | None], str]:
+    """Constants; goodput in bytes/s of our NICs and of peers, where known; in words where theory is from."""
     known, source = load_constants(constants)
     if job.emulated is None:
-        return known, None, source
-    rate = emulated.find(job.emulated).status()["rate"]
-    return known, rate / 8 * emulated.GOODPUT, f"goodput of {emulated.rate_text(rate)} a NIC"
+        return known, (None, None), source
+    status = emulated.find(job.emulated).status()
+    rate, one_switch = status["rate"], status["one_switch_rate"]
+    goodputs = rate / 8 * emulated.GOODPUT, one_switch / 8 * emulated.GOODPUT
+    text = f"goodput of {emulated.rate_text(rate)} a NIC"
+    return known, goodputs, text + f", peers with one of {emulated.rate_text(one_switch)}"
 
 
 @contextmanager

@@ -49,6 +49,11 @@ _SEEDED_STEPS = 50
 @click.option(
     "--report", type=click.Path(dir_okay=False, path_type=Path), help="Write the report here, as JSON."
 )
+@click.option(
+    "--trace",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write what servers did when, for Perfetto.",
+)
 @click.option("--quiet", is_flag=True, help="Hide what the training functions print.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object and nothing else.")
 def run(
@@ -67,6 +72,7 @@ def run(
     fabric_emulated: bool,
     fabric_name: str,
     report: Path | None,
+    trace: Path | None,
     quiet: bool,
     as_json: bool,
 ) -> None:
@@ -94,9 +100,12 @@ def run(
             absent=_servers(absent),
             rejoin=rejoin,
             emulated=fabric_name if fabric_emulated else False,
+            trace=trace is not None,
             prints=not hide,
             on_change=follower.changed,
         )
+    if trace is not None:
+        trace.write_text(json.dumps(result.trace))
     whole = {**result.report, "values": result.values}
     if report is not None:
         report.write_text(json.dumps(whole, default=str, indent=1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from bml import fabric
 from bml.cluster.fleet import Answers, FleetEvent, Request
 from bml.cluster.job import JobSpec, Place
@@ -25,7 +27,8 @@ class EmulatedFleet:
                 f"run it with --fabric {up.name}, or bring up the other"
             )
         self._injector = CableInjector(self._network)
-        self._processes = ProcessFleet(spec, prints, self._place, self._injector.strike)
+        known = replace(spec, nic_rate=self._network.condition.rate_bit / 8 * fabric.GOODPUT)
+        self._processes = ProcessFleet(known, prints, self._place, self._injector.strike)
 
     def start(self, train: bytes) -> None:
         """See Fleet."""

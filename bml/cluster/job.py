@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from bml.cluster.trace import ServerTrace
 from bml.protocol.messages import Life, MessageError
 from bml.protocol.timeouts import DEFAULT_DETECT_S, Timeouts
 from bml.schedule import plan
@@ -32,6 +33,7 @@ class JobSpec:
     `absent` servers are not started; they may join later. `rejoin`: a server that is lost is started again.
     `constants`: of the cost model, by which all servers choose the schedule of a step of some size.
     `emulated`: name of the emulated fabric on which it runs; None: on this machine's own network.
+    `nic_rate`: bytes per second of every NIC, where it is known. `trace`: servers record what they do when.
     """
 
     fabric: str
@@ -45,6 +47,8 @@ class JobSpec:
     absent: tuple[int, ...] = ()
     rejoin: bool = False
     constants: Constants = DEFAULTS
+    nic_rate: float | None = None
+    trace: bool = False
     job: str = field(default_factory=lambda: f"bml-{secrets.token_hex(6)}")
     token: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
@@ -147,6 +151,7 @@ class ServerReport:
     samples: Any
     views: list[dict[str, Any]]
     metrics: dict[str, Any]
+    trace: ServerTrace | None = None
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ def launch(
     transport: str = "tcp",
     absent: Iterable[int] = (),
     rejoin: bool = False,
+    trace: bool = False,
     prints: bool = True,
     on_change: OnChange | None = None,
 ) -> Result:
@@ -52,8 +53,8 @@ def launch(
     before). `emulated`: the servers, as processes, live on the emulated fabric of this name (True: "bml")
     that is up on this machine, and cables really break. `transport` is "tcp", "verbs" (RDMA) or "verbs,tcp"
     (RDMA where there is any); settings in docs/rdma.md. `absent` servers are not started: they may join later
-    (`job.inject("join:4")`). `rejoin`: a server that is lost is started again and joins. `prints`: show what
-    the training functions print.
+    (`job.inject("join:4")`). `rejoin`: a server that is lost is started again and joins. `trace`: servers
+    record what they do when, see `Result.trace`. `prints`: show what the training functions print.
     `on_change` is called, in another thread, with a snapshot of the job's state when it changes.
 
     Raises UsageError for a job that cannot be; TrainingError when a training function raised (its text
@@ -74,6 +75,7 @@ def launch(
         transport=transport,
         absent=absent,
         rejoin=rejoin,
+        trace=trace,
         prints=prints,
         on_change=on_change,
     ) as job:
@@ -95,6 +97,7 @@ def start(
     transport: str = "tcp",
     absent: Iterable[int] = (),
     rejoin: bool = False,
+    trace: bool = False,
     prints: bool = True,
     on_change: OnChange | None = None,
 ) -> Job:
@@ -120,6 +123,7 @@ def start(
         absent=tuple(absent),
         rejoin=rejoin,
         constants=load_constants()[0],
+        trace=trace,
     )
     job = Job(_fleet(spec, launcher, address, prints), spec, launcher, on_change)
     job.begin(_pickled(train))

@@ -8,6 +8,7 @@ from typing import Any
 
 from bml import errors
 from bml.cluster.job import JobSpec, ServerReport
+from bml.cluster.trace import merged
 from bml.errors import BmlError, TrainingError
 
 #: Errors of one server that are the caller's (or ours), not the training function's.
@@ -54,6 +55,11 @@ class Result:
             "dead": dict(sorted(self.dead.items())),
             "metrics": {server: report.metrics for server, report in survivors.items()},
         }
+
+    @property
+    def trace(self) -> dict[str, Any]:
+        """What was traced (`launch` with `trace`) on servers that reported, for Perfetto; ready for JSON."""
+        return merged(report.trace for report in self.reports.values() if report.trace is not None)
 
     def failure(self) -> BmlError | None:
         """The error that ended the job, None if it ended well."""

@@ -24,14 +24,17 @@ from bml.cluster.handover import Handover
 from bml.cluster.injection import Hands, Injection
 from bml.cluster.job import Contact, Contacts, JobSpec, check_contacts
 from bml.cluster.rates import Rates
+from bml.cluster.trace import ServerTrace, Trace, TracedWorkspace
 from bml.protocol import events as ev
 from bml.protocol import messages as msg
 from bml.protocol.call import Call, neutral
 from bml.protocol.engine import Buffer, Place, Reduce, Send
 from bml.protocol.frame import Header, Kind
 from bml.protocol.plausible import check_for_server
+from bml.protocol.reuse import StepMemory
 from bml.protocol.server import ServerCore
-from bml.protocol.spans import size
+from bml.protocol.slices import LAN_RATE, rate_of, slice_nbytes
+from bml.protocol.spans import Spans, size
 from bml.protocol.transfer import Rope
 from bml.protocol.workspace import Array, Workspace
 from bml.schedule import Programs, Schedules
@@ -50,7 +53,6 @@ _LOG = logging.getLogger("bml.cluster")
 
 _TEXT_PRIORITY = -2
 _EMPTY = memoryview(bytearray())
-_SLICE_NBYTES = 256 << 10
 #: How long after `Leave` the loop still delivers what it has said, in seconds.
 _LINGER_S = 0.2
 #: Of how many steps, the last ones, the times are kept for the report: a job may run for months.
@@ -82,7 +84,9 @@ class Server:
         if self.fabric.n_servers <= _MOST_PREPARED and spec.algorithm in ("auto", "packed"):
             prepare(self.fabric)
         self._spec = spec
+        self._rate = spec.nic_rate or LAN_RATE
         self._poller = Poller(on_wake=self._take_requests)
+        self._trace = Trace(server, self) if spec.trace else None
         self._transport, self._transport_name, self._memory = open_transport(
             spec.transport,
             server,
@@ -90,10 +94,11 @@ class Server:
             token=spec.token,
             job=spec.job,
             poller=self._poller,
-            handler=self,
+            handler=self._trace or self,
             connect_s=spec.timeouts().connect_s,
             life=life or 0,
         )
+        self._step_memory = StepMemory(self._memory.empty)
         self._listener = control.ControlListener(
             control_host,
             token=spec.token,
@@ -107,7 +112,7 @@ class Server:
         )
         joins = None if life is None else msg.Life(server, life, self.contact.encode())
         self._core = ServerCore(
-            server, self.fabric, self._programs, spec.timeouts(), _SLICE_NBYTES, time.monotonic(), joins
+            server, self.fabric, self._programs, spec.timeouts(), self._slice_nbytes, time.monotonic(), joins
         )
         self._contacts: dict[int, Contact] = {}
         self._lives: dict[int, int] = {}
@@ -125,6 +130,8 @@ class Server:
         self._contribution: tuple[Array, str] | None = None
         self._workspace: Workspace | None = None
         self._texts: dict[wire.LinkKey, bytearray] = {}
+        self._heard: dict[wire.LinkKey, float] = {}
+        self._tick_at = time.monotonic()
         self._error: BmlError | None = None
         self._in_force = threading.Event()
         self._left = threading.Event()
@@ -142,6 +149,8 @@ class Server:
         if set(others.values()) != {self._transport_name}:
             raise FabricError(f"servers fell back to different transports: {others}; ask for tcp everywhere")
         self._contacts = dict(contacts)
+        if self._spec.nic_rate is None:
+            self._rate = rate_of(host for contact in contacts.values() for host, _ in contact.nics)
         self._thread.start()
 
     def wait_for_view(self) -> msg.View:
@@ -281,6 +290,10 @@ class Server:
             f"{peer}/{level}": stats._asdict() for (peer, level), stats in self._transport.stats().items()
         }
 
+    def trace(self) -> ServerTrace | None:
+        """What it did when, if that was to be recorded; to be asked after `end`."""
+        return None if self._trace is None else self._trace.taken()
+
     # --- for whoever looks at it from outside ----------------------------------------------------
 
     def answer(self, request: Request, reply: Callable[[dict[str, Any]], None]) -> None:
@@ -350,16 +363,27 @@ class Server:
 
     def _pass(self) -> None:
         now = time.monotonic()
-        due = min(self._core.next_deadline(now), self._injection.next_deadline(now))
+        due = self._tick_at
+        if self._injection.armed:
+            due = min(due, self._injection.next_deadline(now))
         if self._leave_at is not None:
             due = min(due, self._leave_at)
         self._poller.poll(max(0.0, due - now))
         now = time.monotonic()
-        if self._core.urgent or now >= self._core.next_deadline(now):
-            self._execute(self._core.handle(ev.Tick(), now))
+        if now >= self._tick_at or self._core.urgent:
+            self._tick(now)
+        self._inject()
+
+    def _tick(self, now: float) -> None:
+        for (peer, level), heard_at in self._heard.items():
+            self._core.heard(peer, level, heard_at)
+        self._heard.clear()
+        self._execute(self._core.handle(ev.Tick(), now))
+        # Whatever happens until then, nothing is due before: a tick sends the heartbeats that are due, and
+        # no silence can become suspect between two heartbeats that could not be suspect now.
+        self._tick_at = self._core.next_deadline(now)
         if self._rates.due(now):
             self._rates.note(self._transport.stats(), now)
-        self._inject()
 
     def _inject(self) -> None:
         """Suffer the faults that are due; called wherever something may have brought a moment of the plan."""
@@ -392,6 +416,9 @@ class Server:
 
     def _programs(self, fabric: Fabric, server: int) -> Programs:
         return Programs(Schedules(fabric, self._spec.algorithm, self._spec.constants), server)
+
+    def _slice_nbytes(self, nbytes: int) -> int:
+        return slice_nbytes(nbytes, self._rate)
 
     # --- instructions ----------------------------------------------------------------------------
 
@@ -426,27 +453,18 @@ class Server:
         match instruction:
             case ev.SendText(peer, level, header, text):
                 self._transport.send(peer, level, header, memoryview(text), _TEXT_PRIORITY)
-            case ev.Open(_, scratch_elements, _, left) if left:
-                assert self._workspace is not None
-                self._workspace = self._workspace.resume(left, scratch_elements)
-            case ev.Open(_, scratch_elements, follows):
-                if follows is None:
-                    assert self._contribution is not None
-                    vector, op = self._contribution
-                else:
-                    vector, op = neutral(follows), follows.op
-                self._workspace = Workspace(vector, scratch_elements, op, self._memory.empty)
+            case ev.Open(step, scratch_elements, follows, left):
+                self._open(step, scratch_elements, follows, left)
             case ev.Commit(step, epoch, contributors):
-                assert self._workspace is not None
                 self._count_step()
-                self._replies.put(Committed(step, epoch, contributors, self._workspace.result))
-                self._workspace = None
+                committed = self._committed(step, epoch, contributors)
+                # Before the training thread is woken: it may bring the next contribution at once.
+                self._contribution = None
+                self._replies.put(committed)
             case ev.Prepare():
                 self._replies.put(instruction)
             case ev.Keep(step, epoch, contributors):
-                assert self._workspace is not None
-                self._handover.keep(Committed(step, epoch, contributors, self._workspace.result))
-                self._workspace = None
+                self._handover.keep(self._committed(step, epoch, contributors))
             case ev.Replay(step):
                 self._count_step()
                 self._replies.put(self._handover.kept(step))
@@ -484,6 +502,32 @@ class Server:
                     f"server {self.server} ({self._core.waits_for()}): unknown {instruction}"
                 )
 
+    def _open(self, step: int, scratch_elements: int, follows: Call | None, left: Spans) -> None:
+        if self._trace is not None:
+            self._trace.opened(step)
+        if left:
+            assert self._workspace is not None
+            self._workspace = self._workspace.resume(left, scratch_elements)
+            return
+        if follows is not None:
+            vector, op = neutral(follows), follows.op
+        else:
+            assert self._contribution is not None
+            vector, op = self._contribution
+        if self._trace is None:
+            self._workspace = Workspace(vector, scratch_elements, op, self._step_memory.empty)
+            return
+        self._workspace = traced = TracedWorkspace(vector, scratch_elements, op, self._step_memory.empty)
+        traced.trace = self._trace
+
+    def _committed(self, step: int, epoch: int, contributors: tuple[int, ...]) -> Committed:
+        """The result of the step that has ended."""
+        assert self._workspace is not None
+        result, self._workspace = self._workspace.result, None
+        if self._trace is not None:
+            self._trace.ended("committed")
+        return Committed(step, epoch, contributors, result)
+
     def _count_step(self) -> None:
         """A result goes to the training function."""
         self.steps += 1
@@ -520,18 +564,19 @@ class Server:
 
     def received(self, peer: int, level: int, header: Header) -> None:
         """See bml.transport.interface.Handler."""
-        now = time.monotonic()
         text = ""
         if header.kind in (Kind.DESCRIBE, Kind.HEAD):
             text = self._texts.pop((peer, level)).decode(errors="replace")
-        if self._injection.armed:
+        armed = self._injection.armed
+        if armed:
             self._injection.saw(header)
-        self._execute(self._core.received(peer, header, text, now))
-        self._inject()
+        self._execute(self._core.received(peer, header, text, time.monotonic()))
+        if armed:
+            self._inject()
 
     def heard(self, peer: int, level: int) -> None:
         """See bml.transport.interface.Handler."""
-        self._core.heard(peer, level, time.monotonic())
+        self._heard[peer, level] = time.monotonic()  # the core asks for it at its next tick
 
     def lost(self, peer: int, level: int, kind: str, why: str) -> None:
         """See bml.transport.interface.Handler."""

@@ -44,6 +44,7 @@ def run_training(server: Server, contacts: Contacts, train: Train) -> ServerRepo
         samples=session.samples() if session else None,
         views=server.view_records(),
         metrics=_metrics(server),
+        trace=server.trace(),
     )
 
 

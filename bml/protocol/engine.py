@@ -101,137 +101,103 @@ class _Span(NamedTuple):
     shifts: tuple[int | None, ...]  # per term in address order: SCRATCH offset minus start; None = IN
 
 
+class _Out(NamedTuple):
+    """What will be sent for a unit, but for what the frames of one try have in common."""
+
+    kind: Kind
+    hop: Hop
+    place: Place
+    priority: int
+
+
+class _Outs(NamedTuple):
+    """What goes out for elements [start, stop) of a result."""
+
+    start: int
+    stop: int
+    outs: tuple[_Out, ...]
+
+
+class _Unit(NamedTuple):
+    """A slice of a range, and what is done with it."""
+
+    start: int
+    stop: int
+    missing: int
+    """Elements that children send for it, all together."""
+    reduce: Reduce | None
+    """How the inputs become the sum of this subtree; None: there is only the contribution."""
+    summed: tuple[_Out, ...]
+    """What goes out when the sum is there."""
+    is_root: bool
+    """The sum is the result."""
+
+
 Instruction = Send | Reduce
 
+_UP, _DOWN = Kind.UP, Kind.DOWN
+_MOST_PLACES = 1 << 14
 
-class Engine:
-    """The dataflow of one step; see the module's text. `finals`: the spans that are final, as they became so.
 
-    `stamp` marks all its frames, `n_elements` is the length of the vector, `slice_elements` the size at
-    which this server cuts what it sends. Servers may cut differently: a receiver counts elements, not slices.
+class Layout:
+    """What the steps of one program, with vectors of one length, have in common; made once for all of them.
+
+    `n_elements` is the length of the vector, `slice_elements` the size at which this server cuts what it
+    sends. Servers may cut differently: a receiver counts elements, not slices.
     """
 
-    def __init__(self, program: Program, stamp: Stamp, n_elements: int, slice_elements: int):
+    def __init__(self, program: Program, n_elements: int, slice_elements: int):
         self.server = program.server
-        self.stamp = stamp
         self.n_elements = n_elements
-        self.remaining = n_elements
-        self.handled = 0
-        self.finals: list[tuple[int, int]] = []
-        self.expected = 0
         self.scratch_elements = 0
         self._slice = max(1, slice_elements)
         self._runs: dict[int, list[_Run]] = {}
-        self._relays: dict[tuple[int, int, int], list[_RelayRun]] = {}
+        self.relays: dict[tuple[int, int, int], list[_RelayRun]] = {}
         self._lay_out_relays(program)
         self._spans = self._lay_out_ranges(program)
-        self._units: list[tuple[int, int, _Span]] = [
-            (start, min(start + self._slice, span.stop), span)
+        self.units: list[_Unit] = [
+            self._unit(start, min(start + self._slice, span.stop), span)
             for span in self._spans
             for start in range(span.start, span.stop, self._slice)
         ]
-        self._starts = [start for start, _, _ in self._units]
-        self._missing = [(stop - start) * len(span.part.gather) for start, stop, span in self._units]
-        self.expected += sum(self._missing) + sum(
+        self.starts = [unit.start for unit in self.units]
+        self.missing = [unit.missing for unit in self.units]
+        self.expected = sum(self.missing) + sum(
             span.stop - span.start for span in self._spans if span.part.down is not None
         )
-
-    @property
-    def complete(self) -> bool:
-        """Every output is final on this server."""
-        return self.remaining == 0
-
-    @property
-    def progress(self) -> float:
-        """Fraction, 0 to 1, of the elements this server must receive that have arrived."""
-        return self.handled / self.expected if self.expected else 1.0
-
-    def start(self) -> Iterator[Instruction]:
-        """What can be done with this server's own contribution alone."""
-        for unit, missing in enumerate(self._missing):
-            if not missing:
-                yield from self._summed(unit)
+        # Step after step brings the same frames, and each is looked up once.
+        self._places: dict[tuple[int, int, int, int, int], Place] = {}
+        self._spreads: dict[tuple[int, int], tuple[_Outs, ...]] = {}
 
     def place(self, kind: Kind, origin: int, dest: int, start: int, stop: int) -> Place:
         """Where the payload of a frame belongs; raises FrameError if this server expects no such frame."""
-        if not start < stop <= self.n_elements:
-            raise FrameError(f"elements [{start}, {stop}) of {self.n_elements} cannot be sent")
-        if dest != self.server:
-            return _find(self._relays.get((kind, origin, dest), ()), kind, origin, dest, start, stop)
-        if kind == Kind.UP:
-            return _find(self._runs.get(origin, ()), kind, origin, dest, start, stop)
-        parts = [span.part for _, _, span in self._overlapping(start, stop)]
-        if any(part.down is None or part.down.peer != origin for part in parts):
-            raise FrameError(f"server {self.server} expects no result {start}:{stop} from server {origin}")
-        return Place(Buffer.OUT, start)
+        key = (kind, origin, dest, start, stop)
+        known = self._places.get(key)
+        if known is None:
+            known = self._find_place(kind, origin, dest, start, stop)
+            if len(self._places) < _MOST_PLACES:
+                self._places[key] = known
+        return known
 
-    def received(self, kind: Kind, origin: int, dest: int, start: int, stop: int) -> Iterator[Instruction]:
-        """The payload of a frame is in its place; what can be done now."""
-        if dest != self.server:
-            yield from self._pass_on(kind, origin, dest, start, stop)
-            return
-        self.handled += stop - start
-        if kind == Kind.UP:
-            yield from self._add(start, stop)
-        else:
-            yield from self._spread_result(start, stop)
+    def priority(self, kind: Kind, offset: int) -> int:
+        """Earlier slices first, and of one slice results before partial sums.
 
-    # --- what happens to a unit ----------------------------------------------------------------
+        A result must not wait behind bulk that nobody needs yet.
+        """
+        return 2 * (offset // self._slice) + (kind == _UP)
 
-    def _add(self, start: int, stop: int) -> Iterator[Instruction]:
-        unit = bisect_right(self._starts, start) - 1
-        while unit < len(self._units) and self._starts[unit] < stop:
-            unit_start, unit_stop, _ = self._units[unit]
-            self._missing[unit] -= min(stop, unit_stop) - max(start, unit_start)
-            if not self._missing[unit]:
-                yield from self._summed(unit)
-            unit += 1
-
-    def _summed(self, unit: int) -> Iterator[Instruction]:
-        start, stop, span = self._units[unit]
-        part, place = span.part, Place(Buffer.OUT, start)
-        if part.gather or part.up is None:
-            yield Reduce(start, stop, tuple(_term(shift, start) for shift in span.shifts))
-        else:
-            place = Place(Buffer.IN, start)  # a leaf sends its own contribution without a copy
-        if part.up is not None:
-            yield self._send(Kind.UP, part.up, start, stop, place, span.start)
-        else:
-            self.remaining -= stop - start
-            self.finals.append((start, stop))
-            for hop in part.spread:
-                yield self._send(Kind.DOWN, hop, start, stop, place, span.start)
-
-    def _spread_result(self, start: int, stop: int) -> Iterator[Instruction]:
-        self.remaining -= stop - start
-        self.finals.append((start, stop))
-        for a, b, span in self._overlapping(start, stop):
-            for hop in span.part.spread:
-                yield self._send(Kind.DOWN, hop, a, b, Place(Buffer.OUT, a), span.start)
-
-    def _send(self, kind: Kind, hop: Hop, start: int, stop: int, place: Place, span_start: int) -> Send:
-        header = self._header(kind, self.server, hop.peer, start, stop)
-        return Send(hop.via, hop.level, header, place, self._priority(kind, start - span_start))
-
-    def _pass_on(self, kind: Kind, origin: int, dest: int, start: int, stop: int) -> Iterator[Send]:
-        # What one server sent as one frame may part here: the ways of its pieces differ further on.
-        for run in self._relays[kind, origin, dest]:
-            a, b = max(start, run.start), min(stop, run.stop)
-            if a < b:
-                header = self._header(kind, origin, dest, a, b)
-                priority = self._priority(kind, a - run.start)
-                yield Send(run.relay.via, run.relay.level, header, _at(run, a), priority)
-
-    def _header(self, kind: Kind, origin: int, dest: int, start: int, stop: int) -> Header:
-        epoch, step, signature, itemsize = self.stamp
-        return Header(kind, epoch, step, origin, dest, signature, start, stop, (stop - start) * itemsize)
-
-    def _priority(self, kind: Kind, offset: int) -> int:
-        # Earlier slices first, and of one slice results before partial sums: a result must not wait
-        # behind bulk that nobody needs yet.
-        return 2 * (offset // self._slice) + (kind == Kind.UP)
-
-    # --- layout ----------------------------------------------------------------------------------
+    def spread(self, start: int, stop: int) -> tuple[_Outs, ...]:
+        """What goes out when the result of [start, stop) has come from above."""
+        known = self._spreads.get((start, stop))
+        if known is None:
+            known = tuple(
+                _Outs(a, b, self._spread_part(span, a))
+                for a, b, span in self._overlapping(start, stop)
+                if span.part.spread
+            )
+            if len(self._spreads) < _MOST_PLACES:
+                self._spreads[start, stop] = known
+        return known
 
     def _overlapping(self, start: int, stop: int) -> Iterator[tuple[int, int, _Span]]:
         """The parts of [start, stop) that lie in one span each."""
@@ -241,14 +207,40 @@ class Engine:
             yield max(start, span.start), min(stop, span.stop), span
             index += 1
 
+    def _find_place(self, kind: Kind, origin: int, dest: int, start: int, stop: int) -> Place:
+        if dest != self.server:
+            return _find(self.relays.get((kind, origin, dest), ()), kind, origin, dest, start, stop)
+        if kind == _UP:
+            return _find(self._runs.get(origin, ()), kind, origin, dest, start, stop)
+        parts = [span.part for _, _, span in self._overlapping(start, stop)]
+        within = 0 <= start < stop <= self.n_elements
+        if not within or any(part.down is None or part.down.peer != origin for part in parts):
+            raise FrameError(f"server {self.server} expects no result {start}:{stop} from server {origin}")
+        return Place(Buffer.OUT, start)
+
+    def _unit(self, start: int, stop: int, span: _Span) -> _Unit:
+        part, place = span.part, Place(Buffer.OUT, start)
+        reduce: Reduce | None = Reduce(start, stop, tuple(_term(shift, start) for shift in span.shifts))
+        summed = self._spread_part(span, start)
+        if part.up is not None:
+            if not part.gather:  # a leaf sends its own contribution without a copy
+                reduce, place = None, Place(Buffer.IN, start)
+            summed = (_Out(_UP, part.up, place, self.priority(_UP, start - span.start)),)
+        missing = (stop - start) * len(part.gather)
+        return _Unit(start, stop, missing, reduce, summed, part.up is None)
+
+    def _spread_part(self, span: _Span, start: int) -> tuple[_Out, ...]:
+        priority, place = self.priority(_DOWN, start - span.start), Place(Buffer.OUT, start)
+        return tuple(_Out(_DOWN, hop, place, priority) for hop in span.part.spread)
+
     def _lay_out_relays(self, program: Program) -> None:
         # Sorted so that what one frame may bring for adjacent relays lies adjacent in SCRATCH.
         for relay in sorted(program.relays, key=lambda r: (r.phase, r.origin, r.dest, r.start)):
             start, stop = (program.cut(piece, self.n_elements) for piece in (relay.start, relay.stop))
-            key = (int(Kind.UP if relay.phase == Phase.UP else Kind.DOWN), relay.origin, relay.dest)
+            key = (int(_UP if relay.phase == Phase.UP else _DOWN), relay.origin, relay.dest)
             if start < stop:
                 run = self._reserve(start, stop)
-                self._relays.setdefault(key, []).append(_RelayRun(*run, relay))
+                self.relays.setdefault(key, []).append(_RelayRun(*run, relay))
 
     def _lay_out_ranges(self, program: Program) -> list[_Span]:
         """Spans that tile the vector; what one child sends for adjacent ranges lies adjacent."""
@@ -281,6 +273,115 @@ class Engine:
         run = _Run(start, stop, self.scratch_elements)
         self.scratch_elements += stop - start
         return run
+
+
+class Engine:
+    """The dataflow of one step; see the module's text.
+
+    `finals` are the spans that are final, as they became so. `stamp` marks all its frames; the other
+    arguments are those of `Layout`, or a `layout` that was made of them before.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        stamp: Stamp,
+        n_elements: int,
+        slice_elements: int,
+        layout: Layout | None = None,
+    ):
+        self._layout = layout or Layout(program, n_elements, slice_elements)
+        self.server = program.server
+        self.stamp = stamp
+        self.n_elements = n_elements
+        self.remaining = n_elements
+        self.handled = 0
+        self.finals: list[tuple[int, int]] = []
+        self.expected = self._layout.expected
+        self.scratch_elements = self._layout.scratch_elements
+        self.place = self._layout.place
+        self._units = self._layout.units
+        self._starts = self._layout.starts
+        self._missing = self._layout.missing.copy()
+
+    @property
+    def complete(self) -> bool:
+        """Every output is final on this server."""
+        return self.remaining == 0
+
+    @property
+    def progress(self) -> float:
+        """Fraction, 0 to 1, of the elements this server must receive that have arrived."""
+        return self.handled / self.expected if self.expected else 1.0
+
+    def start(self) -> list[Instruction]:
+        """What can be done with this server's own contribution alone."""
+        done: list[Instruction] = []
+        for unit, missing in zip(self._units, self._missing, strict=True):
+            if not missing:
+                self._summed(unit, done)
+        return done
+
+    def received(self, kind: Kind, origin: int, dest: int, start: int, stop: int) -> list[Instruction]:
+        """The payload of a frame is in its place; what can be done now."""
+        done: list[Instruction] = []
+        if dest != self.server:
+            self._pass_on(kind, origin, dest, start, stop, done)
+            return done
+        self.handled += stop - start
+        if kind == _UP:
+            self._add(start, stop, done)
+        else:
+            self._spread_result(start, stop, done)
+        return done
+
+    # --- what happens to a unit ----------------------------------------------------------------
+
+    def _add(self, start: int, stop: int, done: list[Instruction]) -> None:
+        index, units, missing = bisect_right(self._starts, start) - 1, self._units, self._missing
+        while index < len(units):
+            unit = units[index]
+            if unit.start >= stop:
+                return
+            missing[index] -= min(stop, unit.stop) - max(start, unit.start)
+            if not missing[index]:
+                self._summed(unit, done)
+            index += 1
+
+    def _summed(self, unit: _Unit, done: list[Instruction]) -> None:
+        if unit.reduce is not None:
+            done.append(unit.reduce)
+        if unit.is_root:
+            self.remaining -= unit.stop - unit.start
+            self.finals.append((unit.start, unit.stop))
+        done += [self._send(out, unit.start, unit.stop) for out in unit.summed]
+
+    def _spread_result(self, start: int, stop: int, done: list[Instruction]) -> None:
+        self.remaining -= stop - start
+        self.finals.append((start, stop))
+        for a, b, outs in self._layout.spread(start, stop):
+            done += [self._send(out, a, b) for out in outs]
+
+    def _send(self, out: _Out, start: int, stop: int) -> Send:
+        kind, hop, place, priority = out
+        return Send(
+            hop.via, hop.level, self._header(kind, self.server, hop.peer, start, stop), place, priority
+        )
+
+    def _pass_on(
+        self, kind: Kind, origin: int, dest: int, start: int, stop: int, done: list[Instruction]
+    ) -> None:
+        # What one server sent as one frame may part here: the ways of its pieces differ further on.
+        for run in self._layout.relays[kind, origin, dest]:
+            a, b = max(start, run.start), min(stop, run.stop)
+            if a < b:
+                header = self._header(kind, origin, dest, a, b)
+                priority = self._layout.priority(kind, a - run.start)
+                done.append(Send(run.relay.via, run.relay.level, header, _at(run, a), priority))
+
+    def _header(self, kind: Kind, origin: int, dest: int, start: int, stop: int) -> Header:
+        epoch, step, signature, itemsize = self.stamp
+        return Header(kind, epoch, step, origin, dest, signature, start, stop, (stop - start) * itemsize)
 
 
 def _at(run: _Run | _RelayRun, start: int) -> Place:

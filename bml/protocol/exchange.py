@@ -13,12 +13,14 @@ its own in SCRATCH for every round, as the partners' sums have, because what is 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
 from typing import NamedTuple
 
-from bml.protocol.engine import Buffer, Engine, Instruction, Place, Reduce, Send, Stamp
+from bml.protocol.engine import Buffer, Engine, Instruction, Layout, Place, Reduce, Send, Stamp
 from bml.protocol.frame import FrameError, Header, Kind
-from bml.schedule import AnyProgram, ExchangeProgram, Hop
+from bml.schedule import AnyProgram, ExchangeProgram, Hop, Programs
+
+_MOST_LAYOUTS = 64
+"""How many shapes of vectors are remembered: a training step may reduce many arrays one by one."""
 
 
 class _Term(NamedTuple):
@@ -64,41 +66,44 @@ class ExchangeEngine:
         """Fraction, 0 to 1, of the elements this server must receive that have arrived."""
         return self.handled / self.expected if self.expected else 1.0
 
-    def start(self) -> Iterator[Instruction]:
+    def start(self) -> list[Instruction]:
         """What can be done with this server's own contribution alone."""
+        done: list[Instruction] = []
         for unit, start in enumerate(self._starts):
             if self._rounds:
-                yield from self._send(unit)
+                self._send(unit, done)
             else:
                 stop = self._stop(unit)
                 self.remaining -= stop - start
                 self.finals.append((start, stop))
-                yield Reduce(start, stop, (Place(Buffer.IN, start),))
+                done.append(Reduce(start, stop, (Place(Buffer.IN, start),)))
+        return done
 
     def place(self, kind: Kind, origin: int, dest: int, start: int, stop: int) -> Place:
         """Where the payload of a frame belongs; raises FrameError if this server expects no such frame."""
-        within = start < stop <= self.n_elements
-        if not within or dest != self.server or kind != Kind.UP or origin not in self._terms:
+        if dest != self.server or kind != Kind.UP or origin not in self._terms or stop > self.n_elements:
             raise FrameError(f"no frame {start}:{stop} of kind {kind} from {origin} to {dest} belongs here")
         return Place(Buffer.SCRATCH, self._terms[origin].base + start)
 
-    def received(self, kind: Kind, origin: int, dest: int, start: int, stop: int) -> Iterator[Instruction]:
+    def received(self, kind: Kind, origin: int, dest: int, start: int, stop: int) -> list[Instruction]:
         """The payload of a frame is in its place; what can be done now."""
+        done: list[Instruction] = []
         self.handled += stop - start
         missing = self._missing[self._terms[origin].round]
         unit = bisect_right(self._starts, start) - 1
         while unit < len(self._starts) and self._starts[unit] < stop:
             missing[unit] -= min(stop, self._stop(unit)) - max(start, self._starts[unit])
-            yield from self._advance(unit)
+            self._advance(unit, done)
             unit += 1
+        return done
 
-    def _advance(self, unit: int) -> Iterator[Instruction]:
+    def _advance(self, unit: int, done: list[Instruction]) -> None:
         """Take a slice through all rounds whose sums are in; a later round's may have come early."""
         while self._at[unit] < len(self._rounds) and not self._missing[self._at[unit]][unit]:
-            yield self._reduce(unit)
+            done.append(self._reduce(unit))
             self._at[unit] += 1
             if self._at[unit] < len(self._rounds):
-                yield from self._send(unit)
+                self._send(unit, done)
             else:
                 self.remaining -= self._stop(unit) - self._starts[unit]
                 self.finals.append((self._starts[unit], self._stop(unit)))
@@ -110,7 +115,7 @@ class ExchangeEngine:
         ordered = tuple(terms[peer] for peer in sorted(terms))
         return Reduce(start, self._stop(unit), ordered, self._sum(number + 1, start))
 
-    def _send(self, unit: int) -> Iterator[Send]:
+    def _send(self, unit: int, done: list[Instruction]) -> None:
         number, start, stop = self._at[unit], self._starts[unit], self._stop(unit)
         epoch, step, signature, itemsize = self.stamp
         # Earlier slices first, and of one slice later rounds first.
@@ -118,7 +123,7 @@ class ExchangeEngine:
         for hop in self._rounds[number]:
             nbytes = (stop - start) * itemsize
             header = Header(Kind.UP, epoch, step, self.server, hop.peer, signature, start, stop, nbytes)
-            yield Send(hop.via, hop.level, header, self._sum(number, start), priority)
+            done.append(Send(hop.via, hop.level, header, self._sum(number, start), priority))
 
     def _stop(self, unit: int) -> int:
         return min(self._starts[unit] + self._slice, self.n_elements)
@@ -147,8 +152,29 @@ class ExchangeEngine:
 AnyEngine = Engine | ExchangeEngine
 
 
+class Engines:
+    """Makes the engines of a view, step after step, and keeps what steps of one shape have in common."""
+
+    def __init__(self, programs: Programs):
+        self.programs = programs
+        self._layouts: dict[tuple[int, int, int], Layout] = {}
+
+    def engine(self, stamp: Stamp, n_elements: int, slice_elements: int) -> AnyEngine:
+        """The engine of one try of one step; arguments as of `Layout`."""
+        program = self.programs.for_nbytes(n_elements * stamp.itemsize)
+        if isinstance(program, ExchangeProgram):
+            return ExchangeEngine(program, stamp, n_elements, slice_elements)
+        key = (n_elements, slice_elements, stamp.itemsize)
+        layout = self._layouts.get(key)
+        if layout is None:
+            if len(self._layouts) >= _MOST_LAYOUTS:
+                self._layouts.pop(next(iter(self._layouts)))
+            layout = self._layouts[key] = Layout(program, n_elements, slice_elements)
+        return Engine(program, stamp, n_elements, slice_elements, layout)
+
+
 def engine_for(program: AnyProgram, stamp: Stamp, n_elements: int, slice_elements: int) -> AnyEngine:
-    """Make the engine that runs a program: of trees, or of an exchange."""
+    """Make the engine that runs a program once: of trees, or of an exchange."""
     if isinstance(program, ExchangeProgram):
         return ExchangeEngine(program, stamp, n_elements, slice_elements)
     return Engine(program, stamp, n_elements, slice_elements)

@@ -52,7 +52,7 @@ from bml.protocol.events import (
     Tick,
     Verdict,
 )
-from bml.protocol.exchange import AnyEngine, engine_for
+from bml.protocol.exchange import AnyEngine, Engines
 from bml.protocol.frame import FrameError, Header, Kind
 from bml.protocol.learner import Learner
 from bml.protocol.member import Member
@@ -70,6 +70,7 @@ _PROGRESS_EVERY_S = 0.1
 _TEXTS_KEPT = 8
 _VIEWS_KEPT = 1024
 _TOKEN_PRIORITY = -1  # before all slices, which count from 0
+_STATE_NBYTES = 16 << 20  # how much a joiner's state is thought to be, to cut it: nobody knows before
 _STATE_PRIORITY = 1 << 30  # a joiner's state moves when no step needs the link
 
 
@@ -82,6 +83,8 @@ class _Step:
     contributors: tuple[int, ...]
     engine: AnyEngine
     barrier: Barrier
+    stamp: tuple[int, int]
+    """(epoch, step), as all its frames have it."""
     follows: bool
     itemsize: int
     left: Spans
@@ -111,7 +114,7 @@ class ViewRecord:
 class ServerCore:
     """See the module's text. `planner(fabric, server)` has this server's programs for a view.
 
-    `programs` are those of the installed view, None before the first.
+    `slice_nbytes(nbytes)` is the size of the slices, in bytes, of a vector of so many.
     """
 
     def __init__(
@@ -120,7 +123,7 @@ class ServerCore:
         fabric: Fabric,
         planner: Planner,
         timeouts: Timeouts,
-        slice_nbytes: int,
+        slice_nbytes: Callable[[int], int],
         now: float,
         life: msg.Life | None = None,
     ):
@@ -137,7 +140,7 @@ class ServerCore:
         self._gives = False
         self._goes: msg.Leaves | None = None
         self._watch = Watch(server, fabric, timeouts.detect_s, now)
-        self.programs: Programs | None = None
+        self._engines: Engines | None = None
         self._phases = barrier_phases(fabric, server)
         self._step: _Step | None = None
         self._waiting: Submit | None = None
@@ -164,6 +167,11 @@ class ServerCore:
     def epoch(self) -> int:
         """Epoch of the installed view, 0 before the first."""
         return self._member.epoch
+
+    @property
+    def programs(self) -> Programs | None:
+        """Those of the installed view, None before the first."""
+        return self._engines.programs if self._engines else None
 
     @property
     def step(self) -> int:
@@ -231,6 +239,8 @@ class ServerCore:
     @property
     def urgent(self) -> bool:
         """Whether a Tick is due at once, whatever the time."""
+        if not self._proven_epoch and self._conflict is None:
+            return False  # nearly always
         proven = self._may_install(self._proven_epoch)
         return proven or (self._conflict is not None and self._error is None)
 
@@ -276,6 +286,19 @@ class ServerCore:
 
         Raises FrameError when no such frame can be: its connection is to be closed.
         """
+        step = self._step
+        if step is None or header[1:3] != step.stamp or header.kind > Kind.DOWN or self._member.frozen:
+            return self._admit_other(header)
+        if header.signature != step.submit.signature:
+            self._conflict = self._mismatch(header)
+            return Verdict.DROP
+        kind, _, _, origin, dest, _, start, stop, nbytes = header
+        if nbytes != (stop - start) * step.itemsize:
+            raise FrameError(f"{nbytes} bytes cannot be elements {start}:{stop}")
+        return step.engine.place(kind, origin, dest, start, stop)
+
+    def _admit_other(self, header: Header) -> Place | Verdict:
+        """`admit` for all but slices of the step that is running."""
         if header.epoch > self.epoch:
             if self._member.may_install(header.epoch):
                 self._proven_epoch = header.epoch  # the next Tick installs it
@@ -293,11 +316,7 @@ class ServerCore:
         if header.signature != self._step.submit.signature:
             self._conflict = self._mismatch(header)
             return Verdict.DROP
-        if header.kind == Kind.TOKEN:
-            return Verdict.TOKEN
-        if header.nbytes != (header.stop - header.start) * self._step.itemsize:
-            raise FrameError(f"{header.nbytes} bytes cannot be elements {header.start}:{header.stop}")
-        return self._step.engine.place(header.kind, header.origin, header.dest, header.start, header.stop)
+        return Verdict.TOKEN
 
     def _admit_state(self, header: Header) -> Place | Verdict:
         if self._learner is None or header.dest != self.server:
@@ -311,20 +330,20 @@ class ServerCore:
 
         Raises FrameError when it says what cannot be: its connection is to be closed.
         """
-        if header.kind == Kind.DESCRIBE:
+        kind, step = header.kind, self._step
+        if kind == Kind.DESCRIBE:
             return self._described(header, text, now)
-        if header.kind >= Kind.HEAD:
+        if kind >= Kind.HEAD:
             return self._state_came(header, text)
-        step = self._step
-        ours = step is not None and (header.step, header.epoch) == (step.submit.step, self.epoch)
-        if step is None or not ours or self._member.frozen:
+        if step is None or header[1:3] != step.stamp or self._member.frozen:
             return []  # its epoch ended between admission and the last byte
-        if header.kind == Kind.TOKEN:
+        if kind == Kind.TOKEN:
             return self._pass_barrier(step.barrier.token(peer, header.start), now)
-        done: list[Instruction] = [
-            *step.engine.received(header.kind, header.origin, header.dest, header.start, header.stop)
-        ]
-        return done + self._enter_if_complete(now)
+        done: list[Instruction] = []
+        done += step.engine.received(kind, header.origin, header.dest, header.start, header.stop)
+        if step.engine.remaining == 0 and not step.entered:
+            done += self._enter_if_complete(now)
+        return done
 
     def _described(self, header: Header, text: str, now: float) -> list[Instruction]:
         while len(self._texts) >= _TEXTS_KEPT * max(1, len(self._watch.links)):
@@ -376,17 +395,17 @@ class ServerCore:
         self, event: Submit, now: float, *, follows: bool = False, left: Spans = ()
     ) -> list[Instruction]:
         assert self.view is not None
-        assert self.programs is not None
+        assert self._engines is not None
         itemsize = event.itemsize
         stamp = Stamp(self.epoch, event.step, event.signature, itemsize)
-        slice_elements = max(1, self._slice_nbytes // itemsize)
         whole = ((0, event.n_elements),)
         n_elements = size(left or whole)
-        program = self.programs.for_nbytes(n_elements * itemsize)
-        engine = engine_for(program, stamp, n_elements, slice_elements)
-        barrier = Barrier(self._phases)
+        slice_elements = max(1, self._slice_nbytes(n_elements * itemsize) // itemsize)
+        engine = self._engines.engine(stamp, n_elements, slice_elements)
+        barrier, contributors = Barrier(self._phases), self.view.contributors
+        at = (self.epoch, event.step)
         self._step = _Step(
-            event, self.epoch, self.view.contributors, engine, barrier, follows, itemsize, left or whole
+            event, self.epoch, contributors, engine, barrier, at, follows, itemsize, left or whole
         )
         called = event.call if follows else None
         done: list[Instruction] = [
@@ -605,18 +624,19 @@ class ServerCore:
 
     def _install(self, now: float) -> list[Instruction]:
         view = self._member.install()
+        self._proven_epoch = 0
         if self._learner is not None:
             self._learner.install(view)
             if not self.views:
                 self.committed = view.commit
         fabric = self._base.without(*view.failures)
-        self.programs = self._planner(fabric, self.server)
+        self._engines = Engines(self._planner(fabric, self.server))
         self._phases = barrier_phases(fabric, self.server)
         links = frozenset(
             (peer, level) for level in range(fabric.levels) for peer in fabric.neighbours(self.server, level)
         )
         self._watch.set_view(view, links, now)
-        self._giving = giving(view, fabric, self.server, self._slice_nbytes)
+        self._giving = giving(view, fabric, self.server, self._slice_nbytes(_STATE_NBYTES))
         self._announced = None
         self._needs_view_since = None
         if len(self.views) == _VIEWS_KEPT:

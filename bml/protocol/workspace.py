@@ -16,6 +16,8 @@ Array = NDArray[np.generic]
 #: What `op` means, as the ufunc that adds two partial results.
 OPS: dict[str, np.ufunc] = {"sum": np.add, "min": np.minimum, "max": np.maximum, "prod": np.multiply}
 
+_BLOCK_NBYTES = 64 << 10
+
 
 class Workspace:
     """IN, OUT and SCRATCH of a step.
@@ -76,12 +78,20 @@ class Workspace:
         """OUT[start:stop], or what `into` names, = the terms, added in their order."""
         start, stop, terms, into = instruction
         size = stop - start
-        buffer, offset = into or Place(Buffer.OUT, start)
+        buffer, offset = into or (Buffer.OUT, start)
         out = self._arrays[buffer][offset : offset + size]
-        parts = [self._arrays[place.buffer][place.offset : place.offset + size] for place in terms]
+        parts = [self._arrays[buffer][offset : offset + size] for buffer, offset in terms]
         if len(parts) == 1:
             out[...] = parts[0]
-            return
+        elif len(parts) == 2:
+            self._op(parts[0], parts[1], out=out)
+        else:
+            # Block by block, so that the sum so far is still in the cache when the next term is added.
+            block = max(1, _BLOCK_NBYTES // self.itemsize)
+            for low in range(0, size, block):
+                self._add([part[low : low + block] for part in parts], out[low : low + block])
+
+    def _add(self, parts: list[Array], out: Array) -> None:
         self._op(parts[0], parts[1], out=out)
         for part in parts[2:]:
             self._op(out, part, out=out)

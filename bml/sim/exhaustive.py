@@ -77,6 +77,10 @@ class Result:
     path: list[Choice] = field(default_factory=list)
 
 
+def _slice_nbytes(nbytes: int) -> int:
+    return nbytes  # whole
+
+
 class Model:
     """One state of the small model; `choices` can happen next, `make` lets one happen."""
 
@@ -84,7 +88,7 @@ class Model:
         self.faults = faults
         self.fabric = parse(fabric)
         self.cores = {
-            s: ServerCore(s, self.fabric, _programs, _TIMES, 1 << 16, 0.0) for s in self.fabric.servers
+            s: ServerCore(s, self.fabric, _programs, _TIMES, _slice_nbytes, 0.0) for s in self.fabric.servers
         }
         self.alive = dict.fromkeys(self.cores, True)
         self.frozen = dict.fromkeys(self.cores, False)
@@ -311,7 +315,8 @@ def _listed(path: _Path) -> list[Choice]:
 _LEFT_OUT = frozenset(
     (
         *("fabric", "timeouts", "_fabric", "_base", "_planner", "programs", "_phases", "_timeouts"),
-        *("_detector", "_recovery", "_spans", "_units", "_starts", "_runs", "_relays"),
+        *("_detector", "_recovery", "_engines", "_slice_nbytes"),
+        *("_layout", "_units", "_starts", "place"),
         *("views", "_texts", "_history", "steps"),
     )
 )

@@ -112,7 +112,13 @@ class Machine:
         self.done = False
         self._world = world
         self.core = ServerCore(
-            server, world.fabric, self._planner, world.timeouts, world.slice_nbytes, world.network.now, life
+            server,
+            world.fabric,
+            self._planner,
+            world.timeouts,
+            lambda nbytes: world.slice_nbytes,
+            world.network.now,
+            life,
         )
         self._workspace: Workspace | None = None
         self._contribution: Array | None = None

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bml.protocol.messages import View
+from bml.protocol.reuse import StepMemory
 from bml.protocol.workspace import OPS, Array
 from bml.train.batches import BatchPlan, GlobalBatch, Indices, assignment, shares, used_indices
 from bml.train.communicator import Committed, Communicator
@@ -44,6 +45,8 @@ class Session:
         # Not the members of the first view: a server that is lost at start-up may be in one that only
         # some have seen, and all must split the first batch alike.
         self._contributors = communicator.servers
+        # Where several arrays are gathered into one vector, step after step.
+        self._vectors = StepMemory(communicator.empty)
         self._state: dict[str, Any] = {}
         self._ledger: Ledger | None = None
         self._loops = 0
@@ -89,7 +92,7 @@ class Session:
         the result; `contributors` says whose are in it. Raises StepMismatch when servers call different
         things, and the error that ends the job.
         """
-        flat, shapes, dtype = _flatten(arrays)
+        flat, shapes, dtype = _flatten(arrays, self._vectors)
         outcome = self._step(f"allreduce {op}", op, shapes, dtype, lambda view: flat)
         return _unflatten(outcome.result, shapes, isinstance(arrays, list | tuple))
 
@@ -204,7 +207,8 @@ class Batch:
         with the same shapes, over those samples; without it they are left out, and the mean is taken
         over the samples that really contributed. Floating dtypes are kept, integers give float64.
         """
-        flat, shapes, dtype = _flatten(gradient)
+        vectors = self._session._vectors
+        flat, shapes, dtype = _flatten(gradient, vectors)
         call = "batch.allreduce" if recompute is None else "batch.allreduce with recompute"
 
         def prepare(view: View) -> Array:
@@ -212,7 +216,7 @@ class Batch:
             mine = assigned.get(self._session.server)
             if recompute is None or mine is None or not len(mine.extra):
                 return flat
-            more, more_shapes, more_dtype = _flatten(recompute(mine.extra))
+            more, more_shapes, more_dtype = _flatten(recompute(mine.extra), vectors)
             if more_shapes != shapes or more_dtype != dtype:
                 raise UsageError(
                     f"recompute returned {more_dtype} {more_shapes}, the gradient is {dtype} {shapes}"
@@ -239,7 +243,7 @@ def _divide(total: Array, n: int) -> Array:
     return np.true_divide(total, max(n, 1))
 
 
-def _flatten(arrays: Any) -> tuple[Array, list[tuple[int, ...]], np.dtype[Any]]:
+def _flatten(arrays: Any, memory: StepMemory) -> tuple[Array, list[tuple[int, ...]], np.dtype[Any]]:
     """One contiguous vector, without a copy where there is one already, and the shapes in it."""
     parts = [np.asarray(array) for array in (arrays if isinstance(arrays, list | tuple) else [arrays])]
     if not parts:
@@ -252,7 +256,10 @@ def _flatten(arrays: Any) -> tuple[Array, list[tuple[int, ...]], np.dtype[Any]]:
         raise UsageError(f"dtype {dtype} cannot be reduced: give integers or floats in native byte order")
     shapes = [part.shape for part in parts]
     flats = [np.ascontiguousarray(part).reshape(-1) for part in parts]
-    return (flats[0] if len(flats) == 1 else np.concatenate(flats)), shapes, dtype
+    if len(flats) == 1:
+        return flats[0], shapes, dtype
+    vector = memory.empty(sum(flat.size for flat in flats), dtype)
+    return np.concatenate(flats, out=vector), shapes, dtype
 
 
 def _unflatten(vector: Array, shapes: list[tuple[int, ...]], many: bool) -> Any:

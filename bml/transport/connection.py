@@ -45,7 +45,8 @@ class Connection(Stream):
         """Queue one frame, unless nothing can be written any more (then the end is about to be reported)."""
         if not self._write_error:
             self.queue.push(priority, head, payload)
-            self.flush_soon()
+            if not self._flush_is_due:
+                self.flush_soon()
 
     def resume(self) -> None:
         """Ask for the paused frame again, before the poller next waits."""

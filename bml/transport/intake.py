@@ -107,7 +107,8 @@ class Intake:
         """Ask `admit` again, and go on parsing if it does not say WAIT; raises FrameError like `advance`."""
         if self.paused:
             self.paused = False
-            if self._ask() and self._fill():
+            if self._ask() and (not self._missing or self._fill()):
+                self._finish()
                 self._parse()
 
     def fence(self) -> None:
@@ -125,11 +126,13 @@ class Intake:
         self._rest = _SINK[:0]
 
     def _parse(self) -> None:
+        scratch = self._scratch
         while self._high - self._low >= HEADER_NBYTES and not self._stopped:
-            self._header = unpack(self._scratch, self._low, self._max_nbytes)
+            self._header = unpack(scratch, self._low, self._max_nbytes)
             self._low += HEADER_NBYTES
-            if not (self._ask() and self._fill()):
+            if not self._ask() or (self._missing and not self._fill()):
                 return
+            self._finish()
 
     def _ask(self) -> bool:
         """Find out where the payload goes; return whether to go on."""
@@ -156,19 +159,13 @@ class Intake:
         """Serve the payload from what is read already; return whether it is complete."""
         low, missing = self._low, self._missing
         have = min(self._high - low, missing)
-        if have:
-            if not self._dropped:
-                self._rest[:have] = self._scratch[low : low + have]
-                self._counters.nbytes_copied_received += have
-                self._rest = self._rest[have:]
-            self._low = low + have
-            self._missing = missing - have
-            if have < missing:
-                return False
-        elif missing:
-            return False
-        self._finish()
-        return True
+        if have and not self._dropped:
+            self._rest[:have] = self._scratch[low : low + have]
+            self._counters.nbytes_copied_received += have
+            self._rest = self._rest[have:]
+        self._low = low + have
+        self._missing = missing - have
+        return have == missing
 
     def _finish(self) -> None:
         header, self._header = self._header, None

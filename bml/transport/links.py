@@ -35,6 +35,8 @@ _LOG = logging.getLogger("bml.transport")
 
 SNDBUF_NBYTES = 64 << 10
 """Small, so that what waits waits in our queue by priority and not in the kernel's in order."""
+LOOPBACK_SNDBUF_NBYTES = 128 << 10
+"""There nothing waits for a wire, and every full buffer costs two switches between processes."""
 _BIND_TRIES = 100
 
 
@@ -44,8 +46,8 @@ class LinkTransport:
     `life` numbers this server's own, 0 is the first.
     `nics` has one local IP address per level; `token` is the cluster's secret and `job` (at most 64 bytes)
     keeps jobs apart. A link that is wanted but not up after `connect_s` seconds is lost. `sndbuf_nbytes` is
-    the kernel's send buffer of each stream; `max_nbytes` the longest payload that is accepted;
-    `traffic_class` the byte that marks all packets for switches (DSCP times 4).
+    the kernel's send buffer of each stream (None: small, but on loopback); `max_nbytes` the longest payload
+    that is accepted; `traffic_class` the byte that marks all packets for switches (DSCP times 4).
     Raises FabricError if an address is not on this machine, UsageError on bad arguments.
     """
 
@@ -60,7 +62,7 @@ class LinkTransport:
         handler: Handler,
         connect_s: float = 5.0,
         max_nbytes: int = MAX_NBYTES,
-        sndbuf_nbytes: int = SNDBUF_NBYTES,
+        sndbuf_nbytes: int | None = None,
         traffic_class: int = 0,
         life: int = 0,
     ) -> None:
@@ -73,7 +75,7 @@ class LinkTransport:
         self._handler = handler
         self._connect_s = connect_s
         self._max_nbytes = max_nbytes
-        self._sndbuf_nbytes = sndbuf_nbytes
+        self._sndbuf_nbytes = sndbuf_nbytes or _sndbuf_nbytes(nics)
         self._traffic_class = check_traffic_class(traffic_class)
         self._links: dict[LinkKey, Link] = {}
         self._parking = Parking(poller)
@@ -349,3 +351,8 @@ class LinkTransport:
 
     def _nic_name(self, level: int) -> str:
         return f"server {self._server} NIC {level} ({self._nics[level]})"
+
+
+def _sndbuf_nbytes(nics: Sequence[str]) -> int:
+    local = all(address.startswith("127.") or address == "::1" for address in nics)
+    return LOOPBACK_SNDBUF_NBYTES if local else SNDBUF_NBYTES

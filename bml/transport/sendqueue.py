@@ -75,6 +75,8 @@ class SendQueue:
 
         Returns whether the kernel took all that it was offered, so that it makes sense to go on.
         """
+        if len(self._partial) == 1 and len(self._partial[0]) >= _GATHER_NBYTES:
+            return self._write_rest(sock)
         views = self._partial.copy()
         size = sum(map(len, views)) if views else 0
         taken: list[Frame] = []
@@ -101,6 +103,22 @@ class SendQueue:
             self._partial.clear()
             return True
         self._settle(sent, taken)
+        return False
+
+    def _write_rest(self, sock: socket.socket) -> bool:
+        """Go on with a long frame: `write`, without the work that many small frames need."""
+        rest = self._partial[0]
+        try:
+            sent = sock.sendmsg((rest,), (), socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            return False
+        self.nbytes -= sent
+        self._counters.nbytes_sent += sent
+        if sent == len(rest):
+            self._counters.frames_sent += 1
+            self._partial.clear()
+            return True
+        self._partial[0] = memoryview(rest)[sent:]
         return False
 
     def finish_partial(self) -> None:

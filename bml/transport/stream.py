@@ -166,8 +166,10 @@ class Stream:
         except OSError as error:
             self._write_failed(error)
             return
-        self._blocked = queue.nbytes > 0
-        self._watch()
+        blocked = queue.nbytes > 0
+        if blocked is not self._blocked:
+            self._blocked = blocked
+            self._watch()
 
     def _write_failed(self, error: OSError) -> None:
         """Stop writing; if the peer is gone, what it sent before may still be read, and then the end."""

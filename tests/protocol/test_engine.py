@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bml.protocol.engine import Buffer, Engine, Place, Reduce, Send, Stamp
+from bml.protocol.exchange import Engines
 from bml.protocol.frame import FrameError, Kind
-from bml.schedule import plan
+from bml.schedule import Programs, Schedules, plan
 from topology import Fabric, parse
 
 CASES = cases()
@@ -200,3 +201,20 @@ def test_earlier_slices_go_first_and_results_before_partial_sums() -> None:
         pairs = sorted((send.priority, send.header.start) for send in group)
         assert pairs[0][0] < pairs[-1][0]
     assert {send.priority % 2 for send in sends} == {1}, "partial sums have odd priorities, results even ones"
+
+
+def test_a_layout_that_is_used_again_changes_nothing() -> None:
+    """Step after step from one maker of engines: what they say is what engines of their own would."""
+    fabric = parse("bcube:3x2").without("server:4")
+    heads = [send.header for send in expected_frames(1, fabric, 90)]
+    frames = dict.fromkeys((head.kind, head.origin, head.dest, head.start, head.stop) for head in heads)
+    engines = Engines(Programs(Schedules(fabric, "packed"), 1))
+    for step in range(3):
+        stamp = Stamp(3, step, 99, 8)
+        again, alone = engines.engine(stamp, 90, 4), Engine(plan(fabric).program(1), stamp, 90, 4)
+        assert again.start() == alone.start()
+        for frame in frames:
+            assert again.place(*frame) == alone.place(*frame)
+            assert again.received(*frame) == alone.received(*frame)
+        assert again.complete
+        assert alone.complete

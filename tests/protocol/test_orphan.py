@@ -18,7 +18,7 @@ def core() -> ServerCore:
     def planner(fabric: Fabric, server: int) -> Programs:
         return Programs(Schedules(fabric, "packed"), server)
 
-    return ServerCore(0, bcube(2, 1), planner, TIMES, 1 << 16, 0.0)
+    return ServerCore(0, bcube(2, 1), planner, TIMES, lambda nbytes: 1 << 16, 0.0)
 
 
 def install(server: ServerCore, epoch: int, now: float) -> None:

@@ -31,7 +31,7 @@ class Driver:
 
     def __init__(self, fabric: str = "bcube:2x1", term: int = 1):
         self.fabric = parse(fabric)
-        self.core = ServerCore(ME, self.fabric, programs, Timeouts.of(0.5), 1 << 16, 0.0)
+        self.core = ServerCore(ME, self.fabric, programs, Timeouts.of(0.5), lambda nbytes: 1 << 16, 0.0)
         self.now = 0.0
         self.term = term
         self.said: list[ev.Instruction] = []

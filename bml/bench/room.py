@@ -1,0 +1,54 @@
+"""Runs a command as a machine of an emulated fabric would: in the server's network, under a name of its own.
+
+    python -m bml.bench.room FABRIC-NAME s4 'command with arguments'
+
+Called like a remote shell, so that mpirun can start its daemons with it. Needs root.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Sequence
+
+from bml.fabric import namespace
+from bml.fabric.layout import belongs, room_of
+from topology.errors import FabricError, UsageError
+
+_CLONE_NEWUTS = 0x04000000
+
+
+def host(server: int) -> str:
+    """What a server's machine is called."""
+    return room_of(server)
+
+
+def command(name: str, server: int, words: Sequence[str]) -> list[str]:
+    """The command that runs these words on a server of the emulated fabric called `name`."""
+    return [*agent(name), host(server), f"exec {shlex.join(words)}"]
+
+
+def agent(name: str) -> list[str]:
+    """What takes the place of ssh: to be followed by a host and what its shell is to run."""
+    return [sys.executable, "-m", "bml.bench.room", name]
+
+
+def main() -> None:
+    """Become the command."""
+    name, machine, *words = sys.argv[1:]
+    full = f"{name}-{machine}"
+    if not belongs(full, name):
+        raise UsageError(f"{machine!r} is no server of the emulated fabric {name}")
+    namespace.enter(namespace.path_of(full))
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWUTS) != 0:
+        raise FabricError(f"no host name of its own for {full}: {os.strerror(ctypes.get_errno())}")
+    socket.sethostname(machine)
+    os.execv("/bin/sh", ["sh", "-c", " ".join(words)])
+
+
+if __name__ == "__main__":
+    main()
