@@ -103,6 +103,9 @@ class JobSettings:
     """Failures included; they are inflicted when the job has started."""
     algorithm: str = "auto"
     emulated: str | None = None
+    transport: str = "tcp"
+    shared: bool = False
+    """Results are read in place, where the transport can do that."""
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -157,7 +160,7 @@ class Own(_Ordered):
     def _launch(self) -> None:
         try:
             launch(
-                _training(self._ranks.path),
+                _training(self._ranks.path, self._settings.shared),
                 self._settings.fabric.name,
                 faults=self._settings.faults,
                 launcher="processes",
@@ -165,26 +168,31 @@ class Own(_Ordered):
                 detect_s=_DETECT_S,
                 min_servers=len(self.members),
                 emulated=self._settings.emulated or False,
+                transport=self._settings.transport,
                 prints=False,
             )
         except BmlError as error:
             self._error = error
 
 
-def _training(path: str) -> Callable[[Session], None]:
+def _training(path: str, shared: bool) -> Callable[[Session], None]:
     """The training function of the job: every server is a rank."""
 
     def train(session: Session) -> None:
-        serve(path, session.server, OfSession(session))
+        serve(path, session.server, OfSession(session, shared))
 
     return train
 
 
 class OfSession:
-    """A Session as a Collective: the contribution is the session's memory, the result is new each time."""
+    """A Session as a Collective: the contribution is the session's memory, the result is new each time.
 
-    def __init__(self, session: Session):
+    `shared`: the result is read where it lies.
+    """
+
+    def __init__(self, session: Session, shared: bool = False):
         self._session = session
+        self._shared = shared
         self._data: Any = None
 
     def prepare(self, data: Vector) -> None:
@@ -194,7 +202,7 @@ class OfSession:
 
     def run(self) -> Vector:
         """See Collective."""
-        result: Vector = self._session.allreduce(self._data)
+        result: Vector = self._session.allreduce(self._data, shared=self._shared)
         return result
 
     def failures(self) -> tuple[str, ...]:

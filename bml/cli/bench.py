@@ -89,7 +89,14 @@ def calibrate(constants: Path | None, as_json: bool) -> None:
 @click.option("--fabric-emulated", is_flag=True, help="On the fabric of `bml fabric up`, with real cables.")
 @click.option("--fabric-name", default=emulated.DEFAULT_NAME, show_default=True, help="Name of that fabric.")
 @click.option("--sizes", default="4KiB,64KiB,1MiB,16MiB,64MiB", show_default=True, help="Of the vector.")
-@click.option("--transport", type=click.Choice(["tcp"]), default="tcp", show_default=True)
+@click.option(
+    "--transport",
+    type=click.Choice(["tcp", "shm"]),
+    default="tcp",
+    show_default=True,
+    help="shm: the memory of this host.",
+)
+@click.option("--shared", is_flag=True, help="With shm: results are read in place, not copied.")
 @click.option("--algorithm", default="auto", show_default=True, help="See bml plan.")
 @click.option("--fail", multiple=True, metavar="X", help="server:4, link:4/0 or switch:0/2; repeatable.")
 @click.option("--against", default="", metavar="PEERS", help=f"Some of {','.join(PEERS)}.")
@@ -106,6 +113,7 @@ def allreduce(
     fabric_name: str,
     sizes: str,
     transport: str,
+    shared: bool,
     algorithm: str,
     fail: tuple[str, ...],
     against: str,
@@ -128,7 +136,7 @@ def allreduce(
       bml bench allreduce --fabric bcube:3x2 --fail server:4 --json
     """
     start_s = time.monotonic()
-    job = _job(fabric, fail, algorithm, fabric_name if fabric_emulated else None)
+    job = _job(fabric, fail, algorithm, fabric_name if fabric_emulated else None, transport, shared)
     known, goodput, source = _theory(job, constants)
     settings = Settings(
         job, rows.sizes(sizes, parse_bytes), _peers(against, job), known, repetitions, block_s, goodput
@@ -171,12 +179,21 @@ def allreduce(
         ctx.exit(1)
 
 
-def _job(fabric: str, fail: tuple[str, ...], algorithm: str, network: str | None) -> JobSettings:
+def _job(
+    fabric: str,
+    fail: tuple[str, ...],
+    algorithm: str,
+    network: str | None,
+    transport: str,
+    shared: bool,
+) -> JobSettings:
     wanted = parse(fabric).without(*fail)
     plan(wanted, algorithm)  # says what is wrong before anything starts
     if len(wanted.servers) < 2:
         raise UsageError(f"{wanted} has fewer than two servers: there is nothing to measure")
-    return JobSettings(wanted, algorithm, network)
+    if shared and transport != "shm":
+        raise UsageError("results are shared in memory only: give --transport shm with --shared")
+    return JobSettings(wanted, algorithm, network, transport, shared)
 
 
 def _peers(against: str, job: JobSettings) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from bml.cluster.launch import LAUNCHERS, launch
 from bml.cluster.result import Result
 from bml.errors import UsageError
 from bml.fabric import DEFAULT_NAME
-from bml.transport.choice import TRANSPORTS
+from bml.transport.choice import AUTO, TRANSPORTS
 from faults import FaultPlan
 from topology import parse
 
@@ -40,7 +40,12 @@ _SEEDED_STEPS = 50
 @click.option("--detect-s", type=float, help="How fast a silent failure must be noticed. [default: 0.5]")
 @click.option("--min-servers", type=int, help="Fewer survivors stop the job. [default: more than half]")
 @click.option(
-    "--transport", type=click.Choice(TRANSPORTS), default="tcp", show_default=True, help="verbs: RDMA."
+    "--transport",
+    type=click.Choice((AUTO, *TRANSPORTS)),
+    default=AUTO,
+    show_default=True,
+    help="shm: memory of one host; verbs: RDMA; auto: shm if all servers are on this host and no fault "
+    "strikes links, else tcp.",
 )
 @click.option("--fabric-emulated", is_flag=True, help="On the fabric of `bml fabric up`, with real cables.")
 @click.option("--fabric-name", default=DEFAULT_NAME, show_default=True, help="Name of that fabric.")

@@ -26,6 +26,7 @@ class EmulatedFleet:
             )
         self._injector = CableInjector(self._network)
         self._processes = ProcessFleet(spec, prints, self._place, self._injector.strike)
+        self.spec = self._processes.spec
 
     def start(self, train: bytes) -> None:
         """See Fleet."""

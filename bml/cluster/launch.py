@@ -36,7 +36,7 @@ def launch(
     start_s: float = START_S,
     min_servers: int | None = None,
     emulated: bool | str = False,
-    transport: str = "tcp",
+    transport: str = "auto",
     prints: bool = True,
     on_change: OnChange | None = None,
 ) -> Result:
@@ -47,8 +47,11 @@ def launch(
     `detect_s`: how fast a silent failure must be noticed. `start_s`: how long servers may take to appear.
     `min_servers`: fewer survivors stop the job (default: a view must keep more than half of the one
     before). `emulated`: the servers, as processes, live on the emulated fabric of this name (True: "bml")
-    that is up on this machine, and cables really break. `transport` is "tcp", "verbs" (RDMA) or "verbs,tcp"
-    (RDMA where there is any); settings in docs/rdma.md. `prints`: show what the training functions print.
+    that is up on this machine, and cables really break. `transport` is "tcp", "shm" (the servers share the
+    memory of one host), "verbs" (RDMA), "verbs,tcp" (RDMA where there is any; settings in docs/rdma.md) or
+    "auto": shm if all servers are on this host and nothing is asked for that needs links (an algorithm,
+    faults of links or switches, the emulated fabric, BML_NICS), else tcp. `prints`: show what the training
+    functions print.
     `on_change` is called, in another thread, with a snapshot of the job's state when it changes.
 
     Raises UsageError for a job that cannot be; TrainingError when a training function raised (its text
@@ -85,7 +88,7 @@ def start(
     start_s: float = START_S,
     min_servers: int | None = None,
     emulated: bool | str = False,
-    transport: str = "tcp",
+    transport: str = "auto",
     prints: bool = True,
     on_change: OnChange | None = None,
 ) -> Job:
@@ -109,7 +112,8 @@ def start(
         emulated=DEFAULT_NAME if emulated is True else emulated or None,
         transport=transport,
     )
-    job = Job(_fleet(spec, launcher, address, prints), spec, launcher, on_change)
+    fleet = _fleet(spec, launcher, address, prints)
+    job = Job(fleet, fleet.spec, launcher, on_change)
     job.begin(_pickled(train))
     return job
 

@@ -98,7 +98,6 @@ class RayFleet:
     """See bml.cluster.fleet.Fleet. Without an address, and outside a Ray job, it starts a Ray of its own."""
 
     def __init__(self, spec: JobSpec, address: str | None, prints: bool):
-        self._spec = spec
         self._prints = prints
         self._folder: str | None = None
         self._actors: dict[int, Any] = {}
@@ -121,6 +120,8 @@ class RayFleet:
         else:
             self._own_cluster = True
             self._start_ray()
+        self._one_machine = self._own_cluster or _is_loopback_cluster()
+        self.spec = self._spec = spec.settled(self._one_machine)
 
     def start(self, train: bytes) -> None:
         """See Fleet."""
@@ -134,9 +135,8 @@ class RayFleet:
             "scheduling_strategy": "SPREAD",
         }
         actor = ray.remote(ServerActor).options(**options)
-        one_machine = self._own_cluster or _is_loopback_cluster()
         for server in servers:
-            self._actors[server] = actor.remote(self._spec, server, one_machine)
+            self._actors[server] = actor.remote(self._spec, server, self._one_machine)
         contacts = self._gather_contacts()
         self._coordinator = (
             ray.remote(CoordinatorActor)

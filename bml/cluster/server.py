@@ -15,20 +15,23 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from bml.cluster.carrier import CarrierWatch
+from bml.cluster.direct import DirectSync, Shell
 from bml.cluster.fleet import Request
 from bml.cluster.injection import Hands, Injection
 from bml.cluster.job import Contact, Contacts, JobSpec
 from bml.cluster.rates import Rates
 from bml.protocol import events as ev
 from bml.protocol import messages as msg
+from bml.protocol.direct import Post, Stage, Sum
 from bml.protocol.engine import Place, Reduce, Send
 from bml.protocol.frame import Header, Kind
 from bml.protocol.server import ServerCore
 from bml.protocol.workspace import Array, Workspace
-from bml.schedule import AnyProgram, plan
+from bml.schedule import AnyProgram, DirectProgram, plan
 from bml.schedule.packed import prepare
 from bml.train.communicator import Committed, Outcome, Retried
 from bml.transport import control
@@ -36,12 +39,14 @@ from bml.transport import interface as wire
 from bml.transport.auth import Hello
 from bml.transport.choice import open_transport
 from bml.transport.poller import Poller
+from bml.transport.shm import Boards, Reduction, SharedPool
 from faults import Fault
 from topology import Fabric
 from topology.errors import BmlError, FabricError, InvariantError
 
 _TEXT_PRIORITY = -2
 _EMPTY = memoryview(bytearray())
+_NO_RESULT: Array = np.empty(0, np.uint8)
 _SLICE_NBYTES = 256 << 10
 #: How long after `Leave` the loop still delivers what it has said, in seconds.
 _LINGER_S = 0.2
@@ -67,7 +72,7 @@ class Server:
         self.server = server
         self.fabric = spec.parsed_fabric()
         # Recovery waits for the plan: have those of single failures at hand.
-        few = self.fabric.n_servers <= _MOST_PREPARED
+        few = self.fabric.n_servers <= _MOST_PREPARED and spec.transport != "shm"
         self._prepared = few and spec.algorithm in ("auto", "packed") and prepare(self.fabric) > 0
         self._spec = spec
         self._poller = Poller(on_wake=self._take_requests)
@@ -92,8 +97,20 @@ class Server:
             on_connect=self._coordinator_connected,
             server=server,
         )
+        #: One thread at a time uses the core and what it stands on: the loop's, or in `sync` the user's.
+        self._guard = threading.Lock()
+        self._poller.guard = self._guard
+        self._replies: queue.SimpleQueue[Outcome | Exception] = queue.SimpleQueue()
+        self._boards: Boards | None = None
+        self._direct: DirectSync | None = None
+        if isinstance(self._memory, SharedPool):
+            self._share_memory(self._memory)
         self.contact = Contact(
-            server, self._listener.endpoint, self._transport.endpoints, self._transport_name
+            server,
+            self._listener.endpoint,
+            self._transport.endpoints,
+            self._transport_name,
+            None if self._boards is None else self._boards.own.address,
         )
         self._contacts: Contacts = {}
         self._channel: control.Channel | None = None
@@ -103,7 +120,6 @@ class Server:
         self._rates = Rates(self.fabric.levels, time.monotonic())
         self._nics = tuple(nics)
         self._requests: deque[ev.Event | Callable[[], None]] = deque()
-        self._replies: queue.SimpleQueue[Outcome | Exception] = queue.SimpleQueue()
         self._thrown: Exception | None = None
         self._syncing = False
         self._contribution: tuple[Array, str] | None = None
@@ -125,6 +141,8 @@ class Server:
         if set(others.values()) != {self._transport_name}:
             raise FabricError(f"servers fell back to different transports: {others}; ask for tcp everywhere")
         self._contacts = contacts
+        if self._boards is not None:
+            self._boards.open({server: contact.board for server, contact in contacts.items()})
         self._thread.start()
 
     def wait_for_view(self) -> msg.View:
@@ -155,12 +173,14 @@ class Server:
         """Number of the next step, or the one that is being synchronised; the first is 1."""
         return self._core.step
 
-    def sync(self, epoch: int, contribution: Array, op: str, text: str, signature: int) -> Outcome:
+    def sync(
+        self, epoch: int, contribution: Array, op: str, text: str, signature: int, shared: bool = False
+    ) -> Outcome:
         """Bring this server's contribution to the next step, prepared for view `epoch`.
 
         `contribution` is one-dimensional and contiguous, and is only read. Returns the result once the
-        step is committed by everybody, or says for which view to prepare it again. Raises the error
-        that ends the job.
+        step is committed by everybody, or says for which view to prepare it again; `shared` allows that it
+        lies in memory that other servers read too. Raises the error that ends the job.
         """
         if self._error:
             raise self._error
@@ -170,9 +190,12 @@ class Server:
         self._contribution = (contribution, op)
         step = self._core.step
         submit = ev.Submit(step, epoch, contribution.size, contribution.itemsize, signature, text)
-        self._requests.append(submit)
-        self._poller.wake()
-        reply = self._replies.get()
+        if self._direct is not None:
+            reply: Outcome | Exception = self._direct.sync(submit, contribution, op, shared)
+        else:
+            self._requests.append(submit)
+            self._poller.wake()
+            reply = self._replies.get()
         if isinstance(reply, Exception):
             raise reply
         self._syncing = False
@@ -272,6 +295,9 @@ class Server:
             self._transport.close()
             self._listener.close()
             self._poller.close()
+            if self._boards is not None:
+                self._boards.close()
+                self._reduction.close()
 
     def _over(self) -> bool:
         return self._leave_at is not None and time.monotonic() >= self._leave_at
@@ -282,12 +308,13 @@ class Server:
         if self._leave_at is not None:
             due = min(due, self._leave_at)
         self._poller.poll(max(0.0, due - now))
-        now = time.monotonic()
-        if self._core.urgent or now >= self._core.next_deadline(now):
-            self._execute(self._core.handle(ev.Tick(), now))
-        if self._rates.due(now):
-            self._rates.note(self._transport.stats(), now)
-        self._inject()
+        with self._guard:
+            now = time.monotonic()
+            if self._core.urgent or now >= self._core.next_deadline(now):
+                self._execute(self._core.handle(ev.Tick(), now))
+            if self._rates.due(now):
+                self._rates.note(self._transport.stats(), now)
+            self._inject()
 
     def _inject(self) -> None:
         """Suffer the faults that are due; called wherever something may have brought a moment of the plan."""
@@ -318,7 +345,29 @@ class Server:
                 self._ended = True
                 self._leave_if_over()
 
+    def _share_memory(self, pool: SharedPool) -> None:
+        self._boards = Boards(self.server, self._spec.token, self._spec.job)
+        self._reduction = Reduction(self._boards, pool)
+        shell = Shell(self._core, self._guard, self._replies, self._execute_beside, self._suffer)
+        give_up_s = self._spec.timeouts().orphan_s
+        self._direct = DirectSync(self._boards, self._reduction, shell, give_up_s)
+
+    def _execute_beside(self, instructions: Iterable[ev.Instruction]) -> None:
+        """Carry out instructions in the user's thread; what they queued must not wait for the loop's."""
+        self._execute(instructions)
+        if self._poller.has_more:
+            self._poller.wake()
+
+    def _suffer(self, header: Header | None) -> None:
+        if self._injection.armed:
+            with self._guard:
+                if header is not None:
+                    self._injection.saw(header)
+                self._inject()
+
     def _program(self, fabric: Fabric, server: int) -> AnyProgram:
+        if self._direct is not None:
+            return DirectProgram(server, fabric.servers)
         algorithm = self._spec.algorithm
         if algorithm == "auto" and fabric.failures and not (self._prepared and len(fabric.failures) == 1):
             # Packing trees may take a second for several failures, in which this thread would be deaf and
@@ -336,6 +385,8 @@ class Server:
             elif kind is Reduce:
                 assert self._workspace is not None
                 self._workspace.reduce(instruction)  # type: ignore[arg-type]
+            elif kind is Post or kind is Sum:
+                self._go_direct(instruction)  # type: ignore[arg-type]
             else:
                 self._carry_out(instruction)
 
@@ -351,14 +402,28 @@ class Server:
             payload = self._workspace.view(place, header.stop - header.start)
         self._transport.send(peer, level, header, payload, priority)
 
+    def _go_direct(self, instruction: Post | Sum) -> None:
+        assert self._direct is not None
+        if isinstance(instruction, Sum):
+            self._direct.add(instruction)
+            return
+        if instruction.stage is Stage.COMPLETE and self._injection.armed:
+            self._injection.before_token(instruction.step, self._core, time.monotonic())
+        self._direct.post(instruction)
+
     def _carry_out(self, instruction: ev.Instruction) -> None:
         match instruction:
             case ev.SendText(peer, level, header, text):
                 self._transport.send(peer, level, header, memoryview(text), _TEXT_PRIORITY)
+            case ev.Open() if self._direct is not None:
+                pass  # the training thread has brought it to the others
             case ev.Open(_, scratch_elements):
                 assert self._contribution is not None
                 vector, op = self._contribution
                 self._workspace = Workspace(vector, scratch_elements, op, self._memory.empty)
+            case ev.Commit(step, epoch, contributors) if self._direct is not None:
+                self.commit_at_s.append(time.monotonic())
+                self._replies.put(Committed(step, epoch, contributors, _NO_RESULT))  # it knows where it lies
             case ev.Commit(step, epoch, contributors):
                 assert self._workspace is not None
                 self.commit_at_s.append(time.monotonic())

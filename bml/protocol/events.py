@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from bml.protocol.direct import Post, Stage, Sum
 from bml.protocol.engine import Reduce, Send
 from bml.protocol.frame import Header
 from bml.protocol.messages import ToCoordinator, ToServer, View
@@ -69,7 +70,34 @@ class Tick:
     """Time passed; sent at every pass of the loop."""
 
 
-Event = Submit | Ended | PeerLost | OwnNicLost | Control | Tick
+@dataclass(frozen=True)
+class Gathered:
+    """All members of the view stand at this stage of this step, or beyond it, in this epoch."""
+
+    epoch: int
+    step: int
+    stage: Stage
+
+
+@dataclass(frozen=True)
+class Summed:
+    """The `Sum` of this step was carried out."""
+
+    epoch: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Differs:
+    """A server that is ready for the same step called something else, `text`."""
+
+    epoch: int
+    step: int
+    origin: int
+    text: str
+
+
+Event = Submit | Ended | PeerLost | OwnNicLost | Control | Tick | Gathered | Summed | Differs
 
 # --- instructions --------------------------------------------------------------------------------
 
@@ -163,6 +191,8 @@ class Leave:
 Instruction = (
     Send
     | Reduce
+    | Post
+    | Sum
     | Open
     | SendText
     | Commit

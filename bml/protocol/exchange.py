@@ -16,9 +16,10 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from bml.protocol.direct import DirectEngine
 from bml.protocol.engine import Buffer, Engine, Instruction, Place, Reduce, Send, Stamp
 from bml.protocol.frame import FrameError, Header, Kind
-from bml.schedule import AnyProgram, ExchangeProgram, Hop
+from bml.schedule import AnyProgram, DirectProgram, ExchangeProgram, Hop
 
 
 class _Term(NamedTuple):
@@ -140,11 +141,13 @@ class ExchangeEngine:
         return base
 
 
-AnyEngine = Engine | ExchangeEngine
+AnyEngine = Engine | ExchangeEngine | DirectEngine
 
 
 def engine_for(program: AnyProgram, stamp: Stamp, n_elements: int, slice_elements: int) -> AnyEngine:
-    """Make the engine that runs a program: of trees, or of an exchange."""
+    """Make the engine that runs a program: of trees, of an exchange, or over shared memory."""
+    if isinstance(program, DirectProgram):
+        return DirectEngine(program, stamp, n_elements)
     if isinstance(program, ExchangeProgram):
         return ExchangeEngine(program, stamp, n_elements, slice_elements)
     return Engine(program, stamp, n_elements, slice_elements)

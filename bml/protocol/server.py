@@ -21,13 +21,16 @@ from dataclasses import dataclass, replace
 from bml.errors import Evicted, StepMismatch, job_error
 from bml.protocol import messages as msg
 from bml.protocol.barrier import Barrier, Token, barrier_phases
+from bml.protocol.direct import DirectEngine, Stage, direct_phases
 from bml.protocol.engine import Place, Send, Stamp
 from bml.protocol.events import (
     Commit,
     Control,
+    Differs,
     Ended,
     Event,
     Fence,
+    Gathered,
     Installed,
     Instruction,
     Leave,
@@ -40,6 +43,7 @@ from bml.protocol.events import (
     SendText,
     Stop,
     Submit,
+    Summed,
     Tell,
     Tick,
     Verdict,
@@ -49,7 +53,7 @@ from bml.protocol.frame import MAX_TEXT_NBYTES, FrameError, Header, Kind
 from bml.protocol.member import Member
 from bml.protocol.timeouts import Timeouts
 from bml.protocol.watch import Watch
-from bml.schedule import AnyProgram
+from bml.schedule import AnyProgram, DirectProgram
 from topology import Fabric
 from topology.errors import BmlError, FabricError, InvariantError
 
@@ -209,6 +213,8 @@ class ServerCore:
             case Ended():
                 self._outcome = event
                 return [Tell(msg.Ended(self.server, event.outcome, event.error))]
+            case Gathered() | Summed() | Differs():
+                return self._met(event, now)
 
     def heard(self, peer: int, level: int, now: float) -> None:
         """A sign of life of (peer, level): a heartbeat or any byte."""
@@ -230,7 +236,8 @@ class ServerCore:
         if self._step is None or header.step != self._step.submit.step:
             return Verdict.WAIT
         if header.signature != self._step.submit.signature:
-            self._conflict = self._mismatch(header)
+            theirs = self._texts.get((header.origin, header.signature), "something else")
+            self._conflict = self._mismatch(self._step.submit, header.origin, theirs)
             return Verdict.DROP
         if header.kind == Kind.TOKEN:
             return Verdict.TOKEN
@@ -281,7 +288,7 @@ class ServerCore:
 
     def _announce(self, event: Submit) -> Iterable[Instruction]:
         """Tell the neighbours what the user called, whenever it is not what he called before."""
-        if self._announced == event.signature:
+        if self._announced == event.signature or isinstance(self._program, DirectProgram):
             return []
         self._announced = event.signature
         text = event.text.encode()[:MAX_TEXT_NBYTES]
@@ -325,13 +332,30 @@ class ServerCore:
             done.append(Tell(msg.Progress(self.server, self.committed)))
         return done
 
-    def _mismatch(self, header: Header) -> BmlError:
-        assert self._step is not None
-        theirs = self._texts.get((header.origin, header.signature), "something else")
+    def _mismatch(self, submit: Submit, origin: int, theirs: str) -> BmlError:
         return StepMismatch(
-            f"step {header.step}: server {header.origin} called {theirs}, but server {self.server} called "
-            f"{self._step.submit.text}; every server must make the same calls with the same shapes and dtypes"
+            f"step {submit.step}: server {origin} called {theirs}, but server {self.server} called "
+            f"{submit.text}; every server must make the same calls with the same shapes and dtypes"
         )
+
+    # --- a step over shared memory -----------------------------------------------------------------
+
+    def _met(self, event: Gathered | Summed | Differs, now: float) -> list[Instruction]:
+        step = self._step
+        ours = step is not None and (event.step, event.epoch) == (step.submit.step, self.epoch)
+        if step is None or not ours or self._member.frozen or not isinstance(step.engine, DirectEngine):
+            return []  # its epoch is over
+        if isinstance(event, Differs):
+            self._conflict = self._mismatch(step.submit, event.origin, event.text)
+            return self._tick(now)
+        if isinstance(event, Gathered) and event.stage == Stage.COMPLETE:
+            if not step.entered:
+                raise InvariantError(f"server {self.server} passes the barrier of {event} incomplete")
+            for peer in step.contributors:
+                step.barrier.token(peer, 0)
+            return self._commit(now)
+        todo = step.engine.summed() if isinstance(event, Summed) else step.engine.gathered(event.stage)
+        return [*todo, *self._enter_if_complete(now)]
 
     # --- time ------------------------------------------------------------------------------------
 
@@ -429,7 +453,10 @@ class ServerCore:
         view = self._member.install()
         fabric = self._base.without(*view.failures)
         self._program = self._planner(fabric, self.server)
-        self._phases = barrier_phases(fabric, self.server)
+        if isinstance(self._program, DirectProgram):
+            self._phases = direct_phases(self._program)
+        else:
+            self._phases = barrier_phases(fabric, self.server)
         links = frozenset(
             (peer, level) for level in range(fabric.levels) for peer in fabric.neighbours(self.server, level)
         )

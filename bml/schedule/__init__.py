@@ -2,6 +2,7 @@
 
 from bml.schedule.bound import Bound, bound, bound_kind, prove
 from bml.schedule.cost import Load, gst, gst_staged, load
+from bml.schedule.direct import DirectProgram
 from bml.schedule.exchange import Exchange, ExchangeProgram, verify_exchange
 from bml.schedule.forest import Down, Forest
 from bml.schedule.planner import ALGORITHMS, AnyProgram, Plan, plan
@@ -12,6 +13,7 @@ __all__ = [
     "ALGORITHMS",
     "AnyProgram",
     "Bound",
+    "DirectProgram",
     "Down",
     "Exchange",
     "ExchangeProgram",

@@ -10,6 +10,7 @@ from typing import TypeAlias
 from bml.schedule import cost
 from bml.schedule.algorithms import BUILDERS, find
 from bml.schedule.cost import Load
+from bml.schedule.direct import DirectProgram
 from bml.schedule.exchange import Exchange, ExchangeProgram, one_server, verify_exchange
 from bml.schedule.forest import Forest
 from bml.schedule.model import DEFAULTS, Constants, Counts, counts, counts_of_bml
@@ -21,8 +22,8 @@ from topology import BCube, Fabric, FabricError, UsageError
 ALGORITHMS = ("auto", *BUILDERS)
 """Names that `plan` takes; some may be followed by a colon and more, such as `flextree:3x3`."""
 
-AnyProgram: TypeAlias = Program | ExchangeProgram
-"""What one server does, in either form of schedule."""
+AnyProgram: TypeAlias = Program | ExchangeProgram | DirectProgram
+"""What one server does: in either form of schedule, or where memory is shared without one."""
 
 
 @dataclass(frozen=True)

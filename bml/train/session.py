@@ -76,16 +76,20 @@ class Session:
         """
         self._state.update(arrays)
 
-    def allreduce(self, arrays: Arrays, op: str = "sum") -> Any:
+    def allreduce(self, arrays: Arrays, op: str = "sum", *, shared: bool = False) -> Any:
         """Reduce the arrays of all servers elementwise; everybody gets the same bits in new memory.
 
         `arrays` is one array, or a list of arrays of one dtype (one step, one commit; a list comes back).
-        `op` is sum, min, max or prod. The contributions of servers that die on the way are missing from
+        `op` is sum, min, max or prod. With `shared` the result is read-only, and servers that share memory
+        read it where it lies, which saves a copy; it stays valid, and its memory taken, until the last
+        array made of it is dropped. The contributions of servers that die on the way are missing from
         the result; `contributors` says whose are in it. Raises StepMismatch when servers call different
         things, and the error that ends the job.
         """
         flat, shapes, dtype = _flatten(arrays)
-        outcome = self._step(f"allreduce {op}", op, shapes, dtype, lambda view: flat)
+        outcome = self._step(f"allreduce {op}", op, shapes, dtype, lambda view: flat, shared)
+        if shared:
+            outcome.result.flags.writeable = False
         return _unflatten(outcome.result, shapes, isinstance(arrays, list | tuple))
 
     def barrier(self) -> None:
@@ -120,7 +124,13 @@ class Session:
         return sha.hexdigest()
 
     def _step(
-        self, call: str, op: str, shapes: list[tuple[int, ...]], dtype: np.dtype[Any], prepare: Prepare
+        self,
+        call: str,
+        op: str,
+        shapes: list[tuple[int, ...]],
+        dtype: np.dtype[Any],
+        prepare: Prepare,
+        shared: bool = False,
     ) -> Committed:
         """Synchronise one step, preparing the contribution anew for every view until it is committed."""
         if op not in OPS:
@@ -130,7 +140,7 @@ class Session:
         signature = zlib.crc32(f"{call} {dtype.str} {shapes}".encode())
         while True:
             view = self._communicator.view
-            outcome = self._communicator.sync(view.epoch, prepare(view), op, text, signature)
+            outcome = self._communicator.sync(view.epoch, prepare(view), op, text, signature, shared)
             if isinstance(outcome, Committed):
                 self._contributors = outcome.contributors
                 return outcome
