@@ -12,7 +12,7 @@ import queue
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from bml.protocol import events as ev
 from bml.protocol.direct import Post, Stage, Sum
@@ -36,8 +36,10 @@ class Shell:
     replies: Replies
     execute: Callable[[Iterable[ev.Instruction]], None]
     """Carry out what the core says; Post and Sum come back to `DirectSync.post` and `DirectSync.add`."""
+    armed: Callable[[], bool]
+    """Whether faults are still to come."""
     suffer: Callable[[Header | None], None]
-    """Suffer the faults that are due: now (None), or as if a frame of this header moved."""
+    """Suffer those that are due: now (None), or as if a frame of this header moved."""
 
 
 class DirectSync:
@@ -50,13 +52,16 @@ class DirectSync:
         self._give_up_s = give_up_s
         self._sum: Sum | None = None
         self._posted: Post | None = None
+        self._members: tuple[int, ...] = ()
 
     def sync(self, submit: ev.Submit, vector: Array, op: str, shared: bool) -> Outcome:
         """See Server.sync."""
         shell = self._shell
         self._sum = self._posted = None
+        self._members = shell.core.view.members if shell.core.view else ()
         self._reduction.bring(vector, op, shared, submit.signature, submit.text)
-        shell.suffer(None)
+        if shell.armed():
+            shell.suffer(None)
         self._feel(submit)
         while shell.replies.empty() and (self._sum or self._posted):
             try:
@@ -78,25 +83,31 @@ class DirectSync:
 
     def _go_on(self, submit: ev.Submit) -> None:
         """Do what the core asked for last, and tell it."""
-        if self._sum is not None:
-            instruction, self._sum = self._sum, None
-            self._reduction.add(instruction)
-            if instruction.whole:
-                self._results_are_there(instruction.epoch, instruction.step)
-            self._feel(ev.Summed(instruction.epoch, instruction.step))
+        if self._posted is not None:
+            post, self._posted = self._posted, None
+            self._meet(post, submit.signature)
             return
-        assert self._posted is not None
-        (epoch, step, stage), self._posted = self._posted, None
+        instruction, self._sum = self._sum, None
+        assert instruction is not None
+        self._reduction.add(instruction)
+        self._feel(ev.Summed(instruction.epoch, instruction.step))
+
+    def _meet(self, post: Post, signature: int) -> None:
+        epoch, step, stage = post
         if stage is Stage.COMPLETE:
             self._reduction.fetch()  # before looking for COMPLETE; see bml.protocol.direct
-        members = self._shell.core.view.members if self._shell.core.view else ()
+        members = self._members
         if not self._boards.gather(epoch, step, stage, members, self._interrupted):
+            self._sum = None
             return
         if stage is Stage.READY:
-            other = self._boards.differing(submit.signature, members)
+            other = self._boards.differing(signature, members)
             if other is not None:
+                self._sum = None
                 self._feel(ev.Differs(epoch, step, other.server, other.text))
                 return
+            if self._sum is not None:
+                return  # it was asked for together with the meeting
         if stage is Stage.DONE:
             self._results_are_there(epoch, step)
         self._feel(ev.Gathered(epoch, step, stage))
@@ -106,19 +117,21 @@ class DirectSync:
 
     def _results_are_there(self, epoch: int, step: int) -> None:
         me = self._boards.server
-        self._shell.suffer(Header(Kind.DOWN, epoch, step, me, me, 0, 0, 0, 0))
+        if self._shell.armed():
+            self._shell.suffer(Header(Kind.DOWN, epoch, step, me, me, 0, 0, 0, 0))
 
     def _feel(self, event: ev.Event) -> None:
         shell = self._shell
         with shell.guard:
             shell.execute(shell.core.handle(event, time.monotonic()))
-        shell.suffer(None)
+        if shell.armed():
+            shell.suffer(None)
 
     def _finish(self, reply: Outcome | Exception) -> Outcome:
         if isinstance(reply, Exception):
             raise reply
         if isinstance(reply, Committed):
-            return replace(reply, result=self._reduction.take())
+            return Committed(reply.step, reply.epoch, reply.contributors, self._reduction.take())
         return reply
 
     def _after(self, error: Exception, epoch: int) -> Outcome:

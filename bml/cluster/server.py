@@ -348,7 +348,14 @@ class Server:
     def _share_memory(self, pool: SharedPool) -> None:
         self._boards = Boards(self.server, self._spec.token, self._spec.job)
         self._reduction = Reduction(self._boards, pool)
-        shell = Shell(self._core, self._guard, self._replies, self._execute_beside, self._suffer)
+        shell = Shell(
+            self._core,
+            self._guard,
+            self._replies,
+            self._execute_beside,
+            armed=lambda: self._injection.armed,
+            suffer=self._suffer,
+        )
         give_up_s = self._spec.timeouts().orphan_s
         self._direct = DirectSync(self._boards, self._reduction, shell, give_up_s)
 
@@ -359,11 +366,10 @@ class Server:
             self._poller.wake()
 
     def _suffer(self, header: Header | None) -> None:
-        if self._injection.armed:
-            with self._guard:
-                if header is not None:
-                    self._injection.saw(header)
-                self._inject()
+        with self._guard:
+            if header is not None:
+                self._injection.saw(header)
+            self._inject()
 
     def _program(self, fabric: Fabric, server: int) -> AnyProgram:
         if self._direct is not None:

@@ -8,7 +8,8 @@ Servers that see each other's memory meet at stages. Each says where it stands i
     all are DONE      -- every share is final: complete -->  Post COMPLETE, this server's token of the barrier
     all are COMPLETE                                    -->  commit
 
-A small vector is added whole by everybody: who has done that is complete, and the stage DONE is left out.
+A small vector is added whole by everybody, as soon as all are READY: who has done that is complete, and the
+stage DONE is left out.
 
 The barrier is the one of docs/architecture.md with words for tokens: passing takes the COMPLETE of every
 member; a server posts it when it is complete itself and, like everything, not after it has reported to a
@@ -57,7 +58,9 @@ class Post(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """Add elements [start, stop) of all contributions, in id order of `members`; then say `Summed`.
+    """When all are READY, add elements [start, stop) of all contributions, in id order of `members`.
+
+    Then say `Summed`.
 
     `whole`: into this server's own result; else into its share, which all can read.
     """
@@ -95,9 +98,11 @@ class DirectEngine:
         """Fraction, 0 to 1, of the meetings before completion that this server has passed."""
         return self.handled / self.expected
 
-    def start(self) -> Iterator[Post]:
+    def start(self) -> Iterator[Post | Sum]:
         """What can be done with this server's own contribution alone."""
         yield self._post(Stage.READY)
+        if self._whole:
+            yield self._sum(0, self.n_elements)
 
     def gathered(self, stage: Stage) -> Iterator[Post | Sum]:
         """All members stand at READY, or at DONE; what can be done now."""
@@ -105,14 +110,12 @@ class DirectEngine:
         if stage == Stage.DONE:
             yield from self._completed()
             return
-        start, stop = 0, self.n_elements
-        if not self._whole:
-            start, stop = self._program.share(self.n_elements, self.stamp.itemsize)
-        yield Sum(self.stamp.epoch, self.stamp.step, start, stop, self._whole, self._program.members)
+        yield self._sum(*self._program.share(self.n_elements, self.stamp.itemsize))
 
     def summed(self) -> Iterator[Post]:
         """The sum that was asked for is there; what can be done now."""
         if self._whole:
+            self.handled += 1
             yield from self._completed()
         else:
             yield self._post(Stage.DONE)
@@ -128,6 +131,10 @@ class DirectEngine:
     def _completed(self) -> Iterator[Post]:
         self.complete = True
         yield self._post(Stage.COMPLETE)
+
+    def _sum(self, start: int, stop: int) -> Sum:
+        epoch, step, _, _ = self.stamp
+        return Sum(epoch, step, start, stop, self._whole, self._program.members)
 
     def _post(self, stage: Stage) -> Post:
         return Post(self.stamp.epoch, self.stamp.step, stage)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -135,9 +136,7 @@ class Session:
         """Synchronise one step, preparing the contribution anew for every view until it is committed."""
         if op not in OPS:
             raise UsageError(f"op is {op!r}: give one of {', '.join(OPS)}")
-        sizes = " ".join(map(str, shapes)) if len(shapes) < 20 else f"{len(shapes)} arrays"
-        text = f"{call} {dtype.name} {sizes}"
-        signature = zlib.crc32(f"{call} {dtype.str} {shapes}".encode())
+        text, signature = _describe(call, dtype, tuple(shapes))
         while True:
             view = self._communicator.view
             outcome = self._communicator.sync(view.epoch, prepare(view), op, text, signature, shared)
@@ -195,6 +194,13 @@ class Batch:
         self._ledger.commit(outcome.step, self._whole, outcome.contributors, used)
         self.committed = True
         return sum(map(len, used.values()))
+
+
+@lru_cache(maxsize=256)
+def _describe(call: str, dtype: np.dtype[Any], shapes: tuple[tuple[int, ...], ...]) -> tuple[str, int]:
+    """A call in words, and the hash that all servers must agree on."""
+    sizes = " ".join(map(str, shapes)) if len(shapes) < 20 else f"{len(shapes)} arrays"
+    return f"{call} {dtype.name} {sizes}", zlib.crc32(f"{call} {dtype.str} {list(shapes)}".encode())
 
 
 def _divide(total: Array, n: int) -> Array:

@@ -75,13 +75,15 @@ class Board:
         proof = _proof(token, job, server, self.address)
         self._segment.memory[8 * _PROOF : 8 * _PROOF + _PROOF_NBYTES] = proof
         self._described: int | None = None
+        self._placed: InputPlace | None = None
 
     def describe(self, signature: int, text: str, place: InputPlace | None, result_set: int) -> None:
         """Say what the next READY is about; `place` is None for a vector without elements."""
         words = self._words
         words[_SIGNATURE] = signature
         words[_SET] = result_set
-        if place is not None:
+        if place is not None and place != self._placed:
+            self._placed = place
             (_, fd, serial, nbytes), offset = place
             words[_INPUT], words[_INPUT + 1], words[_INPUT + 2], words[_INPUT + 3] = (
                 serial,
@@ -167,6 +169,11 @@ class PeerBoard:
     def result_set(self) -> int:
         """Which result set it has chosen."""
         return min(self._words[_SET], N_SETS - 1)
+
+    @property
+    def input_key(self) -> tuple[int, int]:
+        """What tells where its contribution lies from where others lay: serial and offset."""
+        return self._words[_INPUT], self._words[_INPUT + 3]
 
     @property
     def input(self) -> InputPlace:

@@ -21,6 +21,7 @@ from bml.transport.shm.segment import Segment, SegmentAddress, map_to_read
 _BLOCK_NBYTES = 128 << 10
 """Additions go block by block through all contributions, so that the sum stays in the cache meanwhile."""
 _MOST_JOINED = 16
+_MOST_FOUND = 1024
 
 
 class Reduction:
@@ -37,6 +38,7 @@ class Reduction:
         self._pool = pool
         self._results: RegisteredPool = result_pool()
         self._regions: dict[tuple[int, int], Array] = {}
+        self._found: dict[tuple[object, ...], Array] = {}
         self._joined: OrderedDict[tuple[int, tuple[SegmentAddress, ...]], Joined] = OrderedDict()
         self._pieces: dict[int, Segment] = {}
         self._vector: Array = np.empty(0, np.uint8)
@@ -46,7 +48,6 @@ class Reduction:
         self._sum: Sum | None = None
         self._set = 0
         self._entry: int | None = None
-        self._copied: Array | None = None
         self._result: Array | None = None
 
     def bring(self, vector: Array, op: str, shared: bool, signature: int, text: str) -> None:
@@ -58,7 +59,7 @@ class Reduction:
         self._vector, self._op, self._shared = vector, OPS[op], shared
         if self._entry is not None:
             self._boards.own.let_go(self._entry)  # of a try that came to nothing
-        self._sum = self._copied = self._result = self._entry = None
+        self._sum = self._result = self._entry = None
         place = self._place(vector) if vector.size else None
         # All servers together add the whole vector if it is small, so that no result set is used.
         choice = self._boards.free_set() if vector.nbytes * self._boards.n_servers > WHOLE_NBYTES else 0
@@ -78,11 +79,7 @@ class Reduction:
         if stop > start:
             share = self._own_share(dtype)[: stop - start]
             parts = [self._contribution(server) for server in members]
-            if self._shared:
-                self._add(parts, share, start, stop)
-            else:
-                self._copied = self._results.empty(self._vector.size, dtype)
-                self._add(parts, share, start, stop, self._copied)
+            self._add(parts, share, start, stop)
 
     def hold(self) -> None:
         """If the user will read the result in place, let nobody write there any more; before COMPLETE."""
@@ -102,7 +99,8 @@ class Reduction:
                 entry, self._entry = self._entry, None
                 self._result = joined.array(size, dtype, partial(self._boards.own.let_go, entry))
             else:
-                self._result = self._copy(joined.array(size, dtype), self._sum)
+                self._result = self._results.empty(size, dtype)
+                self._result[...] = joined.array(size, dtype)
 
     def take(self) -> Array:
         """Hand over the result, and forget it."""
@@ -135,13 +133,23 @@ class Reduction:
         vector = self._vector
         if server == self._boards.server:
             return vector
-        segment, offset = self._boards[server].input
+        board = self._boards[server]
+        key = (server, *board.input_key, vector.size, vector.dtype)
+        found = self._found.get(key)
+        if found is None:
+            if len(self._found) >= _MOST_FOUND:
+                self._found.clear()
+            segment, offset = board.input
+            found = self._region(server, segment)[offset : offset + vector.nbytes].view(vector.dtype)
+            self._found[key] = found
+        return found
+
+    def _region(self, server: int, segment: SegmentAddress) -> Array:
         region = self._regions.get((server, segment.serial))
         if region is None:
             region = np.frombuffer(map_to_read(segment), np.uint8)
             self._regions[server, segment.serial] = region
-        found: Array = region[offset : offset + vector.nbytes].view(vector.dtype)
-        return found
+        return region
 
     def _own_share(self, dtype: np.dtype[Any]) -> Array:
         """This server's place in the result set, whole pages, made larger if need be."""
@@ -170,22 +178,10 @@ class Reduction:
             self._joined.popitem(last=False)
         return joined
 
-    def _copy(self, everything: Array, done: Sum) -> Array:
-        """The result in memory of its own; this server's share was put there when it was added."""
-        copied, start, stop = self._copied, done.start, done.stop
-        if copied is None:
-            copied, start, stop = self._results.empty(everything.size, everything.dtype), 0, 0
-        copied[:start] = everything[:start]
-        copied[stop:] = everything[stop:]
-        self._copied = None
-        return copied
-
     # --- arithmetic ------------------------------------------------------------------------------
 
-    def _add(
-        self, parts: list[Array], out: Array, start: int, stop: int, result: Array | None = None
-    ) -> None:
-        """out[0:stop-start] = the parts' elements [start, stop), added in order; `result` gets a copy."""
+    def _add(self, parts: list[Array], out: Array, start: int, stop: int) -> None:
+        """out[0:stop-start] = the parts' elements [start, stop), added in order."""
         size = max(1, _BLOCK_NBYTES // out.itemsize)
         op = self._op
         for a in range(start, stop, size):
@@ -197,5 +193,3 @@ class Reduction:
                 op(parts[0][a:b], parts[1][a:b], out=block)
             for part in parts[2:]:
                 op(block, part[a:b], out=block)
-            if result is not None:
-                result[a:b] = block
