@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 from bml.protocol import events as ev
 from bml.protocol.direct import Post, Stage, Sum
@@ -62,7 +63,7 @@ class DirectSync:
         self._reduction.bring(vector, op, shared, submit.signature, submit.text)
         if shell.armed():
             shell.suffer(None)
-        self._feel(submit)
+        self._carry_on(shell.core.handle, submit)
         while shell.replies.empty() and (self._sum or self._posted):
             try:
                 self._go_on(submit)
@@ -120,10 +121,13 @@ class DirectSync:
         if self._shell.armed():
             self._shell.suffer(Header(Kind.DOWN, epoch, step, me, me, 0, 0, 0, 0))
 
-    def _feel(self, event: ev.Event) -> None:
+    def _feel(self, event: ev.Gathered | ev.Summed | ev.Differs) -> None:
+        self._carry_on(self._shell.core.met, event)
+
+    def _carry_on(self, handle: Callable[[Any, float], list[ev.Instruction]], event: ev.Event) -> None:
         shell = self._shell
         with shell.guard:
-            shell.execute(shell.core.handle(event, time.monotonic()))
+            shell.execute(handle(event, time.monotonic()))
         if shell.armed():
             shell.suffer(None)
 

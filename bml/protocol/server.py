@@ -214,7 +214,7 @@ class ServerCore:
                 self._outcome = event
                 return [Tell(msg.Ended(self.server, event.outcome, event.error))]
             case Gathered() | Summed() | Differs():
-                return self._met(event, now)
+                return self.met(event, now)
 
     def heard(self, peer: int, level: int, now: float) -> None:
         """A sign of life of (peer, level): a heartbeat or any byte."""
@@ -340,21 +340,22 @@ class ServerCore:
 
     # --- a step over shared memory -----------------------------------------------------------------
 
-    def _met(self, event: Gathered | Summed | Differs, now: float) -> list[Instruction]:
+    def met(self, event: Gathered | Summed | Differs, now: float) -> list[Instruction]:
+        """What `handle` does with these."""
         step = self._step
-        ours = step is not None and (event.step, event.epoch) == (step.submit.step, self.epoch)
-        if step is None or not ours or self._member.frozen or not isinstance(step.engine, DirectEngine):
+        if step is None or event.step != step.submit.step or event.epoch != step.epoch:
             return []  # its epoch is over
+        engine = step.engine
+        if self._member.frozen or step.epoch != self.epoch or not isinstance(engine, DirectEngine):
+            return []
         if isinstance(event, Differs):
             self._conflict = self._mismatch(step.submit, event.origin, event.text)
             return self._tick(now)
-        if isinstance(event, Gathered) and event.stage == Stage.COMPLETE:
+        if isinstance(event, Gathered) and event.stage is Stage.COMPLETE:
             if not step.entered:
                 raise InvariantError(f"server {self.server} passes the barrier of {event} incomplete")
-            for peer in step.contributors:
-                step.barrier.token(peer, 0)
             return self._commit(now)
-        todo = step.engine.summed() if isinstance(event, Summed) else step.engine.gathered(event.stage)
+        todo = engine.summed() if isinstance(event, Summed) else engine.gathered(event.stage)
         return [*todo, *self._enter_if_complete(now)]
 
     # --- time ------------------------------------------------------------------------------------
