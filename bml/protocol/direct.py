@@ -49,6 +49,19 @@ class Stage(IntEnum):
     COMPLETE = 3
 
 
+_STAGE_BITS, _STEP_BITS = 2, 40
+
+
+def standing(epoch: int, step: int, stage: int) -> int:
+    """Where a server stands as one number, which grows."""
+    return (epoch << _STEP_BITS | step) << _STAGE_BITS | stage
+
+
+def standings(epoch: int, step: int, stage: Stage) -> tuple[int, int]:
+    """(low, high) of low <= standing < high: at this stage of this step or beyond it, in this epoch."""
+    return standing(epoch, step, stage), standing(epoch + 1, 0, 0)
+
+
 class Post(NamedTuple):
     """Let all servers see that this one stands at this stage, then wait for all members to."""
 
@@ -62,7 +75,8 @@ class Sum(NamedTuple):
 
     Then say `Summed`.
 
-    `whole`: into this server's own result; else into its share, which all can read.
+    `whole`: into this server's own result; else into its share, which all can read. All shares have the
+    length `share`, but the last ones may be shorter or empty.
     """
 
     epoch: int
@@ -70,6 +84,7 @@ class Sum(NamedTuple):
     start: int
     stop: int
     whole: bool
+    share: int
     members: tuple[int, ...]
 
 
@@ -133,8 +148,9 @@ class DirectEngine:
         yield self._post(Stage.COMPLETE)
 
     def _sum(self, start: int, stop: int) -> Sum:
-        epoch, step, _, _ = self.stamp
-        return Sum(epoch, step, start, stop, self._whole, self._program.members)
+        epoch, step, _, itemsize = self.stamp
+        share = self._program.share_elements(self.n_elements, itemsize)
+        return Sum(epoch, step, start, stop, self._whole, share, self._program.members)
 
     def _post(self, stage: Stage) -> Post:
         return Post(self.stamp.epoch, self.stamp.step, stage)

@@ -23,22 +23,29 @@ class DirectProgram:
     Attributes:
         server: its id.
         members: all live servers, in id order.
+        grain_nbytes: shares begin at multiples of this.
+        whole_nbytes: up to so many bytes of all contributions together, everybody adds all.
     """
 
     server: int
     members: tuple[int, ...]
+    grain_nbytes: int = SHARE_GRAIN_NBYTES
+    whole_nbytes: int = WHOLE_NBYTES
 
     def adds_whole(self, nbytes: int) -> bool:
         """Whether everybody adds the whole vector of so many bytes."""
-        return nbytes * len(self.members) <= WHOLE_NBYTES
+        return nbytes * len(self.members) <= self.whole_nbytes
 
-    def share_nbytes(self, nbytes: int) -> int:
-        """Size of every share but the last ones, which may be shorter or empty."""
-        grains = -(-nbytes // SHARE_GRAIN_NBYTES)
-        return -(-grains // len(self.members)) * SHARE_GRAIN_NBYTES
+    def share_elements(self, n_elements: int, itemsize: int) -> int:
+        """Length of every share but the last ones, which may be shorter or empty.
+
+        `itemsize` is a power of two, at most the grain.
+        """
+        grains = -(-n_elements * itemsize // self.grain_nbytes)
+        return -(-grains // len(self.members)) * self.grain_nbytes // itemsize
 
     def share(self, n_elements: int, itemsize: int) -> tuple[int, int]:
-        """Elements (start, stop) that this server adds; `itemsize` is a power of two up to the grain."""
-        size = self.share_nbytes(n_elements * itemsize) // itemsize
+        """Elements (start, stop) that this server adds."""
+        size = self.share_elements(n_elements, itemsize)
         start = self.members.index(self.server) * size
         return min(start, n_elements), min(start + size, n_elements)

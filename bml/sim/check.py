@@ -28,6 +28,7 @@ class Scenario:
     n_elements: int
     slice_nbytes: int
     mishaps: Mishaps
+    shared_memory: bool = False
 
     @classmethod
     def of(cls, seed: int, fabric: str | None = None) -> Scenario:
@@ -55,6 +56,7 @@ class Scenario:
             detect_s=DETECT_S,
             mishaps=self.mishaps,
             recorded=recorded,
+            shared_memory=self.shared_memory,
         )
 
     def __str__(self) -> str:

@@ -10,18 +10,20 @@ import numpy as np
 
 from bml.protocol import events as ev
 from bml.protocol import messages as msg
+from bml.protocol.direct import Post, Stage, Sum
 from bml.protocol.engine import Place, Reduce, Send
 from bml.protocol.frame import Header, Kind
 from bml.protocol.messages import View
 from bml.protocol.server import ServerCore
 from bml.protocol.timeouts import Timeouts
 from bml.protocol.workspace import Array, Workspace
-from bml.schedule import AnyProgram, plan
+from bml.schedule import AnyProgram, DirectProgram, plan
 from bml.sim.headquarters import Channel
 from bml.sim.history import History
 from bml.sim.network import Network
 from bml.sim.process import Process
 from bml.sim.promises import PromiseBroken, Promises
+from bml.sim.sharing import Host, Sharing
 from bml.sim.wires import Parcel, Wires
 from bml.train.batches import BatchPlan, assignment, used_indices
 from bml.train.ledger import Ledger
@@ -30,6 +32,7 @@ from topology.errors import BmlError
 
 _SIGNATURE = 7
 _LINGER_S = 0.2
+_GRAIN_NBYTES = 8
 
 
 class World(Protocol):
@@ -43,6 +46,7 @@ class World(Protocol):
     timeouts: Timeouts
     network: Network
     wires: Wires
+    host: Host | None
     history: History
     promises: Promises
 
@@ -101,6 +105,9 @@ class Machine:
         self.ledger = Ledger(self._batches.n_samples)
         self._step_view: View | None = None
         self._wake_at = float("inf")
+        self._sharing: Sharing | None = None
+        if world.host is not None:
+            self._sharing = Sharing(server, world.host, world.network, self.process, self.handle)
 
     def start(self) -> None:
         """The process starts to run."""
@@ -181,6 +188,11 @@ class Machine:
     def _carry_out(self, instruction: ev.Instruction) -> None:
         world = self._world
         match instruction:
+            case Post():
+                self._post(instruction)
+            case Sum():
+                assert self._sharing is not None
+                self._sharing.add(instruction)
             case Reduce():
                 assert self._workspace is not None
                 self._workspace.reduce(instruction)
@@ -196,6 +208,10 @@ class Machine:
                 assert self._contribution is not None
                 self._workspace = Workspace(self._contribution, scratch_elements, "sum")
                 self._step_view = self.core.view
+                if self._sharing is not None:
+                    assert self._step_view is not None
+                    result = self._workspace.result
+                    self._sharing.bring(self._contribution, result, self._step_view.members)
             case ev.Commit(step, epoch, contributors):
                 self._committed(step, epoch, contributors)
             case ev.Retry(step, epoch):
@@ -217,15 +233,25 @@ class Machine:
             case ev.Leave():
                 self._leave()
 
+    def _post(self, post: Post) -> None:
+        assert self._sharing is not None
+        if post.stage is Stage.COMPLETE:
+            self._enter(post.step, post.epoch)
+        self._sharing.post(post)
+
+    def _enter(self, step: int, epoch: int) -> None:
+        if self._entered != (step, epoch):
+            self._entered = (step, epoch)
+            self._world.promises.entered(self.server, step, epoch)
+            self._world.point("complete", f"server {self.server} is complete in step {step}")
+
     def _send(self, peer: int, level: int, header: Header, place: Place | None) -> None:
         payload = b""
         if place is not None:
             assert self._workspace is not None
             payload = bytes(self._workspace.view(place, header.stop - header.start))
-        if header.kind == Kind.TOKEN and self._entered != (header.step, header.epoch):
-            self._entered = (header.step, header.epoch)
-            self._world.promises.entered(self.server, header.step, header.epoch)
-            self._world.point("complete", f"server {self.server} is complete in step {header.step}")
+        if header.kind == Kind.TOKEN:
+            self._enter(header.step, header.epoch)
         # What is sent is what the core said in the view of its stamp, even if it is carried out later.
         view = self.core.view if self.core.epoch == header.epoch else None
         self._world.wires.send(self.server, peer, level, Parcel(header, payload, view))
@@ -233,6 +259,8 @@ class Machine:
     # --- the user --------------------------------------------------------------------------------
 
     def _planner(self, fabric: Fabric, server: int) -> AnyProgram:
+        if self._world.host is not None:
+            return DirectProgram(server, fabric.servers, _GRAIN_NBYTES, 4 * self._world.slice_nbytes)
         return _program(fabric, self._world.algorithm, server)
 
     def _installed(self, view: View) -> None:
@@ -271,6 +299,8 @@ class Machine:
         assert self._workspace is not None
         assert view is not None
         assert self.core.view is not None
+        if self._sharing is not None:
+            self._sharing.fetch()
         assert (view.epoch, view.members) == (epoch, contributors)
         world.point("commit", f"server {self.server} commits step {step} of epoch {epoch} by {contributors}")
         batch = self._batches.batch(step - 1)

@@ -21,6 +21,7 @@ from bml.sim.history import History
 from bml.sim.machine import Machine
 from bml.sim.network import Network
 from bml.sim.promises import PromiseBroken, Promises
+from bml.sim.sharing import Host
 from bml.sim.wires import Wires
 from topology import Fabric, ServerFailure
 
@@ -30,6 +31,7 @@ class Simulation:
 
     `run` returns the history; it raises PromiseBroken as soon as a promise is, and when the run has not
     ended by its deadline (virtual seconds). `restart_s`: how long a dead coordinator is missing.
+    `shared_memory`: the servers are on one host and reduce directly; of links only heartbeats are left.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Simulation:
         slice_nbytes: int = 64,
         mishaps: Iterable[Mishap] = (),
         recorded: bool = True,
+        shared_memory: bool = False,
     ):
         self.fabric = fabric
         self.steps = steps
@@ -69,6 +72,7 @@ class Simulation:
             lost=self._lost,
             heard=lambda to, origin, level: self.machines[to].heard(origin, level),
         )
+        self.host = Host() if shared_memory else None
         self.machines = {server: Machine(server, self) for server in fabric.servers}
         self.headquarters = Headquarters(
             fabric,

@@ -21,7 +21,7 @@ import mmap
 import os
 from typing import NamedTuple
 
-from bml.protocol.direct import Stage
+from bml.protocol.direct import Stage, standing
 from bml.protocol.frame import MAX_TEXT_NBYTES
 from bml.transport.memory import address_of
 from bml.transport.shm import futex
@@ -36,7 +36,6 @@ _CHANGES, _STANDING, _SIGNATURE, _INPUT, _SET, _PROOF, _HELD, _PIECES, _TEXT = 0
 _PIECE_WORDS = 3
 _TEXT_AT = 8 * (_TEXT + 1)
 _PROOF_NBYTES = 32
-_STAGE_BITS, _STEP_BITS = 2, 40
 
 
 class BoardAddress(NamedTuple):
@@ -44,16 +43,6 @@ class BoardAddress(NamedTuple):
 
     process: int
     fd: int
-
-
-def standing(epoch: int, step: int, stage: Stage | int) -> int:
-    """Where a server stands as one number."""
-    return (epoch << _STEP_BITS | step) << _STAGE_BITS | stage
-
-
-def after_epoch(epoch: int) -> int:
-    """The lowest standing of a later epoch."""
-    return standing(epoch + 1, 0, 0)
 
 
 class InputPlace(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 
-from bml.protocol.direct import Stage
-from bml.transport.shm.board import N_SETS, Board, BoardAddress, PeerBoard, after_epoch, standing
+from bml.protocol.direct import Stage, standings
+from bml.transport.shm.board import N_SETS, Board, BoardAddress, PeerBoard
 from topology.errors import FabricError
 
 _SPINS = 60
@@ -61,7 +61,7 @@ class Boards:
         Returns False as soon as `interrupted()` says so, which is asked again and again. Waits by giving the
         processor to others first, as they are usually about to post, and by sleeping later.
         """
-        low, high = standing(epoch, step, stage), after_epoch(epoch)
+        low, high = standings(epoch, step, stage)
         waiting = [self._all[server] for server in members]
         spins = 0
         while True:

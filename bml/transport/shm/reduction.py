@@ -10,7 +10,7 @@ import numpy as np
 
 from bml.protocol.direct import Sum
 from bml.protocol.workspace import OPS
-from bml.schedule.direct import WHOLE_NBYTES, DirectProgram
+from bml.schedule.direct import WHOLE_NBYTES
 from bml.transport.memory import Array, RegisteredPool
 from bml.transport.shm.board import InputPlace
 from bml.transport.shm.boards import Boards
@@ -77,7 +77,7 @@ class Reduction:
             return
         self._set = self._boards[members[0]].result_set
         if stop > start:
-            share = self._own_share(dtype)[: stop - start]
+            share = self._own_share(instruction.share * dtype.itemsize, dtype)[: stop - start]
             parts = [self._contribution(server) for server in members]
             self._add(parts, share, start, stop)
 
@@ -94,7 +94,7 @@ class Reduction:
         if self._result is None:
             assert self._sum is not None
             size, dtype = self._vector.size, self._vector.dtype
-            joined = self._join(self._sum.members)
+            joined = self._join(self._sum)
             if self._entry is not None:
                 entry, self._entry = self._entry, None
                 self._result = joined.array(size, dtype, partial(self._boards.own.let_go, entry))
@@ -151,9 +151,8 @@ class Reduction:
             self._regions[server, segment.serial] = region
         return region
 
-    def _own_share(self, dtype: np.dtype[Any]) -> Array:
-        """This server's place in the result set, whole pages, made larger if need be."""
-        wanted = self._share_nbytes()
+    def _own_share(self, wanted: int, dtype: np.dtype[Any]) -> Array:
+        """This server's place of so many bytes, whole pages, in the result set; made larger if need be."""
         piece = self._pieces.get(self._set)
         if piece is None or piece.address.nbytes < wanted:
             if piece is not None:
@@ -162,15 +161,10 @@ class Reduction:
             self._boards.own.put_piece(self._set, piece.address)
         return np.frombuffer(piece.memory, np.uint8)[:wanted].view(dtype)
 
-    def _share_nbytes(self) -> int:
-        assert self._sum is not None
-        program = DirectProgram(self._boards.server, self._sum.members)
-        return program.share_nbytes(self._vector.nbytes)
-
-    def _join(self, members: tuple[int, ...]) -> Joined:
+    def _join(self, done: Sum) -> Joined:
         """The shares of all members, mapped one behind the other; kept, as the same are wanted each step."""
-        nbytes = self._share_nbytes()
-        used = members[: -(-self._vector.nbytes // nbytes)]
+        nbytes = done.share * self._vector.itemsize
+        used = done.members[: -(-self._vector.nbytes // nbytes)]
         segments = tuple(self._boards[server].piece(self._set) for server in used)
         joined = self._joined.pop((nbytes, segments), None) or Joined(segments, nbytes)
         self._joined[nbytes, segments] = joined
