@@ -234,6 +234,11 @@ class Server:
             f"{peer}/{level}": stats._asdict() for (peer, level), stats in self._transport.stats().items()
         }
 
+    @property
+    def nbytes_copied(self) -> int:
+        """Contributions that lay outside of shared memory and were copied into it, in bytes."""
+        return self._reduction.nbytes_copied if self._direct is not None else 0
+
     # --- for whoever looks at it from outside ----------------------------------------------------
 
     def answer(self, request: Request, reply: Callable[[dict[str, Any]], None]) -> None:

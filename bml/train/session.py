@@ -182,9 +182,10 @@ class Batch:
                 )
             return np.add(flat, more)
 
-        outcome = self._session._step(call, "sum", shapes, dtype, prepare)
+        # The sum is only read: the mean takes the place of the result in memory of its own.
+        outcome = self._session._step(call, "sum", shapes, dtype, prepare, shared=True)
         n_used = self._enter(outcome, recomputed=recompute is not None)
-        mean = _divide(outcome.result, n_used)
+        mean = _divide(outcome.result, n_used, self._session.empty)
         return _unflatten(mean, shapes, isinstance(gradient, list | tuple))
 
     def _enter(self, outcome: Committed, recomputed: bool) -> int:
@@ -203,9 +204,10 @@ def _describe(call: str, dtype: np.dtype[Any], shapes: tuple[tuple[int, ...], ..
     return f"{call} {dtype.name} {sizes}", zlib.crc32(f"{call} {dtype.str} {list(shapes)}".encode())
 
 
-def _divide(total: Array, n: int) -> Array:
+def _divide(total: Array, n: int, empty: Callable[[tuple[int, ...], npt.DTypeLike], Array]) -> Array:
     if np.issubdtype(total.dtype, np.inexact):
-        return np.divide(total, total.dtype.type(max(n, 1)), out=total)
+        out = total if total.flags.writeable else empty(total.shape, total.dtype)
+        return np.divide(total, total.dtype.type(max(n, 1)), out=out)
     return np.true_divide(total, max(n, 1))
 
 
