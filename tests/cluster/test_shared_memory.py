@@ -1,4 +1,4 @@
-"""Jobs over shared memory on real processes: exact sums, dying and frozen servers, and nothing left behind."""
+"""Jobs over shared memory, real processes: exact sums, dying and frozen servers, nothing left behind."""
 
 from __future__ import annotations
 
@@ -72,8 +72,14 @@ def test_sums_are_exact_and_nothing_is_left(fabric: str) -> None:
     assert jobs.descriptors() <= descriptors
 
 
-@pytest.mark.parametrize("phase", ["", "compute", "reduce", "broadcast", "complete"])
-@pytest.mark.parametrize("kind", ["kill", "freeze", "exit"])
+@pytest.mark.parametrize(
+    ("kind", "phase"),
+    [
+        *(("kill", phase) for phase in ("compute", "reduce", "broadcast", "complete")),
+        *(("freeze", phase) for phase in ("reduce", "broadcast", "complete")),
+        ("exit", ""),
+    ],
+)
 def test_a_server_is_lost_in_mid_step(kind: str, phase: str) -> None:
     # Every call is a step; the odd ones are large.
     when = f"step={2 * STEP + 1}" + (f",phase={phase}" if phase else "")
@@ -135,7 +141,9 @@ def test_results_read_in_place_survive_lost_servers() -> None:
         return [float(value) for value, _ in kept], [float(result.max()) for _, result in kept]
 
     faults = ["kill:2@step=4", "freeze:1@step=8,for=2s"]
-    for right, found in jobs.launch(train, "bcube:3x1", transport="shm", faults=faults, min_servers=1).values.values():
+    for right, found in jobs.launch(
+        train, "bcube:3x1", transport="shm", faults=faults, min_servers=1
+    ).values.values():
         assert right == found
 
 
@@ -189,14 +197,14 @@ def test_a_silent_nic_is_noticed_and_costs_nobody() -> None:
     """Heartbeats still go over every NIC; data does not."""
 
     def train(session: bml.Session) -> tuple[str, ...]:
-        while not session.view.failures:
+        while not session.allreduce(np.array([len(session.view.failures)]), op="min")[0]:
             session.allreduce(np.ones(50_000), shared=True)
         return tuple(session.view.failures)
 
     with bml.start(train, "bcube:2x2", launcher="processes", transport="shm") as job:
         job.inject("blackhole:1/0")
         result = job.wait(30)
-    assert set(result.values) == {0, 1, 2, 3}
+    assert result.values == dict.fromkeys(range(4), ("link:1/0",))
 
 
 def test_copies_are_counted_and_own_memory_is_not_copied() -> None:

@@ -50,6 +50,11 @@ class Reduction:
         self._entry: int | None = None
         self._result: Array | None = None
 
+    @property
+    def shared_nbytes(self) -> int:
+        """Memory that this server's shares of results take."""
+        return sum(piece.address.nbytes for piece in self._pieces.values())
+
     def bring(self, vector: Array, op: str, shared: bool, signature: int, text: str) -> None:
         """Take this contribution to the next step, and describe it on the board.
 
