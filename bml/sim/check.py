@@ -31,7 +31,7 @@ class Scenario:
     shared_memory: bool = False
 
     @classmethod
-    def of(cls, seed: int, fabric: str | None = None) -> Scenario:
+    def of(cls, seed: int, fabric: str | None = None, shared_memory: bool = False) -> Scenario:
         """The scenario that a seed stands for, on this fabric or one that the seed chooses."""
         chance = random.Random(seed)
         chosen = chance.choice(FABRICS)
@@ -43,6 +43,7 @@ class Scenario:
             n_elements=chance.choice((0, 1, 5, 17, 30)),
             slice_nbytes=chance.choice((8, 64, 1024)),
             mishaps=draw(chance, parse(name), DETECT_S),
+            shared_memory=shared_memory,
         )
 
     def simulation(self, recorded: bool = False) -> Simulation:
@@ -155,17 +156,17 @@ class Tally:
         self.failing_seed = seed if self.failing_seed is None else min(seed, self.failing_seed)
 
 
-def check(seeds: Iterable[int], fabric: str | None = None) -> Tally:
+def check(seeds: Iterable[int], fabric: str | None = None, shared_memory: bool = False) -> Tally:
     """Run every seed, and count."""
     tally = Tally()
     for seed in seeds:
-        tally.add(seed, run(Scenario.of(seed, fabric)))
+        tally.add(seed, run(Scenario.of(seed, fabric, shared_memory)))
     return tally
 
 
-def report(seed: int, fabric: str | None = None) -> str:
+def report(seed: int, fabric: str | None = None, shared_memory: bool = False) -> str:
     """What goes wrong with a seed, at its shortest, as a timeline."""
-    found = shrink(Scenario.of(seed, fabric))
+    found = shrink(Scenario.of(seed, fabric, shared_memory))
     outcome = run(found, recorded=True)
     return "\n".join([str(found), str(outcome.broken or "holds"), "", outcome.history.timeline()])
 
