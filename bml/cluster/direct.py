@@ -53,6 +53,7 @@ class DirectSync:
         self._give_up_s = give_up_s
         self._sum: Sum | None = None
         self._posted: Post | None = None
+        self._meeting: Post | None = None
         self._members: tuple[int, ...] = ()
 
     def sync(self, submit: ev.Submit, vector: Array, op: str, shared: bool) -> Outcome:
@@ -82,6 +83,14 @@ class DirectSync:
         """Take a `Sum`, to be carried out when the guard is free."""
         self._sum = instruction
 
+    def waits_for(self) -> str:
+        """Whom this thread waits for, in words; empty if it does not. Any thread may ask."""
+        post, members = self._meeting, self._members
+        if post is None:
+            return ""
+        behind = self._boards.behind(*post, members)
+        return f"servers {behind} to be {post.stage.name} in step {post.step}"
+
     def _go_on(self, submit: ev.Submit) -> None:
         """Do what the core asked for last, and tell it."""
         if self._posted is not None:
@@ -98,7 +107,10 @@ class DirectSync:
         if stage is Stage.COMPLETE:
             self._reduction.fetch()  # before looking for COMPLETE; see bml.protocol.direct
         members = self._members
-        if not self._boards.gather(epoch, step, stage, members, self._interrupted):
+        self._meeting = post
+        there = self._boards.gather(epoch, step, stage, members, self._interrupted)
+        self._meeting = None
+        if not there:
             self._sum = None
             return
         if stage is Stage.READY:

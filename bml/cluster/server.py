@@ -271,7 +271,7 @@ class Server:
             "step": self._core.step,
             "phase": self._injection.phase(self._core),
             "progress": self._core.progress,
-            "waits_for": self._core.waits_for(),
+            "waits_for": (self._direct.waits_for() if self._direct else "") or self._core.waits_for(),
             "suspects": [
                 {"peer": each.peer, "level": each.level, "kind": each.kind, "why": each.why}
                 for each in self._core.suspicions

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 SHARE_GRAIN_NBYTES = 4096
 """Shares begin at multiples of this: a page, so that they can be mapped one behind the other."""
-WHOLE_NBYTES = 256 << 10
+WHOLE_NBYTES = 2 << 20
 """Additions of so many bytes, over all contributions, cost no more than another meeting."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ def test_results_that_are_kept_stay_as_they_are() -> None:
     """More than may be read in place, and some dropped in between."""
 
     def train(session: bml.Session) -> bool:
-        n, kept = 40_000, []
+        n, kept = 100_000, []
         for step in range(50):
             result = session.allreduce(np.full(n, step + session.server, np.float64), shared=True)
             assert not result.flags.writeable
@@ -136,7 +137,7 @@ def test_results_read_in_place_survive_lost_servers() -> None:
     def train(session: bml.Session) -> tuple[list[float], list[float]]:
         kept = []
         for step in range(STEPS):
-            result = session.allreduce(np.full(40_000, float(step)), shared=True)
+            result = session.allreduce(np.full(120_000, float(step)), shared=True)
             kept.append((step * len(session.contributors), result))
         return [float(value) for value, _ in kept], [float(result.max()) for _, result in kept]
 
@@ -149,7 +150,7 @@ def test_results_read_in_place_survive_lost_servers() -> None:
 
 def test_own_results_may_be_written() -> None:
     def train(session: bml.Session) -> bool:
-        x = np.arange(60_000, dtype=np.float32)
+        x = np.arange(600_000, dtype=np.float32)
         first = session.allreduce(x)
         first += 1
         second = session.allreduce(first)
@@ -205,6 +206,23 @@ def test_a_silent_nic_is_noticed_and_costs_nobody() -> None:
         job.inject("blackhole:1/0")
         result = job.wait(30)
     assert result.values == dict.fromkeys(range(4), ("link:1/0",))
+
+
+def test_who_waits_says_for_whom(tmp_path: Path) -> None:
+    release = tmp_path / "go"
+
+    def train(session: bml.Session) -> None:
+        while session.server == 2 and not release.exists():
+            time.sleep(0.01)
+        session.barrier()
+
+    with bml.start(train, "bcube:2x2", launcher="processes", transport="shm") as job:
+        said: dict[int, str] = {}
+        while said.get(0) != "servers [2] to be READY in step 1":  # the test's deadline ends this
+            said = {server: each.get("waits_for", "") for server, each in job.status()["servers"].items()}
+        assert said[2] == "the training function to bring step 1"
+        release.touch()
+        job.wait(30)
 
 
 def test_copies_are_counted_and_own_memory_is_not_copied() -> None:

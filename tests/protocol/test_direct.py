@@ -38,8 +38,10 @@ def test_shares_tile_the_vector_at_pages(servers: tuple[int, ...], n: int, items
 
 def test_small_vectors_are_added_whole_and_the_choice_does_not_hang_on_the_server() -> None:
     servers = (0, 3, 5)
-    for nbytes in (0, 4096, 87_381, 87_382, 1 << 20):
-        assert {DirectProgram(server, servers).adds_whole(nbytes) for server in servers} == {nbytes <= 87_381}
+    for nbytes in (0, 4096, 699_050, 699_051, 1 << 20):
+        assert {DirectProgram(server, servers).adds_whole(nbytes) for server in servers} == {
+            nbytes <= 699_050
+        }
 
 
 class Room:
@@ -137,7 +139,7 @@ def test_no_frame_belongs_into_shared_memory() -> None:
 
 # --- the core ------------------------------------------------------------------------------------
 
-N = 100_000
+N = 200_000
 
 
 @pytest.fixture
@@ -162,7 +164,7 @@ def meet(core: ServerCore, stage: Stage, epoch: int = 1, step: int = 1) -> list[
 
 def test_a_step_goes_through_its_stages(core: ServerCore) -> None:
     assert core.phase == "compute"
-    assert meet(core, Stage.READY) == [Sum(1, 1, 0, 50_176, False, 50_176, (0, 1))]
+    assert meet(core, Stage.READY) == [Sum(1, 1, 0, 100_352, False, 100_352, (0, 1))]
     assert core.phase == "reduce"
     assert core.handle(ev.Summed(1, 1), 0.0) == [Post(1, 1, Stage.DONE)]
     assert meet(core, Stage.DONE) == [Post(1, 1, Stage.COMPLETE)]

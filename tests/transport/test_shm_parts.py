@@ -202,7 +202,7 @@ def test_reductions_of_every_kind(host: Host, dtype: str, op: str) -> None:
 def test_results_in_place_are_not_overwritten_by_later_steps_of_any_size(host: Host) -> None:
     kept = []
     for number in range(8):
-        n = 30_000 + 9_000 * (number % 3)
+        n = 300_000 + 90_000 * (number % 3)
         kept.append((number, step(host, [np.full(n, number + 0.5 * s) for s in range(3)], shared=True)))
         if number % 3 == 2:
             del kept[0]

@@ -80,6 +80,11 @@ class Boards:
             if not low <= board.standing < high:
                 board.wait(changes, _NAP_S)
 
+    def behind(self, epoch: int, step: int, stage: Stage, members: Iterable[int]) -> list[int]:
+        """Members that do not stand there now."""
+        low, high = standings(epoch, step, stage)
+        return [server for server in members if not low <= self._all[server].standing < high]
+
     def differing(self, signature: int, members: Iterable[int]) -> PeerBoard | None:
         """One who called something else; ask when all are ready."""
         for server in members:

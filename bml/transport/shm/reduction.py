@@ -20,6 +20,8 @@ from bml.transport.shm.segment import Segment, SegmentAddress, map_to_read
 
 _BLOCK_NBYTES = 128 << 10
 """Additions go block by block through all contributions, so that the sum stays in the cache meanwhile."""
+_SMALL_NBYTES = 32 << 10
+"""Memory for smaller results comes from the heap: that is warm, and quicker than the pool."""
 _MOST_JOINED = 16
 _MOST_FOUND = 1024
 
@@ -76,7 +78,8 @@ class Reduction:
         start, stop, members = instruction.start, instruction.stop, instruction.members
         dtype = self._vector.dtype
         if instruction.whole:
-            self._result = np.empty(self._vector.size, dtype)
+            small = self._vector.nbytes < _SMALL_NBYTES
+            self._result = (np if small else self._results).empty(self._vector.size, dtype)
             if stop > start:
                 self._add([self._contribution(server) for server in members], self._result, start, stop)
             return
