@@ -26,6 +26,7 @@ from bml.bench.contest import OnProgress, Settings, busy, contest
 from bml.bench.rows import Row
 from bml.cli.constants import default_path, load_constants, store_constants
 from bml.cli.plan import parse_bytes
+from bml.cluster.job import JobSpec
 from bml.schedule import plan
 from bml.schedule.model import Constants
 from topology import UsageError, parse
@@ -129,6 +130,7 @@ def allreduce(
     each checks every element on every server. `theory` is the cost model's time (on an emulated fabric:
     bytes over goodput) and `ratio` the measured time in units of it; of peers it is that of a ring over one
     NIC. `speedup` is how many times as long as bml a peer takes, `cpu` the processor time of all servers.
+    With shm `theory` is still that of links, which no byte of it takes.
 
     \b
     Example:
@@ -163,7 +165,7 @@ def allreduce(
                     "fabric": settings.job.fabric.name,
                     "failures": [str(each) for each in sorted(settings.job.fabric.failures)],
                     "servers": len(settings.job.fabric.servers),
-                    "algorithm": plan(settings.job.fabric, algorithm, or_auto=True).algorithm,
+                    "algorithm": _algorithm(settings.job),
                     "transport": transport,
                     "theory": source,
                     "rows": [row.as_json() for row in table],
@@ -193,7 +195,13 @@ def _job(
         raise UsageError(f"{wanted} has fewer than two servers: there is nothing to measure")
     if shared and transport != "shm":
         raise UsageError("results are shared in memory only: give --transport shm with --shared")
-    return JobSettings(wanted, algorithm, network, transport, shared)
+    settings = JobSettings(wanted, algorithm, network, transport, shared)
+    JobSpec(wanted.name, algorithm, settings.faults, emulated=network, transport=transport)
+    return settings
+
+
+def _algorithm(job: JobSettings) -> str:
+    return "direct" if job.transport == "shm" else plan(job.fabric, job.algorithm, or_auto=True).algorithm
 
 
 def _peers(against: str, job: JobSettings) -> tuple[str, ...]:

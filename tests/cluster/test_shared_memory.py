@@ -205,7 +205,8 @@ def test_a_silent_nic_is_noticed_and_costs_nobody() -> None:
     with bml.start(train, "bcube:2x2", launcher="processes", transport="shm") as job:
         job.inject("blackhole:1/0")
         result = job.wait(30)
-    assert result.values == dict.fromkeys(range(4), ("link:1/0",))
+    assert set(result.values) == {0, 1, 2, 3}
+    assert set(result.values.values()) <= {("link:0/0",), ("link:1/0",)}, "one of the two ends of a cable"
 
 
 def test_who_waits_says_for_whom(tmp_path: Path) -> None:
