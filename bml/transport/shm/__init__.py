@@ -10,6 +10,5 @@ from bml.transport.shm.board import BoardAddress
 from bml.transport.shm.boards import Boards
 from bml.transport.shm.pool import SharedPool
 from bml.transport.shm.reduction import Reduction
-from bml.transport.shm.segment import why_not
 
-__all__ = ["BoardAddress", "Boards", "Reduction", "SharedPool", "why_not"]
+__all__ = ["BoardAddress", "Boards", "Reduction", "SharedPool"]
