@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hmac
 import mmap
-import os
 from typing import NamedTuple
 
 from bml.protocol.direct import Stage, standing
@@ -183,10 +182,6 @@ class PeerBoard:
     def wait(self, changes: int, timeout_s: float) -> None:
         """Sleep until it posts again, if it has not since `changes`, at most so long; may return early."""
         futex.wait(self._changes_at, changes, timeout_s)
-
-    def alive(self) -> bool:
-        """Whether its process is there."""
-        return os.path.exists(f"/proc/{self.address.process}/fd")
 
 
 def _proof(token: bytes, job: str, server: int, address: BoardAddress) -> bytes:
