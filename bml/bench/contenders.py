@@ -115,6 +115,9 @@ class JobSettings:
     algorithm: str = "auto"
     emulated: str | None = None
     trace: Path | None = None
+    transport: str = "tcp"
+    shared: bool = False
+    """Results are read in place, where the transport can do that."""
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -169,7 +172,7 @@ class Own(_Ordered):
     def _launch(self) -> None:
         try:
             result = launch(
-                _training(self._ranks.path),
+                _training(self._ranks.path, self._settings.shared),
                 self._settings.fabric.name,
                 faults=self._settings.faults,
                 launcher="processes",
@@ -178,6 +181,7 @@ class Own(_Ordered):
                 min_servers=len(self.members),
                 emulated=self._settings.emulated or False,
                 trace=self._settings.trace is not None,
+                transport=self._settings.transport,
                 prints=False,
             )
             if self._settings.trace is not None:
@@ -186,20 +190,24 @@ class Own(_Ordered):
             self._error = error
 
 
-def _training(path: str) -> Callable[[Session], None]:
+def _training(path: str, shared: bool) -> Callable[[Session], None]:
     """The training function of the job: every server is a rank."""
 
     def train(session: Session) -> None:
-        serve(path, session.server, OfSession(session))
+        serve(path, session.server, OfSession(session, shared))
 
     return train
 
 
 class OfSession:
-    """A Session as a Collective: the contribution is the session's memory, the result is new each time."""
+    """A Session as a Collective: the contribution is the session's memory, the result is new each time.
 
-    def __init__(self, session: Session):
+    `shared`: the result is read where it lies.
+    """
+
+    def __init__(self, session: Session, shared: bool = False):
         self._session = session
+        self._shared = shared
         self._data: Any = None
 
     def prepare(self, data: Vector) -> None:
@@ -209,7 +217,7 @@ class OfSession:
 
     def run(self) -> Vector:
         """See Collective."""
-        result: Vector = self._session.allreduce(self._data)
+        result: Vector = self._session.allreduce(self._data, shared=self._shared)
         return result
 
     def failures(self) -> tuple[str, ...]:

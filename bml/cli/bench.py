@@ -26,6 +26,7 @@ from bml.bench.contest import OnProgress, Settings, busy, contest
 from bml.bench.rows import Row
 from bml.cli.plan import parse_bytes
 from bml.cluster.constants import default_path, load_constants, store_constants
+from bml.cluster.job import JobSpec
 from bml.schedule import plan
 from bml.schedule.model import Constants
 from topology import UsageError, parse
@@ -89,7 +90,14 @@ def calibrate(constants: Path | None, as_json: bool) -> None:
 @click.option("--fabric-emulated", is_flag=True, help="On the fabric of `bml fabric up`, with real cables.")
 @click.option("--fabric-name", default=emulated.DEFAULT_NAME, show_default=True, help="Name of that fabric.")
 @click.option("--sizes", default="4KiB,64KiB,1MiB,16MiB,64MiB", show_default=True, help="Of the vector.")
-@click.option("--transport", type=click.Choice(["tcp"]), default="tcp", show_default=True)
+@click.option(
+    "--transport",
+    type=click.Choice(["tcp", "shm"]),
+    default="tcp",
+    show_default=True,
+    help="shm: the memory of this host.",
+)
+@click.option("--shared", is_flag=True, help="With shm: results are read in place, not copied.")
 @click.option("--algorithm", default="auto", show_default=True, help="See bml plan.")
 @click.option("--fail", multiple=True, metavar="X", help="server:4, link:4/0 or switch:0/2; repeatable.")
 @click.option("--against", default="", metavar="PEERS", help=f"Some of {','.join(PEERS)}.")
@@ -111,6 +119,7 @@ def allreduce(
     fabric_name: str,
     sizes: str,
     transport: str,
+    shared: bool,
     algorithm: str,
     fail: tuple[str, ...],
     against: str,
@@ -129,6 +138,7 @@ def allreduce(
     NIC. `speedup` is how many times as long as bml a peer takes, `cpu` the processor time of all servers.
     On an emulated fabric peers have one NIC each, on one switch, at the rate that `bml fabric up
     --one-switch-rate` gave it.
+    With shm `theory` is still that of links, which no byte of it takes.
 
     \b
     Example:
@@ -136,7 +146,8 @@ def allreduce(
       bml bench allreduce --fabric bcube:3x2 --fail server:4 --json
     """
     start_s = time.monotonic()
-    job = replace(_job(fabric, fail, algorithm, fabric_name if fabric_emulated else None), trace=trace)
+    where = fabric_name if fabric_emulated else None
+    job = replace(_job(fabric, fail, algorithm, where, transport, shared), trace=trace)
     known, goodputs, source = _theory(job, constants)
     settings = Settings(
         job, rows.sizes(sizes, parse_bytes), _peers(against), known, repetitions, block_s, *goodputs
@@ -163,7 +174,7 @@ def allreduce(
                     "fabric": settings.job.fabric.name,
                     "failures": [str(each) for each in sorted(settings.job.fabric.failures)],
                     "servers": len(settings.job.fabric.servers),
-                    "algorithm": plan(settings.job.fabric, algorithm, or_auto=True).algorithm,
+                    "algorithm": _algorithm(settings.job),
                     "transport": transport,
                     "theory": source,
                     "rows": [row.as_json() for row in table],
@@ -179,12 +190,27 @@ def allreduce(
         ctx.exit(1)
 
 
-def _job(fabric: str, fail: tuple[str, ...], algorithm: str, network: str | None) -> JobSettings:
+def _job(
+    fabric: str,
+    fail: tuple[str, ...],
+    algorithm: str,
+    network: str | None,
+    transport: str,
+    shared: bool,
+) -> JobSettings:
     wanted = parse(fabric).without(*fail)
     plan(wanted, algorithm)  # says what is wrong before anything starts
     if len(wanted.servers) < 2:
         raise UsageError(f"{wanted} has fewer than two servers: there is nothing to measure")
-    return JobSettings(wanted, algorithm, network)
+    if shared and transport != "shm":
+        raise UsageError("results are shared in memory only: give --transport shm with --shared")
+    settings = JobSettings(wanted, algorithm, network, transport=transport, shared=shared)
+    JobSpec(wanted.name, algorithm, settings.faults, emulated=network, transport=transport)
+    return settings
+
+
+def _algorithm(job: JobSettings) -> str:
+    return "direct" if job.transport == "shm" else plan(job.fabric, job.algorithm, or_auto=True).algorithm
 
 
 def _peers(against: str) -> tuple[str, ...]:

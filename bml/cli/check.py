@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import re
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from functools import partial
 
@@ -24,11 +25,17 @@ _SHOWN = 5
 @click.command(name="check")
 @click.option("--seeds", default="0:1000", show_default=True, metavar="A:B", help="Seeds A to B-1.")
 @click.option("--fabric", metavar="F", help="Simulate this fabric; small ones by turns if not given.")
+@click.option("--shared-memory", is_flag=True, help="Servers on one host, as with the transport shm.")
 @click.option("--jobs", type=click.IntRange(1), help="Processes to use; one per core if not given.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @click.pass_context
 def check_command(
-    ctx: click.Context, seeds: str, fabric: str | None, jobs: int | None, as_json: bool
+    ctx: click.Context,
+    seeds: str,
+    fabric: str | None,
+    shared_memory: bool,
+    jobs: int | None,
+    as_json: bool,
 ) -> None:
     """Simulate the protocol under faults and check what it promises.
 
@@ -45,14 +52,18 @@ def check_command(
     if fabric is not None:
         parse(fabric)
     started_s = time.perf_counter()
-    tally = _run_all(start, stop, fabric, jobs or os.cpu_count() or 1, quiet=as_json)
+    one = partial(check, fabric=fabric, shared_memory=shared_memory)
+    tally = _run_all(start, stop, one, jobs or os.cpu_count() or 1, quiet=as_json)
     tally.seconds = round(time.perf_counter() - started_s, 3)
     if as_json:
         keys = ("seeds", "violations", "failing_seed", "faults_injected", "steps_committed", "seconds")
         found = asdict(tally)
         click.echo(json.dumps({key: found[key] for key in keys}))
     else:
-        _show(tally, fabric)
+        _show(tally)
+        if tally.failing_seed is not None:
+            click.echo("")
+            click.echo(report(tally.failing_seed, fabric, shared_memory))
     if tally.violations:
         ctx.exit(1)
 
@@ -65,7 +76,7 @@ def parse_seeds(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def _run_all(start: int, stop: int, fabric: str | None, jobs: int, quiet: bool) -> Tally:
+def _run_all(start: int, stop: int, one: Callable[[Iterable[int]], Tally], jobs: int, quiet: bool) -> Tally:
     chunks = [range(at, min(at + _CHUNK, stop)) for at in range(start, stop, _CHUNK)]
     total = Tally()
     columns = (
@@ -80,17 +91,17 @@ def _run_all(start: int, stop: int, fabric: str | None, jobs: int, quiet: bool) 
         task = progress.add_task("seeds", total=stop - start)
         if jobs == 1 or len(chunks) == 1:
             for chunk in chunks:
-                total.merge(check(chunk, fabric))
+                total.merge(one(chunk))
                 progress.advance(task, len(chunk))
             return total
         with multiprocessing.get_context("spawn").Pool(min(jobs, len(chunks))) as pool:
-            for tally in pool.imap_unordered(partial(check, fabric=fabric), chunks):
+            for tally in pool.imap_unordered(one, chunks):
                 total.merge(tally)
                 progress.advance(task, tally.seeds)
     return total
 
 
-def _show(tally: Tally, fabric: str | None) -> None:
+def _show(tally: Tally) -> None:
     rate = tally.seeds / tally.seconds if tally.seconds else 0.0
     click.echo(
         f"{tally.seeds} seeds, {tally.faults_injected} faults, {tally.steps_committed} steps committed, "
@@ -99,6 +110,3 @@ def _show(tally: Tally, fabric: str | None) -> None:
     )
     for seed in sorted(tally.broken)[:_SHOWN]:
         click.echo(f"  seed {seed}: {tally.broken[seed].splitlines()[0]}")
-    if tally.failing_seed is not None:
-        click.echo("")
-        click.echo(report(tally.failing_seed, fabric))

@@ -20,6 +20,7 @@ from bml.cluster import jobsocket
 from bml.errors import BmlError
 from bml.fabric.network import obstacle
 from bml.protocol.timeouts import DEFAULT_DETECT_S, Timeouts
+from bml.transport.shm import segment
 
 _LEAST_PYTHON = (3, 11)
 _LEAST_SHM_NBYTES = 256 << 20
@@ -84,6 +85,7 @@ def checks_of_this_machine() -> list[Check]:
         _package("torch", "torch", "bml.torch", "bml[torch]"),
         _shared_memory(),
         _job_folder(),
+        _transport_shm(),
         _emulated_fabric(),
         _verbs(),
         _nics(),
@@ -121,6 +123,11 @@ def _job_folder() -> Check:
 def _emulated_fabric() -> Check:
     reason = obstacle()
     return Check("emulated fabric", reason is None, reason or "network namespaces can be made: bml fabric up")
+
+
+def _transport_shm() -> Check:
+    reason = segment.why_not()
+    return Check("transport shm", not reason, reason or "servers of this host can read each other's memory")
 
 
 def _verbs() -> Check:

@@ -20,7 +20,7 @@ from bml.cluster.launch import LAUNCHERS, launch
 from bml.cluster.result import Result
 from bml.errors import UsageError
 from bml.fabric import DEFAULT_NAME
-from bml.transport.choice import TRANSPORTS
+from bml.transport.choice import AUTO, TRANSPORTS
 from faults import FaultPlan
 from topology import parse
 
@@ -40,7 +40,12 @@ _SEEDED_STEPS = 50
 @click.option("--detect-s", type=float, help="How fast a silent failure must be noticed. [default: 0.5]")
 @click.option("--min-servers", type=int, help="Fewer survivors stop the job. [default: more than half]")
 @click.option(
-    "--transport", type=click.Choice(TRANSPORTS), default="tcp", show_default=True, help="verbs: RDMA."
+    "--transport",
+    type=click.Choice((AUTO, *TRANSPORTS)),
+    default="tcp",
+    show_default=True,
+    help="shm: memory of one host; verbs: RDMA; auto: shm if all servers are on this host and no fault "
+    "strikes links, else tcp.",
 )
 @click.option("--absent", metavar="SERVERS", default="", help="Begin without these, like 7,8; they may join.")
 @click.option("--rejoin", is_flag=True, help="Start a lost server again: it joins the running job.")

@@ -29,6 +29,7 @@ class EmulatedFleet:
         self._injector = CableInjector(self._network)
         known = replace(spec, nic_rate=self._network.condition.rate_bit / 8 * fabric.GOODPUT)
         self._processes = ProcessFleet(known, prints, self._place, self._injector.strike)
+        self.spec = self._processes.spec
 
     def start(self, train: bytes) -> None:
         """See Fleet."""

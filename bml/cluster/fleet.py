@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from bml.cluster.job import ServerReport
+from bml.cluster.job import JobSpec, ServerReport
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,9 @@ Answers = Mapping[int, dict[str, Any]]
 
 class Fleet(Protocol):
     """The processes of one job. One thread calls everything but `ask`, which any thread may call."""
+
+    spec: JobSpec
+    """The job, with all that was left open decided."""
 
     def start(self, train: bytes) -> None:
         """Start every server and the coordinator; `train` is the pickled training function."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,10 +16,11 @@ from bml.protocol.messages import Life, MessageError
 from bml.protocol.timeouts import DEFAULT_DETECT_S, Timeouts
 from bml.schedule import plan
 from bml.schedule.model import DEFAULTS, Constants
-from bml.transport.choice import check_transport
+from bml.transport.choice import AUTO, check_transport
+from bml.transport.shm import BoardAddress, segment
 from faults import FaultPlan
 from faults.notation import KINDS
-from topology import Fabric, ServerFailure, parse
+from topology import Fabric, LinkFailure, ServerFailure, SwitchFailure, parse
 from topology.errors import UsageError
 
 Endpoint = tuple[str, int]
@@ -29,7 +31,8 @@ class JobSpec:
     """Everything that is fixed for a job. Raises UsageError when it cannot be run.
 
     `min_servers`: fewer survivors stop the job; None: a view must keep more than half of the one before.
-    `transport`: "tcp", "verbs" (RDMA), or "verbs,tcp", which is tcp where there is no RDMA.
+    `transport`: "tcp", "shm" (the servers share the memory of one host), "verbs" (RDMA), "verbs,tcp", which
+    is tcp where there is no RDMA, or "auto", which `settled` makes one of shm and tcp.
     `absent` servers are not started; they may join later. `rejoin`: a server that is lost is started again.
     `constants`: of the cost model, by which all servers choose the schedule of a step of some size.
     `emulated`: name of the emulated fabric on which it runs; None: on this machine's own network.
@@ -58,7 +61,8 @@ class JobSpec:
         self.fault_plan().validate(fabric)
         check_possible(self.fault_plan(), self.emulated is not None)
         self.timeouts()
-        check_transport(self.transport)
+        if check_transport(self.transport) == "shm" and self._unsharable():
+            raise UsageError(f"the transport shm cannot be used: {self._unsharable()}; ask for tcp")
         self._check_absent(fabric)
         if self.min_servers is not None and not 1 <= self.min_servers <= fabric.n_servers:
             raise UsageError(f"min_servers is {self.min_servers}, {fabric} has {fabric.n_servers} servers")
@@ -90,6 +94,28 @@ class JobSpec:
         """The faults to be injected."""
         return FaultPlan.parse(self.faults)
 
+    def settled(self, one_host: bool) -> JobSpec:
+        """The same with the transport decided: shm if all are on one host and nothing needs links."""
+        if self.transport != AUTO:
+            return self
+        shared = one_host and not (os.environ.get("BML_NICS") or self._unsharable() or segment.why_not())
+        return replace(self, transport="shm" if shared else "tcp")
+
+    def _unsharable(self) -> str:
+        """Why the servers cannot use shared memory for their data even on one host; empty if they can."""
+        if self.emulated is not None:
+            return "on an emulated fabric data takes the cables"
+        if self.algorithm != "auto":
+            return f"servers that share memory need no schedule, {self.algorithm} was asked for"
+        if self.absent or self.rejoin:
+            return "servers that join cannot share memory with the others"
+        for fault in self.fault_plan():
+            if fault.kind == "join":
+                return "servers that join cannot share memory with the others"
+            if isinstance(fault.target, LinkFailure | SwitchFailure):
+                return f"fault '{fault}' strikes data on links, which shared memory does not take"
+        return ""
+
     def timeouts(self) -> Timeouts:
         """All time-outs of the job."""
         return Timeouts.of(self.detect_s, self.start_s)
@@ -103,6 +129,8 @@ class Contact:
     control: Endpoint
     nics: tuple[Endpoint, ...]
     transport: str = "tcp"
+    board: BoardAddress | None = None
+    """Where its part of the memory is found that servers of one host share; None if it shares none."""
 
     def encode(self) -> str:
         """As JSON, for those who meet it later (messages.Life)."""

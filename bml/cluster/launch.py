@@ -51,10 +51,13 @@ def launch(
     `detect_s`: how fast a silent failure must be noticed. `start_s`: how long servers may take to appear.
     `min_servers`: fewer survivors stop the job (default: a view must keep more than half of the one
     before). `emulated`: the servers, as processes, live on the emulated fabric of this name (True: "bml")
-    that is up on this machine, and cables really break. `transport` is "tcp", "verbs" (RDMA) or "verbs,tcp"
-    (RDMA where there is any); settings in docs/rdma.md. `absent` servers are not started: they may join later
-    (`job.inject("join:4")`). `rejoin`: a server that is lost is started again and joins. `trace`: servers
-    record what they do when, see `Result.trace`. `prints`: show what the training functions print.
+    that is up on this machine, and cables really break. `transport` is "tcp", "shm" (the servers share the
+    memory of one host), "verbs" (RDMA), "verbs,tcp" (RDMA where there is any; settings in docs/rdma.md) or
+    "auto": shm if all servers are on this host and nothing is asked for that needs links (an algorithm,
+    faults of links or switches, servers that join, the emulated fabric, BML_NICS), else tcp. `absent` servers
+    are not started: they may join later (`job.inject("join:4")`). `rejoin`: a server that is lost is started
+    again and joins. `trace`: servers record what they do when, see `Result.trace`. `prints`: show what the
+    training functions print.
     `on_change` is called, in another thread, with a snapshot of the job's state when it changes.
 
     Raises UsageError for a job that cannot be; TrainingError when a training function raised (its text
@@ -125,7 +128,8 @@ def start(
         constants=load_constants()[0],
         trace=trace,
     )
-    job = Job(_fleet(spec, launcher, address, prints), spec, launcher, on_change)
+    fleet = _fleet(spec, launcher, address, prints)
+    job = Job(fleet, fleet.spec, launcher, on_change)
     job.begin(_pickled(train))
     return job
 

@@ -69,7 +69,7 @@ class ProcessFleet:
     def __init__(
         self, spec: JobSpec, prints: bool, place: Placement | None = None, strike: Strike | None = None
     ):
-        self._spec = spec
+        self.spec = self._spec = spec.settled(one_host=place is None)
         self._strike = strike
         self._answered = threading.Condition()
         self._questions: dict[int, dict[int, dict[str, Any]]] = {}

@@ -102,7 +102,6 @@ class RayFleet:
     """See bml.cluster.fleet.Fleet. Without an address, and outside a Ray job, it starts a Ray of its own."""
 
     def __init__(self, spec: JobSpec, address: str | None, prints: bool):
-        self._spec = spec
         self._prints = prints
         self._folder: str | None = None
         self._train = b""
@@ -129,11 +128,12 @@ class RayFleet:
         else:
             self._own_cluster = True
             self._start_ray()
+        self._one_machine = self._own_cluster or _is_loopback_cluster()
+        self.spec = self._spec = spec.settled(self._one_machine)
 
     def start(self, train: bytes) -> None:
         """See Fleet."""
         self._train = train
-        self._one_machine = self._own_cluster or _is_loopback_cluster()
         for server in self._spec.servers:
             self._actors[server] = self._actor(server)
         deadline = time.monotonic() + self._spec.start_s

@@ -16,9 +16,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from bml.cluster.carrier import CarrierWatch
+from bml.cluster.direct import DirectSync, Replies, Shell
 from bml.cluster.fleet import Request
 from bml.cluster.handover import Handover
 from bml.cluster.injection import Hands, Injection
@@ -28,6 +30,7 @@ from bml.cluster.trace import ServerTrace, Trace, TracedWorkspace
 from bml.protocol import events as ev
 from bml.protocol import messages as msg
 from bml.protocol.call import Call, neutral
+from bml.protocol.direct import Post, Stage, Sum
 from bml.protocol.engine import Buffer, Place, Reduce, Send
 from bml.protocol.frame import Header, Kind
 from bml.protocol.plausible import check_for_server
@@ -37,7 +40,7 @@ from bml.protocol.slices import LAN_RATE, rate_of, slice_nbytes
 from bml.protocol.spans import Spans, size
 from bml.protocol.transfer import Rope
 from bml.protocol.workspace import Array, Workspace
-from bml.schedule import Programs, Schedules
+from bml.schedule import AnyPrograms, DirectProgram, OneProgram, Programs, Schedules
 from bml.schedule.packed import prepare
 from bml.train.communicator import Committed, Outcome, Retried
 from bml.transport import control
@@ -45,6 +48,7 @@ from bml.transport import interface as wire
 from bml.transport.auth import Hello
 from bml.transport.choice import open_transport
 from bml.transport.poller import Poller
+from bml.transport.shm import Boards, Reduction, SharedPool
 from faults import Fault
 from topology import Fabric
 from topology.errors import BmlError, FabricError, InvariantError
@@ -53,6 +57,7 @@ _LOG = logging.getLogger("bml.cluster")
 
 _TEXT_PRIORITY = -2
 _EMPTY = memoryview(bytearray())
+_NO_RESULT: Array = np.empty(0, np.uint8)
 #: How long after `Leave` the loop still delivers what it has said, in seconds.
 _LINGER_S = 0.2
 #: Of how many steps, the last ones, the times are kept for the report: a job may run for months.
@@ -81,7 +86,8 @@ class Server:
         self.server = server
         self.fabric = spec.parsed_fabric()
         # Recovery waits for the plan: have those of single failures at hand.
-        if self.fabric.n_servers <= _MOST_PREPARED and spec.algorithm in ("auto", "packed"):
+        few = self.fabric.n_servers <= _MOST_PREPARED and spec.transport != "shm"
+        if few and spec.algorithm in ("auto", "packed"):
             prepare(self.fabric)
         self._spec = spec
         self._rate = spec.nic_rate or LAN_RATE
@@ -107,13 +113,27 @@ class Server:
             on_connect=self._coordinator_connected,
             server=server,
         )
+        #: One thread at a time uses the core and what it stands on: the loop's, or in `sync` the user's.
+        self._guard = threading.Lock()
+        self._poller.guard = self._guard
+        self._replies: Replies = queue.SimpleQueue()
+        self._boards: Boards | None = None
+        if isinstance(self._memory, SharedPool):
+            self._boards = Boards(server, spec.token, spec.job)
         self.contact = Contact(
-            server, self._listener.endpoint, self._transport.endpoints, self._transport_name
+            server,
+            self._listener.endpoint,
+            self._transport.endpoints,
+            self._transport_name,
+            None if self._boards is None else self._boards.own.address,
         )
         joins = None if life is None else msg.Life(server, life, self.contact.encode())
         self._core = ServerCore(
             server, self.fabric, self._programs, spec.timeouts(), self._slice_nbytes, time.monotonic(), joins
         )
+        self._direct: DirectSync | None = None
+        if isinstance(self._memory, SharedPool) and self._boards is not None:
+            self._share_memory(self._memory, self._boards)
         self._contacts: dict[int, Contact] = {}
         self._lives: dict[int, int] = {}
         self._handover = Handover(life is not None)
@@ -124,7 +144,6 @@ class Server:
         self._rates = Rates(self.fabric.levels, time.monotonic())
         self._nics = tuple(nics)
         self._requests: deque[ev.Event | Callable[[], None]] = deque()
-        self._replies: queue.SimpleQueue[Outcome | ev.Prepare | Exception] = queue.SimpleQueue()
         self._thrown: Exception | None = None
         self._syncing = False
         self._contribution: tuple[Array, str] | None = None
@@ -151,6 +170,8 @@ class Server:
         self._contacts = dict(contacts)
         if self._spec.nic_rate is None:
             self._rate = rate_of(host for contact in contacts.values() for host, _ in contact.nics)
+        if self._boards is not None:
+            self._boards.open({server: contact.board for server, contact in contacts.items()})
         self._thread.start()
 
     def wait_for_view(self) -> msg.View:
@@ -197,12 +218,14 @@ class Server:
         if given is not None:
             self._request(given)
 
-    def sync(self, epoch: int, contribution: Array, op: str, text: str, signature: int) -> Outcome:
+    def sync(
+        self, epoch: int, contribution: Array, op: str, text: str, signature: int, shared: bool = False
+    ) -> Outcome:
         """Bring this server's contribution to the next step, prepared for view `epoch`.
 
         `contribution` is one-dimensional and contiguous, and is only read. Returns the result once the
-        step is committed by everybody, or says for which view to prepare it again. Raises the error
-        that ends the job.
+        step is committed by everybody, or says for which view to prepare it again; `shared` allows that it
+        lies in memory that other servers read too. Raises the error that ends the job.
         """
         if self._error:
             raise self._error
@@ -210,10 +233,14 @@ class Server:
         if self._thrown:
             raise self._thrown
         self._contribution = (contribution, op)
-        self._plan(contribution.nbytes)
         call = Call(op, contribution.dtype.str, contribution.size, text)
-        self._request(ev.Submit(self._handover.step, epoch, call, signature))
-        reply = self._answer()
+        submit = ev.Submit(self._handover.step, epoch, call, signature)
+        if self._direct is not None:
+            reply = self._direct.sync(submit, contribution, op, shared)
+        else:
+            self._plan(contribution.nbytes)
+            self._request(submit)
+            reply = self._answer()
         self._syncing = False
         if isinstance(reply, Committed):
             self._handover.step = reply.step + 1
@@ -294,6 +321,11 @@ class Server:
         """What it did when, if that was to be recorded; to be asked after `end`."""
         return None if self._trace is None else self._trace.taken()
 
+    @property
+    def nbytes_copied(self) -> int:
+        """Contributions that lay outside of shared memory and were copied into it, in bytes."""
+        return self._reduction.nbytes_copied if self._direct is not None else 0
+
     # --- for whoever looks at it from outside ----------------------------------------------------
 
     def answer(self, request: Request, reply: Callable[[dict[str, Any]], None]) -> None:
@@ -326,7 +358,7 @@ class Server:
             "step": self._core.step,
             "phase": self._injection.phase(self._core),
             "progress": self._core.progress,
-            "waits_for": self._core.waits_for(),
+            "waits_for": (self._direct.waits_for() if self._direct else "") or self._core.waits_for(),
             "suspects": [
                 {"peer": each.peer, "level": each.level, "kind": each.kind, "why": each.why}
                 for each in self._core.suspicions
@@ -357,6 +389,9 @@ class Server:
             self._transport.close()
             self._listener.close()
             self._poller.close()
+            if self._boards is not None:
+                self._boards.close()
+                self._reduction.close()
 
     def _over(self) -> bool:
         return self._leave_at is not None and time.monotonic() >= self._leave_at
@@ -369,10 +404,11 @@ class Server:
         if self._leave_at is not None:
             due = min(due, self._leave_at)
         self._poller.poll(max(0.0, due - now))
-        now = time.monotonic()
-        if now >= self._tick_at or self._core.urgent:
-            self._tick(now)
-        self._inject()
+        with self._guard:
+            now = time.monotonic()
+            if now >= self._tick_at or self._core.urgent:
+                self._tick(now)
+            self._inject()
 
     def _tick(self, now: float) -> None:
         for (peer, level), heard_at in self._heard.items():
@@ -414,7 +450,34 @@ class Server:
                 self._ended = True
                 self._leave_if_over()
 
-    def _programs(self, fabric: Fabric, server: int) -> Programs:
+    def _share_memory(self, pool: SharedPool, boards: Boards) -> None:
+        self._reduction = Reduction(boards, pool)
+        shell = Shell(
+            self._core,
+            self._guard,
+            self._replies,
+            self._execute_beside,
+            armed=lambda: self._injection.armed,
+            suffer=self._suffer,
+        )
+        give_up_s = self._spec.timeouts().orphan_s
+        self._direct = DirectSync(boards, self._reduction, shell, give_up_s)
+
+    def _execute_beside(self, instructions: Iterable[ev.Instruction]) -> None:
+        """Carry out instructions in the user's thread; what they queued must not wait for the loop's."""
+        self._execute(instructions)
+        if self._poller.has_more:
+            self._poller.wake()
+
+    def _suffer(self, header: Header | None) -> None:
+        with self._guard:
+            if header is not None:
+                self._injection.saw(header)
+            self._inject()
+
+    def _programs(self, fabric: Fabric, server: int) -> AnyPrograms:
+        if self._direct is not None:
+            return OneProgram(DirectProgram(server, fabric.servers))
         return Programs(Schedules(fabric, self._spec.algorithm, self._spec.constants), server)
 
     def _slice_nbytes(self, nbytes: int) -> int:
@@ -430,6 +493,8 @@ class Server:
             elif kind is Reduce:
                 assert self._workspace is not None
                 self._workspace.reduce(instruction)  # type: ignore[arg-type]
+            elif kind is Post or kind is Sum:
+                self._go_direct(instruction)  # type: ignore[arg-type]
             else:
                 self._carry_out(instruction)
 
@@ -449,12 +514,26 @@ class Server:
             payload = self._workspace.view(place, header.stop - header.start)
         self._transport.send(peer, level, header, payload, priority)
 
+    def _go_direct(self, instruction: Post | Sum) -> None:
+        assert self._direct is not None
+        if isinstance(instruction, Sum):
+            self._direct.add(instruction)
+            return
+        if instruction.stage is Stage.COMPLETE and self._injection.armed:
+            self._injection.before_token(instruction.step, self._core, time.monotonic())
+        self._direct.post(instruction)
+
     def _carry_out(self, instruction: ev.Instruction) -> None:
         match instruction:
             case ev.SendText(peer, level, header, text):
                 self._transport.send(peer, level, header, memoryview(text), _TEXT_PRIORITY)
+            case ev.Open() if self._direct is not None:
+                pass  # the training thread has brought it to the others
             case ev.Open(step, scratch_elements, follows, left):
                 self._open(step, scratch_elements, follows, left)
+            case ev.Commit(step, epoch, contributors) if self._direct is not None:
+                self._count_step()
+                self._replies.put(Committed(step, epoch, contributors, _NO_RESULT))  # it knows where it lies
             case ev.Commit(step, epoch, contributors):
                 self._count_step()
                 committed = self._committed(step, epoch, contributors)

@@ -73,4 +73,5 @@ def _metrics(server: Server) -> dict[str, Any]:
         "step_max_s": float(gaps.max()) if len(gaps) else None,
         "commit_at_s": times,
         "links": server.link_stats(),
+        "nbytes_copied": server.nbytes_copied,
     }

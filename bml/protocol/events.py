@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from bml.protocol.call import Call
+from bml.protocol.direct import Post, Stage, Sum
 from bml.protocol.engine import Reduce, Send
 from bml.protocol.frame import Header
 from bml.protocol.messages import ToCoordinator, ToServer, View
@@ -111,7 +112,35 @@ class Tick:
     """Time passed; sent at every pass of the loop."""
 
 
-Event = Submit | Gives | Give | Prepared | Go | Ended | PeerLost | OwnNicLost | Control | Tick
+@dataclass(frozen=True)
+class Gathered:
+    """All members of the view stand at this stage of this step, or beyond it, in this epoch."""
+
+    epoch: int
+    step: int
+    stage: Stage
+
+
+@dataclass(frozen=True)
+class Summed:
+    """The `Sum` of this step was carried out."""
+
+    epoch: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Differs:
+    """A server that is ready for the same step called something else, `text`."""
+
+    epoch: int
+    step: int
+    origin: int
+    text: str
+
+
+Meeting = Gathered | Summed | Differs
+Event = Submit | Gives | Give | Prepared | Go | Ended | PeerLost | OwnNicLost | Control | Tick | Meeting
 
 # --- instructions --------------------------------------------------------------------------------
 
@@ -250,6 +279,8 @@ class Leave:
 Instruction = (
     Send
     | Reduce
+    | Post
+    | Sum
     | Open
     | SendText
     | Commit

@@ -15,9 +15,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import NamedTuple
 
+from bml.protocol.direct import DirectEngine
 from bml.protocol.engine import Buffer, Engine, Instruction, Layout, Place, Reduce, Send, Stamp
 from bml.protocol.frame import FrameError, Header, Kind
-from bml.schedule import AnyProgram, ExchangeProgram, Hop, Programs
+from bml.schedule import AnyProgram, AnyPrograms, DirectProgram, ExchangeProgram, Hop
 
 _MOST_LAYOUTS = 64
 """How many shapes of vectors are remembered: a training step may reduce many arrays one by one."""
@@ -149,21 +150,21 @@ class ExchangeEngine:
         return base
 
 
-AnyEngine = Engine | ExchangeEngine
+AnyEngine = Engine | ExchangeEngine | DirectEngine
 
 
 class Engines:
     """Makes the engines of a view, step after step, and keeps what steps of one shape have in common."""
 
-    def __init__(self, programs: Programs):
+    def __init__(self, programs: AnyPrograms):
         self.programs = programs
         self._layouts: dict[tuple[int, int, int], Layout] = {}
 
     def engine(self, stamp: Stamp, n_elements: int, slice_elements: int) -> AnyEngine:
         """The engine of one try of one step; arguments as of `Layout`."""
         program = self.programs.for_nbytes(n_elements * stamp.itemsize)
-        if isinstance(program, ExchangeProgram):
-            return ExchangeEngine(program, stamp, n_elements, slice_elements)
+        if isinstance(program, ExchangeProgram | DirectProgram):
+            return engine_for(program, stamp, n_elements, slice_elements)
         key = (n_elements, slice_elements, stamp.itemsize)
         layout = self._layouts.get(key)
         if layout is None:
@@ -174,7 +175,9 @@ class Engines:
 
 
 def engine_for(program: AnyProgram, stamp: Stamp, n_elements: int, slice_elements: int) -> AnyEngine:
-    """Make the engine that runs a program once: of trees, or of an exchange."""
+    """Make the engine that runs a program once: of trees, of an exchange, or over shared memory."""
+    if isinstance(program, DirectProgram):
+        return DirectEngine(program, stamp, n_elements)
     if isinstance(program, ExchangeProgram):
         return ExchangeEngine(program, stamp, n_elements, slice_elements)
     return Engine(program, stamp, n_elements, slice_elements)

@@ -22,13 +22,16 @@ from dataclasses import dataclass, replace
 from bml.errors import Evicted, StepMismatch, job_error
 from bml.protocol import messages as msg
 from bml.protocol.barrier import Barrier, Token, barrier_phases
+from bml.protocol.direct import DirectEngine, Stage, direct_phases
 from bml.protocol.engine import Buffer, Place, Send, Stamp
 from bml.protocol.events import (
     Commit,
     Control,
+    Differs,
     Ended,
     Event,
     Fence,
+    Gathered,
     Give,
     Gives,
     Go,
@@ -48,6 +51,7 @@ from bml.protocol.events import (
     SendText,
     Stop,
     Submit,
+    Summed,
     Tell,
     Tick,
     Verdict,
@@ -60,11 +64,11 @@ from bml.protocol.spans import Spans, merged, missing, placed, size
 from bml.protocol.timeouts import Timeouts
 from bml.protocol.transfer import Giving, giving
 from bml.protocol.watch import Watch
-from bml.schedule import Programs
+from bml.schedule import AnyPrograms
 from topology import Fabric
 from topology.errors import BmlError, FabricError, InvariantError
 
-Planner = Callable[[Fabric, int], Programs]
+Planner = Callable[[Fabric, int], AnyPrograms]
 
 _PROGRESS_EVERY_S = 0.1
 _TEXTS_KEPT = 8
@@ -169,7 +173,7 @@ class ServerCore:
         return self._member.epoch
 
     @property
-    def programs(self) -> Programs | None:
+    def programs(self) -> AnyPrograms | None:
         """Those of the installed view, None before the first."""
         return self._engines.programs if self._engines else None
 
@@ -276,6 +280,8 @@ class ServerCore:
             case Ended():
                 self._outcome = event
                 return [Tell(msg.Ended(self.server, event.outcome, event.error))]
+            case Gathered() | Summed() | Differs():
+                return self.met(event, now)
 
     def heard(self, peer: int, level: int, now: float) -> None:
         """A sign of life of (peer, level): a heartbeat or any byte."""
@@ -290,8 +296,7 @@ class ServerCore:
         if step is None or header[1:3] != step.stamp or header.kind > Kind.DOWN or self._member.frozen:
             return self._admit_other(header)
         if header.signature != step.submit.signature:
-            self._conflict = self._mismatch(header)
-            return Verdict.DROP
+            return self._conflicts(step.submit, header)
         kind, _, _, origin, dest, _, start, stop, nbytes = header
         if nbytes != (stop - start) * step.itemsize:
             raise FrameError(f"{nbytes} bytes cannot be elements {start}:{stop}")
@@ -314,9 +319,13 @@ class ServerCore:
         if self._step is None or header.step != self._step.submit.step:
             return Verdict.WAIT
         if header.signature != self._step.submit.signature:
-            self._conflict = self._mismatch(header)
-            return Verdict.DROP
+            return self._conflicts(self._step.submit, header)
         return Verdict.TOKEN
+
+    def _conflicts(self, submit: Submit, header: Header) -> Verdict:
+        theirs = self._texts.get((header.origin, header.signature), "something else")
+        self._conflict = self._mismatch(submit, header.origin, theirs)
+        return Verdict.DROP
 
     def _admit_state(self, header: Header) -> Place | Verdict:
         if self._learner is None or header.dest != self.server:
@@ -422,6 +431,8 @@ class ServerCore:
         Learners are told in every step, as it is what lets them take part.
         """
         assert self.view is not None
+        if self.programs and self.programs.direct:
+            return []  # it stands in memory that all see
         again = self._announced == event.signature
         self._announced = event.signature
         text = event.call.encode()
@@ -472,14 +483,31 @@ class ServerCore:
             done.append(Tell(msg.Progress(self.server, self.committed)))
         return [*done, *self._follow(now)]
 
-    def _mismatch(self, header: Header) -> BmlError:
-        assert self._step is not None
-        theirs = self._texts.get((header.origin, header.signature), "something else")
+    def _mismatch(self, submit: Submit, origin: int, theirs: str) -> BmlError:
         return StepMismatch(
-            f"step {header.step}: server {header.origin} called {theirs}, but server {self.server} called "
-            f"{self._step.submit.call.text}; "
-            "every server must make the same calls with the same shapes and dtypes"
+            f"step {submit.step}: server {origin} called {theirs}, but server {self.server} called "
+            f"{submit.call.text}; every server must make the same calls with the same shapes and dtypes"
         )
+
+    # --- a step over shared memory -----------------------------------------------------------------
+
+    def met(self, event: Gathered | Summed | Differs, now: float) -> list[Instruction]:
+        """What `handle` does with these."""
+        step = self._step
+        if step is None or event.step != step.submit.step or event.epoch != step.epoch:
+            return []  # its epoch is over
+        engine = step.engine
+        if self._member.frozen or step.epoch != self.epoch or not isinstance(engine, DirectEngine):
+            return []
+        if isinstance(event, Differs):
+            self._conflict = self._mismatch(step.submit, event.origin, event.text)
+            return self._tick(now)
+        if isinstance(event, Gathered) and event.stage is Stage.COMPLETE:
+            if not step.entered:
+                raise InvariantError(f"server {self.server} passes the barrier of {event} incomplete")
+            return self._commit(now)
+        todo = engine.summed() if isinstance(event, Summed) else engine.gathered(event.stage)
+        return [*todo, *self._enter_if_complete(now)]
 
     # --- joiners ---------------------------------------------------------------------------------
 
@@ -630,8 +658,10 @@ class ServerCore:
             if not self.views:
                 self.committed = view.commit
         fabric = self._base.without(*view.failures)
-        self._engines = Engines(self._planner(fabric, self.server))
-        self._phases = barrier_phases(fabric, self.server)
+        programs = self._planner(fabric, self.server)
+        self._engines = Engines(programs)
+        direct = programs.direct
+        self._phases = direct_phases(direct) if direct else barrier_phases(fabric, self.server)
         links = frozenset(
             (peer, level) for level in range(fabric.levels) for peer in fabric.neighbours(self.server, level)
         )

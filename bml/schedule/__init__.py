@@ -1,8 +1,9 @@
 """What to send: forests, the algorithms that make them, their proof, their price, every server's part."""
 
 from bml.schedule.bound import Bound, bound, bound_kind, prove
-from bml.schedule.choice import Programs, Schedules
+from bml.schedule.choice import AnyPrograms, OneProgram, Programs, Schedules
 from bml.schedule.cost import Load, gst, gst_staged, load
+from bml.schedule.direct import DirectProgram
 from bml.schedule.exchange import Exchange, ExchangeProgram, verify_exchange
 from bml.schedule.forest import Down, Forest
 from bml.schedule.planner import ALGORITHMS, AnyProgram, Plan, plan
@@ -12,13 +13,16 @@ from bml.schedule.verify import verify
 __all__ = [
     "ALGORITHMS",
     "AnyProgram",
+    "AnyPrograms",
     "Bound",
+    "DirectProgram",
     "Down",
     "Exchange",
     "ExchangeProgram",
     "Forest",
     "Hop",
     "Load",
+    "OneProgram",
     "Phase",
     "Plan",
     "Program",

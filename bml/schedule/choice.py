@@ -7,7 +7,9 @@ alike without a message. What is not needed is never built.
 from __future__ import annotations
 
 from functools import cached_property
+from typing import TypeAlias
 
+from bml.schedule.direct import DirectProgram
 from bml.schedule.exchange import works_on
 from bml.schedule.model import DEFAULTS, Constants, switch_over
 from bml.schedule.planner import AnyProgram, Plan, plan
@@ -69,6 +71,7 @@ class Programs:
         self._schedules = schedules
         self._server = server
         self._compiled: dict[str, AnyProgram] = {}
+        self.direct: DirectProgram | None = None
 
     def for_nbytes(self, nbytes: int) -> AnyProgram:
         """Return the program of a step of so many bytes; see `Schedules.for_nbytes`."""
@@ -76,3 +79,19 @@ class Programs:
         if made.algorithm not in self._compiled:
             self._compiled[made.algorithm] = made.program(self._server)
         return self._compiled[made.algorithm]
+
+
+class OneProgram:
+    """The same program for steps of every size: where memory is shared there is nothing to choose."""
+
+    def __init__(self, program: DirectProgram):
+        self.direct: DirectProgram | None = program
+        self._program = program
+
+    def for_nbytes(self, nbytes: int) -> DirectProgram:
+        """Return the program."""
+        return self._program
+
+
+AnyPrograms: TypeAlias = Programs | OneProgram
+"""What one server does in one view."""

@@ -11,6 +11,7 @@ from typing import TypeAlias
 from bml.schedule import cost
 from bml.schedule.algorithms import BUILDERS, find
 from bml.schedule.cost import Load
+from bml.schedule.direct import DirectProgram
 from bml.schedule.exchange import Exchange, ExchangeProgram, one_server, verify_exchange
 from bml.schedule.forest import Forest
 from bml.schedule.model import DEFAULTS, Constants, Counts, counts, counts_of_bml, switch_over
@@ -28,8 +29,8 @@ _MOST_BUILT = 1 << 22
 _SAMPLE = 64
 """Pieces that are verified of a larger one."""
 
-AnyProgram: TypeAlias = Program | ExchangeProgram
-"""What one server does, in either form of schedule."""
+AnyProgram: TypeAlias = Program | ExchangeProgram | DirectProgram
+"""What one server does: in either form of schedule, or where memory is shared without one."""
 
 
 @dataclass(frozen=True)

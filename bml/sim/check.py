@@ -33,9 +33,10 @@ class Scenario:
     mishaps: Mishaps
     absent: tuple[int, ...] = ()
     constants: Constants = TREES
+    shared_memory: bool = False
 
     @classmethod
-    def of(cls, seed: int, fabric: str | None = None) -> Scenario:
+    def of(cls, seed: int, fabric: str | None = None, shared_memory: bool = False) -> Scenario:
         """The scenario that a seed stands for, on this fabric or one that the seed chooses."""
         chance = random.Random(seed)
         chosen = chance.choice(FABRICS)
@@ -49,8 +50,10 @@ class Scenario:
             mishaps=draw(chance, parse(name), DETECT_S),
             # With start-up times such small vectors take an exchange where the fabric is healthy.
             constants=DEFAULTS if seed % 2 else TREES,
+            shared_memory=shared_memory,
         )
-        return scenario._with_joins() if seed % JOINS_EVERY == 0 else scenario
+        joins = seed % JOINS_EVERY == 0 and not shared_memory
+        return scenario._with_joins() if joins else scenario
 
     def _with_joins(self) -> Scenario:
         """A longer run in which servers come, instead of what it was."""
@@ -79,6 +82,7 @@ class Scenario:
             absent=self.absent,
             constants=self.constants,
             recorded=recorded,
+            shared_memory=self.shared_memory,
         )
 
     def __str__(self) -> str:
@@ -179,17 +183,17 @@ class Tally:
         self.failing_seed = seed if self.failing_seed is None else min(seed, self.failing_seed)
 
 
-def check(seeds: Iterable[int], fabric: str | None = None) -> Tally:
+def check(seeds: Iterable[int], fabric: str | None = None, shared_memory: bool = False) -> Tally:
     """Run every seed, and count."""
     tally = Tally()
     for seed in seeds:
-        tally.add(seed, run(Scenario.of(seed, fabric)))
+        tally.add(seed, run(Scenario.of(seed, fabric, shared_memory)))
     return tally
 
 
-def report(seed: int, fabric: str | None = None) -> str:
+def report(seed: int, fabric: str | None = None, shared_memory: bool = False) -> str:
     """What goes wrong with a seed, at its shortest, as a timeline."""
-    found = shrink(Scenario.of(seed, fabric))
+    found = shrink(Scenario.of(seed, fabric, shared_memory))
     outcome = run(found, recorded=True)
     return "\n".join([str(found), str(outcome.broken or "holds"), "", outcome.history.timeline()])
 

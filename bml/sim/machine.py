@@ -11,6 +11,7 @@ import numpy as np
 from bml.protocol import events as ev
 from bml.protocol import messages as msg
 from bml.protocol.call import Call, neutral
+from bml.protocol.direct import Post, Stage, Sum
 from bml.protocol.engine import Buffer, Place, Reduce, Send
 from bml.protocol.frame import Header, Kind
 from bml.protocol.messages import View
@@ -18,13 +19,14 @@ from bml.protocol.server import ServerCore
 from bml.protocol.timeouts import Timeouts
 from bml.protocol.transfer import Part, cut, verify
 from bml.protocol.workspace import Array, Workspace
-from bml.schedule import Programs, Schedules
+from bml.schedule import AnyPrograms, DirectProgram, OneProgram, Programs, Schedules
 from bml.schedule.model import Constants
 from bml.sim.headquarters import Channel
 from bml.sim.history import History
 from bml.sim.network import Network
 from bml.sim.process import Process
 from bml.sim.promises import PromiseBroken, Promises
+from bml.sim.sharing import Host, Sharing
 from bml.sim.wires import Parcel, Wires
 from bml.train.batches import BatchPlan, assignment, used_indices
 from bml.train.ledger import Ledger
@@ -33,6 +35,7 @@ from topology.errors import BmlError
 
 _SIGNATURE = 7
 _LINGER_S = 0.2
+_GRAIN_NBYTES = 8
 
 
 class _State(msgspec.Struct):
@@ -65,6 +68,7 @@ class World(Protocol):
     timeouts: Timeouts
     network: Network
     wires: Wires
+    host: Host | None
     history: History
     promises: Promises
 
@@ -136,6 +140,9 @@ class Machine:
         self.ledger = Ledger(self._batches.n_samples)
         self._step_view: View | None = None
         self._wake_at = float("inf")
+        self._sharing: Sharing | None = None
+        if world.host is not None:
+            self._sharing = Sharing(server, world.host, world.network, self.process, self.handle)
 
     def start(self) -> None:
         """The process starts to run."""
@@ -222,6 +229,11 @@ class Machine:
     def _carry_out(self, instruction: ev.Instruction) -> None:
         world = self._world
         match instruction:
+            case Post():
+                self._post(instruction)
+            case Sum():
+                assert self._sharing is not None
+                self._sharing.add(instruction)
             case Reduce():
                 assert self._workspace is not None
                 self._workspace.reduce(instruction)
@@ -243,6 +255,9 @@ class Machine:
                 assert vector is not None
                 self._workspace = Workspace(vector, scratch_elements, "sum")
                 self._step_view = self.core.view
+                if self._sharing is not None:
+                    assert self._step_view is not None
+                    self._sharing.bring(vector, self._workspace.result, self._step_view.members)
             case ev.Prepare(epoch, _):
                 ready = partial(self.process.run, partial(self.handle, ev.Prepared(epoch)))
                 world.network.after(world.network.random.uniform(0, 0.01), ready)
@@ -284,6 +299,18 @@ class Machine:
             case ev.Leave():
                 self._leave()
 
+    def _post(self, post: Post) -> None:
+        assert self._sharing is not None
+        if post.stage is Stage.COMPLETE:
+            self._enter(post.step, post.epoch)
+        self._sharing.post(post)
+
+    def _enter(self, step: int, epoch: int) -> None:
+        if self._entered != (step, epoch):
+            self._entered = (step, epoch)
+            self._world.promises.entered(self.server, step, epoch)
+            self._world.point("complete", f"server {self.server} is complete in step {step}")
+
     def _send(self, peer: int, level: int, header: Header, place: Place | None) -> None:
         payload = b""
         if place is not None and place.buffer == Buffer.STATE:
@@ -295,17 +322,18 @@ class Machine:
         elif place is not None:
             assert self._workspace is not None
             payload = bytes(self._workspace.view(place, header.stop - header.start))
-        if header.kind == Kind.TOKEN and self._entered != (header.step, header.epoch):
-            self._entered = (header.step, header.epoch)
-            self._world.promises.entered(self.server, header.step, header.epoch)
-            self._world.point("complete", f"server {self.server} is complete in step {header.step}")
+        if header.kind == Kind.TOKEN:
+            self._enter(header.step, header.epoch)
         # What is sent is what the core said in the view of its stamp, even if it is carried out later.
         view = self.core.view if self.core.epoch == header.epoch else None
         self._world.wires.send(self.server, peer, level, Parcel(header, payload, view))
 
     # --- the user --------------------------------------------------------------------------------
 
-    def _planner(self, fabric: Fabric, server: int) -> Programs:
+    def _planner(self, fabric: Fabric, server: int) -> AnyPrograms:
+        if self._world.host is not None:
+            grain = 4 * self._world.slice_nbytes
+            return OneProgram(DirectProgram(server, fabric.servers, _GRAIN_NBYTES, grain))
         return _programs(fabric, self._world.algorithm, self._world.constants, server)
 
     def _installed(self, view: View) -> None:
@@ -378,6 +406,8 @@ class Machine:
     ) -> None:
         world = self._world
         assert self.core.view is not None
+        if self._sharing is not None:
+            self._sharing.fetch()
         assert (view.epoch, view.contributors) == (epoch, contributors)
         world.point("commit", f"server {self.server} commits step {step} of epoch {epoch} by {contributors}")
         batch = self._batches.batch(step - 1)

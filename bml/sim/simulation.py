@@ -22,6 +22,7 @@ from bml.sim.history import History
 from bml.sim.machine import Machine
 from bml.sim.network import Network
 from bml.sim.promises import PromiseBroken, Promises
+from bml.sim.sharing import Host
 from bml.sim.wires import Wires
 from topology import Fabric, ServerFailure
 
@@ -35,6 +36,7 @@ class Simulation:
     `run` returns the history; it raises PromiseBroken as soon as a promise is, and when the run has not
     ended by its deadline (virtual seconds). `restart_s`: how long a dead coordinator is missing.
     `constants` of the cost model decide which schedule steps of this size take, if `algorithm` is auto.
+    `shared_memory`: the servers are on one host and reduce directly; of links only heartbeats are left.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Simulation:
         mishaps: Iterable[Mishap] = (),
         recorded: bool = True,
         absent: tuple[int, ...] = (),
+        shared_memory: bool = False,
     ):
         self.fabric = fabric
         self.first = tuple(server for server in fabric.servers if server not in absent)
@@ -80,6 +83,7 @@ class Simulation:
             lost=self._lost,
             heard=lambda to, origin, level: self.machines[to].heard(origin, level),
         )
+        self.host = Host() if shared_memory else None
         self.machines = {server: Machine(server, self) for server in fabric.servers}
         for server in absent:
             self.machines[server].process.die()

@@ -15,7 +15,8 @@ from bml.protocol.workspace import Array
 
 @dataclass(frozen=True)
 class Committed:
-    """The step is committed by every live server; `result` is new memory, the caller's own."""
+    """The step is committed by every live server; `result` is new memory, the caller's own, or
+    read-only memory that all share if that was allowed."""
 
     step: int
     epoch: int
@@ -64,6 +65,8 @@ class Communicator(Protocol):
         """An uninitialised array in memory that is sent without a copy."""
         ...
 
-    def sync(self, epoch: int, contribution: Array, op: str, text: str, signature: int) -> Outcome:
+    def sync(
+        self, epoch: int, contribution: Array, op: str, text: str, signature: int, shared: bool = False
+    ) -> Outcome:
         """Synchronise the next step; see bml.cluster.server.Server.sync."""
         ...

@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -84,16 +85,20 @@ class Session:
         """
         self._state.update(arrays)
 
-    def allreduce(self, arrays: Arrays, op: str = "sum") -> Any:
+    def allreduce(self, arrays: Arrays, op: str = "sum", *, shared: bool = False) -> Any:
         """Reduce the arrays of all servers elementwise; everybody gets the same bits in new memory.
 
         `arrays` is one array, or a list of arrays of one dtype (one step, one commit; a list comes back).
-        `op` is sum, min, max or prod. The contributions of servers that die on the way are missing from
+        `op` is sum, min, max or prod. With `shared` the result is read-only, and servers that share memory
+        read it where it lies, which saves a copy; it stays valid, and its memory taken, until the last
+        array made of it is dropped. The contributions of servers that die on the way are missing from
         the result; `contributors` says whose are in it. Raises StepMismatch when servers call different
         things, and the error that ends the job.
         """
         flat, shapes, dtype = _flatten(arrays, self._vectors)
-        outcome = self._step(f"allreduce {op}", op, shapes, dtype, lambda view: flat)
+        outcome = self._step(f"allreduce {op}", op, shapes, dtype, lambda view: flat, shared)
+        if shared:
+            outcome.result.flags.writeable = False
         return _unflatten(outcome.result, shapes, isinstance(arrays, list | tuple))
 
     def barrier(self) -> None:
@@ -168,17 +173,21 @@ class Session:
         return sha.hexdigest()
 
     def _step(
-        self, call: str, op: str, shapes: list[tuple[int, ...]], dtype: np.dtype[Any], prepare: Prepare
+        self,
+        call: str,
+        op: str,
+        shapes: list[tuple[int, ...]],
+        dtype: np.dtype[Any],
+        prepare: Prepare,
+        shared: bool = False,
     ) -> Committed:
         """Synchronise one step, preparing the contribution anew for every view until it is committed."""
         if op not in OPS:
             raise UsageError(f"op is {op!r}: give one of {', '.join(OPS)}")
-        sizes = " ".join(map(str, shapes)) if len(shapes) < 20 else f"{len(shapes)} arrays"
-        text = f"{call} {dtype.name} {sizes}"
-        signature = zlib.crc32(f"{call} {dtype.str} {shapes}".encode())
+        text, signature = _describe(call, dtype, tuple(shapes))
         while True:
             view = self._communicator.view
-            outcome = self._communicator.sync(view.epoch, prepare(view), op, text, signature)
+            outcome = self._communicator.sync(view.epoch, prepare(view), op, text, signature, shared)
             if isinstance(outcome, Committed):
                 self._contributors = outcome.contributors
                 return outcome
@@ -223,9 +232,10 @@ class Batch:
                 )
             return np.add(flat, more)
 
-        outcome = self._session._step(call, "sum", shapes, dtype, prepare)
+        # The sum is only read: the mean takes the place of the result in memory of its own.
+        outcome = self._session._step(call, "sum", shapes, dtype, prepare, shared=True)
         n_used = self._enter(outcome, recomputed=recompute is not None)
-        mean = _divide(outcome.result, n_used)
+        mean = _divide(outcome.result, n_used, self._session.empty)
         return _unflatten(mean, shapes, isinstance(gradient, list | tuple))
 
     def _enter(self, outcome: Committed, recomputed: bool) -> int:
@@ -237,9 +247,17 @@ class Batch:
         return sum(map(len, used.values()))
 
 
-def _divide(total: Array, n: int) -> Array:
+@lru_cache(maxsize=256)
+def _describe(call: str, dtype: np.dtype[Any], shapes: tuple[tuple[int, ...], ...]) -> tuple[str, int]:
+    """A call in words, and the hash that all servers must agree on."""
+    sizes = " ".join(map(str, shapes)) if len(shapes) < 20 else f"{len(shapes)} arrays"
+    return f"{call} {dtype.name} {sizes}", zlib.crc32(f"{call} {dtype.str} {list(shapes)}".encode())
+
+
+def _divide(total: Array, n: int, empty: Callable[[tuple[int, ...], npt.DTypeLike], Array]) -> Array:
     if np.issubdtype(total.dtype, np.inexact):
-        return np.divide(total, total.dtype.type(max(n, 1)), out=total)
+        out = total if total.flags.writeable else empty(total.shape, total.dtype)
+        return np.divide(total, total.dtype.type(max(n, 1)), out=out)
     return np.true_divide(total, max(n, 1))
 
 

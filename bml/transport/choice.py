@@ -10,14 +10,18 @@ from typing import NamedTuple
 from bml.transport.interface import Handler, Transport
 from bml.transport.memory import Memory, PlainMemory
 from bml.transport.poller import Poller
+from bml.transport.shm import segment
+from bml.transport.shm.pool import SharedPool
 from bml.transport.tcp import TcpTransport
 from bml.transport.verbs import VerbsSettings, VerbsTransport
 from topology.errors import FabricError, UsageError
 
 _LOG = logging.getLogger("bml.transport")
 
-TRANSPORTS = ("tcp", "verbs", "verbs,tcp")
-"""What may be asked for; "verbs,tcp" falls back to tcp where there is no RDMA."""
+TRANSPORTS = ("tcp", "shm", "verbs", "verbs,tcp")
+"""What a server can be told to use; "verbs,tcp" falls back to tcp where there is no RDMA."""
+AUTO = "auto"
+"""What may be asked for beside them: the launcher takes shm or tcp, see bml.cluster.medium."""
 
 
 class Opened(NamedTuple):
@@ -30,8 +34,8 @@ class Opened(NamedTuple):
 
 def check_transport(name: str) -> str:
     """Return it; raises UsageError for what is no transport."""
-    if name not in TRANSPORTS:
-        raise UsageError(f"transport is {name!r}: give one of {' '.join(TRANSPORTS)}")
+    if name not in (AUTO, *TRANSPORTS):
+        raise UsageError(f"transport is {name!r}: give one of {' '.join((AUTO, *TRANSPORTS))}")
     return name
 
 
@@ -50,10 +54,14 @@ def open_transport(
 ) -> Opened:
     """Open the transport of this name with the settings of the environment.
 
+    With shm the data lies in shared memory (bml.transport.shm); links, and with them heartbeats, are tcp's.
+
     Raises FabricError when the NICs cannot do it, UsageError for settings that cannot be.
     """
     first, _, fallback = check_transport(name).partition(",")
     settings = VerbsSettings.from_environment(environ)
+    if first == "shm":
+        segment.check()
     if first == "verbs":
         try:
             verbs = VerbsTransport(
@@ -83,4 +91,6 @@ def open_transport(
         life=life,
         traffic_class=settings.traffic_class,
     )
+    if first == "shm":
+        return Opened(tcp, "shm", SharedPool())
     return Opened(tcp, "tcp", PlainMemory())

@@ -74,12 +74,20 @@ class _Block(np.ndarray[Any, Any]):
     """
 
 
+Map = Callable[[int], mmap.mmap]
+"""Makes memory of so many bytes; raises OSError."""
+
+
+def _shared_map(nbytes: int) -> mmap.mmap:
+    # Shared, so that a child that is forked never makes the kernel move a page away from the NIC.
+    return mmap.mmap(-1, nbytes)
+
+
 class _Region:
     """One piece of memory that was registered as a whole, and what of it is free."""
 
-    def __init__(self, nbytes: int) -> None:
-        # Shared, so that a child that is forked never makes the kernel move a page away from the NIC.
-        self.memory = mmap.mmap(-1, nbytes)
+    def __init__(self, memory: mmap.mmap, nbytes: int) -> None:
+        self.memory = memory
         self.address = address_of(memoryview(self.memory))
         self.nbytes = nbytes
         self.registrations: list[Registration] = []
@@ -114,17 +122,20 @@ class RegisteredPool:
 
     The first region has `nbytes`; when it is full another is made, at least as large, until there are
     `max_nbytes` (None: as much as the machine gives). An array's part is free again when the last view of
-    it is gone. `empty` may be called from any thread. Raises FabricError that names the setting when there
-    is not enough memory, or not enough of it may be locked.
+    it is gone. `empty` may be called from any thread. `make` makes the memory of a region. Raises
+    FabricError that names the setting when there is not enough memory, or not enough of it may be locked.
     """
 
-    def __init__(self, nbytes: int = 64 << 20, max_nbytes: int | None = None) -> None:
+    def __init__(
+        self, nbytes: int = 64 << 20, max_nbytes: int | None = None, make: Map = _shared_map
+    ) -> None:
         if nbytes <= 0 or (max_nbytes is not None and max_nbytes < nbytes):
             raise UsageError(
                 f"a pool of {nbytes} bytes, at most {max_nbytes}; see {POOL_SETTING} and {POOL_MAX_SETTING}"
             )
         self._first_nbytes = -(-nbytes // _PAGE_NBYTES) * _PAGE_NBYTES
         self._max_nbytes = max_nbytes
+        self._make = make
         self._regions: list[_Region] = []
         self._nics: list[Register] = []
         self._lock = threading.Lock()
@@ -204,7 +215,7 @@ class RegisteredPool:
                     f"{self._max_nbytes >> 20} MiB; raise it"
                 )
         try:
-            region = _Region(size)
+            region = _Region(self._make(size), size)
         except (OSError, MemoryError) as error:
             raise FabricError(
                 f"no memory for {size >> 20} MiB more of the registered pool ({error}); "

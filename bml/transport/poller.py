@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 READ = select.EPOLLIN
 WRITE = select.EPOLLOUT
@@ -76,6 +77,8 @@ class Poller:
     def __init__(self, on_wake: Callable[[], None] | None = None) -> None:
         self.on_wake = on_wake
         """Called in `poll`, once for any number of `wake()` calls since."""
+        self.guard: AbstractContextManager[object] = nullcontext()
+        """Held while callbacks run, and not while `poll` waits: lets another thread use what they use."""
         self._epoll = select.epoll()
         self._watches: dict[int, _Watch] = {}
         self._timers: list[Timer] = []
@@ -122,6 +125,11 @@ class Poller:
         """Call `callback()` once, in `poll`, before it next waits."""
         self._soon.append(callback)
 
+    @property
+    def has_more(self) -> bool:
+        """Whether `soon` callbacks wait to be called."""
+        return bool(self._soon)
+
     def wake(self) -> None:
         """Make `poll` return and call `on_wake`; from any thread, also after `close`."""
         with self._wake_lock:
@@ -134,8 +142,14 @@ class Poller:
         Returns how many descriptors were called. Timers and `soon` callbacks end the wait too.
         """
         if self._soon:
-            self._run_soon()
+            with self.guard:
+                self._run_soon()
         ready = self._epoll.poll(self._wait_s(timeout_s), _MAX_READY)
+        with self.guard:
+            self._call(ready)
+        return len(ready)
+
+    def _call(self, ready: list[tuple[int, int]]) -> None:
         watches = self._watches
         # The watches of this pass are looked up before any callback runs: a number that is closed
         # and used again during the pass is another watch, and the stale one is not active any more.
@@ -147,7 +161,6 @@ class Poller:
             self._run_timers()
         if self._soon:
             self._run_soon()
-        return len(ready)
 
     def close(self) -> None:
         """Forget everything and free the poller's own descriptors; watched ones stay open. Idempotent."""

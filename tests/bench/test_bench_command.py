@@ -32,6 +32,9 @@ def bench(*arguments):
         (["--sizes", "3"], "multiple of 4"),
         (["--against", "nccl"], "there is no peer 'nccl'"),
         (["--transport", "verbs"], "'verbs' is not"),
+        (["--shared"], "give --transport shm"),
+        (["--transport", "shm", "--algorithm", "bml"], "need no schedule"),
+        (["--transport", "shm", "--fail", "link:0/0"], "strikes data on links"),
         (["--plot", "out.txt"], "is no .png, .svg or .pdf"),
         (["--fabric", "bcube:2x1", "--fail", "server:0"], "fewer than two servers"),
         (["--constants", "/nowhere"], "holds no constants"),
@@ -90,6 +93,16 @@ def test_on_a_damaged_fabric_the_survivors_are_measured():
     assert result.exit_code == 0, result.output
     assert "allreduce on bcube:3x1 without server:1, 2 servers" in result.stdout
     assert result.stdout.splitlines()[0].split()[:3] == ["#", "size", "count"]
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("shared", [(), ("--shared",)])
+def test_shared_memory_is_measured(shared):
+    result = bench("allreduce", "--fabric", "bcube:2x1", "--transport", "shm", *shared, *QUICK, "--json")
+    assert result.exit_code == 0, result.output
+    printed = json.loads(result.stdout)
+    assert (printed["transport"], printed["algorithm"]) == ("shm", "direct")
+    assert [row["wrong"] for row in printed["rows"]] == [0, 0]
 
 
 @pytest.mark.real

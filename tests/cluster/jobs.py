@@ -15,8 +15,8 @@ N_SAMPLES, GLOBAL_BATCH, LENGTH = 180, 36, 301
 
 
 def launch(train: Any, fabric: str = "bcube:3x2", **settings: Any) -> bml.Result:
-    """Plain processes: they start in a second."""
-    return bml.launch(train, fabric=fabric, launcher="processes", **settings)
+    """Plain processes: they start in a second. Over tcp if nothing else is asked for: links are tested."""
+    return bml.launch(train, fabric=fabric, launcher="processes", **{"transport": "tcp", **settings})
 
 
 def sample_rows(indices: Any, w: Any) -> Any:

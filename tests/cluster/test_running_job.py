@@ -62,7 +62,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_status_and_inject_from_python(tmp_path: Path, own_folder: Path) -> None:
     children, descriptors = jobs.children(), jobs.descriptors()
     stop = tmp_path / "stop"
-    with bml.start(until_told(stop), "bcube:3x2", launcher="processes") as job:
+    with bml.start(until_told(stop), "bcube:3x2", launcher="processes", transport="tcp") as job:
         assert stat.S_IMODE(own_folder.stat().st_mode) == 0o700
         assert [stat.S_IMODE(path.stat().st_mode) for path in own_folder.iterdir()] == [0o600]
         now = job.status()
@@ -122,7 +122,7 @@ def test_what_a_wait_waits_for(tmp_path: Path) -> None:
             time.sleep(0.01)
         session.barrier()
 
-    with bml.start(train, "bcube:2x2", launcher="processes") as job:
+    with bml.start(train, "bcube:2x2", launcher="processes", transport="tcp") as job:
         waits = wait_for(
             lambda: {
                 server: answer["waits_for"]

@@ -1,0 +1,189 @@
+"""What a server lets the others of its host see: where it stands, where its data lies, what it reads.
+
+One writes, all others read, and nothing waits for anything: every field is a 64-bit word, written at once,
+and the word that says how far the server is comes last.
+
+    0   changes        counts posts; its lower half is what others sleep on
+    1   standing       epoch, step and stage of the last post; grows within an epoch
+    2   signature      of the call that this step is
+    3.. input          process-wide serial, descriptor, size of its segment, offset in it
+    7   result set     which one takes the shares of this step; the first member's counts
+    8.. proof          that the owner has the cluster's token, 32 bytes
+    32  held           per entry the number of a result set that this server's user still reads, plus 1
+    64  pieces         per result set serial, descriptor and size of this server's segment
+    512 text           what the user called: its length, then utf-8
+"""
+
+from __future__ import annotations
+
+import hmac
+import mmap
+from typing import NamedTuple
+
+from bml.protocol.direct import Stage, standing
+from bml.protocol.frame import MAX_TEXT_NBYTES
+from bml.transport.memory import address_of
+from bml.transport.shm import futex
+from bml.transport.shm.segment import Segment, SegmentAddress, map_to_read
+
+N_HELD = 32
+"""Result sets that users may read in place; the one after them is always free."""
+N_SETS = N_HELD + 1
+BOARD_NBYTES = 3 * mmap.PAGESIZE
+
+_CHANGES, _STANDING, _SIGNATURE, _INPUT, _SET, _PROOF, _HELD, _PIECES, _TEXT = 0, 1, 2, 3, 7, 8, 32, 64, 512
+_PIECE_WORDS = 3
+_TEXT_AT = 8 * (_TEXT + 1)
+_PROOF_NBYTES = 32
+
+
+class BoardAddress(NamedTuple):
+    """How others find a server's board."""
+
+    process: int
+    fd: int
+
+
+class InputPlace(NamedTuple):
+    """Where a contribution lies: in which segment, from which byte on."""
+
+    segment: SegmentAddress
+    offset: int
+
+
+class Board:
+    """This server's own board."""
+
+    def __init__(self, token: bytes, job: str, server: int):
+        self._segment = Segment(BOARD_NBYTES)
+        self._words = memoryview(self._segment.memory).cast("Q")
+        self._changes_at = self._segment.start
+        process, fd, _, _ = self._segment.address
+        self.address = BoardAddress(process, fd)
+        proof = _proof(token, job, server, self.address)
+        self._segment.memory[8 * _PROOF : 8 * _PROOF + _PROOF_NBYTES] = proof
+        self._described: int | None = None
+        self._placed: InputPlace | None = None
+
+    def describe(self, signature: int, text: str, place: InputPlace | None, result_set: int) -> None:
+        """Say what the next READY is about; `place` is None for a vector without elements."""
+        words = self._words
+        words[_SIGNATURE] = signature
+        words[_SET] = result_set
+        if place is not None and place != self._placed:
+            self._placed = place
+            (_, fd, serial, nbytes), offset = place
+            words[_INPUT], words[_INPUT + 1], words[_INPUT + 2], words[_INPUT + 3] = (
+                serial,
+                fd,
+                nbytes,
+                offset,
+            )
+        if signature != self._described:
+            encoded = text.encode()[:MAX_TEXT_NBYTES]
+            self._segment.memory[_TEXT_AT : _TEXT_AT + len(encoded)] = encoded
+            words[_TEXT] = len(encoded)
+            self._described = signature
+
+    def post(self, epoch: int, step: int, stage: Stage) -> None:
+        """Let everybody see where this server stands."""
+        words = self._words
+        words[_STANDING] = standing(epoch, step, stage)
+        words[_CHANGES] = (words[_CHANGES] + 1) & 0xFFFFFFFF
+        futex.wake(self._changes_at)
+
+    def put_piece(self, result_set: int, segment: SegmentAddress) -> None:
+        """Say where this server's shares of a result set lie from now on."""
+        at = _PIECES + _PIECE_WORDS * result_set
+        _, fd, serial, nbytes = segment
+        self._words[at], self._words[at + 1], self._words[at + 2] = serial, fd, nbytes
+
+    def hold(self, result_set: int) -> int | None:
+        """Say that the user reads this result set; returns what to `let_go`, None if he may not."""
+        if result_set >= N_HELD:
+            return None
+        for entry in range(_HELD, _HELD + N_HELD):
+            if not self._words[entry]:
+                self._words[entry] = result_set + 1
+                return entry
+        return None
+
+    def let_go(self, entry: int) -> None:
+        """The user reads it no more; any thread may say so."""
+        self._words[entry] = 0
+
+    def close(self) -> None:
+        """Let nobody open it any more."""
+        self._segment.close()
+
+
+class PeerBoard:
+    """Another server's board, or this one's, to be read. Raises OSError if it cannot be mapped."""
+
+    def __init__(self, server: int, address: BoardAddress):
+        self.server = server
+        self.address = address
+        self._memory = map_to_read(SegmentAddress(address.process, address.fd, 0, BOARD_NBYTES))
+        self._words = memoryview(self._memory).cast("Q")
+        self._changes_at = address_of(memoryview(self._memory))
+
+    def proves(self, token: bytes, job: str) -> bool:
+        """Whether its owner has the cluster's token and is this server of this job."""
+        shown = self._memory[8 * _PROOF : 8 * _PROOF + _PROOF_NBYTES]
+        return hmac.compare_digest(shown, _proof(token, job, self.server, self.address))
+
+    @property
+    def changes(self) -> int:
+        """Counts posts; read it before `standing`, then `wait` misses none."""
+        return self._words[_CHANGES]
+
+    @property
+    def standing(self) -> int:
+        """See the function of this name."""
+        return self._words[_STANDING]
+
+    @property
+    def signature(self) -> int:
+        """Of the call that its step is."""
+        return self._words[_SIGNATURE]
+
+    @property
+    def text(self) -> str:
+        """What its user called."""
+        nbytes = min(self._words[_TEXT], MAX_TEXT_NBYTES)
+        return self._memory[_TEXT_AT : _TEXT_AT + nbytes].decode(errors="replace")
+
+    @property
+    def result_set(self) -> int:
+        """Which result set it has chosen."""
+        return min(self._words[_SET], N_SETS - 1)
+
+    @property
+    def input_key(self) -> tuple[int, int]:
+        """What tells where its contribution lies from where others lay: serial and offset."""
+        return self._words[_INPUT], self._words[_INPUT + 3]
+
+    @property
+    def input(self) -> InputPlace:
+        """Where its contribution lies."""
+        serial, fd, nbytes, offset = self._words[_INPUT : _INPUT + 4]
+        return InputPlace(SegmentAddress(self.address.process, fd, serial, nbytes), offset)
+
+    def piece(self, result_set: int) -> SegmentAddress:
+        """Where its shares of a result set lie."""
+        at = _PIECES + _PIECE_WORDS * result_set
+        serial, fd, nbytes = self._words[at : at + _PIECE_WORDS]
+        return SegmentAddress(self.address.process, fd, serial, nbytes)
+
+    def held(self) -> set[int]:
+        """Result sets that its user reads, or read when it died."""
+        return {entry - 1 for entry in self._words[_HELD : _HELD + N_HELD] if entry}
+
+    def wait(self, changes: int, timeout_s: float) -> None:
+        """Sleep until it posts again, if it has not since `changes`, at most so long; may return early."""
+        futex.wait(self._changes_at, changes, timeout_s)
+
+
+def _proof(token: bytes, job: str, server: int, address: BoardAddress) -> bytes:
+    said = f"bml board {job} {server} {address.process} {address.fd}"
+    return hmac.digest(token, said.encode(), "sha256")

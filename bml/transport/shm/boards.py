@@ -1,0 +1,102 @@
+"""The boards of all servers of a host, as one of them sees them: who is there, who lags, what is free."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+
+from bml.protocol.direct import Stage, standings
+from bml.transport.shm.board import N_SETS, Board, BoardAddress, PeerBoard
+from topology.errors import FabricError
+
+_SPINS = 60
+_NAP_S = 0.005
+"""How long a sleep lasts at most: then `interrupted` is asked again."""
+
+
+class Boards:
+    """`own` is this server's; the others' are known after `open`."""
+
+    def __init__(self, server: int, token: bytes, job: str):
+        self.server = server
+        self.own = Board(token, job, server)
+        self._token = token
+        self._job = job
+        self._all: dict[int, PeerBoard] = {}
+
+    def __getitem__(self, server: int) -> PeerBoard:
+        return self._all[server]
+
+    @property
+    def n_servers(self) -> int:
+        """How many servers the job began with."""
+        return len(self._all)
+
+    def open(self, addresses: Mapping[int, BoardAddress | None]) -> None:
+        """Map everybody's board, this server's too. Raises FabricError that says whose cannot be, and why."""
+        for server, address in addresses.items():
+            if address is None:
+                raise FabricError(f"server {server} shares no memory, server {self.server} does: use tcp")
+            try:
+                board = PeerBoard(server, BoardAddress(*address))
+            except OSError as error:
+                raise FabricError(
+                    f"server {self.server} cannot map the memory of server {server}: {error}; the transport "
+                    "shm is for servers on one host, of one user, in one container: use tcp"
+                ) from error
+            if not board.proves(self._token, self._job):
+                raise FabricError(f"what server {server} shares is not of this job, or without its token")
+            self._all[server] = board
+
+    def gather(
+        self,
+        epoch: int,
+        step: int,
+        stage: Stage,
+        members: Iterable[int],
+        interrupted: Callable[[], bool],
+    ) -> bool:
+        """Wait until all members stand at this stage of this step, or beyond it, in this epoch.
+
+        Returns False as soon as `interrupted()` says so, which is asked again and again. Waits by giving the
+        processor to others first, as they are usually about to post, and by sleeping later.
+        """
+        low, high = standings(epoch, step, stage)
+        waiting = [self._all[server] for server in members]
+        spins = 0
+        while True:
+            while waiting and low <= waiting[-1].standing < high:
+                waiting.pop()
+            if not waiting:
+                return True
+            if interrupted():
+                return False
+            if spins < _SPINS:
+                spins += 1
+                os.sched_yield()
+                continue
+            board = waiting[-1]
+            changes = board.changes
+            if not low <= board.standing < high:
+                board.wait(changes, _NAP_S)
+
+    def behind(self, epoch: int, step: int, stage: Stage, members: Iterable[int]) -> list[int]:
+        """Members that do not stand there now."""
+        low, high = standings(epoch, step, stage)
+        return [server for server in members if not low <= self._all[server].standing < high]
+
+    def differing(self, signature: int, members: Iterable[int]) -> PeerBoard | None:
+        """One who called something else; ask when all are ready."""
+        for server in members:
+            if self._all[server].signature != signature:
+                return self._all[server]
+        return None
+
+    def free_set(self) -> int:
+        """The first result set that no server of the job reads, alive or not."""
+        held = set().union(*(board.held() for board in self._all.values()))
+        return next(number for number in range(N_SETS) if number not in held)
+
+    def close(self) -> None:
+        """Let nobody open this server's board any more; all stay mapped."""
+        self.own.close()

@@ -1,0 +1,197 @@
+"""The arithmetic of direct reduction on one server: all contributions in, its share out, the result home."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from bml.protocol.direct import Sum
+from bml.protocol.workspace import OPS
+from bml.schedule.direct import WHOLE_NBYTES
+from bml.transport.memory import Array, RegisteredPool
+from bml.transport.shm.board import InputPlace
+from bml.transport.shm.boards import Boards
+from bml.transport.shm.joined import Joined
+from bml.transport.shm.pool import SharedPool, result_pool
+from bml.transport.shm.segment import Segment, SegmentAddress, map_to_read
+
+_BLOCK_NBYTES = 128 << 10
+"""Additions go block by block through all contributions, so that the sum stays in the cache meanwhile."""
+_SMALL_NBYTES = 32 << 10
+"""Memory for smaller results comes from the heap: that is warm, and quicker than the pool."""
+_MOST_JOINED = 16
+_MOST_FOUND = 1024
+
+
+class Reduction:
+    """One step after the other: `bring`, `add`, perhaps `hold`, `fetch`. One thread.
+
+    `add` and `fetch` read memory of other servers. When a step is over for those, as in another view, what
+    they find there may be anything: they raise OSError or ValueError, or return numbers that mean nothing.
+    """
+
+    def __init__(self, boards: Boards, pool: SharedPool):
+        self.nbytes_copied = 0
+        """Contributions that lay outside of the pool and were copied into it."""
+        self._boards = boards
+        self._pool = pool
+        self._results: RegisteredPool = result_pool()
+        self._regions: dict[tuple[int, int], Array] = {}
+        self._found: dict[tuple[object, ...], Array] = {}
+        self._joined: OrderedDict[tuple[int, tuple[SegmentAddress, ...]], Joined] = OrderedDict()
+        self._pieces: dict[int, Segment] = {}
+        self._vector: Array = np.empty(0, np.uint8)
+        self._staged: Array | None = None
+        self._op = OPS["sum"]
+        self._shared = False
+        self._sum: Sum | None = None
+        self._set = 0
+        self._entry: int | None = None
+        self._result: Array | None = None
+
+    @property
+    def shared_nbytes(self) -> int:
+        """Memory that this server's shares of results take."""
+        return sum(piece.address.nbytes for piece in self._pieces.values())
+
+    def bring(self, vector: Array, op: str, shared: bool, signature: int, text: str) -> None:
+        """Take this contribution to the next step, and describe it on the board.
+
+        `vector` is one-dimensional and contiguous, and must not change until the step is committed or
+        brought anew. `shared`: its user will only read the result.
+        """
+        self._vector, self._op, self._shared = vector, OPS[op], shared
+        if self._entry is not None:
+            self._boards.own.let_go(self._entry)  # of a try that came to nothing
+        self._sum = self._result = self._entry = None
+        place = self._place(vector) if vector.size else None
+        # All servers together add the whole vector if it is small, so that no result set is used.
+        choice = self._boards.free_set() if vector.nbytes * self._boards.n_servers > WHOLE_NBYTES else 0
+        self._boards.own.describe(signature, text, place, choice)
+
+    def add(self, instruction: Sum) -> None:
+        """Carry out a `Sum`: all members are ready."""
+        self._sum = instruction
+        start, stop, members = instruction.start, instruction.stop, instruction.members
+        dtype = self._vector.dtype
+        if instruction.whole:
+            small = self._vector.nbytes < _SMALL_NBYTES
+            self._result = (np if small else self._results).empty(self._vector.size, dtype)
+            if stop > start:
+                self._add([self._contribution(server) for server in members], self._result, start, stop)
+            return
+        self._set = self._boards[members[0]].result_set
+        if stop > start:
+            share = self._own_share(instruction.share * dtype.itemsize, dtype)[: stop - start]
+            parts = [self._contribution(server) for server in members]
+            self._add(parts, share, start, stop)
+
+    def hold(self) -> None:
+        """If the user will read the result in place, let nobody write there any more; before COMPLETE."""
+        if self._shared and self._sum is not None and not self._sum.whole:
+            self._entry = self._boards.own.hold(self._set)
+
+    def fetch(self) -> None:
+        """Bring the result home, once: all members are done. New memory, or memory that all share.
+
+        It stays this object's until `take`.
+        """
+        if self._result is None:
+            assert self._sum is not None
+            size, dtype = self._vector.size, self._vector.dtype
+            joined = self._join(self._sum)
+            if self._entry is not None:
+                entry, self._entry = self._entry, None
+                self._result = joined.array(size, dtype, partial(self._boards.own.let_go, entry))
+            else:
+                self._result = self._results.empty(size, dtype)
+                self._result[...] = joined.array(size, dtype)
+
+    def take(self) -> Array:
+        """Hand over the result, and forget it."""
+        self.fetch()
+        result, self._result = self._result, None
+        assert result is not None
+        return result
+
+    def close(self) -> None:
+        """Let nobody open this server's memory any more; what is mapped stays."""
+        self._pool.close()
+        for piece in self._pieces.values():
+            piece.close()
+
+    # --- where things lie ------------------------------------------------------------------------
+
+    def _place(self, vector: Array) -> InputPlace:
+        """Where others find the contribution; copied into the pool if it lies elsewhere."""
+        place = self._pool.locate(vector)
+        if place is None:
+            self._staged = None  # its place can be the new one's
+            self._staged = self._pool.empty(vector.size, vector.dtype)
+            self._staged[...] = vector
+            self.nbytes_copied += vector.nbytes
+            place = self._pool.locate(self._staged)
+            assert place is not None
+        return place
+
+    def _contribution(self, server: int) -> Array:
+        vector = self._vector
+        if server == self._boards.server:
+            return vector
+        board = self._boards[server]
+        key = (server, *board.input_key, vector.size, vector.dtype)
+        found = self._found.get(key)
+        if found is None:
+            if len(self._found) >= _MOST_FOUND:
+                self._found.clear()
+            segment, offset = board.input
+            found = self._region(server, segment)[offset : offset + vector.nbytes].view(vector.dtype)
+            self._found[key] = found
+        return found
+
+    def _region(self, server: int, segment: SegmentAddress) -> Array:
+        region = self._regions.get((server, segment.serial))
+        if region is None:
+            region = np.frombuffer(map_to_read(segment), np.uint8)
+            self._regions[server, segment.serial] = region
+        return region
+
+    def _own_share(self, wanted: int, dtype: np.dtype[Any]) -> Array:
+        """This server's place of so many bytes, whole pages, in the result set; made larger if need be."""
+        piece = self._pieces.get(self._set)
+        if piece is None or piece.address.nbytes < wanted:
+            if piece is not None:
+                piece.close()
+            piece = self._pieces[self._set] = Segment(wanted)
+            self._boards.own.put_piece(self._set, piece.address)
+        return np.frombuffer(piece.memory, np.uint8)[:wanted].view(dtype)
+
+    def _join(self, done: Sum) -> Joined:
+        """The shares of all members, mapped one behind the other; kept, as the same are wanted each step."""
+        nbytes = done.share * self._vector.itemsize
+        used = done.members[: -(-self._vector.nbytes // nbytes)]
+        segments = tuple(self._boards[server].piece(self._set) for server in used)
+        joined = self._joined.pop((nbytes, segments), None) or Joined(segments, nbytes)
+        self._joined[nbytes, segments] = joined
+        if len(self._joined) > _MOST_JOINED:
+            self._joined.popitem(last=False)
+        return joined
+
+    # --- arithmetic ------------------------------------------------------------------------------
+
+    def _add(self, parts: list[Array], out: Array, start: int, stop: int) -> None:
+        """out[0:stop-start] = the parts' elements [start, stop), added in order."""
+        size = max(1, _BLOCK_NBYTES // out.itemsize)
+        op = self._op
+        for a in range(start, stop, size):
+            b = min(a + size, stop)
+            block = out[a - start : b - start]
+            if len(parts) == 1:
+                block[...] = parts[0][a:b]
+            else:
+                op(parts[0][a:b], parts[1][a:b], out=block)
+            for part in parts[2:]:
+                op(block, part[a:b], out=block)

@@ -1,0 +1,93 @@
+"""Memory that one process writes and others of its host read, without a name in any file system.
+
+A segment is a sealed memfd: its owner maps it, then lets the kernel refuse every other writer, now and later.
+Others open it through /proc, which takes the same user (the kernel checks), and can only map it to be read.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import mmap
+import os
+import platform
+import sys
+from typing import NamedTuple
+
+from bml.transport.memory import address_of
+from topology.errors import FabricError
+
+_F_ADD_SEALS = 1033
+_SEALS = 0x1 | 0x2 | 0x4 | 0x10  # no more seals, no shrinking, no growing, no writing but through our map
+_serials = itertools.count(1)
+
+
+class SegmentAddress(NamedTuple):
+    """How others find a segment; no two segments of a process have the same."""
+
+    process: int
+    fd: int
+    serial: int
+    nbytes: int
+
+    @property
+    def path(self) -> str:
+        """What to open."""
+        return f"/proc/{self.process}/fd/{self.fd}"
+
+
+class Segment:
+    """Memory of this process that others may read. `nbytes` is a multiple of the page size; it is zeroed.
+
+    Raises OSError when there is not enough.
+    """
+
+    def __init__(self, nbytes: int):
+        self._fd = os.memfd_create("bml", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self._fd, nbytes)
+            self.memory = mmap.mmap(self._fd, nbytes)
+            fcntl.fcntl(self._fd, _F_ADD_SEALS, _SEALS)
+        except OSError:
+            os.close(self._fd)
+            raise
+        self.start = address_of(memoryview(self.memory))
+        self.address = SegmentAddress(os.getpid(), self._fd, next(_serials), nbytes)
+
+    def close(self) -> None:
+        """Let nobody open it any more; who has it mapped, this process too, keeps it. Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def map_to_read(address: SegmentAddress) -> mmap.mmap:
+    """Map a segment of any process of this user; raises OSError if that is gone, or another user's."""
+    fd = os.open(address.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return mmap.mmap(fd, address.nbytes, prot=mmap.PROT_READ)
+    finally:
+        os.close(fd)
+
+
+def why_not() -> str:
+    """Why this machine cannot share memory in this way; empty if it can."""
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
+        # Words are published without fences: that takes a processor which keeps stores in order.
+        return f"shared memory needs Linux on x86-64, this is {sys.platform} on {platform.machine()}"
+    try:
+        segment = Segment(mmap.PAGESIZE)
+        try:
+            map_to_read(segment.address).close()
+        finally:
+            segment.close()
+    except OSError as error:
+        return f"this kernel does not let processes share anonymous files: {error}"
+    return ""
+
+
+def check() -> None:
+    """Raise FabricError where memory cannot be shared."""
+    reason = why_not()
+    if reason:
+        raise FabricError(f"{reason}; ask for the transport tcp")

@@ -1,0 +1,212 @@
+"""Direct reduction: shares tile the vector, stages in any order of arrival, nothing of an old epoch."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bml.protocol import events as ev
+from bml.protocol import messages as msg
+from bml.protocol.call import Call
+from bml.protocol.direct import DirectEngine, Post, Stage, Sum, standing, standings
+from bml.protocol.engine import Stamp
+from bml.protocol.exchange import engine_for
+from bml.protocol.frame import FrameError, Kind
+from bml.protocol.server import ServerCore
+from bml.protocol.timeouts import Timeouts
+from bml.schedule import DirectProgram, OneProgram
+from topology import parse
+
+members = st.lists(st.integers(0, 300), min_size=1, max_size=20, unique=True).map(lambda m: tuple(sorted(m)))
+
+
+@given(members, st.integers(0, 100_000), st.sampled_from([1, 2, 4, 8, 16, 32]))
+def test_shares_tile_the_vector_at_pages(servers: tuple[int, ...], n: int, itemsize: int) -> None:
+    at = 0
+    for server in servers:
+        program = DirectProgram(server, servers)
+        start, stop = program.share(n, itemsize)
+        assert start == at
+        assert start * itemsize % 4096 == 0 or start == n
+        assert stop - start <= program.share_elements(n, itemsize)
+        at = stop
+    assert at == n
+
+
+def test_small_vectors_are_added_whole_and_the_choice_does_not_hang_on_the_server() -> None:
+    servers = (0, 3, 5)
+    for nbytes in (0, 4096, 699_050, 699_051, 1 << 20):
+        assert {DirectProgram(server, servers).adds_whole(nbytes) for server in servers} == {
+            nbytes <= 699_050
+        }
+
+
+class Room:
+    """The servers of one step; `chance` says who acts next, on what it sees of the others' words."""
+
+    def __init__(self, servers: tuple[int, ...], n: int, whole_nbytes: int, chance: random.Random):
+        self.inputs = {server: np.random.default_rng(server).standard_normal(n) for server in servers}
+        self.shares = {server: np.full(n, np.nan) for server in servers}
+        self.results = {server: np.full(n, np.nan) for server in servers}
+        self.engines: dict[int, DirectEngine] = {}
+        self.standing = dict.fromkeys(servers, 0)
+        self.todo: dict[int, list[Post | Sum]] = {}
+        self.waits: dict[int, Post] = {}
+        self.committed: set[int] = set()
+        self.chance, self.servers = chance, servers
+        for server in servers:
+            engine = engine_for(
+                DirectProgram(server, servers, 8, whole_nbytes), Stamp(4, 9, 1, 8), n, slice_elements=7
+            )
+            assert isinstance(engine, DirectEngine)
+            self.engines[server] = engine
+            self.todo[server] = list(engine.start())
+
+    def act(self, server: int) -> None:
+        engine = self.engines[server]
+        if server in self.waits:
+            self._look(server)
+        elif self.todo[server]:
+            match self.todo[server].pop(0):
+                case Post() as post:
+                    assert post.stage is not Stage.COMPLETE or engine.complete
+                    self.standing[server] = standing(*post)
+                    self.waits[server] = post
+                    if post.stage is Stage.COMPLETE:
+                        self._fetch(server)
+                case Sum() as done:
+                    self.sum = done
+                    out = self.results[server] if done.whole else self.shares[server]
+                    parts = [self.inputs[each][done.start : done.stop] for each in done.members]
+                    out[done.start : done.stop] = sum(parts[1:], parts[0])
+                    self.todo[server] += engine.summed()
+
+    def _look(self, server: int) -> None:
+        low, high = standings(*self.waits[server])
+        if all(low <= each < high for each in self.standing.values()):
+            stage = self.waits.pop(server).stage
+            if stage is Stage.COMPLETE:
+                self.committed.add(server)
+            elif not self.todo[server]:
+                self.todo[server] += self.engines[server].gathered(stage)
+
+    def _fetch(self, server: int) -> None:
+        if not self.sum.whole:
+            for index, owner in enumerate(self.servers):
+                part = slice(index * self.sum.share, (index + 1) * self.sum.share)
+                self.results[server][part] = self.shares[owner][part]
+
+    def run(self) -> None:
+        while len(self.committed) < len(self.servers):
+            self.act(self.chance.choice(self.servers))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    members.filter(lambda m: len(m) <= 9),
+    st.integers(0, 60),
+    st.sampled_from([0, 400, 10**6]),
+    st.integers(0, 10**6),
+)
+def test_any_order_gives_everybody_the_same_bits(
+    servers: tuple[int, ...], n: int, whole: int, seed: int
+) -> None:
+    room = Room(servers, n, whole, random.Random(seed))
+    room.run()
+    right = sum((room.inputs[server] for server in servers[1:]), room.inputs[servers[0]])
+    for server in servers:
+        assert room.results[server].tobytes() == right.tobytes()
+        assert room.engines[server].progress == 1.0
+        assert room.engines[server].remaining == 0
+
+
+def test_standings_grow_and_later_epochs_do_not_count() -> None:
+    low, high = standings(3, 7, Stage.DONE)
+    beyond = [standing(3, 7, Stage.DONE), standing(3, 7, Stage.COMPLETE), standing(3, 8, Stage.READY)]
+    assert all(low <= each < high for each in beyond)
+    others = [standing(3, 7, Stage.READY), standing(2, 9, Stage.COMPLETE), standing(4, 7, Stage.DONE)]
+    assert not any(low <= each < high for each in others)
+
+
+def test_no_frame_belongs_into_shared_memory() -> None:
+    engine = DirectEngine(DirectProgram(0, (0, 1)), Stamp(1, 1, 1, 8), 5)
+    with pytest.raises(FrameError, match="shares memory"):
+        engine.place(Kind.UP, 1, 0, 0, 5)
+
+
+# --- the core ------------------------------------------------------------------------------------
+
+N = 200_000
+
+
+@pytest.fixture
+def core() -> ServerCore:
+    """Server 0 of two, in view 1, with step 1 submitted."""
+    fabric = parse("bcube:2x1")
+    made = ServerCore(
+        0,
+        fabric,
+        lambda f, server: OneProgram(DirectProgram(server, f.servers)),
+        Timeouts.of(0.5),
+        lambda nbytes: 1 << 18,
+        0.0,
+    )
+    view = msg.View(epoch=1, members=(0, 1), failures=(), commit=0, reason="start", detect_s=0.0)
+    for message in (msg.Freeze(0, 1, "why"), msg.Propose(0, view), msg.Install(0, 1)):
+        made.handle(ev.Control(message), 0.0)
+    done = made.handle(ev.Submit(1, 1, Call("sum", "<f8", N, "allreduce"), 77), 0.0)
+    assert Post(1, 1, Stage.READY) in done
+    assert not [one for one in done if isinstance(one, ev.SendText)]
+    return made
+
+
+def meet(core: ServerCore, stage: Stage, epoch: int = 1, step: int = 1) -> list[ev.Instruction]:
+    return core.handle(ev.Gathered(epoch, step, stage), 0.0)
+
+
+def test_a_step_goes_through_its_stages(core: ServerCore) -> None:
+    assert core.phase == "compute"
+    assert meet(core, Stage.READY) == [Sum(1, 1, 0, 100_352, False, 100_352, (0, 1))]
+    assert core.phase == "reduce"
+    assert core.handle(ev.Summed(1, 1), 0.0) == [Post(1, 1, Stage.DONE)]
+    assert meet(core, Stage.DONE) == [Post(1, 1, Stage.COMPLETE)]
+    assert core.phase == "complete"
+    assert "servers [1]" in core.waits_for()
+    assert ev.Commit(1, 1, (0, 1)) in meet(core, Stage.COMPLETE)
+    assert core.committed == 1
+
+
+def test_a_frozen_server_posts_nothing_and_does_not_commit(core: ServerCore) -> None:
+    meet(core, Stage.READY)
+    core.handle(ev.Summed(1, 1), 0.0)
+    core.handle(ev.Control(msg.Freeze(0, 2, "why")), 0.0)
+    assert meet(core, Stage.DONE) == []
+    assert core.handle(ev.Summed(1, 1), 0.0) == []
+
+
+def test_a_complete_server_commits_by_decision_alone_once_it_is_frozen(core: ServerCore) -> None:
+    meet(core, Stage.READY)
+    core.handle(ev.Summed(1, 1), 0.0)
+    meet(core, Stage.DONE)
+    told = core.handle(ev.Control(msg.Freeze(0, 2, "why")), 0.0)
+    assert [one.message.complete for one in told if isinstance(one, ev.Tell)] == [1]
+    assert meet(core, Stage.COMPLETE) == []
+    view = msg.View(epoch=2, members=(0,), failures=("server:1",), commit=1, reason="", detect_s=0.0)
+    core.handle(ev.Control(msg.Propose(0, view)), 0.0)
+    assert ev.Commit(1, 1, (0, 1)) in core.handle(ev.Control(msg.Install(0, 2)), 0.0)
+
+
+def test_what_is_of_another_epoch_or_step_is_over(core: ServerCore) -> None:
+    assert meet(core, Stage.READY, epoch=2) == []
+    assert meet(core, Stage.READY, step=2) == []
+    assert core.handle(ev.Differs(2, 1, 1, "barrier"), 0.0) == []
+
+
+def test_another_call_is_named(core: ServerCore) -> None:
+    done = core.handle(ev.Differs(1, 1, 1, "barrier"), 0.0)
+    (stop,) = [one for one in done if isinstance(one, ev.Stop)]
+    assert "server 1 called barrier, but server 0 called allreduce" in str(stop.error)

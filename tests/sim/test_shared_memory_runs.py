@@ -1,0 +1,116 @@
+"""Simulated servers of one host: seeds that hold, and bugs of shared memory that must be found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from bml.protocol import events as ev
+from bml.protocol.direct import Post, Stage, standing, standings
+from bml.sim import Mishap, Simulation, When, sharing
+from bml.sim.check import Scenario, check, run
+from bml.sim.sharing import Sharing
+from topology import parse
+
+MOST_SEEDS = 300
+
+
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_seeds_hold_on_one_host(first: int) -> None:
+    tally = check(range(first, first + 50), shared_memory=True)
+    assert not tally.broken
+    assert tally.faults_injected > 50
+    assert tally.steps_committed > 100
+    assert tally.jobs_aborted < 15
+
+
+def bring_home_after_looking(patch: pytest.MonkeyPatch) -> None:
+    """The result is brought home when all have been seen COMPLETE, not before."""
+    look = Sharing._look
+
+    def later(sharing: Sharing, post: Post) -> None:
+        low, high = standings(*post)
+        there = all(low <= sharing._host.standing.get(each, 0) < high for each in sharing._members)
+        if post.stage is not Stage.COMPLETE or not there:
+            look(sharing, post)
+            return
+
+        def rest() -> None:
+            sharing.fetch()
+            sharing._feel(ev.Gathered(*post))
+
+        def half() -> None:
+            sharing._fetch(len(sharing._result) // 2)
+            sharing._later(0.003, rest)
+
+        sharing._later(0.003, half)
+
+    patch.setattr(Sharing, "_bring_home", lambda sharing, post: sharing._look(post))
+    patch.setattr(Sharing, "_look", later)
+
+
+def count_later_epochs(patch: pytest.MonkeyPatch) -> None:
+    """Who stands in a later epoch is taken to have finished the step of this one."""
+    patch.setattr(sharing, "standings", lambda *post: (standing(*post), 1 << 80))
+
+
+def commit_before_all_are_complete(patch: pytest.MonkeyPatch) -> None:
+    """A server that is complete commits at once."""
+    look = Sharing._look
+
+    def hasty(sharing: Sharing, post: Post) -> None:
+        if post.stage is Stage.COMPLETE:
+            sharing._feel(ev.Gathered(*post))
+        else:
+            look(sharing, post)
+
+    patch.setattr(Sharing, "_look", hasty)
+
+
+def leave_half_of_a_share_out(patch: pytest.MonkeyPatch) -> None:
+    """A share is done when the first half of it is."""
+    add = Sharing._add
+
+    def half(sharing: Sharing) -> None:
+        whole = sharing._sum
+        assert whole is not None
+        sharing._sum = whole._replace(stop=(whole.start + whole.stop) // 2)
+        add(sharing)
+
+    patch.setattr(Sharing, "_add", half)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        bring_home_after_looking,
+        count_later_epochs,
+        commit_before_all_are_complete,
+        leave_half_of_a_share_out,
+    ],
+    ids=lambda plant: plant.__name__,
+)
+def test_a_bug_of_shared_memory_is_found(plant: Callable[[pytest.MonkeyPatch], None]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        plant(patch)
+        seeds = range(MOST_SEEDS)
+        broken = next((seed for seed in seeds if run(Scenario.of(seed, shared_memory=True)).broken), None)
+    assert broken is not None
+
+
+def test_a_frozen_server_that_wakes_disturbs_nobody() -> None:
+    """Frozen while all were ready, evicted, thawed while the others are two steps further."""
+    freeze = Mishap("freeze", (1,), When("complete", 5, 0.0), 2.0)
+    simulation = Simulation(
+        parse("bcube:2x2"),
+        seed=4,
+        steps=6,
+        n_elements=40,
+        slice_nbytes=8,
+        mishaps=[freeze],
+        shared_memory=True,
+    )
+    simulation.run()
+    assert [server for server, machine in simulation.machines.items() if machine.done] == [0, 2, 3]
+    assert set(simulation.history.commits[6].values()) == {(0, 2, 3)}

@@ -1,0 +1,230 @@
+"""Shared memory in parts: who may write and read, what boards say, results mapped in one piece, waiting."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from bml.protocol.direct import Stage, Sum, standing
+from bml.transport.shm import Boards, Reduction, SharedPool, futex
+from bml.transport.shm.board import N_HELD, Board, PeerBoard
+from bml.transport.shm.joined import Joined
+from bml.transport.shm.segment import Segment, map_to_read, why_not
+from topology.errors import FabricError
+
+pytestmark = [
+    pytest.mark.timeout(30),
+    pytest.mark.skipif(bool(why_not()), reason=why_not() or "it can"),
+]
+TOKEN, JOB = b"t" * 32, "job-1"
+
+
+def test_others_read_what_the_owner_writes_and_the_kernel_refuses_more() -> None:
+    segment = Segment(8192)
+    seen = map_to_read(segment.address)
+    segment.memory[5] = 77
+    assert seen[5] == 77
+    with pytest.raises(TypeError):
+        seen[5] = 1
+    fd = os.open(segment.address.path, os.O_RDWR)
+    with pytest.raises(PermissionError):
+        mmap.mmap(fd, 8192)
+    with pytest.raises(PermissionError):
+        os.write(fd, b"x")
+    with pytest.raises(PermissionError):
+        os.ftruncate(fd, 4096)
+    os.close(fd)
+
+
+def test_memory_outlives_its_owner_and_has_no_name() -> None:
+    segment = Segment(4096)
+    seen = map_to_read(segment.address)
+    segment.memory[0] = 9
+    segment.close()
+    segment.close()
+    assert seen[0] == 9
+    with pytest.raises(FileNotFoundError):
+        map_to_read(segment.address)
+
+
+def test_a_segment_longer_than_it_is_cannot_be_mapped() -> None:
+    address = Segment(4096).address._replace(nbytes=1 << 20)
+    with pytest.raises((OSError, ValueError)):
+        map_to_read(address)
+
+
+def test_a_board_says_what_was_posted() -> None:
+    board = Board(TOKEN, JOB, 3)
+    pool = SharedPool(1 << 20)
+    array = pool.empty(100, "float32")
+    place = pool.locate(array)
+    seen = PeerBoard(3, board.address)
+    before = seen.changes
+    board.describe(0xFFFFFFFF, "allreduce sum ä" * 300, place, 2)
+    board.post(7, 12, Stage.DONE)
+    board.put_piece(2, Segment(4096).address)
+    assert seen.standing == standing(7, 12, Stage.DONE)
+    assert seen.changes == before + 1
+    assert (seen.signature, seen.result_set, seen.input) == (0xFFFFFFFF, 2, place)
+    assert seen.text.startswith("allreduce sum ä")
+    assert len(seen.text.encode()) <= 4096 + 3
+    assert seen.piece(2).nbytes == 4096
+
+
+def test_only_a_board_of_this_job_and_token_is_believed() -> None:
+    seen = PeerBoard(3, Board(TOKEN, JOB, 3).address)
+    assert seen.proves(TOKEN, JOB)
+    assert not seen.proves(b"u" * 32, JOB)
+    assert not seen.proves(TOKEN, "job-2")
+    assert not PeerBoard(4, seen.address).proves(TOKEN, JOB)
+
+
+def test_boards_that_cannot_be_used_are_named() -> None:
+    mine, other = Boards(0, TOKEN, JOB), Boards(1, b"u" * 32, JOB)
+    with pytest.raises(FabricError, match="server 1 shares is not of this job"):
+        mine.open({0: mine.own.address, 1: other.own.address})
+    with pytest.raises(FabricError, match="server 1 shares no memory"):
+        mine.open({0: mine.own.address, 1: None})
+    with pytest.raises(FabricError, match=r"cannot map the memory of server 1.*use tcp"):
+        mine.open({0: mine.own.address, 1: other.own.address._replace(fd=9999)})
+
+
+def test_result_sets_are_free_when_nobody_holds_them() -> None:
+    board = Boards(0, TOKEN, JOB)
+    board.open({0: board.own.address})
+    entries = [board.own.hold(number) for number in range(N_HELD)]
+    assert board.free_set() == N_HELD
+    assert board.own.hold(N_HELD) is None, "one set must stay free for ever"
+    assert entries[4] is not None
+    board.own.let_go(entries[4])
+    assert board.free_set() == 4
+
+
+def test_segments_are_mapped_one_behind_the_other_and_stay_until_the_last_array() -> None:
+    segments = [Segment(8192) for _ in range(3)]
+    for number, segment in enumerate(segments):
+        segment.memory[:] = bytes([number + 1]) * 8192
+    gone: list[int] = []
+    joined = Joined([segment.address for segment in segments], 4096)
+    array = joined.array(3 * 1024, np.dtype("int32"), lambda: gone.append(1))
+    part = array[1000:].reshape(2, -1)
+    del joined, array
+    gc.collect()
+    assert not gone
+    assert part[0, 0] == 0x01010101
+    assert part[-1, -1] == 0x03030303
+    with pytest.raises(ValueError, match="read-only"):
+        part[0] = 1
+    del part
+    gc.collect()
+    assert gone == [1]
+
+
+def test_a_wait_ends_when_something_is_posted() -> None:
+    board = Board(TOKEN, JOB, 0)
+    seen = PeerBoard(0, board.address)
+    before = seen.changes
+    waiting = threading.Event()
+
+    def post() -> None:
+        waiting.wait()
+        board.post(1, 1, Stage.READY)
+
+    thread = threading.Thread(target=post)
+    thread.start()
+    waiting.set()
+    while seen.changes == before:
+        seen.wait(before, 20.0)
+    thread.join()
+    seen.wait(before, 20.0)  # it has posted since: returns at once
+
+
+def test_a_wait_has_an_end() -> None:
+    segment = Segment(4096)
+    futex.wait(segment.start, 0, 0.001)
+
+
+Host = list[tuple[Boards, SharedPool, Reduction]]
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    """Three servers, in one process."""
+    servers: Host = []
+    for server in range(3):
+        boards, pool = Boards(server, TOKEN, JOB), SharedPool(4 << 20)
+        servers.append((boards, pool, Reduction(boards, pool)))
+    addresses = {server: each[0].own.address for server, each in enumerate(servers)}
+    for boards, _, _ in servers:
+        boards.open(addresses)
+    yield servers
+    for boards, _, reduction in servers:
+        boards.close()
+        reduction.close()
+
+
+def step(host: Host, vectors: list[np.ndarray], op: str = "sum", shared: bool = False) -> list[np.ndarray]:
+    members = tuple(range(len(host)))
+    size, itemsize = vectors[0].size, vectors[0].itemsize
+    share = -(-size * itemsize // len(host) // 4096) * 4096 // itemsize or 1
+    for (_, _, reduction), vector in zip(host, vectors, strict=True):
+        reduction.bring(vector, op, shared, 1, "call")
+    for server, (_, _, reduction) in enumerate(host):
+        start, stop = min(server * share, size), min((server + 1) * share, size)
+        reduction.add(Sum(1, 1, start, stop, False, share, members))
+        reduction.hold()
+    for _, _, reduction in host:
+        reduction.fetch()
+    return [reduction.take() for _, _, reduction in host]
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float16", "float32", "int64", "complex128"])
+@pytest.mark.parametrize("op", ["sum", "max", "min", "prod"])
+def test_reductions_of_every_kind(host: Host, dtype: str, op: str) -> None:
+    chance = np.random.default_rng(5)
+    vectors = [chance.integers(1, 5, 100_003).astype(dtype) for _ in host]
+    ufunc = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}[op]
+    right = ufunc(ufunc(vectors[0], vectors[1]), vectors[2])
+    for result in step(host, vectors, op):
+        assert result.dtype == right.dtype
+        assert result.tobytes() == right.tobytes()
+    for result in step(host, vectors, op, shared=True):
+        assert result.tobytes() == right.tobytes()
+
+
+def test_results_in_place_are_not_overwritten_by_later_steps_of_any_size(host: Host) -> None:
+    kept = []
+    for number in range(8):
+        n = 300_000 + 90_000 * (number % 3)
+        kept.append((number, step(host, [np.full(n, number + 0.5 * s) for s in range(3)], shared=True)))
+        if number % 3 == 2:
+            del kept[0]
+    for number, results in kept:
+        assert all((result == 3 * number + 1.5).all() for result in results)
+    assert all(not result.flags.writeable for _, results in kept for result in results)
+
+
+def test_extra_memory_is_bounded(host: Host) -> None:
+    """Copied results take one result set, however many steps there are."""
+    for number in range(10):
+        step(host, [np.full(300_000, float(number)) for _ in host])
+    for boards, pool, reduction in host:
+        assert boards.free_set() == 0
+        assert reduction.shared_nbytes <= 300_000 * 8 // 3 + 4096
+        assert reduction.nbytes_copied == 10 * 300_000 * 8
+        assert pool.nbytes == 4 << 20
+
+
+def test_memory_of_the_pool_is_contributed_where_it_lies(host: Host) -> None:
+    vectors = []
+    for _, pool, _ in host:
+        vectors.append(pool.empty(50_000, "float64"))
+        vectors[-1][:] = 2
+    assert all((result == 6).all() for result in step(host, vectors))
+    assert [reduction.nbytes_copied for _, _, reduction in host] == [0, 0, 0]
