@@ -1,4 +1,4 @@
-"""Servers that die, freeze, fall silent and come again, from a seed, as long as one likes; every step checked."""
+"""Servers that die, freeze, fall silent and come again, from a seed; every step is checked."""
 
 from __future__ import annotations
 
@@ -116,8 +116,10 @@ class Churn:
     def _fault(self, server: int) -> str:
         for_s = f"{self._chance.uniform(0.2, 1.5):.2f}s"
         how = self._chance.random()
-        if how < 0.6:
+        if how < 0.5:
             return f"kill:{server}"
+        if how < 0.6:
+            return "coordinator"
         if how < 0.8:
             return f"freeze:{server},for={for_s}"
         return f"blackhole:{server}/{self._chance.randrange(LEVELS)},for={for_s}"
