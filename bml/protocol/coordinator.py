@@ -40,7 +40,7 @@ from bml.protocol.coordinator_events import (
 )
 from bml.protocol.decision import decide, epoch_of, is_open
 from bml.protocol.messages import Life, View
-from bml.protocol.roster import Roster, learners_of, lives_of
+from bml.protocol.roster import Roster, learners_of, lives_of, works_again
 from bml.protocol.timeouts import Timeouts
 from faults import Evidence, Suspicion, diagnose, settle
 from faults.healing import healed
@@ -269,7 +269,7 @@ class Coordinator:
         """Diagnose all evidence and freeze the survivors."""
         self._forget(self._is_void)
         admitted, promoted = self._roster.admitted(self.view), self._roster.promoted(self.view)
-        back = {f"server:{server}" for server in admitted}
+        back = works_again(self._fabric, self._standing(), admitted)
         fabric = self._fabric.without(*(part for part in self._standing() if part not in back))
         suspicions = tuple(each for _, each in sorted(self._suspicions.items()) if is_open(fabric, each))
         dead = {server: why for server, why in self._dead.items() if server in fabric.servers}
@@ -279,9 +279,9 @@ class Coordinator:
         settlement = settle(fabric, diagnosis.failures)
         reason = diagnosis.reason if diagnosis.failures else ""
         if len(settlement.failures) > len(diagnosis.failures):
-            reason = f"{reason}; {settlement.reason}"
-        for server in admitted.keys() - {*settlement.members}:
-            self._roster.drop(server)  # the others cannot reach it
+            reason = "; ".join(filter(None, (reason, settlement.reason)))
+        broken = {*fabric.failures, *settlement.failures}
+        admitted = self._roster.reached(admitted, settlement.members, broken)
         learners = learners_of(settlement.members, self.view, admitted, promoted)
         left = tuple(server for server in settlement.members if server not in learners)
         if all(self.outcomes.get(server) == "done" for server in left):
@@ -302,7 +302,7 @@ class Coordinator:
         self._accepted = set()
         self._proposal = None
         self._next_members = settlement.members
-        self._next_failures = tuple(str(each) for each in sorted({*fabric.failures, *settlement.failures}))
+        self._next_failures = tuple(str(each) for each in sorted(broken))
         self._next_learners = learners
         self._next_joined = lives_of(settlement.members, self.view, admitted)
         self._newcomers = frozenset(admitted)
