@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import platform
+import resource
 import shutil
 import sys
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from bml.transport.shm import segment
 
 _LEAST_PYTHON = (3, 11)
 _LEAST_SHM_NBYTES = 256 << 20
+_LEAST_FILES = 1024
 
 _MEANING = {
     "heartbeat_s": "detect_s / 5: four heartbeats may be lost before anybody is suspected",
@@ -84,6 +86,7 @@ def checks_of_this_machine() -> list[Check]:
         _package("Ray", "ray", "the launcher ray", "ray[default]"),
         _package("torch", "torch", "bml.torch", "bml[torch]"),
         _shared_memory(),
+        _open_files(),
         _job_folder(),
         _transport_shm(),
         _emulated_fabric(),
@@ -111,6 +114,13 @@ def _shared_memory() -> Check:
         return Check("/dev/shm", False, f"{error.strerror}: Ray is slow without it")
     enough = free >= _LEAST_SHM_NBYTES
     return Check("/dev/shm", enough, f"{free >> 20} MiB free" + ("" if enough else ": Ray wants 256 MiB"))
+
+
+def _open_files() -> Check:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = soft == resource.RLIM_INFINITY or soft >= _LEAST_FILES
+    remark = "" if enough else f", have {_LEAST_FILES}: ulimit -n; beyond it nobody can join or reconnect"
+    return Check("open files", enough, f"a process may have {soft}; a server needs one for each link{remark}")
 
 
 def _job_folder() -> Check:

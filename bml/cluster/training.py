@@ -50,7 +50,7 @@ def run_training(server: Server, contacts: Contacts, train: Train) -> ServerRepo
 
 def _kind(server: Server, error: BaseException | None) -> str:
     """The error's class, or how the server came to be out without harm to the others."""
-    if server.leaves:
+    if server.leaves and error is not None:  # it may have been done before it came to go
         return "Left"
     if error is not None and not server.contributes:
         return "NotJoined"

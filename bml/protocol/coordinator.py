@@ -42,7 +42,7 @@ from bml.protocol.coordinator_events import (
 from bml.protocol.decision import epoch_of, is_open
 from bml.protocol.findings import Findings
 from bml.protocol.messages import View
-from bml.protocol.roster import Roster, learners_of, lives_of
+from bml.protocol.roster import Roster, learners_of, lives_of, works_again
 from bml.protocol.timeouts import Timeouts
 from faults import Diagnosis, Settlement, Suspicion, diagnose, settle
 from faults.healing import healed
@@ -254,15 +254,15 @@ class Coordinator:
         self._findings.forget(self._is_void)
         self._rest_if_steady()
         admitted, promoted = self._roster.admitted(self.view), self._roster.promoted(self.view)
-        back = {f"server:{server}" for server in admitted}
+        back = works_again(self._fabric, self._standing(), admitted)
         fabric = self._fabric.without(*(part for part in self._standing() if part not in back))
         diagnosis = diagnose(fabric, self._findings.evidence(fabric, is_open))
         if not set(fabric.servers) - {f.server for f in diagnosis.failures if isinstance(f, ServerFailure)}:
             return self._too_few((), diagnosis.reason)
         settlement = settle(fabric, diagnosis.failures)
         reason = _explained(diagnosis, settlement)
-        for server in admitted.keys() - {*settlement.members}:
-            self._roster.drop(server)  # the others cannot reach it
+        broken = {*fabric.failures, *settlement.failures}
+        admitted = self._roster.reached(admitted, settlement.members, broken)
         learners = learners_of(settlement.members, self.view, admitted, promoted)
         left = tuple(server for server in settlement.members if server not in learners)
         if all(self.outcomes.get(server) == "done" for server in left):
@@ -273,7 +273,7 @@ class Coordinator:
             self.outcomes.pop(server, None)  # those of its earlier life
         news = "; ".join(filter(None, (reason, self._good_news(admitted, promoted))))
         self._reason = news or self._reason or ("new coordinator" if self.view else "start")
-        failures = tuple(str(each) for each in sorted({*fabric.failures, *settlement.failures}))
+        failures = tuple(str(each) for each in sorted(broken))
         self._epoch += 1
         view = View(
             epoch=self._epoch,
@@ -560,7 +560,7 @@ class Coordinator:
 def _explained(diagnosis: Diagnosis, settlement: Settlement) -> str:
     reason = diagnosis.reason if diagnosis.failures else ""
     more = len(settlement.failures) > len(diagnosis.failures)
-    return f"{reason}; {settlement.reason}" if more else reason
+    return "; ".join(filter(None, (reason, settlement.reason))) if more else reason
 
 
 __all__ = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from bml.protocol.messages import Life, View
+from topology import Fabric, Failure
 
 
 class Roster:
@@ -12,6 +13,7 @@ class Roster:
 
     def __init__(self) -> None:
         self._waiting: dict[int, Life] = {}
+        self._out_of_reach: dict[int, frozenset[str]] = {}  # with these failures
         self._gives: set[int] = set()
         self._caught_up: set[int] = set()
 
@@ -29,8 +31,9 @@ class Roster:
         return server in self._waiting
 
     def drop(self, server: int) -> None:
-        """Forget a server: it is dead, or cannot be let in."""
+        """Forget a server: it is dead, or has left."""
         self._waiting.pop(server, None)
+        self._out_of_reach.pop(server, None)
         self._gives.discard(server)
         self._caught_up.discard(server)
 
@@ -43,10 +46,27 @@ class Roster:
         self._caught_up.add(server)
 
     def admitted(self, view: View | None) -> dict[int, Life]:
-        """Who can be let in after this view: server -> its life. Nobody, unless all can give the state."""
+        """Who can be let in after this view: server -> its life. Nobody, unless all can give the state.
+
+        Who could not be reached waits until something else is broken, or less.
+        """
         if view is None or not self._gives.issuperset(view.contributors):
             return {}
-        return {server: life for server, life in sorted(self._waiting.items()) if server not in view.members}
+        failures = frozenset(view.failures)
+        return {
+            server: life
+            for server, life in sorted(self._waiting.items())
+            if server not in view.members and self._out_of_reach.get(server) != failures
+        }
+
+    def reached(
+        self, admitted: Mapping[int, Life], members: Iterable[int], failures: Iterable[Failure]
+    ) -> dict[int, Life]:
+        """Those of `admitted` who are among the next members; the others wait on."""
+        inside = {*members}
+        for server in admitted.keys() - inside:
+            self._out_of_reach[server] = frozenset(map(str, failures))
+        return {server: life for server, life in admitted.items() if server in inside}
 
     def promoted(self, view: View | None) -> frozenset[int]:
         """The learners of this view that can contribute after it."""
@@ -58,6 +78,19 @@ class Roster:
             if self._waiting.get(life.server) == life:
                 del self._waiting[life.server]
         self._caught_up.clear()
+
+
+def works_again(fabric: Fabric, standing: Iterable[str], admitted: Iterable[int]) -> frozenset[str]:
+    """What counts as dead no more when these are let in: they, and their links if they had none left.
+
+    That their links were dead is known of an earlier life; a server without any could not even show that
+    they work. If they do not, that will be noticed as it was before.
+    """
+    back = {f"server:{server}" for server in admitted}
+    left = fabric.without(*(part for part in standing if part not in back))
+    levels = range(fabric.levels)
+    alone = [server for server in admitted if not any(left.neighbours(server, level) for level in levels)]
+    return frozenset(back | {f"link:{server}/{level}" for server in alone for level in levels})
 
 
 def learners_of(

@@ -337,8 +337,10 @@ def test_a_learner_survives_fuzzed_frames_and_allocates_no_terabytes(victim: Cal
 def test_texts_are_read_or_refused() -> None:
     chance = random.Random(6)
     good = ("sum <f4 301\nallreduce float32 301", "100 0 4 40 0123456789abcdef")
-    words = ("sum", "<f4", "-1", "1e9", "9" * 5000, str(10**30), "٣", "<O8", "f4,f4", "(9,)f8", "M8[s]", "0x10",
-             "", "a", ",", "<f16", ">f4", "|S9", "\0", "1_0", "\ud7ff", "100", "0", "1")  # fmt: skip
+    words = (
+        "sum", "<f4", "-1", "1e9", "9" * 5000, str(10**30), "٣", "<O8", "f4,f4", "(9,)f8", "M8[s]", "0x10",
+        "", "a", ",", "<f16", ">f4", "|S9", "\0", "1_0", "\ud7ff", "100", "0", "1",
+    )  # fmt: skip
     for _ in range(CASES["texts"]):
         if chance.random() < 0.5:
             text = damaged(chance, chance.choice(good).encode()).decode(errors="replace")
@@ -387,9 +389,10 @@ TO_SERVER = (
 )  # fmt: skip
 STATUS = msg.Status(1, 7, 0, 2, VIEW, VIEW, 4, -1, "", "", None)
 TO_COORDINATOR = (
-    STATUS, msg.Accepted(1, 7, 2), msg.Refused(1, 7, 3), msg.Deposed(1, 2),
-    msg.Suspect(1, 0, 0, "silence", 0.5, "x"), msg.Withdraw(1, 0, 0), msg.Healthy(1, 0, 0), msg.Relapsed(1, 0, 0), msg.Gives(1), msg.CaughtUp(1, 2),
-    msg.Leaves(1, "x"), msg.Progress(1, 9), msg.Ended(1, "done", ""), msg.Inject("join:2"),
+    STATUS, msg.Accepted(1, 7, 2), msg.Refused(1, 7, 3), msg.Deposed(1, 2), msg.Withdraw(1, 0, 0),
+    msg.Suspect(1, 0, 0, "silence", 0.5, "x"), msg.Healthy(1, 0, 0), msg.Relapsed(1, 0, 0), msg.Gives(1),
+    msg.CaughtUp(1, 2), msg.Leaves(1, "x"), msg.Progress(1, 9), msg.Ended(1, "done", ""),
+    msg.Inject("join:2"),
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""View after view in one process, with real sockets: descriptors, threads, memory and tables stay as they are.
+"""View after view in one process, with real sockets: descriptors, threads, memory, tables stay as they are.
 
 Server 3 leaves and comes again in another life, over and over: three views each time. BML_SOAK_VIEWS says how
 many there are to be (make soak: 1,000).

@@ -16,8 +16,10 @@ from typing import Any
 import jobs
 import numpy as np
 import pytest
+from rich.console import Console
 
 import bml
+from bml.cli.status import _show
 from bml.cluster import jobsocket
 from bml.errors import FabricError, UsageError
 
@@ -221,6 +223,15 @@ def test_doctor() -> None:
     text = command("doctor")
     assert "time-outs, in their safe order" in text.stdout
     assert command("doctor", "--detect-s", "0").returncode == 2
+
+
+def test_status_names_who_joins(capsys: pytest.CaptureFixture[str]) -> None:
+    now = {"job": "j", "fabric": "bcube:2x2", "algorithm": "auto", "launcher": "processes", "emulated": None}
+    shown = {"learners": [2], "waiting": [3], "members": [0, 1, 2], "servers": {}, "lost": {}}
+    _show({**now, **shown}, Console(markup=False, width=200))
+    text = capsys.readouterr().out
+    assert "learns: server 2 follows the steps" in text
+    assert "waits: server 3 wants to join" in text
 
 
 def test_every_command_shows_an_example() -> None:

@@ -19,9 +19,10 @@ U64 = st.integers(0, 2**64 - 1)
 def headers(draw: st.DrawFn) -> Header:
     kind = draw(st.sampled_from(Kind))
     start = draw(st.integers(0, 2**63))
-    span = draw(st.integers(0, 4096))
+    span = draw(st.integers(int(kind == Kind.STATE), 4096))
     stop = 0 if kind == Kind.TOKEN else start + span
-    nbytes = {Kind.TOKEN: 0, Kind.DESCRIBE: span}.get(kind, span * draw(st.sampled_from([1, 2, 4, 8])))
+    itemsize = draw(st.sampled_from([1, 2, 4, 8])) if kind <= Kind.DOWN else 1
+    nbytes = 0 if kind == Kind.TOKEN else span * itemsize
     return Header(kind, draw(U32), draw(U64), draw(U16), draw(U16), draw(U32), start, stop, nbytes)
 
 
@@ -67,7 +68,7 @@ def test_garbage_never_crashes() -> None:
 @pytest.mark.parametrize(
     ("header", "match"),
     [
-        (Header(4, 1, 1, 0, 1, 7, 0, 4, 16), "unknown kind"),
+        (Header(6, 1, 1, 0, 1, 7, 0, 4, 16), "unknown kind"),
         (Header(Kind.UP, 1, 1, 0, 1, 7, 4, 0, 16), "do not fit"),
         (Header(Kind.UP, 1, 1, 0, 1, 7, 0, 3, 16), "do not fit"),
         (Header(Kind.DOWN, 1, 1, 0, 1, 7, 3, 3, 1), "do not fit"),
@@ -75,6 +76,9 @@ def test_garbage_never_crashes() -> None:
         (Header(Kind.TOKEN, 1, 1, 0, 1, 7, 3, 3, 0), "token"),
         (Header(Kind.DESCRIBE, 1, 1, 0, 1, 7, 0, 4097, 4097), "at most 4096"),
         (Header(Kind.DESCRIBE, 1, 1, 0, 1, 7, 0, 4, 5), "text"),
+        (Header(Kind.HEAD, 1, 1, 0, 1, 7, 0, 4097, 4097), "at most 4096"),
+        (Header(Kind.STATE, 1, 1, 0, 1, 7, 0, 4, 5), "bytes of state"),
+        (Header(Kind.STATE, 1, 1, 0, 1, 7, 4, 4, 0), "bytes of state"),
         (Header(Kind.UP, 1, 1, 0, 1, 7, 0, 1, MAX_NBYTES + 1), "at most"),
     ],
 )

@@ -1,0 +1,120 @@
+"""Who is let in, who waits, and what counts as dead no more when somebody comes again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bml.protocol import coordinator as coord
+from bml.protocol import messages as msg
+from bml.protocol.messages import Life, View
+from bml.protocol.roster import Roster, works_again
+from bml.protocol.timeouts import Timeouts
+from topology import parse, parse_failure
+
+FABRIC = parse("bcube:2x2")
+LIFE = Life(0, 5)
+
+
+def view(*failures: str) -> View:
+    return View(3, FABRIC.without(*failures).servers, failures, 7, "", 0.0)
+
+
+def waiting(*failures: str) -> Roster:
+    roster = Roster()
+    roster.knocks(LIFE)
+    for server in view(*failures).members:
+        roster.gives(server)
+    return roster
+
+
+def test_links_of_an_earlier_life_do_not_keep_a_server_out() -> None:
+    standing = ("link:0/0", "link:0/1", "server:0", "link:3/0")
+    assert works_again(FABRIC, standing, [0]) == {"server:0", "link:0/0", "link:0/1"}
+
+
+def test_a_link_that_is_out_stays_so_while_another_works() -> None:
+    assert works_again(FABRIC, ("link:0/0", "server:0"), [0]) == {"server:0"}
+
+
+def test_nobody_comes_nothing_works_again() -> None:
+    assert works_again(FABRIC, ("link:0/0", "link:0/1", "server:0"), []) == frozenset()
+
+
+def test_who_cannot_be_reached_waits_until_something_changes() -> None:
+    broken = ("server:0", "switch:0/0", "switch:1/0")
+    roster = waiting(*broken)
+    assert roster.admitted(view(*broken)) == {0: LIFE}
+    assert roster.reached({0: LIFE}, (1, 2, 3), map(parse_failure, broken)) == {}
+    assert roster.admitted(view(*broken)) == {}, "or there would be view after view for nothing"
+    assert roster.waiting == (0,)
+    assert roster.admitted(view("server:0", "switch:1/0")) == {0: LIFE}
+    assert roster.reached({0: LIFE}, (0, 1, 2, 3), ()) == {0: LIFE}
+
+
+def test_a_new_life_of_it_is_tried_anew() -> None:
+    broken = ("server:0", "switch:0/0", "switch:1/0")
+    roster = waiting(*broken)
+    roster.reached({0: LIFE}, (1, 2, 3), map(parse_failure, broken))
+    roster.drop(0)
+    roster.knocks(Life(0, 6))
+    assert roster.admitted(view(*broken)) == {0: Life(0, 6)}
+
+
+class Desk:
+    """A coordinator whose servers always agree."""
+
+    def __init__(self) -> None:
+        self.core = coord.Coordinator(FABRIC, 1, Timeouts.of(0.5), 1, 0.0)
+        self.now = 0.0
+        self.stands: dict[int, Any] = dict.fromkeys(FABRIC.servers)
+        self.lives: dict[int, Life | None] = dict.fromkeys(FABRIC.servers)
+        for server in FABRIC.servers:
+            self.give(coord.Connected(server))
+        for server in FABRIC.servers:
+            self.give(coord.From(server, msg.Gives(server)))
+
+    def give(self, event: coord.Event) -> None:
+        """And what the servers answer to it."""
+        posts = [one for one in self.core.handle(event, self.now) if isinstance(one, coord.Post)]
+        for server, message in posts:
+            match message:
+                case msg.Who() | msg.Freeze():
+                    epoch = getattr(message, "epoch", 0)
+                    known = self.stands[server]
+                    promised = epoch or (known.epoch if known else 0)
+                    self.give(coord.From(server, msg.Status(
+                        server, 1, epoch, promised, known, known, 0, -1, "", "", self.lives[server]
+                    )))  # fmt: skip
+                case msg.Propose(_, proposed):
+                    self.stands[server] = proposed
+                    self.give(coord.From(server, msg.Accepted(server, 1, proposed.epoch)))
+
+    def suspects(self, observer: int, peer: int, level: int) -> None:
+        self.give(coord.From(observer, msg.Suspect(observer, peer, level, "silence", 0.5, "test")))
+
+    def later(self) -> None:
+        self.now += 1.0
+        self.give(coord.Tick())
+
+    def comes_again(self, server: int, number: int) -> None:
+        self.lives[server], self.stands[server] = Life(server, number), None
+        self.give(coord.Connected(server))
+
+
+def test_a_server_whose_nics_fell_silent_one_by_one_joins_again() -> None:
+    desk = Desk()
+    desk.suspects(0, 1, 0)
+    desk.suspects(1, 0, 0)
+    desk.later()
+    assert desk.core.view is not None
+    (first,) = desk.core.view.failures
+    assert first in ("link:0/0", "link:1/0", "switch:0/0")
+    desk.suspects(2, 0, 1)
+    desk.suspects(0, 2, 1)
+    desk.give(coord.Gone(0, "cannot be reached"))
+    desk.later()
+    assert 0 not in desk.core.view.members
+    desk.comes_again(0, 5)
+    assert 0 in desk.core.view.members
+    assert desk.core.view.learners == (0,)
+    assert desk.core.waiting == ()
