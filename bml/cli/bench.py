@@ -28,6 +28,7 @@ from bml.cli.plan import parse_bytes
 from bml.cluster.constants import default_path, load_constants, store_constants
 from bml.schedule import plan
 from bml.schedule.model import Constants
+from bml.transport.choice import TRANSPORTS
 from topology import UsageError, parse
 
 _UNITS_OF_CONSTANTS = {
@@ -89,7 +90,9 @@ def calibrate(constants: Path | None, as_json: bool) -> None:
 @click.option("--fabric-emulated", is_flag=True, help="On the fabric of `bml fabric up`, with real cables.")
 @click.option("--fabric-name", default=emulated.DEFAULT_NAME, show_default=True, help="Name of that fabric.")
 @click.option("--sizes", default="4KiB,64KiB,1MiB,16MiB,64MiB", show_default=True, help="Of the vector.")
-@click.option("--transport", type=click.Choice(["tcp"]), default="tcp", show_default=True)
+@click.option(
+    "--transport", type=click.Choice(TRANSPORTS), default="tcp", show_default=True, help="verbs: RDMA."
+)
 @click.option("--algorithm", default="auto", show_default=True, help="See bml plan.")
 @click.option("--fail", multiple=True, metavar="X", help="server:4, link:4/0 or switch:0/2; repeatable.")
 @click.option("--against", default="", metavar="PEERS", help=f"Some of {','.join(PEERS)}.")
@@ -120,7 +123,8 @@ def allreduce(
     All servers are processes of this machine. Contenders take turns, so that other load hits all alike, and
     each checks every element on every server. `theory` is the cost model's time (on an emulated fabric:
     bytes over goodput) and `ratio` the measured time in units of it; of peers it is that of a ring over one
-    NIC. `speedup` is how many times as long as bml a peer takes, `cpu` the processor time of all servers.
+    NIC. `speedup` is how many times as long as bml a peer takes, `cpu` the processor time of all servers,
+    `copies` how often bml's processes copy a byte that they send, and one that they receive.
 
     \b
     Example:
@@ -128,7 +132,7 @@ def allreduce(
       bml bench allreduce --fabric bcube:3x2 --fail server:4 --json
     """
     start_s = time.monotonic()
-    job = _job(fabric, fail, algorithm, fabric_name if fabric_emulated else None)
+    job = _job(fabric, fail, algorithm, fabric_name if fabric_emulated else None, transport)
     known, goodput, source = _theory(job, constants)
     settings = Settings(
         job, rows.sizes(sizes, parse_bytes), _peers(against, job), known, repetitions, block_s, goodput
@@ -145,7 +149,9 @@ def allreduce(
                     _print_rows(group, first=number == 0, on_progress=on_progress)
     for who, why in running.absent.items():
         click.echo(f"{who} did not take part: {why}", err=True)
-    title = f"allreduce on {settings.job.fabric}, {len(settings.job.fabric.servers)} servers, {transport}"
+    title = f"allreduce on {job.fabric}, {len(job.fabric.servers)} servers, {running.transport}"
+    if running.transport != transport:
+        title += f" (asked for {transport})"
     if plot is not None:
         picture.plot(table, title, plot)
     if as_json:
@@ -156,7 +162,7 @@ def allreduce(
                     "failures": [str(each) for each in sorted(settings.job.fabric.failures)],
                     "servers": len(settings.job.fabric.servers),
                     "algorithm": plan(settings.job.fabric, algorithm, or_auto=True).algorithm,
-                    "transport": transport,
+                    "transport": running.transport,
                     "theory": source,
                     "rows": [row.as_json() for row in table],
                     "absent": running.absent,
@@ -171,12 +177,14 @@ def allreduce(
         ctx.exit(1)
 
 
-def _job(fabric: str, fail: tuple[str, ...], algorithm: str, network: str | None) -> JobSettings:
+def _job(
+    fabric: str, fail: tuple[str, ...], algorithm: str, network: str | None, transport: str
+) -> JobSettings:
     wanted = parse(fabric).without(*fail)
     plan(wanted, algorithm)  # says what is wrong before anything starts
     if len(wanted.servers) < 2:
         raise UsageError(f"{wanted} has fewer than two servers: there is nothing to measure")
-    return JobSettings(wanted, algorithm, network)
+    return JobSettings(wanted, algorithm, network, transport)
 
 
 def _peers(against: str, job: JobSettings) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from bml.protocol.timeouts import DEFAULT_DETECT_S, Timeouts
 from bml.schedule import plan
 from bml.schedule.model import DEFAULTS, Constants
 from bml.transport.choice import check_transport
+from bml.transport.greeting import check_traffic_class
 from faults import FaultPlan
 from faults.notation import KINDS
 from topology import Fabric, ServerFailure, parse
@@ -27,6 +28,8 @@ class JobSpec:
 
     `min_servers`: fewer survivors stop the job; None: a view must keep more than half of the one before.
     `transport`: "tcp", "verbs" (RDMA), or "verbs,tcp", which is tcp where there is no RDMA.
+    `traffic_class`: the byte that marks all packets of the job for the switches, a DSCP times 4; None: what
+    `BML_TRAFFIC_CLASS` says on each machine.
     `absent` servers are not started; they may join later. `rejoin`: a server that is lost is started again.
     `constants`: of the cost model, by which all servers choose the schedule of a step of some size.
     `emulated`: name of the emulated fabric on which it runs; None: on this machine's own network.
@@ -40,6 +43,7 @@ class JobSpec:
     min_servers: int | None = None
     emulated: str | None = None
     transport: str = "tcp"
+    traffic_class: int | None = None
     absent: tuple[int, ...] = ()
     rejoin: bool = False
     constants: Constants = DEFAULTS
@@ -53,6 +57,8 @@ class JobSpec:
         check_possible(self.fault_plan(), self.emulated is not None)
         self.timeouts()
         check_transport(self.transport)
+        if self.traffic_class is not None:
+            check_traffic_class(self.traffic_class)
         self._check_absent(fabric)
         if self.min_servers is not None and not 1 <= self.min_servers <= fabric.n_servers:
             raise UsageError(f"min_servers is {self.min_servers}, {fabric} has {fabric.n_servers} servers")

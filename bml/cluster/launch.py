@@ -38,6 +38,7 @@ def launch(
     min_servers: int | None = None,
     emulated: bool | str = False,
     transport: str = "tcp",
+    traffic_class: int | None = None,
     absent: Iterable[int] = (),
     rejoin: bool = False,
     prints: bool = True,
@@ -51,9 +52,10 @@ def launch(
     `min_servers`: fewer survivors stop the job (default: a view must keep more than half of the one
     before). `emulated`: the servers, as processes, live on the emulated fabric of this name (True: "bml")
     that is up on this machine, and cables really break. `transport` is "tcp", "verbs" (RDMA) or "verbs,tcp"
-    (RDMA where there is any); settings in docs/rdma.md. `absent` servers are not started: they may join later
-    (`job.inject("join:4")`). `rejoin`: a server that is lost is started again and joins. `prints`: show what the training functions print.
-    `on_change` is called, in another thread, with a snapshot of the job's state when it changes.
+    (RDMA where there is any); settings in docs/rdma.md. `traffic_class` marks all packets of the job for the
+    switches: a DSCP times 4 (default: `BML_TRAFFIC_CLASS` of each machine, or unmarked). `absent` servers are
+    not started: they may join later (`job.inject("join:4")`). `rejoin`: a server that is lost is started again
+    and joins. `prints`: show what the training functions print. `on_change` is called, in another thread, with a snapshot of the job's state when it changes.
 
     Raises UsageError for a job that cannot be; TrainingError when a training function raised (its text
     names the server and holds the traceback); TooFewServers; StartError. Errors of a job that ran have
@@ -71,6 +73,7 @@ def launch(
         min_servers=min_servers,
         emulated=emulated,
         transport=transport,
+        traffic_class=traffic_class,
         absent=absent,
         rejoin=rejoin,
         prints=prints,
@@ -92,6 +95,7 @@ def start(
     min_servers: int | None = None,
     emulated: bool | str = False,
     transport: str = "tcp",
+    traffic_class: int | None = None,
     absent: Iterable[int] = (),
     rejoin: bool = False,
     prints: bool = True,
@@ -116,6 +120,7 @@ def start(
         min_servers=min_servers,
         emulated=DEFAULT_NAME if emulated is True else emulated or None,
         transport=transport,
+        traffic_class=traffic_class,
         absent=tuple(absent),
         rejoin=rejoin,
         constants=load_constants()[0],

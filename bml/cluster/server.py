@@ -45,6 +45,7 @@ from topology.errors import BmlError, FabricError, InvariantError
 
 _TEXT_PRIORITY = -2
 _EMPTY = memoryview(bytearray())
+_COUNTERS = ("nbytes_sent", "nbytes_received", "nbytes_copied_sent", "nbytes_copied_received")
 _SLICE_NBYTES = 256 << 10
 #: How long after `Leave` the loop still delivers what it has said, in seconds.
 _LINGER_S = 0.2
@@ -76,7 +77,7 @@ class Server:
             prepare(self.fabric)
         self._spec = spec
         self._poller = Poller(on_wake=self._take_requests)
-        self._transport, self._transport_name, self._memory = open_transport(
+        self._opened = open_transport(
             spec.transport,
             server,
             nics,
@@ -85,7 +86,9 @@ class Server:
             poller=self._poller,
             handler=self,
             connect_s=spec.timeouts().connect_s,
+            traffic_class=spec.traffic_class,
         )
+        self._transport, self._memory = self._opened.transport, self._opened.memory
         self._listener = control.ControlListener(
             control_host,
             token=spec.token,
@@ -94,9 +97,7 @@ class Server:
             on_connect=self._coordinator_connected,
             server=server,
         )
-        self.contact = Contact(
-            server, self._listener.endpoint, self._transport.endpoints, self._transport_name
-        )
+        self.contact = Contact(server, self._listener.endpoint, self._transport.endpoints, self._opened.name)
         joins = None if life is None else msg.Life(server, life, self.contact.encode())
         self._core = ServerCore(
             server, self.fabric, self._programs, spec.timeouts(), _SLICE_NBYTES, time.monotonic(), joins
@@ -129,7 +130,7 @@ class Server:
     def start(self, contacts: Contacts) -> None:
         """Start the loop; the coordinator may call from now on."""
         others = {server: contact.transport for server, contact in contacts.items()}
-        if set(others.values()) != {self._transport_name}:
+        if set(others.values()) != {self._opened.name}:
             raise FabricError(f"servers fell back to different transports: {others}; ask for tcp everywhere")
         self._contacts = dict(contacts)
         self._thread.start()
@@ -295,13 +296,21 @@ class Server:
 
     def _status(self, now: float) -> dict[str, Any]:
         carriers = self._carrier.watched
-        traffic = self._rates.traffic(self._transport.stats(), now)
+        stats = self._transport.stats()
+        traffic = self._rates.traffic(stats, now)
         return {
             "process": os.getpid(),
             "epoch": self._core.epoch,
             "step": self._core.step,
             "phase": self._injection.phase(self._core),
             "progress": self._core.progress,
+            "transport": {
+                "name": self._opened.name,
+                "traffic_class": self._opened.traffic_class,
+                "devices": list(self._opened.devices),
+                "fallback": self._opened.fallback,
+                **{each: sum(getattr(link, each) for link in stats.values()) for each in _COUNTERS},
+            },
             "waits_for": self._core.waits_for(),
             "suspects": [
                 {"peer": each.peer, "level": each.level, "kind": each.kind, "why": each.why}

@@ -31,7 +31,7 @@ def bench(*arguments):
         (["--algorithm", "rings"], "choose one of"),
         (["--sizes", "3"], "multiple of 4"),
         (["--against", "nccl"], "there is no peer 'nccl'"),
-        (["--transport", "verbs"], "'verbs' is not"),
+        (["--transport", "rdma"], "'rdma' is not one of 'tcp'"),
         (["--plot", "out.txt"], "is no .png, .svg or .pdf"),
         (["--fabric", "bcube:2x1", "--fail", "server:0"], "fewer than two servers"),
         (["--constants", "/nowhere"], "holds no constants"),

@@ -11,6 +11,7 @@ from wires import Recorder, header, open_fds, polled
 
 from bml.protocol.frame import HEADER_NBYTES
 from bml.transport import DROP, WAIT, Kind
+from bml.transport.verbs.incoming import MAX_OFFERS
 from bml.transport.verbs.rdma import Completion
 from bml.transport.verbs.settings import VerbsSettings
 
@@ -186,7 +187,7 @@ def test_fence_in_mid_transfer(who: str, flows: int) -> None:
 
 def test_frames_that_a_fence_dropped_count_until_the_peer_has_answered() -> None:
     """Or a sender could offer more at once than the receiver keeps places for."""
-    size, most = 1000, 32
+    size, most = 1000, MAX_OFFERS
     with VerbsWires(2, 1, nbytes=size) as wires:
         wires.connect()
         source = wires.pooled(0, bytes(size))
@@ -363,7 +364,7 @@ def test_a_silence_while_the_queue_pair_is_made() -> None:
             polled(wires.poller, 0.01)
             wires.transports[1].unsilence(0)
             wires.transports[0].send(1, 0, header(0, 0, size), wires.pooled(0, b"d" * size))
-            wires.until(lambda: wires.handlers[1].frames, f"a frame after silence at poll {steps}")  # noqa: B023
+            wires.until(lambda: wires.handlers[1].frames, f"a frame after silence at poll {steps}")
             assert wires.handlers[1].memory == b"d" * size
             assert wires.handlers[0].losses == wires.handlers[1].losses == []
 

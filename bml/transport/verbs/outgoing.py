@@ -17,7 +17,7 @@ from bml.transport.memory import Array, RegisteredPool
 from bml.transport.sendqueue import Counters, SendQueue
 from bml.transport.verbs import wire
 from bml.transport.verbs.incoming import MAX_OFFERS
-from bml.transport.verbs.rdma import QueuePair
+from bml.transport.verbs.rdma import QueuePair, Write
 from bml.transport.verbs.wire import Grant, Greeting, Imm, Slot
 
 SEND = 1 << 32
@@ -25,7 +25,8 @@ SEND = 1 << 32
 _SPARE_SLOTS = 4
 """Slots that frames and offers leave free, so that grants are not kept waiting by them."""
 _NOTIFY_NBYTES = 256 << 10
-"""The receiver is told of payloads after this much at the latest; each time costs it a wake-up."""
+"""The receiver is told of payloads, and the NIC tells us, after this much or a quarter of the window: each
+time costs a wake-up."""
 
 
 class _Frame(NamedTuple):
@@ -35,7 +36,7 @@ class _Frame(NamedTuple):
     payload: memoryview
 
 
-class _Write(NamedTuple):
+class _Payload(NamedTuple):
     """A payload that was given to the NIC; what is referred to here must stay as it is."""
 
     request: int
@@ -69,6 +70,8 @@ class Outgoing:
         self._queue = queue
         self._counters = counters
         self._window_nbytes = window_nbytes
+        self._notify_nbytes = max(_NOTIFY_NBYTES, window_nbytes // 4)
+        self._most_offers = wire.most_offers(self._slot_nbytes)
         self._max_requests = max_requests
         self._signal_every = max(1, slots // 4)
         self._pair: QueuePair | None = None
@@ -88,7 +91,9 @@ class Outgoing:
         self._forgotten: set[int] = set()
         self._cancels: list[int] = []
         self._granted: deque[tuple[_Frame, Grant]] = deque()
-        self._writes: deque[_Write] = deque()
+        self._writes: deque[_Payload] = deque()
+        # Requests for the queue pair, which gets them together at the end of `pump`.
+        self._batch: list[Write] = []
         self._pending_nbytes = 0
         self.posted_nbytes = 0
         """Payload that the NIC has and has not seen acknowledged."""
@@ -190,6 +195,10 @@ class Outgoing:
         self._fill_frames()
         self._write_slots(handled)
         self._write_credit(handled)
+        if self._batch:
+            assert self._pair is not None
+            batch, self._batch = self._batch, []
+            self._pair.post(batch)
 
     def _sent(self, frame: _Frame) -> None:
         self._pending_nbytes -= _nbytes(frame)
@@ -206,28 +215,29 @@ class Outgoing:
 
     def _write_payloads(self) -> None:
         """Give to the NIC what the window allows, and tell the peer of several payloads at once."""
-        window = self._window_nbytes
-        untold, untold_nbytes = 0, 0
-        while self._granted and self._requests_left > 1:
-            frame, grant = self._granted[0]
+        granted, writes = self._granted, self._writes
+        window, notify_nbytes = self._window_nbytes, self._notify_nbytes
+        room = self._requests_left - 1
+        untold = untold_nbytes = 0
+        while granted and room > 0:
+            frame, (offer, rkey, address) = granted[0]
             nbytes = len(frame.payload)
-            if self._writes and self.posted_nbytes + nbytes > window:
+            if writes and self.posted_nbytes + nbytes > window:
                 return
-            self._granted.popleft()
+            granted.popleft()
+            room -= 1
             self.posted_nbytes += nbytes
             untold_nbytes += nbytes
-            following = self._granted[0] if self._granted else None
             tell = (
-                following is None
-                or following[1].offer != grant.offer + 1
-                or untold_nbytes >= _NOTIFY_NBYTES
-                or self.posted_nbytes + len(following[0].payload) > window
-                or self._requests_left <= 2
+                untold_nbytes >= notify_nbytes
+                or not granted
+                or not room
+                or granted[0][1].offer != offer + 1
+                or self.posted_nbytes + len(granted[0][0].payload) > window
             )
             source, local = self._source(frame.payload)
-            imm = wire.pack_done(grant.offer, untold) if tell else None
-            self._post(local, (grant.rkey, grant.address), imm, signaled=tell)
-            self._writes.append(_Write(self._requests, frame, source))
+            self._post(local, (rkey, address), wire.pack_done(offer, untold) if tell else None, tell)
+            writes.append(_Payload(self._requests, frame, source))
             untold, untold_nbytes = (0, 0) if tell else (untold + 1, untold_nbytes)
 
     def _source(self, payload: memoryview) -> tuple[memoryview | Array, tuple[int, int, int]]:
@@ -263,7 +273,7 @@ class Outgoing:
             waiting = queue.peek()
             if waiting is None:
                 break
-            head, payload = waiting[2], waiting[3]
+            _, _, head, payload = waiting
             if payload is None or len(payload) <= most_nbytes:
                 queue.pop()
                 self._flush_offers(offers)
@@ -278,14 +288,14 @@ class Outgoing:
                 self._offered[self._offers] = frame = _Frame(head, payload)
                 self._pending_nbytes += _nbytes(frame)
                 offers.append((self._offers, head))
-                if len(offers) == wire.most_offers(self._slot_nbytes):
+                if len(offers) == self._most_offers:
                     self._flush_offers(offers)
             else:
                 break
         self._flush_offers(offers)
 
     def _may_offer(self, nbytes: int) -> bool:
-        under_way = self.pending[0] + len(self._forgotten)
+        under_way = len(self._offered) + len(self._granted) + len(self._writes) + len(self._forgotten)
         # Two at least, so that one is on its way while the other is being granted.
         few = self._pending_nbytes + nbytes <= 2 * self._window_nbytes
         return under_way < 2 or (under_way < MAX_OFFERS and few)
@@ -337,13 +347,12 @@ class Outgoing:
         imm: int | None,
         signaled: bool = False,
     ) -> None:
-        assert self._pair is not None
         self._requests += 1
         # Requests complete in order, so one completion stands for all before it.
         signaled = signaled or self._requests - self._signaled >= self._signal_every
         if signaled:
             self._signaled = self._requests
-        self._pair.write(SEND + self._requests, local, remote, imm, signaled)
+        self._batch.append(Write(SEND + self._requests, local, remote, imm, signaled))
 
 
 def _nbytes(frame: _Frame) -> int:
