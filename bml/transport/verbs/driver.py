@@ -217,7 +217,10 @@ class _Pair:
             cap = lib.qp.QPCap(
                 max_send_wr=depth.sends, max_recv_wr=depth.receives, max_send_sge=1, max_recv_sge=1
             )
-            init = lib.qp.QPInitAttr(qp_type=enums.IBV_QPT_RC, scq=self._cq, rcq=self._cq, cap=cap)
+            # Unless told otherwise, pyverbs asks for a completion of every request.
+            init = lib.qp.QPInitAttr(
+                qp_type=enums.IBV_QPT_RC, scq=self._cq, rcq=self._cq, cap=cap, sq_sig_all=0
+            )
             attr = lib.qp.QPAttr(port_num=nic.gid.port)
             attr.qp_access_flags = enums.IBV_ACCESS_LOCAL_WRITE | enums.IBV_ACCESS_REMOTE_WRITE
             self._qp = lib.qp.QP(pd, init, attr)
