@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from conftest import cable
 
 from bml.protocol.frame import Header, Kind
