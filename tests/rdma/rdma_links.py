@@ -237,7 +237,7 @@ class Stream:
         self.pid = os.fork()
         me = 1 if self.pid == 0 else 0
         self.poller = Poller()
-        settings = VerbsSettings(timeout=18, window_nbytes=4 << 20, pool_nbytes=8 << 20)
+        settings = VerbsSettings(timeout=18, window_nbytes=16 << 20, pool_nbytes=8 << 20)
         self.end = End(me, self.poller, settings, most_nbytes)
         os.write(ports[me][1], "{} {}\n".format(*self.end.transport.endpoints[0]).encode())
         with os.fdopen(ports[1 - me][0]) as file:

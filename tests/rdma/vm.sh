@@ -23,6 +23,9 @@ cache=${BML_RDMA_VM_CACHE:-$HOME/.cache/bml-rdma-vm} out=${OUT:-}
 [ -n "$out" ] || { out=$(mktemp -d); trap 'rm -rf "$out"' EXIT; }
 mkdir -p "$cache" "$out"; rm -f "$out/rc"
 
+free_mib=$(awk '/MemAvailable/ { print int($2 / 1024) }' /proc/meminfo)
+[ "$free_mib" -ge 2048 ] || cannot "the guest takes up to 2 GiB of memory and $free_mib MiB are free"
+
 # 1. Programs. The guest runs the host's, so RDMA's user-space libraries are among them.
 packages="qemu-system-x86 busybox-static iproute2 ibverbs-providers libibverbs1 librdmacm1 libpython3.11 perftest"
 missing=

@@ -288,7 +288,7 @@ class Outgoing:
                 counters.frames_sent += 1
                 counters.nbytes_sent += len(head) + nbytes
                 counters.nbytes_copied_sent += nbytes
-            elif self._may_offer(len(payload)):
+            elif self._may_offer(len(payload), not offers):
                 queue.pop()
                 self._offers += 1
                 self._offered[self._offers] = frame = _Frame(self._offers, head, payload)
@@ -300,11 +300,15 @@ class Outgoing:
                 break
         self._flush_offers(offers)
 
-    def _may_offer(self, nbytes: int) -> bool:
+    def _may_offer(self, nbytes: int, first: bool) -> bool:
         under_way = len(self._offered) + len(self._granted) + len(self._writes) + len(self._forgotten)
-        # Two at least, so that one is on its way while the other is being granted.
-        few = self._pending_nbytes + nbytes <= 2 * self._window_nbytes
-        return under_way < 2 or (under_way < MAX_OFFERS and few)
+        # Two at least, so that one is on its way while the other is being granted. Many at once, as an offer
+        # and its grant wake both sides: having stopped, go on when half of what may be under way is done.
+        if under_way < 2:
+            return True
+        if first:
+            return under_way <= MAX_OFFERS // 2 and self._pending_nbytes + nbytes <= self._window_nbytes
+        return under_way < MAX_OFFERS and self._pending_nbytes + nbytes <= 2 * self._window_nbytes
 
     def _flush_offers(self, offers: list[tuple[int, bytes]]) -> None:
         if offers:
