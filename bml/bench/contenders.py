@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,8 +19,9 @@ from bml.bench import room
 from bml.bench.children import Children
 from bml.bench.host import RankError, Ranks
 from bml.bench.ranks import Vector, serve
-from bml.bench.rows import Block, completions
-from bml.cluster.launch import launch
+from bml.bench.rows import Block, Traffic, completions
+from bml.cluster.launch import start
+from bml.cluster.running import Job
 from bml.errors import BmlError
 from bml.train.session import Session
 from topology import Fabric, LinkFailure, ServerFailure
@@ -141,6 +142,7 @@ class Own(_Ordered):
         super().__init__(self.WHO, folder, settings.fabric.servers)
         self._settings = settings
         self._error: BmlError | None = None
+        self._job: Job | None = None
         self._thread = threading.Thread(target=self._launch, name="bml-bench-job", daemon=True)
 
     def start(self) -> None:
@@ -154,11 +156,37 @@ class Own(_Ordered):
                 raise RankError(f"bml did not notice {', '.join(sorted(wanted))} in {_DAMAGE_S:g} s")
             time.sleep(_POLL_S)
 
+    def time(self, nbytes: int, times: int) -> Block:
+        """See Contender."""
+        before = self._traffic()
+        block = super().time(nbytes, times)
+        after = self._traffic()
+        return block if before is None or after is None else replace(block, traffic=after.since(before))
+
+    @property
+    def transport(self) -> str:
+        """What moves the data; what was asked for, if no server says."""
+        names = {said["name"] for said in self._transports().values()}
+        return ", ".join(sorted(names)) or self._settings.transport
+
     def close(self) -> None:
         """See Contender."""
         self._ranks.close()
         if self._thread.ident is not None:
             self._thread.join(_END_S)
+
+    def _transports(self) -> dict[int, dict[str, Any]]:
+        """What every server that answers says of its transport."""
+        servers = {} if self._job is None else self._job.status()["servers"]
+        return {server: said["transport"] for server, said in servers.items() if "transport" in said}
+
+    def _traffic(self) -> Traffic | None:
+        """The counters of all servers together, if all answer."""
+        said = self._transports()
+        if not said.keys() >= set(self.members):
+            return None
+        counted = ([each[name] for name in Traffic._fields] for each in said.values())
+        return Traffic(*map(sum, zip(*counted, strict=True)))
 
     def _known(self) -> dict[int, set[str]]:
         return {rank: set(answer["failures"]) for rank, answer in self._ask(do="failures").items()}
@@ -171,7 +199,7 @@ class Own(_Ordered):
 
     def _launch(self) -> None:
         try:
-            result = launch(
+            with start(
                 _training(self._ranks.path, self._settings.shared),
                 self._settings.fabric.name,
                 faults=self._settings.faults,
@@ -183,7 +211,9 @@ class Own(_Ordered):
                 trace=self._settings.trace is not None,
                 transport=self._settings.transport,
                 prints=False,
-            )
+            ) as job:
+                self._job = job
+                result = job.wait()
             if self._settings.trace is not None:
                 self._settings.trace.write_text(json.dumps(result.trace))
         except BmlError as error:

@@ -54,12 +54,16 @@ class _Plan(NamedTuple):
 
 @dataclass
 class Contest:
-    """A running benchmark; `absent` says of every peer that is not there, or no longer, why."""
+    """A running benchmark.
+
+    `absent` says of every peer that is not there, or no longer, why; `transport` what bml really uses.
+    """
 
     settings: Settings
     on_progress: OnProgress
     absent: dict[str, str] = field(default_factory=dict)
     contenders: list[Contender] = field(default_factory=list)
+    transport: str = ""
 
     def measure(self) -> Iterator[list[Row]]:
         """One size after the other; the rows of each, bml's first."""
@@ -72,6 +76,7 @@ class Contest:
         own = Own(folder, self.settings.job)
         self.contenders.append(own)
         self._turn(own, "starting", own.start)
+        self.transport = own.transport
         for who in self.settings.peers:
             why = missing(who)
             if why is not None:

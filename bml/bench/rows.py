@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from bml.errors import UsageError
 
@@ -14,12 +14,29 @@ GIGA = 1e9
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
+class Traffic(NamedTuple):
+    """What all ranks sent and received, and how much payload their processes copied for it."""
+
+    nbytes_sent: int
+    nbytes_received: int
+    nbytes_copied_sent: int
+    nbytes_copied_received: int
+
+    def since(self, before: Traffic) -> Traffic:
+        """What was added since then."""
+        return Traffic(*(now - then for now, then in zip(self, before, strict=True)))
+
+
 @dataclass(frozen=True)
 class Block:
-    """A turn of a contender: seconds of every step, and processor time of a step on all ranks together."""
+    """A turn of a contender: seconds of every step, and processor time of a step on all ranks together.
+
+    `traffic` of the turn, where it is known.
+    """
 
     steps_s: tuple[float, ...]
     cpu_s: float
+    traffic: Traffic | None = None
 
 
 @dataclass(frozen=True)
@@ -32,6 +49,8 @@ class Row:
     median in units of it; `speedup` is the median in units of bml's: how much faster bml is (None without).
     `cpu_s` is the processor time of a step on all servers together, the median over turns: other load hardly
     changes it, and divided by the cores it is what servers that share a machine need at least.
+    `copies_sent` and `copies_received` are bytes copied by the servers' processes over bytes moved (None
+    where nobody counts); what the kernel or a NIC does is not counted.
     """
 
     who: str
@@ -51,6 +70,8 @@ class Row:
     cpu_s: float
     samples: int
     n_servers: int
+    copies_sent: float | None = None
+    copies_received: float | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Ready for JSON; times to the nanosecond, quotients to four digits."""
@@ -62,6 +83,7 @@ def row(who: str, nbytes: int, n_servers: int, blocks: Sequence[Block], wrong: i
     times_s = [step_s for block in blocks for step_s in block.steps_s]
     median_s = statistics.median(times_s)
     algbw = nbytes / median_s / GIGA
+    copies_sent, copies_received = copies(blocks)
     return Row(
         who=who,
         size=nbytes,
@@ -80,7 +102,18 @@ def row(who: str, nbytes: int, n_servers: int, blocks: Sequence[Block], wrong: i
         cpu_s=statistics.median(block.cpu_s for block in blocks),
         samples=len(times_s),
         n_servers=n_servers,
+        copies_sent=copies_sent,
+        copies_received=copies_received,
     )
+
+
+def copies(blocks: Sequence[Block]) -> tuple[float | None, float | None]:
+    """Copies per byte, sent and received, over these turns; None where it is not known."""
+    traffic = [block.traffic for block in blocks if block.traffic is not None]
+    moved = Traffic(*map(sum, zip(*traffic, strict=True))) if traffic else None
+    if moved is None or not moved.nbytes_sent or not moved.nbytes_received:
+        return None, None
+    return moved.nbytes_copied_sent / moved.nbytes_sent, moved.nbytes_copied_received / moved.nbytes_received
 
 
 def completions(ends_s: Mapping[int, Sequence[float]]) -> list[float]:
@@ -123,6 +156,7 @@ _COLUMNS = (
     ("ratio", "", 7),
     ("speedup", "", 8),
     ("cpu", "(us)", 11),
+    ("copies", "(tx/rx)", 9),
 )
 """Name, unit and width."""
 
@@ -150,6 +184,9 @@ def line(each: Row) -> str:
             f"{each.ratio:.2f}",
             "-" if each.speedup is None else f"{each.speedup:.2f}",
             f"{each.cpu_s * 1e6:.1f}",
+            "-"
+            if each.copies_sent is None or each.copies_received is None
+            else f"{each.copies_sent:.2f}/{each.copies_received:.2f}",
         )
     )
 

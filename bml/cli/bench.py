@@ -29,6 +29,7 @@ from bml.cluster.constants import default_path, load_constants, store_constants
 from bml.cluster.job import JobSpec
 from bml.schedule import plan
 from bml.schedule.model import Constants
+from bml.transport.choice import TRANSPORTS
 from topology import UsageError, parse
 
 _UNITS_OF_CONSTANTS = {
@@ -92,10 +93,10 @@ def calibrate(constants: Path | None, as_json: bool) -> None:
 @click.option("--sizes", default="4KiB,64KiB,1MiB,16MiB,64MiB", show_default=True, help="Of the vector.")
 @click.option(
     "--transport",
-    type=click.Choice(["tcp", "shm"]),
+    type=click.Choice(TRANSPORTS),
     default="tcp",
     show_default=True,
-    help="shm: the memory of this host.",
+    help="verbs: RDMA; shm: the memory of this host.",
 )
 @click.option("--shared", is_flag=True, help="With shm: results are read in place, not copied.")
 @click.option("--algorithm", default="auto", show_default=True, help="See bml plan.")
@@ -135,9 +136,9 @@ def allreduce(
     All servers are processes of this machine. Contenders take turns, so that other load hits all alike, and
     each checks every element on every server. `theory` is the cost model's time (on an emulated fabric:
     bytes over goodput) and `ratio` the measured time in units of it; of peers it is that of a ring over one
-    NIC. `speedup` is how many times as long as bml a peer takes, `cpu` the processor time of all servers.
-    On an emulated fabric peers have one NIC each, on one switch, at the rate that `bml fabric up
-    --one-switch-rate` gave it.
+    NIC. `speedup` is how many times as long as bml a peer takes, `cpu` the processor time of all servers,
+    `copies` how often bml's processes copy a byte that they send, and one that they receive. On an emulated
+    fabric peers have one NIC each, on one switch, at the rate that `bml fabric up --one-switch-rate` gave it.
     With shm `theory` is still that of links, which no byte of it takes.
 
     \b
@@ -164,7 +165,9 @@ def allreduce(
                     _print_rows(group, first=number == 0, on_progress=on_progress)
     for who, why in running.absent.items():
         click.echo(f"{who} did not take part: {why}", err=True)
-    title = f"allreduce on {settings.job.fabric}, {len(settings.job.fabric.servers)} servers, {transport}"
+    title = f"allreduce on {job.fabric}, {len(job.fabric.servers)} servers, {running.transport}"
+    if running.transport != transport:
+        title += f" (asked for {transport})"
     if plot is not None:
         picture.plot(table, title, plot)
     if as_json:
@@ -175,7 +178,7 @@ def allreduce(
                     "failures": [str(each) for each in sorted(settings.job.fabric.failures)],
                     "servers": len(settings.job.fabric.servers),
                     "algorithm": _algorithm(settings.job),
-                    "transport": transport,
+                    "transport": running.transport,
                     "theory": source,
                     "rows": [row.as_json() for row in table],
                     "absent": running.absent,

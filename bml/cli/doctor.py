@@ -22,6 +22,8 @@ from bml.errors import BmlError
 from bml.fabric.network import obstacle
 from bml.protocol.timeouts import DEFAULT_DETECT_S, Timeouts
 from bml.transport.shm import segment
+from bml.transport.verbs.devices import Gid, choose, gids, no_device
+from bml.transport.verbs.settings import VerbsSettings
 
 _LEAST_PYTHON = (3, 11)
 _LEAST_SHM_NBYTES = 256 << 20
@@ -141,15 +143,28 @@ def _transport_shm() -> Check:
 
 
 def _verbs() -> Check:
-    folder = "/sys/class/infiniband"
-    devices = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-    if not devices:
-        return Check("verbs (RDMA)", False, "this machine has no RDMA device")
-    if importlib.util.find_spec("pyverbs") is None:
-        return Check(
-            "verbs (RDMA)", False, f"devices {', '.join(devices)}, but no pyverbs: pip install 'bml[rdma]'"
-        )
-    return Check("verbs (RDMA)", True, f"devices {', '.join(devices)}")
+    found = list(gids())
+    listed = ", ".join(f"{gid.device}:{gid.place} {gid.text}" for gid in found if gid.kind == "RoCE v2")
+    reason = _no_verbs(found)
+    if reason:
+        return Check("verbs (RDMA)", False, f"{reason}; --transport verbs,tcp falls back to tcp")
+    return Check("verbs (RDMA)", True, f"GIDs {listed or ', '.join(sorted({gid.device for gid in found}))}")
+
+
+def _no_verbs(found: list[Gid]) -> str:
+    """Why there is no RDMA for the addresses of BML_NICS, or at all; empty if there is."""
+    if importlib.util.find_spec("pyverbs") is None and found:
+        devices = ", ".join(sorted({gid.device for gid in found}))
+        return f"devices {devices}, but no pyverbs: pip install 'bml[rdma]'"
+    addresses = [text.strip() for text in os.environ.get("BML_NICS", "").split(",") if text.strip()]
+    try:
+        devices_set = VerbsSettings.from_environment(os.environ).devices or (None,) * len(addresses)
+        # A launcher of processes puts the server's number for {n}; the first is as good as any.
+        for address, setting in zip(addresses, devices_set, strict=False):
+            choose(address.replace("{n}", "1"), setting)
+    except BmlError as error:
+        return str(error)
+    return "" if found else no_device()
 
 
 def _nics() -> Check:

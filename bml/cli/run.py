@@ -47,6 +47,11 @@ _SEEDED_STEPS = 50
     help="shm: memory of one host; verbs: RDMA; auto: shm if all servers are on this host and no fault "
     "strikes links, else tcp.",
 )
+@click.option(
+    "--traffic-class",
+    type=click.IntRange(0, 255),
+    help="Mark all packets for the switches: DSCP times 4. [default: BML_TRAFFIC_CLASS of each server]",
+)
 @click.option("--absent", metavar="SERVERS", default="", help="Begin without these, like 7,8; they may join.")
 @click.option("--rejoin", is_flag=True, help="Start a lost server again: it joins the running job.")
 @click.option("--fabric-emulated", is_flag=True, help="On the fabric of `bml fabric up`, with real cables.")
@@ -72,6 +77,7 @@ def run(
     detect_s: float | None,
     min_servers: int | None,
     transport: str,
+    traffic_class: int | None,
     absent: str,
     rejoin: bool,
     fabric_emulated: bool,
@@ -102,6 +108,7 @@ def run(
             detect_s=detect_s,
             min_servers=min_servers,
             transport=transport,
+            traffic_class=traffic_class,
             absent=_servers(absent),
             rejoin=rejoin,
             emulated=fabric_name if fabric_emulated else False,

@@ -49,8 +49,28 @@ def _show(now: dict[str, Any], console: Console) -> None:
     for server, answer in now["servers"].items():
         for each in answer.get("suspects", []):
             console.print(f"server {server} suspects {each['peer']}/{each['level']}: {each['why']}")
+    for line in _transport_lines(now["servers"]):
+        console.print(line)
     for server, why in now["lost"].items():
         console.print(f"lost: server {server} ({why})")
+
+
+def _transport_lines(servers: dict[str, Any]) -> list[str]:
+    """What moves the data, and over which devices; servers of which the same is true share a line."""
+    said: dict[str, list[str]] = {}
+    for server, answer in sorted(servers.items(), key=lambda item: int(item[0])):
+        transport = answer.get("transport")
+        if transport is None:
+            continue
+        text = transport["name"]
+        if transport["traffic_class"]:
+            text += f", traffic class {transport['traffic_class']}"
+        if transport["fallback"]:
+            text += f", instead of verbs: {transport['fallback']}"
+        if transport["devices"]:
+            text += ", " + "; ".join(f"NIC {i} {name}" for i, name in enumerate(transport["devices"]))
+        said.setdefault(text, []).append(server)
+    return [f"transport of server {', '.join(who)}: {text}" for text, who in said.items()]
 
 
 def _server_table(now: dict[str, Any]) -> Table:

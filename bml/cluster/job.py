@@ -17,6 +17,7 @@ from bml.protocol.timeouts import DEFAULT_DETECT_S, Timeouts
 from bml.schedule import plan
 from bml.schedule.model import DEFAULTS, Constants
 from bml.transport.choice import AUTO, check_transport
+from bml.transport.greeting import check_traffic_class
 from bml.transport.shm import BoardAddress, segment
 from faults import FaultPlan
 from faults.notation import KINDS
@@ -33,6 +34,8 @@ class JobSpec:
     `min_servers`: fewer survivors stop the job; None: a view must keep more than half of the one before.
     `transport`: "tcp", "shm" (the servers share the memory of one host), "verbs" (RDMA), "verbs,tcp", which
     is tcp where there is no RDMA, or "auto", which `settled` makes one of shm and tcp.
+    `traffic_class`: the byte that marks all packets of the job for the switches, a DSCP times 4; None: what
+    `BML_TRAFFIC_CLASS` says on each machine.
     `absent` servers are not started; they may join later. `rejoin`: a server that is lost is started again.
     `constants`: of the cost model, by which all servers choose the schedule of a step of some size.
     `emulated`: name of the emulated fabric on which it runs; None: on this machine's own network.
@@ -47,6 +50,7 @@ class JobSpec:
     min_servers: int | None = None
     emulated: str | None = None
     transport: str = "tcp"
+    traffic_class: int | None = None
     absent: tuple[int, ...] = ()
     rejoin: bool = False
     constants: Constants = DEFAULTS
@@ -63,6 +67,8 @@ class JobSpec:
         self.timeouts()
         if check_transport(self.transport) == "shm" and self._unsharable():
             raise UsageError(f"the transport shm cannot be used: {self._unsharable()}; ask for tcp")
+        if self.traffic_class is not None:
+            check_traffic_class(self.traffic_class)
         self._check_absent(fabric)
         if self.min_servers is not None and not 1 <= self.min_servers <= fabric.n_servers:
             raise UsageError(f"min_servers is {self.min_servers}, {fabric} has {fabric.n_servers} servers")

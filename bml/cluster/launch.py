@@ -38,6 +38,7 @@ def launch(
     min_servers: int | None = None,
     emulated: bool | str = False,
     transport: str = "tcp",
+    traffic_class: int | None = None,
     absent: Iterable[int] = (),
     rejoin: bool = False,
     trace: bool = False,
@@ -54,10 +55,11 @@ def launch(
     that is up on this machine, and cables really break. `transport` is "tcp", "shm" (the servers share the
     memory of one host), "verbs" (RDMA), "verbs,tcp" (RDMA where there is any; settings in docs/rdma.md) or
     "auto": shm if all servers are on this host and nothing is asked for that needs links (an algorithm,
-    faults of links or switches, servers that join, the emulated fabric, BML_NICS), else tcp. `absent` servers
-    are not started: they may join later (`job.inject("join:4")`). `rejoin`: a server that is lost is started
-    again and joins. `trace`: servers record what they do when, see `Result.trace`. `prints`: show what the
-    training functions print.
+    faults of links or switches, servers that join, the emulated fabric, BML_NICS), else tcp. `traffic_class`
+    marks all packets of the job for the switches: a DSCP times 4 (default: `BML_TRAFFIC_CLASS` of each
+    machine, or unmarked). `absent` servers are not started: they may join later (`job.inject("join:4")`).
+    `rejoin`: a server that is lost is started again and joins. `trace`: servers record what they do when, see
+    `Result.trace`. `prints`: show what the training functions print.
     `on_change` is called, in another thread, with a snapshot of the job's state when it changes.
 
     Raises UsageError for a job that cannot be; TrainingError when a training function raised (its text
@@ -76,6 +78,7 @@ def launch(
         min_servers=min_servers,
         emulated=emulated,
         transport=transport,
+        traffic_class=traffic_class,
         absent=absent,
         rejoin=rejoin,
         trace=trace,
@@ -98,6 +101,7 @@ def start(
     min_servers: int | None = None,
     emulated: bool | str = False,
     transport: str = "tcp",
+    traffic_class: int | None = None,
     absent: Iterable[int] = (),
     rejoin: bool = False,
     trace: bool = False,
@@ -123,6 +127,7 @@ def start(
         min_servers=min_servers,
         emulated=DEFAULT_NAME if emulated is True else emulated or None,
         transport=transport,
+        traffic_class=traffic_class,
         absent=tuple(absent),
         rejoin=rejoin,
         constants=load_constants()[0],

@@ -58,6 +58,7 @@ _LOG = logging.getLogger("bml.cluster")
 _TEXT_PRIORITY = -2
 _EMPTY = memoryview(bytearray())
 _NO_RESULT: Array = np.empty(0, np.uint8)
+_COUNTERS = ("nbytes_sent", "nbytes_received", "nbytes_copied_sent", "nbytes_copied_received")
 #: How long after `Leave` the loop still delivers what it has said, in seconds.
 _LINGER_S = 0.2
 #: Of how many steps, the last ones, the times are kept for the report: a job may run for months.
@@ -93,7 +94,7 @@ class Server:
         self._rate = spec.nic_rate or LAN_RATE
         self._poller = Poller(on_wake=self._take_requests)
         self._trace = Trace(server, self) if spec.trace else None
-        self._transport, self._transport_name, self._memory = open_transport(
+        self._opened = open_transport(
             spec.transport,
             server,
             nics,
@@ -103,7 +104,9 @@ class Server:
             handler=self._trace or self,
             connect_s=spec.timeouts().connect_s,
             life=life or 0,
+            traffic_class=spec.traffic_class,
         )
+        self._transport, self._memory = self._opened.transport, self._opened.memory
         self._step_memory = StepMemory(self._memory.empty)
         self._listener = control.ControlListener(
             control_host,
@@ -124,7 +127,7 @@ class Server:
             server,
             self._listener.endpoint,
             self._transport.endpoints,
-            self._transport_name,
+            self._opened.name,
             None if self._boards is None else self._boards.own.address,
         )
         joins = None if life is None else msg.Life(server, life, self.contact.encode())
@@ -165,7 +168,7 @@ class Server:
     def start(self, contacts: Contacts) -> None:
         """Start the loop; the coordinator may call from now on."""
         others = {server: contact.transport for server, contact in contacts.items()}
-        if set(others.values()) != {self._transport_name}:
+        if set(others.values()) != {self._opened.name}:
             raise FabricError(f"servers fell back to different transports: {others}; ask for tcp everywhere")
         self._contacts = dict(contacts)
         if self._spec.nic_rate is None:
@@ -351,13 +354,21 @@ class Server:
 
     def _status(self, now: float) -> dict[str, Any]:
         carriers = self._carrier.watched
-        traffic = self._rates.traffic(self._transport.stats(), now)
+        stats = self._transport.stats()
+        traffic = self._rates.traffic(stats, now)
         return {
             "process": os.getpid(),
             "epoch": self._core.epoch,
             "step": self._core.step,
             "phase": self._injection.phase(self._core),
             "progress": self._core.progress,
+            "transport": {
+                "name": self._opened.name,
+                "traffic_class": self._opened.traffic_class,
+                "devices": list(self._opened.devices),
+                "fallback": self._opened.fallback,
+                **{each: sum(getattr(link, each) for link in stats.values()) for each in _COUNTERS},
+            },
             "waits_for": (self._direct.waits_for() if self._direct else "") or self._core.waits_for(),
             "suspects": [
                 {"peer": each.peer, "level": each.level, "kind": each.kind, "why": each.why}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from bml.transport.interface import Handler, Transport
@@ -30,6 +31,12 @@ class Opened(NamedTuple):
     transport: Transport
     name: str
     memory: Memory
+    traffic_class: int = 0
+    """Byte that marks its packets for the switches."""
+    devices: tuple[str, ...] = ()
+    """The RDMA device, port and GID of each level, if there are any."""
+    fallback: str = ""
+    """Why it is not the transport that was asked for first."""
 
 
 def check_transport(name: str) -> str:
@@ -50,16 +57,21 @@ def open_transport(
     handler: Handler,
     connect_s: float,
     life: int = 0,
+    traffic_class: int | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Opened:
     """Open the transport of this name with the settings of the environment.
 
-    With shm the data lies in shared memory (bml.transport.shm); links, and with them heartbeats, are tcp's.
+    `traffic_class` is the job's; None: that of this machine's environment. With shm the data lies in shared
+    memory (bml.transport.shm); links, and with them heartbeats, are tcp's.
 
     Raises FabricError when the NICs cannot do it, UsageError for settings that cannot be.
     """
     first, _, fallback = check_transport(name).partition(",")
     settings = VerbsSettings.from_environment(environ)
+    if traffic_class is not None:
+        settings = replace(settings, traffic_class=traffic_class)
+    why = ""
     if first == "shm":
         segment.check()
     if first == "verbs":
@@ -75,11 +87,12 @@ def open_transport(
                 life=life,
                 settings=settings,
             )
-            return Opened(verbs, "verbs", verbs.pool)
+            return Opened(verbs, "verbs", verbs.pool, settings.traffic_class, verbs.devices)
         except FabricError as error:
             if not fallback:
                 raise
-            _LOG.warning("server %d uses tcp instead of verbs: %s", server, error)
+            why = str(error)
+            _LOG.warning("server %d uses tcp instead of verbs: %s", server, why)
     tcp = TcpTransport(
         server,
         nics,
@@ -92,5 +105,5 @@ def open_transport(
         traffic_class=settings.traffic_class,
     )
     if first == "shm":
-        return Opened(tcp, "shm", SharedPool())
-    return Opened(tcp, "tcp", PlainMemory())
+        return Opened(tcp, "shm", SharedPool(), settings.traffic_class)
+    return Opened(tcp, "tcp", PlainMemory(), settings.traffic_class, fallback=why)

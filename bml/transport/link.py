@@ -36,7 +36,7 @@ class LinkConnection(Protocol):
         ...
 
     def mute(self) -> None:
-        """Neither send nor notice anything until `unmute`; what is queued counts as sent."""
+        """Neither send nor notice anything until `unmute`; what is queued waits."""
         ...
 
     def unmute(self) -> None:

@@ -12,8 +12,9 @@ import weakref
 from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Callable
+from ctypes import addressof, c_char
 from math import prod
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -234,6 +235,10 @@ class RegisteredPool:
 
 def address_of(view: memoryview | Array) -> int:
     """The address of a contiguous view's first byte."""
+    try:
+        return addressof(c_char.from_buffer(cast(Any, view)))  # asked for every frame, and numpy takes longer
+    except (TypeError, ValueError):  # it is read-only, or empty
+        pass
     array = view if isinstance(view, np.ndarray) else np.frombuffer(view, np.uint8)
     address: int = array.__array_interface__["data"][0]
     return address

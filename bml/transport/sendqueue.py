@@ -131,13 +131,6 @@ class SendQueue:
         self._partial = [rest] if rest else []
         self.nbytes = len(rest)
 
-    def swallow(self) -> None:
-        """Like `finish_partial`, but count what is dropped as sent."""
-        before = self.nbytes
-        self._counters.frames_sent += len(self._waiting)
-        self.finish_partial()
-        self._counters.nbytes_sent += before - self.nbytes
-
     def clear(self) -> None:
         """Drop everything: the connection is gone."""
         self._waiting.clear()

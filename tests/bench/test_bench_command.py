@@ -31,7 +31,7 @@ def bench(*arguments):
         (["--algorithm", "rings"], "choose one of"),
         (["--sizes", "3"], "multiple of 4"),
         (["--against", "nccl"], "there is no peer 'nccl'"),
-        (["--transport", "verbs"], "'verbs' is not"),
+        (["--transport", "rdma"], "'rdma' is not one of 'tcp'"),
         (["--shared"], "give --transport shm"),
         (["--transport", "shm", "--algorithm", "bml"], "need no schedule"),
         (["--transport", "shm", "--fail", "link:0/0"], "strikes data on links"),

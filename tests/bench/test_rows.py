@@ -60,4 +60,4 @@ def test_lines_stand_under_their_heads():
     line = rows.line(row)
     assert len(line) == len(names) == len(units)
     assert line.index("openmpi-tcp") + len("openmpi-tcp") == names.index("who") + len("who")
-    assert line.split()[-2:] == ["-", "1000000.0"]
+    assert line.split()[-2:] == ["1000000.0", "-"]

@@ -153,7 +153,7 @@ def test_commands(tmp_path: Path, own_folder: Path) -> None:
     none = command("status")
     assert (none.returncode, "no job of this user runs" in none.stderr) == (1, True)
     with (
-        bml.start(until_told(stop), "bcube:3x2", launcher="processes") as job,
+        bml.start(until_told(stop), "bcube:3x2", launcher="processes", traffic_class=104) as job,
         bml.start(until_told(stop), "bcube:2x2", launcher="processes") as other,
     ):
         both = command("status")
@@ -171,10 +171,13 @@ def test_commands(tmp_path: Path, own_folder: Path) -> None:
         assert text.returncode == 0, text.stderr
         assert "view 2: 8 servers (server 4 is dead" in text.stdout.replace("\n", " ")
         assert "lost: server 4" in text.stdout
+        assert "transport of server 0, 1, 2, 3, 5, 6, 7, 8: tcp, traffic class 104" in text.stdout
         shown = json.loads(command("status", "--job", job.name, "--json").stdout)
         assert shown["failures"] == ["server:4"]
         assert sorted(shown["servers"]) == ["0", "1", "2", "3", "5", "6", "7", "8"]
         assert shown["servers"]["0"]["waits_for"]
+        used = shown["servers"]["0"]["transport"]
+        assert (used["name"], used["traffic_class"], used["fallback"]) == ("tcp", 104, "")
         assert command("inject", "coordinator", "--job", job.name).returncode == 0
         for arguments, code, message in (
             (["kill:44", "--job", job.name], 2, "no server 44"),

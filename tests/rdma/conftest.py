@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
-import subprocess
+import socket
+import struct
 import sys
 from collections.abc import Iterator
 
@@ -19,10 +21,17 @@ SETTINGS = {
     "BML_POOL_MIB": "16",
 }
 
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+
 
 def cable(server: int, rail: int, state: str) -> None:
-    """Take the far end of a NIC's cable "down" or "up"."""
-    subprocess.run(["ip", "link", "set", f"ps{server}r{rail}", state], check=True)
+    """Take the far end of a NIC's cable "down" or "up", without a program that takes longer to start."""
+    name = f"ps{server}r{rail}".encode()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        answer = fcntl.ioctl(sock, _SIOCGIFFLAGS, struct.pack("16sH14x", name, 0))
+        (flags,) = struct.unpack_from("H", answer, 16)
+        flags = flags | _IFF_UP if state == "up" else flags & ~_IFF_UP
+        fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH14x", name, flags))
 
 
 def heal(servers: int) -> None:

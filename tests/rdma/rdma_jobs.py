@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from conftest import fork_the_nursery
 
 import bml
+from bml.bench import contenders
+from bml.cli import main
 
 DETECT_S = 6.0
 
@@ -18,6 +25,67 @@ DETECT_S = 6.0
 @pytest.fixture(autouse=True)
 def fast_start(monkeypatch: pytest.MonkeyPatch) -> None:
     fork_the_nursery(monkeypatch)
+
+
+def digits_example() -> Any:
+    """The example's module, with its data read here: every server would need seconds for it."""
+    file = Path(__file__).parents[2] / "examples" / "train_digits.py"
+    spec = importlib.util.spec_from_file_location("digits_over_rdma", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    digits = module.load()
+    module.load = lambda: digits
+    module.EPOCHS = 6
+    return module
+
+
+def test_the_digits_are_learnt_as_by_one_process() -> None:
+    example = digits_example()
+    alone = example.reference()
+    result = launch(example.train, "bcube:2x2")
+    print(f"accuracy {result.value['accuracy']:.4f}, alone {alone.accuracy:.4f}")
+    assert len(result.values) == 4
+    assert len(set(result.report["digests"].values())) == 1
+    assert result.report["samples"]["complete"]
+    for each in result.values.values():
+        assert each["accuracy"] == pytest.approx(alone.accuracy, abs=0.006)
+        assert each["loss"] == pytest.approx(alone.loss, rel=1e-3)
+    assert alone.accuracy > 0.9
+
+
+def test_bench_and_status_show_what_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contenders, "_DETECT_S", DETECT_S)
+    monkeypatch.setattr(contenders, "START_S", 150.0)
+    said: list[dict[str, Any]] = []
+    known = contenders.Own._transports
+
+    def transports(own: contenders.Own) -> dict[int, dict[str, Any]]:
+        said.append(known(own))
+        return dict(said[-1])
+
+    monkeypatch.setattr(contenders.Own, "_transports", transports)
+    options = ["--fabric", "bcube:2x2", "--sizes", "1MiB", "--repetitions", "1", "--block-s", "0.1"]
+    result = CliRunner().invoke(main, ["bench", "allreduce", *options, "--transport", "verbs,tcp", "--json"])
+    assert result.exit_code == 0, result.output
+    printed = json.loads(result.stdout)
+    (row,) = printed["rows"]
+    copies = f"{row['copies_sent']:.4f} sent, {row['copies_received']:.4f} received"
+    print(f"\n{row['median_s']:.3f} s a step; copies per byte: {copies}")
+    assert printed["transport"] == "verbs"
+    assert row["wrong"] == 0
+    assert max(row["copies_sent"], row["copies_received"]) < 0.01
+    for server, each in said[0].items():
+        assert each["fallback"] == ""
+        assert [text.split(" (")[0] for text in each["devices"]] == [
+            f"rxe{server}_{rail} port 1, GID 1" for rail in range(2)
+        ]
+    doctor = CliRunner().invoke(main, ["doctor", "--json"])
+    check = json.loads(doctor.stdout)["checks"]["verbs (RDMA)"]
+    assert check["usable"], check
+    assert "rxe0_0:1 0000:0000:0000:0000:0000:ffff:0a07:0001" in check["why"]
 
 
 def launch(train: Any, fabric: str, **settings: Any) -> bml.Result:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from conftest import cable
 
 from bml.protocol.frame import Header, Kind
@@ -100,10 +99,9 @@ class Pair:
 
 def test_random_cuts_of_random_cables() -> None:
     rng, nbytes, most = random.Random(7), 120_000, 100
-    end_s = time.monotonic() + 130
     cuts = lost = 0
     with Pair(2 * nbytes, timeout=13) as pair:
-        while cuts < most and time.monotonic() < end_s:
+        while cuts < most:
             cuts += 1
             data = [rng.randbytes(2 * nbytes) for _ in range(2)]
             for end, text in zip(pair.ends, data, strict=True):
@@ -131,8 +129,7 @@ def test_random_cuts_of_random_cables() -> None:
                 end.losses.clear()
             pair.until_up()
     print(f"\n{cuts} cuts, {lost} of them in mid-transfer")
-    assert cuts >= 25
-    assert lost >= cuts // 5
+    assert lost >= most // 5
 
 
 def exchange(pair: Pair, nbytes: int, step: int) -> None:
@@ -212,59 +209,88 @@ def test_twenty_thousand_transfers_leave_memory_flat() -> None:
         assert grown < 256 << 10
 
 
-@pytest.mark.parametrize(("size", "least"), [(64 << 10, 0.0), (256 << 10, 0.0), (1 << 20, 0.5)])
-def test_throughput_of_a_pair_against_c(size: int, least: float) -> None:
-    """In separate processes, as `ib_write_bw` has them; the two are measured in turn."""
-    count = (12 << 20) // size
-    ours, theirs = [], []
-    for _ in range(2):
-        ours.append(our_rate(size, count))
-        theirs.append(c_rate(size, count))
-    ratio = max(ours) / max(theirs)
-    print(f"\n{size >> 10} KiB: ours {max(ours):.1f}, ib_write_bw {max(theirs):.1f} MiB/s, ratio {ratio:.2f}")
-    assert ratio >= least
+def test_throughput_of_a_pair_against_c() -> None:
+    """In separate processes, as `ib_write_bw` has them; the two are measured in turn, each at its best."""
+    nbytes, turns = 16 << 20, 4
+    ratios = {}
+    with Stream(1 << 20) as stream:
+        for size in (64 << 10, 256 << 10, 1 << 20):
+            ours, theirs = [], []
+            for _ in range(turns):
+                ours.append(stream.rate(size, nbytes // size))
+                theirs.append(c_rate(size, nbytes // size))
+            ratios[size >> 10] = max(ours) / max(theirs)
+            rates = f"ours {rounded(ours)}, ib_write_bw {rounded(theirs)} MiB/s"
+            print(f"\n{size >> 10} KiB: {rates}, best to best {ratios[size >> 10]:.2f}")
+    assert min(ratios.values()) >= 0.5
 
 
-def our_rate(size: int, count: int) -> float:
-    ports = [os.pipe(), os.pipe()]
-    pid = os.fork()
-    me = 1 if pid == 0 else 0
-    poller = Poller()
-    end = End(me, poller, VerbsSettings(timeout=18, window_nbytes=4 << 20, pool_nbytes=8 << 20), size)
-    (host, port), _ = end.transport.endpoints
-    os.write(ports[me][1], f"{host} {port}\n".encode())
-    with os.fdopen(ports[1 - me][0]) as file:
-        host, port_text = file.readline().split()
-    end.transport.set_peers({(1 - me, 0): (host, int(port_text))})
+def rounded(rates: list[float]) -> str:
+    return " ".join(f"{rate:.1f}" for rate in rates)
 
-    def until(condition: Callable[[], object]) -> None:
-        end_s = time.monotonic() + 30
-        while not condition() and time.monotonic() < end_s:
-            poller.poll(0.1)
 
-    until(lambda: end.transport.is_up(1 - me, 0))
-    head = Header(Kind.UP, 1, 1, me, 1 - me, 0, 0, size, size)
-    if me == 0:
+class Stream:
+    """Server 0, and in a process of its own server 1, which answers when it has got all frames of a step."""
+
+    def __init__(self, most_nbytes: int) -> None:
+        ports = [os.pipe(), os.pipe()]
+        self.pid = os.fork()
+        me = 1 if self.pid == 0 else 0
+        self.poller = Poller()
+        settings = VerbsSettings(timeout=18, window_nbytes=16 << 20, pool_nbytes=8 << 20)
+        self.end = End(me, self.poller, settings, most_nbytes)
+        os.write(ports[me][1], "{} {}\n".format(*self.end.transport.endpoints[0]).encode())
+        with os.fdopen(ports[1 - me][0]) as file:
+            host, port = file.readline().split()
+        self.end.transport.set_peers({(1 - me, 0): (host, int(port))})
+        self.step = 0
+        if me == 1:
+            self._answer()
+
+    def rate(self, size: int, count: int) -> float:
+        """MiB/s of so many frames of this size, until the answer is here."""
+        self.until(lambda: self.end.transport.is_up(1, 0), "the link")
+        self.step += 1
+        self.end.received_from.clear()
+        head = Header(Kind.UP, 1, self.step, 0, 1, count, 0, size, size)
         started_s = time.monotonic()
         for _ in range(count):
-            end.transport.send(1, 0, head, end.source)
-        until(lambda: end.received_from)
-        rate = size * count / (time.monotonic() - started_s) / (1 << 20)
-        os.waitpid(pid, 0)
-        end.transport.close()
-        return rate
-    until(lambda: len(end.received_from) == count)
-    end.transport.send(0, 0, Header(Kind.TOKEN, 1, 1, 1, 0, 0, 0, 0, 0), None)
-    until(lambda: end.transport.queued_nbytes == 0)
-    time.sleep(0.2)  # what is posted leaves before the process does
-    os._exit(0)
+            self.end.transport.send(1, 0, head, self.end.source[:size])
+        self.until(lambda: self.end.received_from, "the answer")
+        return size * count / (time.monotonic() - started_s) / (1 << 20)
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        end_s = time.monotonic() + 30
+        while not condition():
+            assert time.monotonic() < end_s, f"waited 30 s for {what}; losses {self.end.losses}"
+            self.poller.poll(0.1)
+
+    def _answer(self) -> None:
+        """Serve until the other end is gone; never returns."""
+        end = self.end
+        while not end.losses:
+            self.poller.poll(1.0)
+            if end.received_from and len(end.received_from) == end.received_from[-1].signature:
+                token = Header(Kind.TOKEN, 1, end.received_from[-1].step, 1, 0, 0, 0, 0, 0)
+                end.received_from.clear()
+                end.transport.send(0, 0, token, None)
+        os._exit(0)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end.transport.close()
+        self.poller.close()
+        os.waitpid(self.pid, 0)
 
 
 def c_rate(size: int, count: int) -> float:
+    """MiB/s as `ib_write_bw` says it."""
     command = f"ib_write_bw -x 1 -F -s {size} -n {count} -p {18000 + random.randrange(2000)} -d".split()
     with subprocess.Popen([*command, "rxe0_1"], stdout=subprocess.DEVNULL):
         for _ in range(20):
-            time.sleep(0.5)
+            time.sleep(0.5)  # it does not say when it listens
             client = subprocess.run(
                 [*command, "rxe1_1", "127.0.0.1"],
                 stdout=subprocess.PIPE,

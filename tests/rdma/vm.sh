@@ -23,6 +23,9 @@ cache=${BML_RDMA_VM_CACHE:-$HOME/.cache/bml-rdma-vm} out=${OUT:-}
 [ -n "$out" ] || { out=$(mktemp -d); trap 'rm -rf "$out"' EXIT; }
 mkdir -p "$cache" "$out"; rm -f "$out/rc"
 
+free_mib=$(awk '/MemAvailable/ { print int($2 / 1024) }' /proc/meminfo)
+[ "$free_mib" -ge 2048 ] || cannot "the guest takes up to 2 GiB of memory and $free_mib MiB are free"
+
 # 1. Programs. The guest runs the host's, so RDMA's user-space libraries are among them.
 packages="qemu-system-x86 busybox-static iproute2 ibverbs-providers libibverbs1 librdmacm1 libpython3.11 perftest"
 missing=
@@ -112,10 +115,14 @@ sysctl -qw net.core.netdev_max_backlog=20000 $conf.all.rp_filter=0 $conf.default
   for r in 0 1; do echo "link add rail$r mtu $mtu type bridge"; echo "link set rail$r up"; done
   for ((s = 0; s < servers; s++)); do for r in 0 1; do
     nic=s${s}r${r} address=10.7.$r.$((s + 1)) table=$((1000 + 2 * s + r))
-    echo "link add $nic mtu $mtu type veth peer name p$nic mtu $mtu"
+    echo "link add $nic address 02:07:00:00:0$r:$(printf %02x $s) mtu $mtu type veth peer name p$nic mtu $mtu"
     echo "link set p$nic master rail$r"; echo "link set p$nic up"; echo "link set $nic up"
     echo "addr add $address/24 dev $nic"; echo "route add 10.7.$r.0/24 dev $nic table $table"
     echo "rule add pref 100 iif lo from $address to 10.7.$r.0/24 lookup $table"
+    # Known for good: a NIC without a cable would first look for its neighbours for 3 s, and RDMA waits.
+    for ((peer = 0; peer < servers; peer++)); do [ $peer = $s ] ||
+      echo "neigh add 10.7.$r.$((peer + 1)) lladdr 02:07:00:00:0$r:$(printf %02x $peer) dev $nic nud permanent"
+    done
   done; done; } | ip -batch - || exit 125
 for ((s = 0; s < servers; s++)); do for r in 0 1; do
   echo "link add rxe${s}_${r} type rxe netdev s${s}r${r}"

@@ -12,11 +12,12 @@ import ctypes
 import itertools
 import os
 from collections import deque
+from collections.abc import Sequence
 
 from wires import JOB, TOKEN, Recorder, Wires, nic
 
 from bml.transport.memory import Registration
-from bml.transport.verbs.rdma import Address, Completion, Depth, QueuePair, Reliability
+from bml.transport.verbs.rdma import Address, Completion, Depth, QueuePair, Reliability, Write
 from bml.transport.verbs.settings import VerbsSettings
 from bml.transport.verbs.transport import VerbsTransport
 
@@ -92,18 +93,12 @@ class FakePair:
         assert self.receives + len(self.completions) <= self.depth.receives + self.depth.sends
         assert self.receives <= self.depth.receives
 
-    def write(
-        self,
-        wr_id: int,
-        local: tuple[int, int, int],
-        remote: tuple[int, int],
-        imm: int | None,
-        signaled: bool,
-    ) -> None:
+    def post(self, writes: Sequence[Write]) -> None:
         assert self.is_open
-        self.unfinished.append((wr_id, signaled))
-        assert len(self.unfinished) <= self.depth.sends
-        self.wire.send(self, wr_id, local, remote, imm, signaled)
+        for write in writes:
+            self.unfinished.append((write.wr_id, write.signaled))
+            assert len(self.unfinished) <= self.depth.sends
+            self.wire.send(self, *write)
 
     def carry_out(
         self,
@@ -164,6 +159,7 @@ class FakeNic:
     def __init__(self, wire: FakeWire, name: str) -> None:
         self.wire = wire
         self.name = name
+        self.description = f"fake {name}"
         self.pairs: list[FakePair] = []
         wire.open += 1
 

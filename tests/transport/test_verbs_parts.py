@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from wires import JOB, TOKEN, Recorder, nic
 
 from bml.protocol.frame import HEADER_NBYTES, FrameError
 from bml.transport import Poller
-from bml.transport.choice import open_transport
+from bml.transport.choice import Opened, open_transport
 from bml.transport.memory import RegisteredPool, address_of
 from bml.transport.verbs import devices, wire
 from bml.transport.verbs.rdma import Address
@@ -231,7 +232,7 @@ def test_tcp_replaces_verbs_only_when_asked_to_and_says_so(
     monkeypatch.setattr(devices.choose, "__defaults__", (None, tmp_path / "nothing"))
     poller = Poller()
 
-    def opened(name: str) -> object:
+    def opened(name: str, traffic_class: int | None = None) -> Opened:
         return open_transport(
             name,
             0,
@@ -241,7 +242,8 @@ def test_tcp_replaces_verbs_only_when_asked_to_and_says_so(
             poller=poller,
             handler=Recorder(),
             connect_s=1.0,
-            environ={},
+            traffic_class=traffic_class,
+            environ={"BML_TRAFFIC_CLASS": "40"},
         )
 
     with pytest.raises(FabricError, match="no RDMA device"):
@@ -249,9 +251,15 @@ def test_tcp_replaces_verbs_only_when_asked_to_and_says_so(
     with pytest.raises(UsageError, match="transport is 'rdma'"):
         opened("rdma")
     with caplog.at_level(logging.WARNING, "bml.transport"):
-        transport, name, memory = opened("verbs,tcp")  # type: ignore[misc]
-    assert name == "tcp"
+        found = opened("verbs,tcp")
+    assert (found.name, found.devices, found.traffic_class) == ("tcp", (), 40)
+    assert found.fallback.startswith("no RDMA device has the address 127.77.0.1")
     assert "server 0 uses tcp instead of verbs: no RDMA device" in caplog.text
-    assert memory.empty(3, "float32").shape == (3,)
-    transport.close()
+    assert found.memory.empty(3, "float32").shape == (3,)
+    found.transport.close()
+    asked = opened("tcp", 104)
+    assert (asked.traffic_class, asked.fallback) == (104, "")
+    listener = asked.transport._listeners[0]._sock  # type: ignore[attr-defined]
+    assert listener.getsockopt(socket.IPPROTO_IP, socket.IP_TOS) == 104
+    asked.transport.close()
     poller.close()

@@ -11,6 +11,7 @@ from wires import Recorder, header, open_fds, polled
 
 from bml.protocol.frame import HEADER_NBYTES
 from bml.transport import DROP, WAIT, Kind
+from bml.transport.verbs.incoming import MAX_OFFERS
 from bml.transport.verbs.rdma import Completion
 from bml.transport.verbs.settings import VerbsSettings
 
@@ -186,7 +187,7 @@ def test_fence_in_mid_transfer(who: str, flows: int) -> None:
 
 def test_frames_that_a_fence_dropped_count_until_the_peer_has_answered() -> None:
     """Or a sender could offer more at once than the receiver keeps places for."""
-    size, most = 1000, 32
+    size, most = 1000, MAX_OFFERS
     with VerbsWires(2, 1, nbytes=size) as wires:
         wires.connect()
         source = wires.pooled(0, bytes(size))
@@ -318,6 +319,54 @@ def test_silence_and_its_end() -> None:
         wires.until(lambda: wires.handlers[1].frames, "a frame after the silence")
         assert wires.handlers[1].memory == b"b" * size
         assert wires.handlers[0].losses == wires.handlers[1].losses == []
+
+
+@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("flows", range(0, 12, 2))
+def test_frames_wait_for_the_end_of_a_short_silence(who: int, flows: int) -> None:
+    """A NIC that is silent for less than `detect_s` is missed by nobody, so nothing may be lost either."""
+    size, n = 20_000, 8
+    with VerbsWires(2, 1, nbytes=n * size) as wires:
+        wires.connect()
+        wires.wire.held = True
+        data = random.Random(flows).randbytes(n * size)
+        source = wires.pooled(0, data)
+        for i in range(n):
+            if i == n // 2:
+                for _ in range(flows):
+                    wires.poller.poll(0)
+                    wires.wire.flow(1)
+                wires.transports[who].silence(0)
+            wires.transports[0].send(1, 0, header(0, i * size, (i + 1) * size), source[i * size :][:size])
+            wires.transports[0].send(1, 0, header(Kind.TOKEN, i), None)
+        wires.wire.held = False
+        wires.wire.flow()
+        polled(wires.poller, 0.02)
+        assert len(wires.handlers[1].frames) < 2 * n
+        wires.transports[who].unsilence(0)
+        wires.until(lambda: len(wires.handlers[1].frames) == 2 * n, "all, after the silence")
+        assert wires.handlers[1].memory == data
+        wires.until(lambda: wires.transports[0].queued_nbytes == 0, "completions")
+        stats, other = wires.transports[0].stats()[1, 0], wires.transports[1].stats()[0, 0]
+        assert stats.frames_sent == other.frames_received == 2 * n
+        assert wires.handlers[0].losses == wires.handlers[1].losses == []
+
+
+def test_a_silence_while_the_queue_pair_is_made() -> None:
+    size = 5000
+    for steps in range(1, 12):
+        with VerbsWires(2, 1, nbytes=size, connect_s=0.5) as wires:
+            for server, transport in enumerate(wires.transports):
+                transport.set_peers(wires.wanted(server))
+            for _ in range(steps):
+                wires.poller.poll(0.001)
+            wires.transports[1].silence(0)
+            polled(wires.poller, 0.01)
+            wires.transports[1].unsilence(0)
+            wires.transports[0].send(1, 0, header(0, 0, size), wires.pooled(0, b"d" * size))
+            wires.until(lambda: wires.handlers[1].frames, f"a frame after silence at poll {steps}")
+            assert wires.handlers[1].memory == b"d" * size
+            assert wires.handlers[0].losses == wires.handlers[1].losses == []
 
 
 def test_a_fence_in_silence_makes_the_queue_pair_again_afterwards() -> None:

@@ -135,9 +135,7 @@ class VerbsConnection:
     def send(self, priority: int, head: bytes, payload: memoryview | None) -> None:
         """Queue one frame."""
         self._queue.push(priority, head, payload)
-        if self._muted:
-            self._queue.swallow()
-        else:
+        if not self._muted:
             self._pump_soon()
 
     def resume(self) -> None:
@@ -156,12 +154,14 @@ class VerbsConnection:
                 self._begin()
 
     def mute(self) -> None:
-        """Neither send nor notice anything until `unmute`; what the NIC has been given it may still do."""
+        """Neither send nor notice anything until `unmute`; what the NIC has been given it may still do.
+
+        What is queued stays so: it goes out when the NIC is alive again, if no fence drops it before.
+        """
         if self._muted or not self._is_open:
             return
         self._muted = True
         self._stream.mute()
-        self._queue.swallow()
         if self._pair is not None:
             self._poller.remove(self._pair.fd)
 
@@ -174,11 +174,11 @@ class VerbsConnection:
         if self._pair is None:
             self._generation += 1
             self._begin()
-        elif self.is_ready:
+        else:
             self._poller.add(self._pair.fd, READ, self._completions_came)
             self._poller.soon(self._poll)
-        else:
-            self._end_soon("timeout", "silenced while its queue pair was being made")
+            if not self.is_ready and self._deadline is None:
+                self._deadline = self._poller.after(self._connect_s, self._too_late)
         self.resume()
         self._pump_soon()
 
@@ -312,7 +312,7 @@ class VerbsConnection:
 
     def _too_late(self) -> None:
         self._deadline = None
-        if not self._muted:  # a silenced NIC shows no sign; `unmute` will look
+        if not self._muted:  # a silenced NIC shows no sign; `unmute` begins to wait again
             self._end("timeout", f"no queue pair within {self._connect_s:g} s{self._trouble()}")
 
     def _trouble(self) -> str:

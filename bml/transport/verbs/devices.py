@@ -88,13 +88,8 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _advice(found: list[Gid], sysfs: Path) -> str:
-    if found:
-        have = ", ".join(sorted({f"{gid.device} {_address_of(gid.text)}" for gid in found}))
-        return (
-            f"there are {have}; give the addresses of RDMA NICs in BML_NICS, one per level, or name devices "
-            "in BML_RDMA_DEVICES"
-        )
+def no_device(sysfs: Path = SYSFS) -> str:
+    """Why this machine has no GID at all, and what to look at."""
     if sysfs.is_dir() and any(sysfs.iterdir()):
         return (
             "there are RDMA devices, but none has a GID; is the port up (rdma link), and has it an address?"
@@ -103,6 +98,16 @@ def _advice(found: list[Gid], sysfs: Path) -> str:
         "this machine has no RDMA device (rdma link shows none); is the NIC's driver loaded, and is "
         "/sys/class/infiniband visible here? Use the transport tcp if there is no such NIC"
     )
+
+
+def _advice(found: list[Gid], sysfs: Path) -> str:
+    if found:
+        have = ", ".join(sorted({f"{gid.device} {_address_of(gid.text)}" for gid in found}))
+        return (
+            f"there are {have}; give the addresses of RDMA NICs in BML_NICS, one per level, or name devices "
+            "in BML_RDMA_DEVICES"
+        )
+    return no_device(sysfs)
 
 
 def _address_of(text: str) -> str:

@@ -11,11 +11,13 @@ import errno
 import logging
 import os
 import secrets
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from bml.transport.memory import Registration
 from bml.transport.verbs.devices import Gid
-from bml.transport.verbs.rdma import Address, Completion, Depth, Nic, QueuePair, Reliability
+from bml.transport.verbs.rdma import Address, Completion, Depth, Nic, QueuePair, Reliability, Write
 from topology.errors import FabricError
 
 _HOP_LIMIT = 64
@@ -23,6 +25,8 @@ _MIN_RNR_TIMER = 12
 _RNR_RETRIES = 7
 _PORT_ACTIVE = 4
 _PSN_BITS = 24
+_CHAIN = 16
+"""Work requests that are handed over at once."""
 _CHANNEL_LINK = "anon_inode:[infinibandevent]"
 
 
@@ -79,11 +83,13 @@ class PyverbsNic:
 
     def __init__(self, lib: _Pyverbs, gid: Gid) -> None:
         self.name = gid.device
+        self.description = f"{gid.device} port {gid.port}, GID {gid.place} ({gid.text}, {gid.kind})"
         self.gid = gid
         self._lib = lib
         try:
             self._context = lib.device.Context(name=gid.device)
             self._pd = lib.pd.PD(self._context)
+            self.posting = _Posting(lib)
             self.mtu = int(self._context.query_port(gid.port).active_mtu)
         except lib.error as error:
             raise FabricError(
@@ -117,6 +123,7 @@ class PyverbsNic:
 
     def close(self) -> None:
         """See `rdma.Nic`."""
+        self.posting.close()
         self._pd.close()
         self._context.close()
 
@@ -133,6 +140,62 @@ class _Region:
         self._mr.close()
 
 
+class _Posting:
+    """Work requests of a NIC, made once and changed for every use: making one costs ten times as much.
+
+    They are linked, so that one call hands over several. A link cannot be undone, so a list of k requests
+    is the last k of the chain.
+    """
+
+    def __init__(self, lib: _Pyverbs) -> None:
+        enums, wr = lib.enums, lib.wr
+        self._imm_opcode = enums.IBV_WR_RDMA_WRITE_WITH_IMM
+        self._write_opcode = enums.IBV_WR_RDMA_WRITE
+        self._signaled_flag = enums.IBV_SEND_SIGNALED
+        # A request refers to its element from now on, and frees it when it is closed.
+        self._sges = [wr.SGE(0, 0, 0) for _ in range(_CHAIN)]
+        self._sends = [wr.SendWR(0, self._imm_opcode, 1, 0, [sge], 0) for sge in self._sges]
+        for request, sge in zip(self._sends, self._sges, strict=True):
+            request.sg_list = sge
+        # Immediate writes put nothing where a receive says, but pyverbs insists that it says something.
+        self._nowhere = wr.SGE(0, 0, 0)
+        self._receives = [wr.RecvWR(0, 1, [self._nowhere]) for _ in range(_CHAIN)]
+        for chain in (self._sends, self._receives):
+            for request, following in pairwise(chain):
+                request.next_wr = following
+
+    def writes(self, qp: Any, writes: Sequence[Write]) -> None:
+        """Post them; raises PyverbsError."""
+        for start in range(0, len(writes), _CHAIN):
+            some = writes[start : start + _CHAIN]
+            first = _CHAIN - len(some)
+            for sge, request, write in zip(self._sges[first:], self._sends[first:], some, strict=True):
+                wr_id, local, remote, imm, signaled = write
+                sge.lkey, sge.addr, sge.length = local
+                request.wr_id = wr_id
+                request.send_flags = self._signaled_flag if signaled else 0
+                if imm is None:
+                    request.opcode = self._write_opcode
+                else:
+                    request.opcode = self._imm_opcode
+                    request.imm_data = _swapped(imm)
+                request.set_wr_rdma(*remote)
+            qp.post_send(self._sends[first])
+
+    def receives(self, qp: Any, count: int) -> None:
+        """Post so many; raises PyverbsError."""
+        for start in range(0, count, _CHAIN):
+            qp.post_recv(self._receives[-min(_CHAIN, count - start)])
+
+    def close(self) -> None:
+        """Free them. Idempotent."""
+        if self._sends:
+            self._nowhere.close()
+        while self._sends:
+            self._sends.pop().close()
+            self._receives.pop().close()
+
+
 class _Pair:
     """See `rdma.QueuePair`."""
 
@@ -143,6 +206,7 @@ class _Pair:
         self._gid = nic.gid
         self._reliability = reliability
         self._error = lib.error
+        self._posting = nic.posting
         self._open: list[Any] = []
         try:
             self._channel, self.fd = _channel(lib, context)
@@ -153,7 +217,10 @@ class _Pair:
             cap = lib.qp.QPCap(
                 max_send_wr=depth.sends, max_recv_wr=depth.receives, max_send_sge=1, max_recv_sge=1
             )
-            init = lib.qp.QPInitAttr(qp_type=enums.IBV_QPT_RC, scq=self._cq, rcq=self._cq, cap=cap)
+            # Unless told otherwise, pyverbs asks for a completion of every request.
+            init = lib.qp.QPInitAttr(
+                qp_type=enums.IBV_QPT_RC, scq=self._cq, rcq=self._cq, cap=cap, sq_sig_all=0
+            )
             attr = lib.qp.QPAttr(port_num=nic.gid.port)
             attr.qp_access_flags = enums.IBV_ACCESS_LOCAL_WRITE | enums.IBV_ACCESS_REMOTE_WRITE
             self._qp = lib.qp.QP(pd, init, attr)
@@ -162,14 +229,6 @@ class _Pair:
             self.close()
             raise
         self.address = Address(self._qp.qp_num, secrets.randbits(_PSN_BITS), nic.gid.text, nic.mtu)
-        self._imm_opcode = enums.IBV_WR_RDMA_WRITE_WITH_IMM
-        self._write_opcode = enums.IBV_WR_RDMA_WRITE
-        self._signaled_flag = enums.IBV_SEND_SIGNALED
-        # The request refers to the element from now on, and frees it when it is closed.
-        self._sge = lib.wr.SGE(0, 0, 0)
-        self._request = lib.wr.SendWR(0, self._imm_opcode, 1, 0, [self._sge], 0)
-        self._request.sg_list = self._sge
-        self._open.append(self._request)
 
     def connect(self, remote: Address) -> None:
         lib, gid = self._lib, self._gid
@@ -198,40 +257,13 @@ class _Pair:
 
     def post_receives(self, count: int) -> None:
         try:
-            # Immediate writes put nothing where a receive says, but pyverbs insists that it says something.
-            nowhere = self._lib.wr.SGE(0, 0, 0)
-            receive = self._lib.wr.RecvWR(0, 1, [nowhere])
-            try:
-                for _ in range(count):
-                    self._qp.post_recv(receive)
-            finally:
-                receive.close()
-                nowhere.close()
+            self._posting.receives(self._qp, count)
         except self._error as error:
             raise _os_error(error) from error
 
-    def write(
-        self,
-        wr_id: int,
-        local: tuple[int, int, int],
-        remote: tuple[int, int],
-        imm: int | None,
-        signaled: bool,
-    ) -> None:
-        # One request is used for all: making one costs ten times what changing it does.
-        request, sge = self._request, self._sge
-        sge.lkey, sge.addr, sge.length = local
-        request.sg_list = sge
-        request.wr_id = wr_id
-        request.send_flags = self._signaled_flag if signaled else 0
-        if imm is None:
-            request.opcode = self._write_opcode
-        else:
-            request.opcode = self._imm_opcode
-            request.imm_data = _swapped(imm)
-        request.set_wr_rdma(*remote)
+    def post(self, writes: Sequence[Write]) -> None:
         try:
-            self._qp.post_send(request)
+            self._posting.writes(self._qp, writes)
         except self._error as error:
             raise _os_error(error) from error
 

@@ -17,7 +17,7 @@ from bml.transport.verbs import wire
 from bml.transport.verbs.wire import Grant, Slot
 from topology.errors import InvariantError
 
-MAX_OFFERS = 32
+MAX_OFFERS = 128
 """Payloads of one direction of a link that are offered and not written completely."""
 
 

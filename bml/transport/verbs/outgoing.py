@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from bml.protocol.frame import FrameError
 from bml.transport.memory import Array, RegisteredPool
 from bml.transport.sendqueue import Counters, SendQueue
 from bml.transport.verbs import wire
 from bml.transport.verbs.incoming import MAX_OFFERS
-from bml.transport.verbs.rdma import QueuePair
+from bml.transport.verbs.rdma import QueuePair, Write
 from bml.transport.verbs.wire import Grant, Greeting, Imm, Slot
 
 SEND = 1 << 32
@@ -25,22 +24,28 @@ SEND = 1 << 32
 _SPARE_SLOTS = 4
 """Slots that frames and offers leave free, so that grants are not kept waiting by them."""
 _NOTIFY_NBYTES = 256 << 10
-"""The receiver is told of payloads after this much at the latest; each time costs it a wake-up."""
+"""The receiver is told of payloads, and the NIC tells us, after this much or a quarter of the window: each
+time costs a wake-up."""
 
 
-class _Frame(NamedTuple):
-    """A frame that was offered."""
+class _Frame:
+    """A frame that was offered, and what becomes known of it: one object a frame, as there are many.
 
-    head: bytes
-    payload: memoryview
+    `payload` and `source`, what is sent in its place, must stay as they are while the NIC has them.
+    """
 
+    __slots__ = ("address", "nbytes", "offer", "payload", "request", "rkey", "size", "source")
 
-class _Write(NamedTuple):
-    """A payload that was given to the NIC; what is referred to here must stay as it is."""
-
-    request: int
-    frame: _Frame
-    source: memoryview | Array
+    def __init__(self, offer: int, head: bytes, payload: memoryview) -> None:
+        self.offer = offer
+        self.payload = payload
+        self.size = len(payload)
+        self.nbytes = len(head) + self.size
+        """With its header."""
+        self.rkey = self.address = 0
+        """Where the receiver wants it."""
+        self.request = 0
+        self.source: memoryview | Array = payload
 
 
 class Outgoing:
@@ -69,6 +74,8 @@ class Outgoing:
         self._queue = queue
         self._counters = counters
         self._window_nbytes = window_nbytes
+        self._notify_nbytes = max(_NOTIFY_NBYTES, window_nbytes // 4)
+        self._most_offers = wire.most_offers(self._slot_nbytes)
         self._max_requests = max_requests
         self._signal_every = max(1, slots // 4)
         self._pair: QueuePair | None = None
@@ -87,8 +94,10 @@ class Outgoing:
         # Offered and dropped by a fence: the peer will answer, and must be told that nothing comes.
         self._forgotten: set[int] = set()
         self._cancels: list[int] = []
-        self._granted: deque[tuple[_Frame, Grant]] = deque()
-        self._writes: deque[_Write] = deque()
+        self._granted: deque[_Frame] = deque()
+        self._writes: deque[_Frame] = deque()
+        # Requests for the queue pair, which gets them together at the end of `pump`.
+        self._batch: list[Write] = []
         self._pending_nbytes = 0
         self.posted_nbytes = 0
         """Payload that the NIC has and has not seen acknowledged."""
@@ -120,9 +129,7 @@ class Outgoing:
     def give_up(self) -> None:
         """The queue pair is gone: what was granted goes nowhere, what was only offered stays so."""
         self._pair = self._hello = None
-        for write in self._writes:
-            self._sent(write.frame)
-        for frame, _ in self._granted:
+        for frame in [*self._writes, *self._granted]:
             self._sent(frame)
         self._writes.clear()
         self._granted.clear()
@@ -131,11 +138,11 @@ class Outgoing:
     def forget(self) -> None:
         """Drop every frame that the NIC does not have."""
         self._queue.clear()
-        for frame in [*self._offered.values(), *(frame for frame, _ in self._granted)]:
-            self._pending_nbytes -= _nbytes(frame)
+        for frame in [*self._offered.values(), *self._granted]:
+            self._pending_nbytes -= frame.nbytes
         self._forgotten.update(self._offered)
         self._offered.clear()
-        self._cancels += [grant.offer for _, grant in self._granted]
+        self._cancels += [frame.offer for frame in self._granted]
         self._granted.clear()
 
     def stop(self) -> None:
@@ -151,10 +158,11 @@ class Outgoing:
     def completed(self, wr_id: int) -> None:
         """The NIC is done with this request, and all before it."""
         self._completed = wr_id - SEND
-        while self._writes and self._writes[0].request <= self._completed:
-            write = self._writes.popleft()
-            self.posted_nbytes -= len(write.frame.payload)
-            self._sent(write.frame)
+        writes = self._writes
+        while writes and writes[0].request <= self._completed:
+            frame = writes.popleft()
+            self.posted_nbytes -= frame.size
+            self._sent(frame)
 
     def acknowledged(self, low: int) -> None:
         """The peer has handled so many messages, of which these are the low bits; may raise FrameError."""
@@ -165,15 +173,16 @@ class Outgoing:
     def take_grants(self, generation: int, grants: Iterable[Grant]) -> None:
         """The peer answered offers; what it said before the present queue pair is not a place to write to."""
         now = self._hello is not None and generation == self._hello.generation
-        for grant in grants:
-            is_place = bool(grant.rkey) and now
-            frame = self._offered.pop(grant.offer, None)
+        for offer, rkey, address in grants:
+            is_place = bool(rkey) and now
+            frame = self._offered.pop(offer, None)
             if frame is None:
-                self._forgotten.discard(grant.offer)
+                self._forgotten.discard(offer)
                 if is_place:
-                    self._cancels.append(grant.offer)
+                    self._cancels.append(offer)
             elif is_place:
-                self._granted.append((frame, grant))
+                frame.rkey, frame.address = rkey, address
+                self._granted.append(frame)
             else:
                 self._sent(frame)  # dropped by the receiver, or cut off by a fence
 
@@ -185,16 +194,22 @@ class Outgoing:
         `handled` is how many of the peer's messages are done with.
         """
         self._write_slots(handled)  # of a generation before
-        self._write_payloads()
         self._fill_replies(replies)
         self._fill_frames()
+        # Before payloads, which take long on the wire: the peer is to answer meanwhile.
         self._write_slots(handled)
         self._write_credit(handled)
+        self._write_payloads()
+        if self._batch:
+            assert self._pair is not None
+            batch, self._batch = self._batch, []
+            self._pair.post(batch)
 
     def _sent(self, frame: _Frame) -> None:
-        self._pending_nbytes -= _nbytes(frame)
-        self._counters.frames_sent += 1
-        self._counters.nbytes_sent += _nbytes(frame)
+        nbytes, counters = frame.nbytes, self._counters
+        self._pending_nbytes -= nbytes
+        counters.frames_sent += 1
+        counters.nbytes_sent += nbytes
 
     @property
     def _room(self) -> int:
@@ -206,41 +221,42 @@ class Outgoing:
 
     def _write_payloads(self) -> None:
         """Give to the NIC what the window allows, and tell the peer of several payloads at once."""
-        window = self._window_nbytes
-        untold, untold_nbytes = 0, 0
-        while self._granted and self._requests_left > 1:
-            frame, grant = self._granted[0]
-            nbytes = len(frame.payload)
-            if self._writes and self.posted_nbytes + nbytes > window:
+        granted, writes = self._granted, self._writes
+        window, notify_nbytes = self._window_nbytes, self._notify_nbytes
+        room = self._requests_left - 1
+        untold = untold_nbytes = 0
+        while granted and room > 0:
+            frame = granted[0]
+            nbytes = frame.size
+            if writes and self.posted_nbytes + nbytes > window:
                 return
-            self._granted.popleft()
+            granted.popleft()
+            room -= 1
             self.posted_nbytes += nbytes
             untold_nbytes += nbytes
-            following = self._granted[0] if self._granted else None
             tell = (
-                following is None
-                or following[1].offer != grant.offer + 1
-                or untold_nbytes >= _NOTIFY_NBYTES
-                or self.posted_nbytes + len(following[0].payload) > window
-                or self._requests_left <= 2
+                untold_nbytes >= notify_nbytes
+                or not granted
+                or not room
+                or granted[0].offer != frame.offer + 1
+                or self.posted_nbytes + granted[0].size > window
             )
-            source, local = self._source(frame.payload)
-            imm = wire.pack_done(grant.offer, untold) if tell else None
-            self._post(local, (grant.rkey, grant.address), imm, signaled=tell)
-            self._writes.append(_Write(self._requests, frame, source))
+            imm = wire.pack_done(frame.offer, untold) if tell else None
+            self._post(self._source(frame), (frame.rkey, frame.address), imm, tell)
+            frame.request = self._requests
+            writes.append(frame)
             untold, untold_nbytes = (0, 0) if tell else (untold + 1, untold_nbytes)
 
-    def _source(self, payload: memoryview) -> tuple[memoryview | Array, tuple[int, int, int]]:
-        """What to send in place of a payload, itself if it can be, and (lkey, address, nbytes) of that."""
-        source: memoryview | Array = payload
-        located = self._pool.find(payload)
+    def _source(self, frame: _Frame) -> tuple[int, int, int]:
+        """(lkey, address, nbytes) of the payload, or of a copy if it is not in the pool."""
+        located = self._pool.find(frame.payload)
         if located is None:
-            source = self._pool.empty(len(payload), "uint8")
-            source.data[:] = payload
-            self._counters.nbytes_copied_sent += len(payload)
-            located = self._pool.find(source)
+            frame.source = copy = self._pool.empty(frame.size, "uint8")
+            copy.data[:] = frame.payload
+            self._counters.nbytes_copied_sent += frame.size
+            located = self._pool.find(copy)
             assert located is not None
-        return source, (located.registrations[self._nic_number].lkey, located.address, len(payload))
+        return located.registrations[self._nic_number].lkey, located.address, frame.size
 
     def _fill_replies(self, replies: list[Grant]) -> None:
         slot_nbytes, hello = self._slot_nbytes, self._hello
@@ -263,7 +279,7 @@ class Outgoing:
             waiting = queue.peek()
             if waiting is None:
                 break
-            head, payload = waiting[2], waiting[3]
+            _, _, head, payload = waiting
             if payload is None or len(payload) <= most_nbytes:
                 queue.pop()
                 self._flush_offers(offers)
@@ -272,23 +288,27 @@ class Outgoing:
                 counters.frames_sent += 1
                 counters.nbytes_sent += len(head) + nbytes
                 counters.nbytes_copied_sent += nbytes
-            elif self._may_offer(len(payload)):
+            elif self._may_offer(len(payload), not offers):
                 queue.pop()
                 self._offers += 1
-                self._offered[self._offers] = frame = _Frame(head, payload)
-                self._pending_nbytes += _nbytes(frame)
+                self._offered[self._offers] = frame = _Frame(self._offers, head, payload)
+                self._pending_nbytes += frame.nbytes
                 offers.append((self._offers, head))
-                if len(offers) == wire.most_offers(self._slot_nbytes):
+                if len(offers) == self._most_offers:
                     self._flush_offers(offers)
             else:
                 break
         self._flush_offers(offers)
 
-    def _may_offer(self, nbytes: int) -> bool:
-        under_way = self.pending[0] + len(self._forgotten)
-        # Two at least, so that one is on its way while the other is being granted.
-        few = self._pending_nbytes + nbytes <= 2 * self._window_nbytes
-        return under_way < 2 or (under_way < MAX_OFFERS and few)
+    def _may_offer(self, nbytes: int, first: bool) -> bool:
+        under_way = len(self._offered) + len(self._granted) + len(self._writes) + len(self._forgotten)
+        # Two at least, so that one is on its way while the other is being granted. Many at once, as an offer
+        # and its grant wake both sides: having stopped, go on when half of what may be under way is done.
+        if under_way < 2:
+            return True
+        if first:
+            return under_way <= MAX_OFFERS // 2 and self._pending_nbytes + nbytes <= self._window_nbytes
+        return under_way < MAX_OFFERS and self._pending_nbytes + nbytes <= 2 * self._window_nbytes
 
     def _flush_offers(self, offers: list[tuple[int, bytes]]) -> None:
         if offers:
@@ -337,14 +357,9 @@ class Outgoing:
         imm: int | None,
         signaled: bool = False,
     ) -> None:
-        assert self._pair is not None
         self._requests += 1
         # Requests complete in order, so one completion stands for all before it.
         signaled = signaled or self._requests - self._signaled >= self._signal_every
         if signaled:
             self._signaled = self._requests
-        self._pair.write(SEND + self._requests, local, remote, imm, signaled)
-
-
-def _nbytes(frame: _Frame) -> int:
-    return len(frame.head) + len(frame.payload)
+        self._batch.append(Write(SEND + self._requests, local, remote, imm, signaled))

@@ -5,6 +5,7 @@ Tests put a NIC of their own behind it. Nothing here blocks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from bml.transport.memory import Registration
@@ -62,6 +63,20 @@ class Completion(NamedTuple):
     imm: int
 
 
+class Write(NamedTuple):
+    """A work request: write (lkey, address, nbytes) to (rkey, address).
+
+    With immediate data the peer is told when this write and all before it are in its memory. A completion
+    comes of those that are `signaled`, and of failures.
+    """
+
+    wr_id: int
+    local: tuple[int, int, int]
+    remote: tuple[int, int]
+    imm: int | None
+    signaled: bool
+
+
 class QueuePair(Protocol):
     """A reliable connection to one peer, with a completion queue and a channel of its own."""
 
@@ -77,18 +92,8 @@ class QueuePair(Protocol):
         """Be ready for `count` more immediate writes; their completions have wr_id 0."""
         ...
 
-    def write(
-        self,
-        wr_id: int,
-        local: tuple[int, int, int],
-        remote: tuple[int, int],
-        imm: int | None,
-        signaled: bool,
-    ) -> None:
-        """Write (lkey, address, nbytes) to (rkey, address); raises OSError.
-
-        With immediate data the peer is told when this write and all before it are in its memory.
-        """
+    def post(self, writes: Sequence[Write]) -> None:
+        """Carry out these writes in their order; raises OSError."""
         ...
 
     def arm(self, has_event: bool) -> None:
@@ -108,6 +113,8 @@ class Nic(Protocol):
     """An opened RDMA device."""
 
     name: str
+    description: str
+    """Device, port and GID, for people."""
 
     def register(self, address: int, nbytes: int) -> Registration:
         """Let the NIC read and write this memory, and peers write it; raises OSError."""

@@ -31,7 +31,7 @@ def open_nic(address: str, setting: str | None) -> Nic:
     from bml.transport.verbs import driver
 
     nic = driver.open_nic(gid)
-    _LOG.info("%s is %s port %d, GID %d (%s)", address, gid.device, gid.port, gid.place, gid.text)
+    _LOG.info("%s is %s", address, nic.description)
     return nic
 
 
@@ -86,6 +86,11 @@ class VerbsTransport(LinkTransport):
         except BaseException:
             self._close_rdma()
             raise
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The RDMA device, port and GID of each level."""
+        return tuple(nic.description for nic in self._rdma)
 
     def close(self) -> None:
         """See `Transport`; the pool's arrays stay valid as plain memory."""

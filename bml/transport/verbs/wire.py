@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from bml.protocol.frame import HEADER_NBYTES, FrameError
 from bml.transport.verbs.rdma import Address
 
-VERSION = 1
+VERSION = 2
 COUNT_MASK = 0xFF_FFFF
 
 OFFER_MASK = 0xFFFF
@@ -195,7 +195,10 @@ def read_grants(slot: memoryview, count: int) -> tuple[int, Iterator[Grant]]:
     """(generation, grants) of a message."""
     (generation,) = _unpack(_GENERATION, slot, HEAD.size)
     start = HEAD.size + _GENERATION.size
-    return generation, (Grant(*_unpack(_GRANT, slot, start + i * _GRANT.size)) for i in range(count))
+    items = slot[start : start + count * _GRANT.size]
+    if len(items) < count * _GRANT.size:
+        raise FrameError(f"message in a slot cut short: {count} grants do not fit")
+    return generation, map(Grant._make, _GRANT.iter_unpack(items))
 
 
 def read_cancels(slot: memoryview, count: int) -> Iterator[int]:
