@@ -101,8 +101,15 @@ def test_left_out_share_is_not_used() -> None:
     assert np.concatenate(list(kept.values())).tolist() == [0, 1, 2, 6, 7, 8]
 
 
-def test_a_stranger_has_no_share() -> None:
-    with pytest.raises(UsageError, match=r"servers \[9\] had no share"):
-        assignment(np.arange(9), range(3), [0, 9])
+def test_one_that_joined_since_has_no_share_of_its_own_but_helps_with_the_lost_ones() -> None:
+    found = assignment(np.arange(9), (0, 1, 2), (0, 1, 9))
+    assert len(found[9].own) == 0
+    assert len(found[9].extra) > 0
+    everything = np.concatenate([part for server in found.values() for part in server])
+    assert sorted(everything.tolist()) == sorted(np.arange(9).tolist())
+    assert len(assignment(np.arange(9), (0, 1), (0, 1, 9))[9].extra) == 0
+
+
+def test_a_batch_cannot_be_shared_among_nobody() -> None:
     with pytest.raises(UsageError, match="no servers"):
         assignment(np.arange(9), range(3), [])
