@@ -303,6 +303,8 @@ def fuzz(victim: Victim, seed: int, cases: int, learns: bool) -> None:
             tried += 1
             if connection.closed or chance.random() < 0.1:
                 connection = victim.connection()
+        if victim.core._learner is not None:
+            assert len(victim.core._learner._calls) <= 2, "one can fill its memory with calls"
 
 
 @pytest.fixture
@@ -352,6 +354,19 @@ def test_texts_are_read_or_refused() -> None:
             except FrameError:
                 continue
             check(found)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("head", [f"{(MAX_PIECES << 2) + 1} 0 1 4 x", f"{10**30} 0 1 1 x", "-1 0 1 4 x"])
+def test_states_in_too_many_pieces(head: str) -> None:
+    with pytest.raises(FrameError):
+        Head.decode(head)
+
+
+@pytest.mark.parametrize("n", [MAX_CALL_NBYTES // 4 + 1, 10**30, -1])
+def test_calls_of_too_many_elements(n: int) -> None:
+    assert Call.decode(f"sum <f4 {MAX_CALL_NBYTES // 4}\nx").n_elements == MAX_CALL_NBYTES // 4
+    with pytest.raises(FrameError):
+        Call.decode(f"sum <f4 {n}\nx")
 
 
 def sane_call(call: Call) -> None:
