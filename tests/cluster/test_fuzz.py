@@ -331,6 +331,19 @@ def test_a_learner_survives_fuzzed_frames_and_allocates_no_terabytes(victim: Cal
     served.takes_an_honest_step()
 
 
+def test_a_learner_is_told_of_this_step_and_the_next_alone(victim: Callable[..., Victim]) -> None:
+    served = victim(5)
+    served.view(learns=True)
+    step = served.core.step
+    for ahead in range(1, 50):
+        (header, text), *_ = served.honest()
+        connection = served.connection()
+        connection.feed(raw(header._replace(step=step + ahead)) + text)
+        assert connection.closed is (ahead > 1)
+    assert served.core._learner is not None
+    assert len(served.core._learner._calls) == 1
+
+
 # --- texts -----------------------------------------------------------------------------------------
 
 
@@ -352,6 +365,19 @@ def test_texts_are_read_or_refused() -> None:
             except FrameError:
                 continue
             check(found)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("head", [f"{(MAX_PIECES << 2) + 1} 0 1 4 x", f"{10**30} 0 1 1 x", "-1 0 1 4 x"])
+def test_states_in_too_many_pieces(head: str) -> None:
+    with pytest.raises(FrameError):
+        Head.decode(head)
+
+
+@pytest.mark.parametrize("n", [MAX_CALL_NBYTES // 4 + 1, 10**30, -1])
+def test_calls_of_too_many_elements(n: int) -> None:
+    assert Call.decode(f"sum <f4 {MAX_CALL_NBYTES // 4}\nx").n_elements == MAX_CALL_NBYTES // 4
+    with pytest.raises(FrameError):
+        Call.decode(f"sum <f4 {n}\nx")
 
 
 def sane_call(call: Call) -> None:
