@@ -27,7 +27,7 @@ results arrive; all outputs are final and the first token of the barrier is abou
 RECOVERY = "recovery"
 """Between the freeze of an old view and the installation of the next one."""
 TRANSFER = "transfer"
-"""A server joins: it waits for the training state, or the first piece of it is about to leave from here."""
+"""A server joins: it waits for the training state, or a part of it is about to leave from here."""
 JOB_PHASES = ("start", RECOVERY, TRANSFER, "shutdown")
 """start: the coordinator has called and no view is in force yet; shutdown: this server's training function
 has returned and the others' may not have."""

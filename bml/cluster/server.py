@@ -518,8 +518,6 @@ class Server:
         payload = None
         if place is not None and place.buffer == Buffer.STATE:
             payload = self._handover.outgoing(place, header.nbytes)
-            if self._injection.armed:
-                self._injection.before_state(self._core, time.monotonic())
         elif place is not None:
             assert self._workspace is not None
             payload = self._workspace.view(place, header.stop - header.start)
@@ -537,6 +535,8 @@ class Server:
     def _carry_out(self, instruction: ev.Instruction) -> None:
         match instruction:
             case ev.SendText(peer, level, header, text):
+                if header.kind == Kind.HEAD and self._injection.armed:
+                    self._injection.before_state(self._core, time.monotonic())
                 self._transport.send(peer, level, header, memoryview(text), _TEXT_PRIORITY)
             case ev.Open() if self._direct is not None:
                 pass  # the training thread has brought it to the others

@@ -131,6 +131,9 @@ class Coordinator:
             return self._late(event)
         match event:
             case Connected(server):
+                # It says again what it still suspects.
+                self._findings.forget(lambda each: each.observer == server)
+                self._rest_if_steady()
                 return [Post(server, msg.Who(self.term)), *self._again(server)]
             case Gone(server, why):
                 return self._gone(server, why, now)
@@ -374,9 +377,6 @@ class Coordinator:
         if status.server in self.contributors and status.outcome == "failed":
             return self._ended(status.server, status.outcome, status.error, now)
         if status.epoch == 0:
-            # It says again what it still suspects.
-            self._findings.forget(lambda each: each.observer == status.server)
-            self._rest_if_steady()
             evict = self._evict([status.server])
             if evict:
                 return evict

@@ -595,7 +595,8 @@ class ServerCore:
         self._term = term
         match message:
             case msg.Who():
-                return [Tell(self._status(term, 0)), *self._watch.all_again(), *self._said_before()]
+                # The status last: whoever has everybody's knows what everybody suspects.
+                return [*self._watch.all_again(), *self._said_before(), Tell(self._status(term, 0))]
             case msg.Freeze():
                 return self._freeze(message, now)
             case msg.Propose():

@@ -406,7 +406,7 @@ def test_a_new_coordinator_hears_everything_it_needs(running: Driver) -> None:
     running.complete()
     running.give(ev.PeerLost(PEER, 0, "reset", "reset"))
     running.give(ev.Ended("done"))
-    status, suspect = (one.message for one in running.told(msg.Who(2)))
+    suspect, status = (one.message for one in running.told(msg.Who(2)))
     assert (status.term, status.epoch, status.committed, status.complete) == (2, 0, 0, 1)
     assert (status.outcome, status.promised, status.installed) == ("done", 1, running.view(1))
     assert (suspect.observer, suspect.peer, suspect.level, suspect.kind) == (0, 1, 0, "reset")
