@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
 # Runs a command on a Debian kernel with soft-RoCE (rdma_rxe) inside qemu, for machines without RDMA NICs.
 #
-#   tests/rdma/vm.sh [-n SERVERS] [-t SECONDS] COMMAND...
+#   tests/rdma/vm.sh [-n SERVERS] [-t SECONDS] [-i] COMMAND...
+#
+# With -i the guest's clock advances by 2 ns with every instruction: what is timed in it does not depend on how
+# busy the host is.
 #
 # The guest is this machine: it sees the host's files read-only below an overlay (what it writes is lost),
 # except the folder $OUT, which is /out in the guest. Server s has the NICs s{s}r0 and s{s}r1 with the addresses
@@ -12,11 +15,11 @@
 # do it, and standard error says why. What is missing is installed with apt when we are root.
 set -euo pipefail
 cannot() { echo "tests/rdma: skipped, $*" >&2; exit 77; }
-usage() { echo "usage: $0 [-n SERVERS] [-t SECONDS] COMMAND..." >&2; exit 2; }
+usage() { echo "usage: $0 [-n SERVERS] [-t SECONDS] [-i] COMMAND..." >&2; exit 2; }
 
-servers=2 limit_s=300
-while getopts n:t: option; do
-  case $option in n) servers=$OPTARG ;; t) limit_s=$OPTARG ;; *) usage ;; esac
+servers=2 limit_s=300 counts=
+while getopts n:t:i option; do
+  case $option in n) servers=$OPTARG ;; t) limit_s=$OPTARG ;; i) counts=yes ;; *) usage ;; esac
 done
 shift $((OPTIND - 1)); [ $# -gt 0 ] || usage
 cache=${BML_RDMA_VM_CACHE:-$HOME/.cache/bml-rdma-vm} out=${OUT:-}
@@ -136,6 +139,7 @@ EOF
 # One CPU: with two, soft-RoCE sees its packets in another order.
 accel="-accel tcg,thread=multi -cpu max"
 [ "${BML_RDMA_VM_ACCEL:-tcg}" = kvm ] && accel="-accel kvm -cpu host"
+[ -z "$counts" ] || accel="-accel tcg,thread=single -cpu max -icount shift=1,sleep=on"
 set +e
 timeout "$limit_s" qemu-system-x86_64 $accel -m "${BML_RDMA_VM_MEM:-2G}" -smp 1 -nodefaults -no-reboot \
   -display none -serial stdio -kernel "$cache"/boot/vmlinuz-* -initrd "$cache/initrd.img" \
