@@ -54,8 +54,9 @@ def launch(
     that is up on this machine, and cables really break. `transport` is "tcp", "verbs" (RDMA) or "verbs,tcp"
     (RDMA where there is any); settings in docs/rdma.md. `traffic_class` marks all packets of the job for the
     switches: a DSCP times 4 (default: `BML_TRAFFIC_CLASS` of each machine, or unmarked). `absent` servers are
-    not started: they may join later (`job.inject("join:4")`). `rejoin`: a server that is lost is started again
-    and joins. `prints`: show what the training functions print. `on_change` is called, in another thread, with a snapshot of the job's state when it changes.
+    not started: they may join later (`job.inject("join:4")`). `rejoin`: a server that is lost is started
+    again and joins. `prints`: show what the training functions print. `on_change` is called, in another
+    thread, with a snapshot of the job's state when it changes.
 
     Raises UsageError for a job that cannot be; TrainingError when a training function raised (its text
     names the server and holds the traceback); TooFewServers; StartError. Errors of a job that ran have
