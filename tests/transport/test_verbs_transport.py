@@ -116,6 +116,22 @@ def test_the_ring_is_never_overrun_while_the_receiver_waits() -> None:
         assert receiver.memory == bytes(i % 251 for i in range(1000))
 
 
+def test_many_frames_take_few_messages_and_wake_ups() -> None:
+    size, n = 64 << 10, 512
+    settings = VerbsSettings(window_nbytes=16 << 20, pool_nbytes=1 << 20)
+    with VerbsWires(2, 1, nbytes=size, settings=settings) as wires:
+        wires.connect()
+        wires.wire.writes.clear()
+        source = wires.pooled(0, bytes(size))
+        for _ in range(n):
+            wires.transports[0].send(1, 0, header(0, 0, size), source)
+        wires.until(lambda: len(wires.handlers[1].frames) == n, "all")
+        payloads = [imm for nbytes, imm in wires.wire.writes if nbytes == size]
+        assert len(payloads) == n
+        # Batches of 64: two messages of offers, one of grants, one notice that the payloads are there.
+        assert sum(imm is not None for _, imm in wires.wire.writes) <= n // MAX_OFFERS * 2 * 4 + 8
+
+
 def test_wait_and_drop_of_large_frames() -> None:
     size = 20_000
     with VerbsWires(2, 1, nbytes=size) as wires:
