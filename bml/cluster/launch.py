@@ -47,33 +47,24 @@ def launch(
 ) -> Result:
     """Run `train(session)` on every server of `fabric` and return when all survivors are done.
 
-        `launcher` is "ray" (a local Ray, the cluster at `address`, or the one this process belongs to) or
-        "processes" (plain processes on this machine). `faults` are injected: texts, or a faults.FaultPlan.
-        `detect_s`: how fast a silent failure must be noticed. `start_s`: how long servers may take to appear.
-        `min_servers`: fewer survivors stop the job (default: a view must keep more than half of the one
-        before). `emulated`: the servers, as processes, live on the emulated fabric of this name (True: "bml")
-    <<<<<<< HEAD
-        that is up on this machine, and cables really break. `transport` is "tcp", "shm" (the servers share the
-        memory of one host), "verbs" (RDMA), "verbs,tcp" (RDMA where there is any; settings in docs/rdma.md) or
-        "auto": shm if all servers are on this host and nothing is asked for that needs links (an algorithm,
-        faults of links or switches, servers that join, the emulated fabric, BML_NICS), else tcp. `traffic_class`
-        marks all packets of the job for the switches: a DSCP times 4 (default: `BML_TRAFFIC_CLASS` of each
-        machine, or unmarked). `absent` servers are not started: they may join later (`job.inject("join:4")`).
-        `rejoin`: a server that is lost is started again and joins. `trace`: servers record what they do when, see
-        `Result.trace`. `prints`: show what the training functions print.
-        `on_change` is called, in another thread, with a snapshot of the job's state when it changes.
-    =======
-        that is up on this machine, and cables really break. `transport` is "tcp", "verbs" (RDMA) or "verbs,tcp"
-        (RDMA where there is any); settings in docs/rdma.md. `traffic_class` marks all packets of the job for the
-        switches: a DSCP times 4 (default: `BML_TRAFFIC_CLASS` of each machine, or unmarked). `absent` servers are
-        not started: they may join later (`job.inject("join:4")`). `rejoin`: a server that is lost is started
-        again and joins. `prints`: show what the training functions print. `on_change` is called, in another
-        thread, with a snapshot of the job's state when it changes.
-    >>>>>>> wt-verbs
+    `launcher` is "ray" (a local Ray, the cluster at `address`, or the one this process belongs to) or
+    "processes" (plain processes on this machine). `faults` are injected: texts, or a faults.FaultPlan.
+    `detect_s`: how fast a silent failure must be noticed. `start_s`: how long servers may take to appear.
+    `min_servers`: fewer survivors stop the job (default: a view must keep more than half of the one
+    before). `emulated`: the servers, as processes, live on the emulated fabric of this name (True: "bml")
+    that is up on this machine, and cables really break. `transport` is "tcp", "shm" (the servers share the
+    memory of one host), "verbs" (RDMA), "verbs,tcp" (RDMA where there is any; settings in docs/rdma.md) or
+    "auto": shm if all servers are on this host and nothing is asked for that needs links (an algorithm,
+    faults of links or switches, servers that join, the emulated fabric, BML_NICS), else tcp. `traffic_class`
+    marks all packets of the job for the switches: a DSCP times 4 (default: `BML_TRAFFIC_CLASS` of each
+    machine, or unmarked). `absent` servers are not started: they may join later (`job.inject("join:4")`).
+    `rejoin`: a server that is lost is started again and joins. `trace`: servers record what they do when, see
+    `Result.trace`. `prints`: show what the training functions print.
+    `on_change` is called, in another thread, with a snapshot of the job's state when it changes.
 
-        Raises UsageError for a job that cannot be; TrainingError when a training function raised (its text
-        names the server and holds the traceback); TooFewServers; StartError. Errors of a job that ran have
-        an attribute `result` with what the survivors reported.
+    Raises UsageError for a job that cannot be; TrainingError when a training function raised (its text
+    names the server and holds the traceback); TooFewServers; StartError. Errors of a job that ran have
+    an attribute `result` with what the survivors reported.
     """
     with start(
         train,

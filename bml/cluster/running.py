@@ -79,18 +79,11 @@ class Job:
     def status(self) -> dict[str, Any]:
         """Where the job stands, ready for JSON.
 
-        <<<<<<< HEAD
-                `state`, `epoch`, `members`, `learners`, `waiting` (to join), `failures`, `reason`, `step` and
-                `suspicions` are what the coordinator said last; `servers` has for every server what it says of itself
-                now: `epoch, step, phase, progress, waits_for, transport, suspects, nics` (counters and rates in bytes
-                and bytes per second), `faults` still to come; `{"answers": False}` for one that does not answer;
-                `lost` says why servers are gone.
-        =======
-                `state`, `epoch`, `members`, `failures`, `reason`, `step` and `suspicions` are what the coordinator
-                said last; `servers` has for every server what it says of itself now: `epoch, step, phase, progress,
-                waits_for, transport, suspects, nics` (counters and rates in bytes and bytes per second), `faults`
-                still to come; `{"answers": False}` for one that does not answer; `lost` says why servers are gone.
-        >>>>>>> wt-verbs
+        `state`, `epoch`, `members`, `learners`, `waiting` (to join), `failures`, `reason`, `step` and
+        `suspicions` are what the coordinator said last; `servers` has for every server what it says of itself
+        now: `epoch, step, phase, progress, waits_for, transport, suspects, nics` (counters and rates in bytes
+        and bytes per second), `faults` still to come; `{"answers": False}` for one that does not answer;
+        `lost` says why servers are gone.
         """
         answers = self._fleet.ask(("status", ""), _ANSWER_S) if self.running else {}
         silent = [

@@ -208,13 +208,14 @@ class Layout:
             index += 1
 
     def _find_place(self, kind: Kind, origin: int, dest: int, start: int, stop: int) -> Place:
+        if not start < stop <= self.n_elements:
+            raise FrameError(f"elements [{start}, {stop}) of {self.n_elements} cannot be sent")
         if dest != self.server:
             return _find(self.relays.get((kind, origin, dest), ()), kind, origin, dest, start, stop)
         if kind == _UP:
             return _find(self._runs.get(origin, ()), kind, origin, dest, start, stop)
         parts = [span.part for _, _, span in self._overlapping(start, stop)]
-        within = 0 <= start < stop <= self.n_elements
-        if not within or any(part.down is None or part.down.peer != origin for part in parts):
+        if any(part.down is None or part.down.peer != origin for part in parts):
             raise FrameError(f"server {self.server} expects no result {start}:{stop} from server {origin}")
         return Place(Buffer.OUT, start)
 

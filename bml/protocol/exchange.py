@@ -82,7 +82,8 @@ class ExchangeEngine:
 
     def place(self, kind: Kind, origin: int, dest: int, start: int, stop: int) -> Place:
         """Where the payload of a frame belongs; raises FrameError if this server expects no such frame."""
-        if dest != self.server or kind != Kind.UP or origin not in self._terms or stop > self.n_elements:
+        fits = start < stop <= self.n_elements
+        if dest != self.server or kind != Kind.UP or origin not in self._terms or not fits:
             raise FrameError(f"no frame {start}:{stop} of kind {kind} from {origin} to {dest} belongs here")
         return Place(Buffer.SCRATCH, self._terms[origin].base + start)
 

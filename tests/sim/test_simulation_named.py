@@ -265,5 +265,5 @@ def test_members_that_missed_an_install_are_reminded_however_many_reconnect() ->
 
 
 def test_a_new_coordinator_decides_when_it_knows_all_suspicions() -> None:
-    """Found by seed 54510: what the last server to answer did not suspect was taken for all that there was."""
+    """Found by seed 54510: what was on its way was left out."""
     assert run(Scenario.of(54510)).broken is None
