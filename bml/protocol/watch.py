@@ -59,7 +59,10 @@ class Watch:
         for found in self._detector.check(now):
             done.append(self.suspect(found.peer, found.level, "silence", found.silent_s, found.why))
         for gone in self._detector.take_withdrawn():
-            if self._suspicions.pop((gone.peer, gone.level), None):
+            suspect = self._suspicions.get((gone.peer, gone.level))
+            # A broken connection stays broken, however well heartbeats come through again.
+            if suspect is not None and suspect.kind == "silence":
+                del self._suspicions[gone.peer, gone.level]
                 done.append(Tell(msg.Withdraw(self._server, gone.peer, gone.level)))
         came, went = self._recovery.check(now)
         done += [Tell(msg.Healthy(self._server, peer, level)) for peer, level in came]

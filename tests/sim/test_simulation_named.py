@@ -267,3 +267,8 @@ def test_members_that_missed_an_install_are_reminded_however_many_reconnect() ->
 def test_a_new_coordinator_decides_when_it_knows_all_suspicions() -> None:
     """Found by seed 54510: what was on its way was left out."""
     assert run(Scenario.of(54510)).broken is None
+
+
+def test_heartbeats_do_not_excuse_a_connection_that_stays_broken() -> None:
+    """Found by seed 43798: the silence ended, but the connection had been given up meanwhile."""
+    assert run(Scenario.of(43798)).broken is None
