@@ -204,7 +204,7 @@ def test_twenty_thousand_transfers_leave_memory_flat() -> None:
             done += 100
             if done % 5000 == 0:
                 sizes.append(resident_nbytes())
-        # What is not freed grows in every part; Python's own memory may take a step once.
+    # What is not freed grows in every part; Python's own memory may take a step once.
     grown = min(after - before for before, after in pairwise(sizes[1:]))
     print(f"\nresident: {[size >> 10 for size in sizes]} KiB")
     assert grown < 100 << 10
