@@ -106,10 +106,10 @@ def test_errors_say_what_is_wrong(text: str, reason: str) -> None:
     assert "write it like" in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["heal:4/0@step=30", "join:4@step=40"])
-def test_known_words_of_later_versions(text: str) -> None:
-    with pytest.raises(UsageError, match="not available yet in this version; available: kill, freeze, cut"):
-        Fault.parse(text)
+@pytest.mark.parametrize("text", ["join:4@step=40", "leave:4@step=9", "kill:4@phase=transfer"])
+def test_what_is_no_fault_and_what_strikes_while_a_server_joins(text: str) -> None:
+    assert str(Fault.parse(text)) == text
+    assert Fault.parse(text).by_anybody == text.startswith("join")
 
 
 def test_plan_round_trip_and_several_faults_in_one_text() -> None:
@@ -142,14 +142,16 @@ def test_targets_must_exist() -> None:
 
 
 def test_each_server_reads_its_part() -> None:
-    plan = FaultPlan.parse("kill:4@step=20 blackhole:4/1@step=3 switch:0/2@step=9 coordinator@step=12")
+    plan = FaultPlan.parse(
+        "kill:4@step=20 blackhole:4/1@step=3 switch:0/2@step=9 coordinator@step=12 join:4@step=30"
+    )
     assert [str(fault) for fault in plan.for_server(4, FABRIC)] == ["kill:4@step=20", "blackhole:4/1@step=3"]
     assert [fault.level for fault in plan.for_server(4, FABRIC)] == [None, 1]
     silenced = [
         server for server in FABRIC.servers if any(f.level == 0 for f in plan.for_server(server, FABRIC))
     ]
     assert silenced == [6, 7, 8]
-    assert [str(fault) for fault in plan.for_coordinator] == ["coordinator@step=12"]
+    assert [str(fault) for fault in plan.for_anybody] == ["coordinator@step=12", "join:4@step=30"]
 
 
 def test_a_step_fault_strikes_once_in_the_middle_of_its_step() -> None:
