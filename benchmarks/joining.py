@@ -3,8 +3,9 @@
     python benchmarks/joining.py --trials 5
 
 Nine servers, as processes, sum a vector in step after step; server 4 is killed and started again. Compared
-are the steps of a survivor in which the state moves, from the view that lets the joiner in to the one in which it
-contributes, with those in which all nine contribute and nothing else goes on: medians over all trials.
+are the steps of a survivor in which the state moves, from the view that lets the joiner in to the one in
+which it contributes, with those in which all nine contribute and nothing else goes on: medians over all
+trials.
 """
 
 from __future__ import annotations
