@@ -85,7 +85,7 @@ class Kind:
     takes: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     emulated: bool = False
-    """Whether it needs cables that can really be broken."""
+    """Whether it needs cables that can really be broken, or machines."""
     by_anybody: bool = False
     """Whether the part cannot do it to itself: the lowest live server has it done."""
 
@@ -94,6 +94,7 @@ _LASTING = ("for",)
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {
         "kill": Kind("server", "kill:4@step=20"),
+        "node": Kind("server", "node:4@step=20", emulated=True),
         "freeze": Kind("server", "freeze:2@step=5,for=3s", _LASTING),
         "cut": Kind("link", "cut:4/0@t=1.5s", _LASTING),
         "blackhole": Kind("link", "blackhole:4/0@step=9", _LASTING),

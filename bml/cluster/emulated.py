@@ -5,52 +5,67 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bml import fabric
-from bml.cluster.fleet import Answers, FleetEvent, Request
+from bml.cluster.emulated_ray import EmulatedRayFleet, OnStart
+from bml.cluster.fleet import Answers, Fleet, FleetEvent, Request
 from bml.cluster.job import JobSpec, Place
 from bml.cluster.processes import ProcessFleet
 from bml.errors import UsageError
-from bml.fabric.injector import CableInjector
+from bml.fabric.injector import FabricInjector
 
 
 class EmulatedFleet:
-    """See bml.cluster.fleet.Fleet: plain processes, and somebody outside the job who breaks its cables.
+    """See bml.cluster.fleet.Fleet: Ray actors or plain processes, and somebody outside who breaks cables.
 
-    Raises FabricError if the fabric is not up, UsageError if it has another shape than the job.
+    The fabric of the default name is made if it is not up, and removed at the end. Raises FabricError if
+    another is not up or this one cannot be made, UsageError if it has another shape than the job.
     """
 
-    def __init__(self, spec: JobSpec, prints: bool):
-        self._network = fabric.find(spec.emulated or fabric.DEFAULT_NAME)
+    def __init__(self, spec: JobSpec, launcher: str, prints: bool, on_start: OnStart):
+        self._made = spec.emulated == fabric.DEFAULT_NAME and not fabric.is_up(fabric.DEFAULT_NAME)
+        if self._made:
+            on_start(f"bringing up an emulated {spec.fabric}")
+            self._network = fabric.up(spec.fabric)
+        else:
+            self._network = fabric.find(spec.emulated or fabric.DEFAULT_NAME)
         up = self._network.fabric
         if up != spec.parsed_fabric():
             raise UsageError(
                 f"the job is for {spec.fabric}, but the emulated fabric {self._network.name} is a {up.name}: "
                 f"run it with --fabric {up.name}, or bring up the other"
             )
-        self._injector = CableInjector(self._network)
+        self._injector = FabricInjector(self._network)
         known = replace(spec, nic_rate=self._network.condition.rate_bit / 8 * fabric.GOODPUT)
-        self._processes = ProcessFleet(known, prints, self._place, self._injector.strike)
-        self.spec = self._processes.spec
+        strike = self._injector.strike
+        self._fleet: Fleet = (
+            ProcessFleet(known, prints, self._place, strike)
+            if launcher == "processes"
+            else EmulatedRayFleet(known, prints, self._place, strike, on_start)
+        )
+        self.spec = self._fleet.spec
 
     def start(self, train: bytes) -> None:
         """See Fleet."""
-        self._processes.start(train)
+        self._fleet.start(train)
 
     def join(self, server: int) -> None:
         """See Fleet."""
-        self._processes.join(server)
+        self._fleet.join(server)
 
     def wait(self, timeout_s: float) -> list[FleetEvent]:
         """See Fleet."""
-        return self._processes.wait(timeout_s)
+        return self._fleet.wait(timeout_s)
 
     def ask(self, request: Request, timeout_s: float) -> Answers:
         """See Fleet."""
-        return self._processes.ask(request, timeout_s)
+        return self._fleet.ask(request, timeout_s)
 
     def close(self) -> None:
         """See Fleet; what was broken is healed."""
-        self._processes.close()
+        self._fleet.close()
         self._injector.close()
+        if self._made:
+            self._made = False
+            self._network.down()
 
     def _place(self, server: int | None) -> Place:
         """The coordinator sits at the switches, where the management network reaches all."""

@@ -30,6 +30,7 @@ EXIT_STATUS = 70
 _FOREVER_S = 3600.0
 _DEEDS = {
     "kill": "sends SIGKILL to its process",
+    "node": "has every process of its machine killed",
     "freeze": "sends SIGSTOP to its process",
     "exit": f"ends its process with status {EXIT_STATUS}",
     "exception": "raises in its training function",

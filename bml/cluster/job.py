@@ -198,12 +198,12 @@ class Place:
 
 
 def check_possible(plan: FaultPlan, emulated: bool) -> None:
-    """Raise UsageError for a fault that needs real cables where there are none."""
+    """Raise UsageError for a fault that needs real cables or machines where there are none."""
     for fault in plan:
         if KINDS[fault.kind].emulated and not emulated:
             raise UsageError(
-                f"fault '{fault}': {fault.kind} is done to real cables; bring some up with "
-                "`bml fabric up` and run the job on them with --fabric-emulated"
+                f"fault '{fault}': {fault.kind} is done to real cables, or machines; run the job on an "
+                "emulated fabric, with --fabric-emulated"
             )
 
 

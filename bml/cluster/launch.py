@@ -9,6 +9,7 @@ import cloudpickle
 
 from bml.cluster.constants import load_constants
 from bml.cluster.emulated import EmulatedFleet
+from bml.cluster.emulated_ray import OnStart
 from bml.cluster.fleet import Fleet
 from bml.cluster.job import JobSpec
 from bml.cluster.processes import ProcessFleet
@@ -44,6 +45,7 @@ def launch(
     trace: bool = False,
     prints: bool = True,
     on_change: OnChange | None = None,
+    on_start: OnStart | None = None,
 ) -> Result:
     """Run `train(session)` on every server of `fabric` and return when all survivors are done.
 
@@ -51,8 +53,9 @@ def launch(
     "processes" (plain processes on this machine). `faults` are injected: texts, or a faults.FaultPlan.
     `detect_s`: how fast a silent failure must be noticed. `start_s`: how long servers may take to appear.
     `min_servers`: fewer survivors stop the job (default: a view must keep more than half of the one
-    before). `emulated`: the servers, as processes, live on the emulated fabric of this name (True: "bml")
-    that is up on this machine, and cables really break. `transport` is "tcp", "shm" (the servers share the
+    before). `emulated`: the servers live on the emulated fabric of this name that is up on this machine, and
+    cables really break; True: on "bml", which is made for the job if it is not up. With the launcher "ray"
+    every server is a Ray node of its own there. `transport` is "tcp", "shm" (the servers share the
     memory of one host), "verbs" (RDMA), "verbs,tcp" (RDMA where there is any; settings in docs/rdma.md) or
     "auto": shm if all servers are on this host and nothing is asked for that needs links (an algorithm,
     faults of links or switches, servers that join, the emulated fabric, BML_NICS), else tcp. `traffic_class`
@@ -60,7 +63,8 @@ def launch(
     machine, or unmarked). `absent` servers are not started: they may join later (`job.inject("join:4")`).
     `rejoin`: a server that is lost is started again and joins. `trace`: servers record what they do when, see
     `Result.trace`. `prints`: show what the training functions print.
-    `on_change` is called, in another thread, with a snapshot of the job's state when it changes.
+    `on_change` is called, in another thread, with a snapshot of the job's state when it changes, `on_start`
+    with a line about what is being started, where that takes long.
 
     Raises UsageError for a job that cannot be; TrainingError when a training function raised (its text
     names the server and holds the traceback); TooFewServers; StartError. Errors of a job that ran have
@@ -84,6 +88,7 @@ def launch(
         trace=trace,
         prints=prints,
         on_change=on_change,
+        on_start=on_start,
     ) as job:
         return job.wait()
 
@@ -107,6 +112,7 @@ def start(
     trace: bool = False,
     prints: bool = True,
     on_change: OnChange | None = None,
+    on_start: OnStart | None = None,
 ) -> Job:
     """Start a job and return it as it runs, to be looked at, hurt and waited for; arguments as in `launch`.
 
@@ -133,24 +139,30 @@ def start(
         constants=load_constants()[0],
         trace=trace,
     )
-    fleet = _fleet(spec, launcher, address, prints)
+    fleet = _fleet(spec, launcher, address, prints, on_start or _say_nothing)
     job = Job(fleet, fleet.spec, launcher, on_change)
     job.begin(_pickled(train))
     return job
 
 
-def _fleet(spec: JobSpec, launcher: str, address: str | None, prints: bool) -> Fleet:
-    if launcher == "processes":
-        if address is not None:
-            raise UsageError("an address is for the ray launcher; processes run on this machine")
-        return ProcessFleet(spec, prints) if spec.emulated is None else EmulatedFleet(spec, prints)
-    if launcher != "ray":
+def _fleet(spec: JobSpec, launcher: str, address: str | None, prints: bool, on_start: OnStart) -> Fleet:
+    if launcher not in LAUNCHERS:
         raise UsageError(f"launcher is {launcher!r}: give one of {', '.join(LAUNCHERS)}")
+    if address is not None and launcher == "processes":
+        raise UsageError("an address is for the ray launcher; processes run on this machine")
     if spec.emulated is not None:
-        raise UsageError("the emulated fabric is for plain processes yet: give the launcher processes")
+        if address is not None:
+            raise UsageError("on the emulated fabric a Ray of its own is started: give no address")
+        return EmulatedFleet(spec, launcher, prints, on_start)
+    if launcher == "processes":
+        return ProcessFleet(spec, prints)
     from bml.cluster.ray_fleet import RayFleet  # importing Ray takes seconds
 
     return RayFleet(spec, address, prints)
+
+
+def _say_nothing(_: str) -> None:
+    """The `on_start` of those who do not want to know."""
 
 
 def _pickled(train: Train) -> bytes:

@@ -14,18 +14,22 @@ import signal
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
 import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError
 from ray.util import get_node_ip_address
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from bml.cluster.coordinator import CoordinatorLoop
 from bml.cluster.fleet import Answers, Changed, Died, FleetEvent, Reported, Request
-from bml.cluster.job import Contact, Contacts, JobSpec, default_nics
+from bml.cluster.job import Contact, Contacts, Endpoint, JobSpec, Place, default_nics
 from bml.cluster.server import Server
+from bml.cluster.strikes import strike_from
 from bml.cluster.training import run_training
 from bml.errors import StartError, UsageError
 from bml.protocol import coordinator as core
@@ -33,15 +37,39 @@ from bml.protocol import coordinator as core
 NAMESPACE = "bml"
 _SNAPSHOT_S = 0.1
 _LOOPBACK = "127.0.0.1"
+OBJECT_STORE_NBYTES = 100 << 20
+"""Of every Ray that is started here: nothing of a job passes through it."""
+
+
+@dataclass
+class Machines:
+    """Ray nodes that are the servers themselves, one each: whose machine dies, dies."""
+
+    places: Mapping[int, Place]
+    """The addresses of every server."""
+    strikes: Endpoint
+    """Where somebody breaks cables when a server says so."""
+    head: str
+    """Ray's id of the node where the coordinator lives."""
+    nodes: dict[int, str] = field(default_factory=dict)
+    """Ray's ids of the servers' nodes, in their present lives."""
 
 
 class ServerActor:
-    """A server of the fabric, as a Ray actor."""
+    """A server of the fabric, as a Ray actor. Without a `place` it lives where its node's addresses are."""
 
-    def __init__(self, spec: JobSpec, server: int, one_machine: bool, life: int | None = None):
-        levels = spec.parsed_fabric().levels
-        host = _LOOPBACK if one_machine else get_node_ip_address()
-        self._server = Server(spec, server, nic_addresses(server, levels, host), host, life=life)
+    def __init__(
+        self,
+        spec: JobSpec,
+        server: int,
+        place: Place | None,
+        life: int | None = None,
+        strikes: Endpoint | None = None,
+    ):
+        host = get_node_ip_address() if place is None else place.control_host
+        nics = (place and place.nics) or nic_addresses(server, spec.parsed_fabric().levels, host)
+        strike = strikes and strike_from(strikes, spec.token, spec.timeouts().detect_s / 2)
+        self._server = Server(spec, server, nics, host, strike or None, life)
 
     def contact(self) -> tuple[Contact, int]:
         """Where this server can be reached, and its process id."""
@@ -99,10 +127,14 @@ def nic_addresses(server: int, levels: int, host: str) -> tuple[str, ...]:
 
 
 class RayFleet:
-    """See bml.cluster.fleet.Fleet. Without an address, and outside a Ray job, it starts a Ray of its own."""
+    """See bml.cluster.fleet.Fleet. Without an address, and outside a Ray job, it starts a Ray of its own.
 
-    def __init__(self, spec: JobSpec, address: str | None, prints: bool):
+    With `machines` every server lives on the node that is its machine, of the Ray that this process is in.
+    """
+
+    def __init__(self, spec: JobSpec, address: str | None, prints: bool, machines: Machines | None = None):
         self._prints = prints
+        self._machines = machines
         self._folder: str | None = None
         self._train = b""
         self._one_machine = True
@@ -128,7 +160,7 @@ class RayFleet:
         else:
             self._own_cluster = True
             self._start_ray()
-        self._one_machine = self._own_cluster or _is_loopback_cluster()
+        self._one_machine = machines is None and (self._own_cluster or _is_loopback_cluster())
         self.spec = self._spec = spec.settled(self._one_machine)
 
     def start(self, train: bytes) -> None:
@@ -147,6 +179,7 @@ class RayFleet:
                 num_cpus=0,
                 max_restarts=-1,
                 max_task_retries=-1,
+                scheduling_strategy=_on(self._machines.head) if self._machines else "DEFAULT",
             )
             .remote(self._spec, self._contacts)
         )
@@ -156,14 +189,17 @@ class RayFleet:
     def _actor(self, server: int, life: int | None = None) -> Any:
         # SPREAD puts them on as many machines as there are; they may share one, so they reserve no CPU.
         # Two calls at a time: the training function, and whoever asks how it is going.
+        machines = self._machines
         options = {
             "num_cpus": 0,
             "max_restarts": 0,
             "max_concurrency": 2,
-            "scheduling_strategy": "SPREAD",
+            "scheduling_strategy": _on(machines.nodes[server]) if machines else "SPREAD",
         }
         spec = self._spec if life is None else self._spec.for_joiner(again=server in self._lives)
-        return ray.remote(ServerActor).options(**options).remote(spec, server, self._one_machine, life)
+        place = machines.places[server] if machines else Place() if self._one_machine else None
+        strikes = machines.strikes if machines else None
+        return ray.remote(ServerActor).options(**options).remote(spec, server, place, life, strikes)
 
     def join(self, server: int) -> None:
         """See Fleet."""
@@ -180,16 +216,27 @@ class RayFleet:
         """End what is left of a server; a frozen one cannot hear Ray."""
         with suppress(RayError):
             ray.kill(self._actors.pop(server))
-        if self._own_cluster:
+        if self._own_cluster or self._machines:  # its process id means something here
             with suppress(ProcessLookupError, KeyError):
                 os.kill(self._pids.pop(server), signal.SIGKILL)
         self._runs = {ref: of for ref, of in self._runs.items() if of != server}
+
+    def machine_lost(self, server: int, why: str) -> Died | None:
+        """A machine is dead, which Ray will notice much later. None if its server had ended."""
+        self._pids.pop(server, None)
+        if server not in self._runs.values():
+            return None
+        self._runs = {ref: of for ref, of in self._runs.items() if of != server}
+        self._coordinator.gone.remote(server, why)
+        return Died(server, why)
 
     def wait(self, timeout_s: float) -> list[FleetEvent]:
         """See Fleet."""
         if self._snapshot is None and time.monotonic() - self._snapshot_at >= _SNAPSHOT_S:
             self._snapshot = self._coordinator.snapshot.remote()
         refs = [*self._runs, *([self._snapshot] if self._snapshot else [])]
+        if not refs:
+            return []
         ready, _ = ray.wait(refs, num_returns=1, timeout=min(timeout_s, _SNAPSHOT_S))
         events: list[FleetEvent] = []
         for ref in ready:
@@ -259,7 +306,7 @@ class RayFleet:
         except GetTimeoutError:
             resources = ray.cluster_resources()
             raise StartError(f"Ray did not start server {server} in time; it has {resources}") from None
-        except RayActorError as error:
+        except RayError as error:
             raise StartError(f"server {server} died at start-up: {error}") from None
         contact: Contact
         contact, self._pids[server] = found
@@ -278,7 +325,7 @@ class RayFleet:
             namespace=NAMESPACE,
             include_dashboard=False,
             logging_level=logging.ERROR,
-            object_store_memory=100 << 20,
+            object_store_memory=OBJECT_STORE_NBYTES,
             log_to_driver=self._prints,
             _temp_dir=self._folder,
         )
@@ -293,6 +340,10 @@ class RayFleet:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+
+
+def _on(node: str) -> NodeAffinitySchedulingStrategy:
+    return NodeAffinitySchedulingStrategy(node, soft=False)
 
 
 def _is_loopback_cluster() -> bool:

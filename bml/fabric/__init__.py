@@ -5,7 +5,7 @@
 
 from bml.fabric.condition import Condition, Damage
 from bml.fabric.layout import DEFAULT_NAME, GOODPUT, Layout, parse_rate, rate_text
-from bml.fabric.network import DEFAULT_RATE, Emulated, down, find, obstacle, up
+from bml.fabric.network import DEFAULT_RATE, Emulated, down, find, is_up, obstacle, up
 
 __all__ = [
     "DEFAULT_NAME",
@@ -17,6 +17,7 @@ __all__ = [
     "Layout",
     "down",
     "find",
+    "is_up",
     "obstacle",
     "parse_rate",
     "rate_text",

@@ -1,4 +1,4 @@
-"""Breaks the cables of an emulated fabric while a job runs on it, when a server says that it is time to.
+"""Breaks cables and machines of an emulated fabric under a job, when a server says that it is time to.
 
 It works beside the launcher, outside the job: the servers learn of it as they would of a real cable.
 """
@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable
 from itertools import count
 
+from bml.fabric import namespace
 from bml.fabric.condition import Damage
 from bml.fabric.network import Emulated
 from faults import Fault
-from topology import LinkFailure, SwitchFailure
+from topology import LinkFailure, ServerFailure, SwitchFailure
 from topology.errors import BmlError, UsageError
 
 _LOG = logging.getLogger("bml.fabric")
@@ -23,8 +24,8 @@ _LOG = logging.getLogger("bml.fabric")
 Task = Callable[[], None]
 
 
-class CableInjector:
-    """Does faults to the cables of `network`, in a thread of its own; `close` heals what it broke."""
+class FabricInjector:
+    """Does faults to `network`, in a thread of its own; `close` heals the cables that it broke."""
 
     def __init__(self, network: Emulated):
         self._network = network
@@ -58,6 +59,10 @@ class CableInjector:
             self._network.mend(self._done.pop())
 
     def _begin(self, fault: Fault) -> None:
+        if isinstance(fault.target, ServerFailure):
+            killed = namespace.kill(self._network.namespace(fault.target.server))
+            _LOG.info("%s of the emulated fabric: %d processes", fault, killed)
+            return
         if fault.kind == "flap":
             until_s = float("inf") if fault.duration_s is None else time.monotonic() + fault.duration_s
             self._flap(damage_of(fault), fault.period_s / 2, until_s)

@@ -201,6 +201,11 @@ def find(name: str = DEFAULT_NAME) -> Emulated:
     return Emulated(Layout(parse(_complete(check_name(name)).fabric), name))
 
 
+def is_up(name: str = DEFAULT_NAME) -> bool:
+    """Whether something is up under this name, or left of what was."""
+    return _known(check_name(name)) is not None
+
+
 def down(name: str = DEFAULT_NAME) -> dict[int, str]:
     """Remove everything of this fabric, whole or not; no effect if there is nothing.
 

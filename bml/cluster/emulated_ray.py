@@ -1,0 +1,261 @@
+"""Ray on an emulated fabric: a Ray node in each server's namespace, and the server's actor on it.
+
+Started here, in an order that two cores can take: the driver with Ray's head at the switches, then the nodes,
+some at a time, then the actors. Everything runs inside the keeper's PID namespace and ends with it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib.util import find_spec
+from itertools import count
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from bml.cluster.fleet import Answers, FleetEvent, Request
+from bml.cluster.job import JobSpec, Place
+from bml.cluster.keeper import MACHINE_FOLDER, Keeper
+from bml.cluster.processes import Placement
+from bml.cluster.strikes import Strike, StrikeListener
+from bml.errors import FabricError, StartError
+
+OnStart = Callable[[str], None]
+
+#: What a node and its actor take, in bytes, and how long a node may take to start, in seconds.
+_NODE_NBYTES = 350 << 20
+_NODE_S = 20.0
+_HEAD = "switches"
+_OBJECT_STORE_NBYTES = 80_000_000
+_DRIVER = "from bml.cluster import ray_driver; ray_driver.main()"
+_SETTINGS = {
+    # A token file that another cluster left behind would switch authentication on.
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # All nodes share this machine's memory: each would blame itself for what the others use.
+    "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_enable_metrics_collection": "0",
+}
+
+
+class EmulatedRayFleet:
+    """See bml.cluster.fleet.Fleet. `place` says where each server lives, `strike` breaks real cables."""
+
+    def __init__(self, spec: JobSpec, prints: bool, place: Placement, strike: Strike, on_start: OnStart):
+        self.spec = spec.settled(one_host=False)
+        self._prints, self._strike, self._on_start = prints, strike, on_start
+        self._head = place(None)
+        self._places: Mapping[int, Place] = {each: place(each) for each in spec.parsed_fabric().servers}
+        self._keeper: Keeper | None = None
+        self._driver: Connection[Any, Any] | None = None
+        self._strikes: StrikeListener | None = None
+        self._speaking = threading.Lock()
+        self._answered = threading.Condition()
+        self._answers: dict[int, Answers | None] = {}
+        self._numbers = count(1)
+        self._address = ""
+        self._up: set[int] = set()
+        self._failed: dict[int, str] = {}
+        self._events: list[FleetEvent] = []
+        self._replies: dict[object, Any] = {}
+
+    def start(self, train: bytes) -> None:
+        """See Fleet."""
+        self._check_possible()
+        began = time.monotonic()
+        self._on_start("starting Ray's head")
+        self._start_driver()
+        self._start_nodes(self.spec.servers)
+        self._on_start(
+            f"{len(self._up)} Ray nodes are up after {time.monotonic() - began:.0f} s; their actors start"
+        )
+        self._say("start", train)
+        self._raise(self._reply("started", self.spec.start_s + _NODE_S))
+
+    def join(self, server: int) -> None:
+        """See Fleet; if its machine is dead, it is started first."""
+        if server not in self._up:
+            self._start_nodes((server,))
+        self._say("join", server)
+        self._raise(self._reply(("joined", server), self.spec.start_s + _NODE_S))
+
+    def wait(self, timeout_s: float) -> list[FleetEvent]:
+        """See Fleet."""
+        if not self._events:
+            self._listen(timeout_s)
+        events, self._events = self._events, []
+        return events
+
+    def ask(self, request: Request, timeout_s: float) -> Answers:
+        """See Fleet."""
+        number = next(self._numbers)
+        with self._answered:
+            self._answers[number] = None
+        self._say("ask", number, request, timeout_s)
+        with self._answered:
+            # The driver waits so long for the servers; its answer takes a moment more.
+            self._answered.wait_for(lambda: self._answers[number] is not None, 2 * timeout_s)
+            return self._answers.pop(number) or {}
+
+    def close(self) -> None:
+        """See Fleet."""
+        if self._keeper is not None:
+            self._keeper.close()
+            self._keeper = None
+        if self._driver is not None:
+            self._driver.close()
+            self._driver = None
+        if self._strikes is not None:
+            self._strikes.close()
+            self._strikes = None
+
+    # --- starting --------------------------------------------------------------------------------
+
+    def _check_possible(self) -> None:
+        if find_spec("ray") is None:
+            raise StartError(
+                "Ray is not installed: pip install 'ray[default]', or use the launcher processes"
+            )
+        needed, free = _NODE_NBYTES * (len(self._places) + 1), _free_nbytes()
+        if free < needed:
+            raise StartError(
+                f"{len(self._places)} Ray nodes and their head need about {needed >> 20} MiB of memory, "
+                f"{free >> 20} MiB are free: use the launcher processes, or a smaller fabric"
+            )
+
+    def _start_driver(self) -> None:
+        assert self._head.namespace is not None
+        self._strikes = StrikeListener(
+            Path(self._head.namespace).name, self._head.control_host, self.spec.token, self._strike
+        )
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._keeper = Keeper((theirs.fileno(),), self._prints)
+            self._driver = Connection(ours.detach())
+            command = [sys.executable, "-c", _DRIVER, str(theirs.fileno())]
+            self._keeper.start(_HEAD, self._head.namespace, command, _environment(), logged=False)
+        self._say(self.spec, self._prints, self._head.control_host, self._places, self._strikes.endpoint)
+        self._address = self._reply("head", self.spec.start_s)
+
+    def _start_nodes(self, servers: tuple[int, ...]) -> None:
+        """Start the Ray nodes of these servers, as many at a time as there are cores."""
+        to_come, starting = list(servers), set[int]()
+        deadline = time.monotonic() + self.spec.start_s + _NODE_S * len(servers)
+        at_a_time = max(2, len(os.sched_getaffinity(0)))
+        while to_come or starting:
+            while to_come and len(starting) < at_a_time:
+                starting.add(to_come[0])
+                self._start_node(to_come.pop(0))
+            self._listen(0.2)
+            for server in starting & self._failed.keys():
+                raise StartError(self._failed[server])
+            if starting & self._up:
+                starting -= self._up
+                self._on_start(f"{len(self._up)} of {len(self._places)} Ray nodes are up")
+            if time.monotonic() > deadline:
+                raise StartError(f"the Ray nodes of servers {sorted(starting)} did not start in time")
+
+    def _start_node(self, server: int) -> None:
+        self._failed.pop(server, None)
+        place, keeper = self._places[server], self._keeper
+        assert place.namespace is not None
+        assert keeper is not None
+        ray = "from ray.scripts.scripts import main; main()"
+        command = [
+            *(sys.executable, "-c", ray, "start", "--block", f"--address={self._address}"),
+            *(f"--node-ip-address={place.control_host}", f"--temp-dir={MACHINE_FOLDER}", "--num-cpus=0"),
+            *(f"--object-store-memory={_OBJECT_STORE_NBYTES}", "--disable-usage-stats"),
+        ]
+        keeper.start(str(server), place.namespace, command, _environment(), logged=True)
+        self._say("await", server)
+
+    # --- listening -------------------------------------------------------------------------------
+
+    def _reply(self, to: object, within_s: float) -> Any:
+        """Wait for this answer of the driver; what happens meanwhile is kept for `wait`."""
+        deadline = time.monotonic() + within_s
+        while to not in self._replies:
+            if time.monotonic() > deadline:
+                raise StartError(f"Ray's driver did not answer within {within_s:.0f} s ({to})")
+            self._listen(0.2)
+        return self._replies.pop(to)
+
+    def _listen(self, timeout_s: float) -> None:
+        """Take what the driver and the keeper say."""
+        keeper, driver = self._keeper, self._driver
+        assert keeper is not None
+        assert driver is not None
+        ready = wait([driver, keeper.connection], timeout_s)
+        if driver in ready:
+            # The driver first: it may have said why before it ended. Once it has, the keeper will say so.
+            with suppress(EOFError, OSError):
+                self._heard(*cloudpickle.loads(driver.recv_bytes()))
+                return
+        if driver in ready or keeper.connection in ready:
+            try:
+                self._machine_ended(*keeper.ended())
+            except (EOFError, OSError):
+                raise FabricError("the keeper of the machines is gone, and all machines with it") from None
+
+    def _heard(self, what: str, *rest: Any) -> None:
+        match what:
+            case "event":
+                self._events.append(rest[0])
+            case "answer":
+                with self._answered:
+                    if rest[0] in self._answers:
+                        self._answers[rest[0]] = rest[1]
+                        self._answered.notify_all()
+            case "up":
+                self._up.add(rest[0])
+            case "failed":
+                raise rest[0]
+            case "joined":
+                self._replies[what, rest[0]] = rest[1]
+            case _:
+                self._replies[what] = rest[0]
+
+    def _machine_ended(self, machine: str, code: int, words: str) -> None:
+        why = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
+        said = f"; the end of its log:\n{words}" if words else ""
+        if machine == _HEAD:
+            raise FabricError(f"Ray's head {why}{said}")
+        server = int(machine)
+        self._failed[server] = f"the Ray node of server {server} {why}{said}"
+        if server in self._up:
+            self._up.discard(server)
+            self._say("lost", server, f"its machine is dead: its Ray node {why}")
+
+    # --- speaking --------------------------------------------------------------------------------
+
+    def _say(self, *message: Any) -> None:
+        driver = self._driver
+        with suppress(OSError), self._speaking:  # it is gone: that shows when it is listened to
+            if driver is not None:
+                driver.send_bytes(cloudpickle.dumps(message))
+
+    @staticmethod
+    def _raise(error: Exception | None) -> None:
+        if error is not None:
+            raise error
+
+
+def _environment() -> dict[str, str]:
+    """Every machine's: what the launcher can import, its actors can; no cluster but theirs."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "BML_NICS")}
+    return {**kept, **_SETTINGS, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+def _free_nbytes() -> int:
+    """Memory that can be had without swapping."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))

@@ -1,0 +1,142 @@
+"""Ray's driver and head of a job on an emulated fabric: a process at the switches, led by the launcher.
+
+The launcher cannot be it: its own process lives outside of the namespaces, where no node reaches it.
+
+    launcher    specification, whether to print, this machine's address, every server's place, where to ask
+                for strikes; then
+                ("await", server)            tell when this server's node is up
+                ("start", train), ("join", server), ("lost", server, why), ("ask", number, request, timeout_s)
+    driver      ("head", address)            nodes can be started
+                ("up", server)               its node is there
+                ("started", error or None), ("joined", server, error or None)
+                ("event", event), ("answer", number, answers), ("failed", error)
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+import ray
+
+from bml.cluster.keeper import MACHINE_FOLDER
+from bml.cluster.ray_fleet import NAMESPACE, OBJECT_STORE_NBYTES, Machines, RayFleet
+from bml.errors import BmlError, StartError
+
+_POLL_S = 0.05
+
+
+class _Driver:
+    def __init__(self, connection: Connection[Any, Any]):
+        self._connection = connection
+        self._speaking = threading.Lock()
+        self._orders: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self._awaited: set[int] = set()
+        self._started = False
+
+    def run(self) -> None:
+        spec, prints, host, places, strikes = self._hear()
+        self._machines = Machines(places, strikes, _start_ray(host, prints))
+        self._fleet = RayFleet(spec, None, prints, self._machines)
+        self.say("head", ray.get_runtime_context().gcs_address)
+        threading.Thread(target=self._listen, name="bml-launcher", daemon=True).start()
+        while True:
+            self._obey()
+            if self._awaited:
+                self._look_for_nodes()
+            for event in self._fleet.wait(_POLL_S) if self._started else ():
+                self.say("event", event)
+
+    def say(self, *message: Any) -> None:
+        with self._speaking:
+            self._connection.send_bytes(cloudpickle.dumps(message))
+
+    def _hear(self) -> Any:
+        return cloudpickle.loads(self._connection.recv_bytes())
+
+    def _listen(self) -> None:
+        """Ends this process when the launcher is gone."""
+        try:
+            while True:
+                what, *rest = self._hear()
+                if what == "ask":
+                    threading.Thread(target=self._ask, args=rest, name="bml-ask", daemon=True).start()
+                else:
+                    self._orders.put((what, *rest))
+        except (EOFError, OSError):
+            os._exit(1)
+
+    def _ask(self, number: int, request: Any, timeout_s: float) -> None:
+        self.say("answer", number, self._fleet.ask(request, timeout_s))
+
+    def _obey(self) -> None:
+        """Carry out what was ordered; waits a moment for an order when there is nothing else to do."""
+        try:
+            what, *rest = self._orders.get(timeout=0.0 if self._started else _POLL_S)
+        except queue.Empty:
+            return
+        match what:
+            case "await":
+                self._awaited.add(rest[0])
+            case "start":
+                self.say("started", _error_of(lambda: self._fleet.start(rest[0])))
+                self._started = True
+            case "join":
+                self.say("joined", rest[0], _error_of(lambda: self._fleet.join(rest[0])))
+            case "lost":
+                died = self._fleet.machine_lost(*rest)
+                if died is not None:
+                    self.say("event", died)
+
+    def _look_for_nodes(self) -> None:
+        nodes = self._machines.nodes
+        alive = {node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        for server in sorted(self._awaited):
+            found = alive.get(self._machines.places[server].control_host)
+            if found is not None and found != nodes.get(server):
+                nodes[server] = found
+                self._awaited.discard(server)
+                self.say("up", server)
+
+
+def main() -> None:
+    """Drive Ray for the launcher at the other end of the socket given as the first argument."""
+    driver = _Driver(Connection(int(sys.argv[1])))
+    try:
+        driver.run()
+    except Exception as error:
+        known = isinstance(error, BmlError)
+        driver.say("failed", error if known else StartError(f"Ray's driver failed: {error!r}"))
+        os._exit(1)
+
+
+def _start_ray(host: str, prints: bool) -> str:
+    """Start the head here; returns Ray's id of this node."""
+    ray.init(
+        address="local",
+        namespace=NAMESPACE,
+        include_dashboard=False,
+        logging_level=logging.ERROR,
+        num_cpus=0,
+        object_store_memory=OBJECT_STORE_NBYTES,
+        log_to_driver=prints,
+        _node_ip_address=host,
+        _temp_dir=MACHINE_FOLDER,
+    )
+    node: str = ray.get_runtime_context().get_node_id()
+    return node
+
+
+def _error_of(action: Callable[[], None]) -> BmlError | None:
+    try:
+        action()
+    except BmlError as error:
+        return error
+    return None
