@@ -6,10 +6,15 @@ BIN := $(VENV)/bin
 export RAY_AUTH_MODE = disabled
 export RAY_USAGE_STATS_ENABLED = 0
 
-.PHONY: demo test test-rdma test-matrix soak lint clean
+.PHONY: demo demo-fabric test test-rdma test-matrix soak lint clean
 
 demo: $(VENV)/.ready
 	$(BIN)/bml run examples/train_digits.py --quiet --fabric bcube:3x2 --fault kill:4@step=20 --fault blackhole:2/0@step=30
+
+# The same on an emulated fabric, a Ray node for each server; cables, processes and machines really fail. Needs root.
+demo-fabric: $(VENV)/.ready
+	$(BIN)/bml run examples/train_digits.py --quiet --fabric bcube:3x2 --fabric-emulated \
+	  --fault cut:2/0@step=15 --fault kill:4@step=30 --fault node:6@step=45 --fault switch:1/1@step=60
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest

@@ -94,7 +94,6 @@ _LASTING = ("for",)
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {
         "kill": Kind("server", "kill:4@step=20"),
-        "node": Kind("server", "node:4@step=20", emulated=True),
         "freeze": Kind("server", "freeze:2@step=5,for=3s", _LASTING),
         "cut": Kind("link", "cut:4/0@t=1.5s", _LASTING),
         "blackhole": Kind("link", "blackhole:4/0@step=9", _LASTING),
@@ -106,6 +105,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "exit": Kind("server", "exit:4@step=9"),
         "gil": Kind("server", "gil:4@step=9,for=2s", _LASTING, needs=_LASTING),
         "flap": Kind("link", "flap:4/0@step=9,every=0.4s,for=4s", ("for", "every")),
+        "node": Kind("server", "node:4@step=20", emulated=True),
         "slow": Kind("link", "slow:4/1@step=8,rate=10mbit", ("for", "rate"), needs=("rate",), emulated=True),
         "loss": Kind("link", "loss:4/1@step=8,share=5%", ("for", "share"), needs=("share",), emulated=True),
     }

@@ -33,7 +33,7 @@ def fabric() -> None:
     \b
     Example:
       bml fabric up bcube:3x2 --rate 200mbit
-      bml run examples/train_digits.py --launcher processes --fabric-emulated --fault cut:4/0@t=1s
+      bml run examples/train_digits.py --fabric-emulated --fault cut:4/0@t=1s
       bml fabric down
     """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -54,7 +55,11 @@ _SEEDED_STEPS = 50
 )
 @click.option("--absent", metavar="SERVERS", default="", help="Begin without these, like 7,8; they may join.")
 @click.option("--rejoin", is_flag=True, help="Start a lost server again: it joins the running job.")
-@click.option("--fabric-emulated", is_flag=True, help="On the fabric of `bml fabric up`, with real cables.")
+@click.option(
+    "--fabric-emulated",
+    is_flag=True,
+    help="In network namespaces, with real cables: on that of `bml fabric up`, or one made for the job.",
+)
 @click.option("--fabric-name", default=DEFAULT_NAME, show_default=True, help="Name of that fabric.")
 @click.option(
     "--report", type=click.Path(dir_okay=False, path_type=Path), help="Write the report here, as JSON."
@@ -97,7 +102,7 @@ def run(
     texts = fault_texts(faults, fault_seed, fabric)
     console = Console(file=sys.stderr if as_json else sys.stdout)
     hide = quiet or as_json
-    with _hidden_prints(hide), _Follower(console) as follower:
+    with _ended_by_sigterm(), _hidden_prints(hide), _Follower(console) as follower:
         result = launch(
             train,
             fabric=fabric,
@@ -115,6 +120,7 @@ def run(
             trace=trace is not None,
             prints=not hide,
             on_change=follower.changed,
+            on_start=follower.starting,
         )
     if trace is not None:
         trace.write_text(json.dumps(result.trace))
@@ -175,6 +181,16 @@ def _hidden_prints(hide: bool) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the command as Ctrl-C does, with nothing left behind."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 class _Follower:
     """Shows the job's state while it runs: a line per view, and a spinner with the step."""
 
@@ -196,6 +212,12 @@ class _Follower:
 
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
+
+    def starting(self, what: str) -> None:
+        """Something is being started that takes long."""
+        self._progress.update(self._task, description=what)
+        if not self._console.is_terminal:
+            self._console.print(what, highlight=False)
 
     def changed(self, now: dict[str, Any]) -> None:
         """The coordinator has news."""

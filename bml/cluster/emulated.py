@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 from bml import fabric
@@ -24,7 +25,7 @@ class EmulatedFleet:
         self._made = spec.emulated == fabric.DEFAULT_NAME and not fabric.is_up(fabric.DEFAULT_NAME)
         if self._made:
             on_start(f"bringing up an emulated {spec.fabric}")
-            self._network = fabric.up(spec.fabric)
+            self._network = fabric.up(spec.fabric, name=fabric.DEFAULT_NAME, maker=os.getpid())
         else:
             self._network = fabric.find(spec.emulated or fabric.DEFAULT_NAME)
         up = self._network.fabric

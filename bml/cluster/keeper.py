@@ -68,7 +68,7 @@ class Keeper:
             self.connection.send(("start", machine, space, list(command), environment, logged))
 
     def ended(self) -> tuple[str, int, str]:
-        """The next machine that has ended: its name, return code and last words. Raises EOFError at the end."""
+        """The next machine that has ended: name, return code, last words. Raises EOFError if none can be."""
         _, machine, code, tail = self.connection.recv()
         return machine, code, tail
 

@@ -166,11 +166,13 @@ def up(
     *,
     one_switch_rate: Rate | None = None,
     name: str = DEFAULT_NAME,
+    maker: int = 0,
 ) -> Emulated:
     """Bring up an emulated fabric on this machine; if it is up already, nothing changes.
 
     `rate` is that of every NIC, each way; `one_switch_rate` that of the one-switch network beside it
-    (default: the same). What an interrupted call left behind is removed first.
+    (default: the same). What an interrupted call left behind is removed first. `maker`: the id of the process
+    that will take it down; once that has ended, the fabric counts as left behind.
 
     Raises UsageError for a fabric or a rate that cannot be, FabricError without root or pyroute2, or if
     another fabric, or one with other rates, is up under this name.
@@ -185,14 +187,14 @@ def up(
             return Emulated(layout)
         netlink = _netlink()
         netlink.destroy(name)
-        state.save(name, State(layout.fabric.name, condition, complete=False))
+        state.save(name, State(layout.fabric.name, condition, False, maker))
         try:
             netlink.build(layout, condition)
         except BaseException:
             netlink.destroy(name)
             state.forget(name)
             raise
-        state.save(name, State(layout.fabric.name, condition, complete=True))
+        state.save(name, State(layout.fabric.name, condition, True, maker))
     return Emulated(layout)
 
 
@@ -202,8 +204,9 @@ def find(name: str = DEFAULT_NAME) -> Emulated:
 
 
 def is_up(name: str = DEFAULT_NAME) -> bool:
-    """Whether something is up under this name, or left of what was."""
-    return _known(check_name(name)) is not None
+    """Whether a whole fabric is up under this name."""
+    known = _known(check_name(name))
+    return known is not None and known.complete
 
 
 def down(name: str = DEFAULT_NAME) -> dict[int, str]:
@@ -239,7 +242,7 @@ def _known(name: str) -> State | None:
         return State("", Condition(0, 0), complete=False) if present else None
     if known.complete and present != {f"{name}-{room}" for room in Layout(parse(known.fabric), name).rooms}:
         return replace(known, complete=False)
-    return known
+    return replace(known, complete=False) if known.orphaned else known
 
 
 def _complete(name: str) -> State:

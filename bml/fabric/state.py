@@ -18,11 +18,20 @@ FOLDER = Path("/run/bml")
 
 @dataclass(frozen=True)
 class State:
-    """`complete`: it was built to the end; otherwise whoever built it was interrupted."""
+    """`complete`: it was built to the end; otherwise whoever built it was interrupted.
+
+    `maker`: the process that it was made for and ends with; 0: it stays until it is taken down.
+    """
 
     fabric: str
     condition: Condition
     complete: bool
+    maker: int = 0
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether the process that it was made for has ended without taking it down."""
+        return self.maker != 0 and not Path(f"/proc/{self.maker}").exists()
 
 
 def load(name: str) -> State | None:
@@ -34,7 +43,9 @@ def load(name: str) -> State | None:
             int(content["one_switch_bit"]),
             frozenset(Damage.parse(text) for text in content["damages"]),
         )
-        return State(str(content["fabric"]), condition, bool(content["complete"]))
+        return State(
+            str(content["fabric"]), condition, bool(content["complete"]), int(content.get("maker", 0))
+        )
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, UsageError):
@@ -49,6 +60,7 @@ def save(name: str, state: State) -> None:
         "one_switch_bit": state.condition.one_switch_bit,
         "damages": sorted(str(damage) for damage in state.condition.damages),
         "complete": state.complete,
+        "maker": state.maker,
     }
     path = FOLDER / f"{name}.json"
     temporary = path.with_suffix(".new")

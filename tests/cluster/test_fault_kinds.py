@@ -88,9 +88,12 @@ def test_a_server_killed_at_start_up_is_named_unless_fewer_are_enough() -> None:
     assert len(result.values) == 8
 
 
-def test_slow_needs_real_cables() -> None:
-    with pytest.raises(bml.UsageError, match="slow is done to real cables; bring some up with"):
-        jobs.launch(jobs.descend, faults=["slow:4/0@step=9,rate=1mbit"])
+@pytest.mark.parametrize("fault", ["slow:4/0@step=9,rate=1mbit", "node:4@step=9"])
+def test_some_need_real_cables_and_machines(fault: str) -> None:
+    with pytest.raises(
+        bml.UsageError, match="is done to real cables, or machines; run the job on an emulated"
+    ):
+        jobs.launch(jobs.descend, faults=[fault])
 
 
 def test_a_fault_strikes_in_its_step_however_short_steps_are() -> None:

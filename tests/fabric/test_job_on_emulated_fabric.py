@@ -106,7 +106,7 @@ def test_real_cut_black_hole_dead_switch_and_kill(emulated_fabric: BringUp) -> N
     ("settings", "kind", "message"),
     [
         ({"fabric": "bcube:2x2"}, bml.UsageError, "is a bcube:3x2: run it with --fabric bcube:3x2"),
-        ({"launcher": "ray"}, bml.UsageError, "give the launcher processes"),
+        ({"launcher": "ray", "address": "10.0.0.1:6379"}, bml.UsageError, "give no address"),
         ({"emulated": "nobody"}, bml.BmlError, "bml fabric up bcube:3x2 --name nobody"),
     ],
 )

@@ -11,6 +11,7 @@ FABRIC = bcube(3, 2)
     ("text", "fault"),
     [
         ("kill:4@step=20", Fault("kill", ServerFailure(4), AtStep(20))),
+        ("node:4@step=20", Fault("node", ServerFailure(4), AtStep(20))),
         ("freeze:2@step=5,for=3s", Fault("freeze", ServerFailure(2), AtStep(5), 3.0)),
         ("freeze:2@t=0.25s", Fault("freeze", ServerFailure(2), AtTime(0.25))),
         ("cut:4/0@t=1.5s", Fault("cut", LinkFailure(4, 0), AtTime(1.5))),

@@ -1,0 +1,173 @@
+"""What makes a machine of a namespace: processes that end together, folders of its own, and strikes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from multiprocessing.connection import wait
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bml.cluster import emulated_ray
+from bml.cluster.emulated_ray import EmulatedRayFleet
+from bml.cluster.job import JobSpec, Place
+from bml.cluster.keeper import MACHINE_FOLDER, Keeper
+from bml.cluster.strikes import StrikeListener, strike_from
+from bml.errors import StartError
+from bml.fabric import Emulated, namespace
+from bml.fabric.fixtures import BringUp
+from faults import Fault
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
+
+TOKEN = b"t" * 32
+ENVIRONMENT = dict(os.environ)
+
+
+@pytest.fixture
+def network(emulated_fabric: BringUp) -> Emulated:
+    return emulated_fabric("bcube:2x1")
+
+
+@pytest.fixture
+def keeper(network: Emulated) -> Iterator[Keeper]:
+    kept = Keeper((), prints=True)
+    yield kept
+    kept.close()
+
+
+def run(keeper: Keeper, network: Emulated, server: int, script: str) -> None:
+    command = [sys.executable, "-c", script]
+    keeper.start(str(server), network.namespace_path(server), command, ENVIRONMENT, logged=True)
+
+
+def ended(keeper: Keeper) -> tuple[str, int, str]:
+    assert wait([keeper.connection], 20), "no machine ended"
+    return keeper.ended()
+
+
+def test_a_machine_has_its_own_network_folders_and_last_words(keeper: Keeper, network: Emulated) -> None:
+    script = (
+        "import os, socket, sys\n"
+        f"print(sorted(os.listdir({MACHINE_FOLDER!r})), os.listdir('/dev/shm'))\n"
+        "print(sorted(name for _, name in socket.if_nameindex()))\n"
+        "open('/dev/shm/left', 'w')\n"
+        "sys.exit(3)"
+    )
+    run(keeper, network, 1, script)
+    machine, code, words = ended(keeper)
+    assert (machine, code) == ("1", 3)
+    assert words == "['start.log'] []\n['b0', 'f0', 'lo', 'm0']"
+    assert not Path("/dev/shm/left").exists()
+
+
+def test_what_a_machine_leaves_behind_ends_with_the_keeper(keeper: Keeper, network: Emulated) -> None:
+    script = (
+        "import subprocess\n"
+        "subprocess.Popen(['sh', '-c', 'sleep 300 & sleep 300'], start_new_session=True)\n"
+        "subprocess.call(['sleep', '300'])"
+    )
+    run(keeper, network, 0, script)
+    until(lambda: list(namespace.processes([network.namespace(0)]).values()).count("sleep") == 3)
+    keeper.close()
+    assert namespace.processes([network.namespace(0)]) == {}
+
+
+def test_a_node_dies_with_all_its_processes_and_no_other_does(keeper: Keeper, network: Emulated) -> None:
+    for server in (0, 1):
+        run(keeper, network, server, "import subprocess; subprocess.call(['sleep', '300'])")
+    for server in (0, 1):
+        until(lambda server=server: "sleep" in namespace.processes([network.namespace(server)]).values())
+    assert namespace.kill(network.namespace(0)) == 3
+    assert ended(keeper) == ("0", -signal.SIGKILL, "")
+    assert "sleep" in namespace.processes([network.namespace(1)]).values()
+
+
+def test_a_launcher_that_is_killed_takes_its_machines_along(network: Emulated) -> None:
+    launcher = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import os, time; from bml.cluster.keeper import Keeper; keeper = Keeper((), True); "
+            f"keeper.start('0', {network.namespace_path(0)!r}, ['sleep', '300'], dict(os.environ), True); "
+            "time.sleep(300)",
+        ],
+        start_new_session=True,
+    )
+    until(lambda: "sleep" in namespace.processes([network.namespace(0)]).values())
+    family = psutil.Process(launcher.pid).children(recursive=True)
+    os.kill(launcher.pid, signal.SIGKILL)
+    launcher.wait()
+    assert psutil.wait_procs(family, timeout=10)[1] == []
+    assert namespace.processes([network.namespace(0)]) == {}
+
+
+def test_servers_have_cables_broken_over_the_management_network(network: Emulated) -> None:
+    struck: list[Fault] = []
+
+    def strike(fault: Fault, done: object) -> None:
+        assert callable(done)
+        struck.append(fault)
+        threading.Timer(0.05, done).start()
+
+    host = network.layout.coordinator_address
+    listener = StrikeListener(Path(network.namespace_path(None)).name, host, TOKEN, strike)
+    try:
+        fault = Fault.parse("cut:1/0", at_once=True)
+        before = time.monotonic()
+        namespace.inside(network.namespace(1), lambda: strike_from(listener.endpoint, TOKEN, 5.0)(fault))
+        assert struck == [fault]
+        assert 0.05 <= time.monotonic() - before < 5.0, "it returns when it is done"
+        # Whoever has another token, or none, is refused, and the next one is served all the same.
+        namespace.inside(network.namespace(1), lambda: strike_from(listener.endpoint, b"x" * 32, 5.0)(fault))
+        with namespace.inside(
+            network.namespace(1), lambda: socket.create_connection(listener.endpoint)
+        ) as sock:
+            sock.sendall(b"cut:1/0")
+        assert struck == [fault]
+        namespace.inside(network.namespace(0), lambda: strike_from(listener.endpoint, TOKEN, 5.0)(fault))
+        assert struck == [fault, fault]
+    finally:
+        listener.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        (
+            "_free_nbytes",
+            lambda: 500 << 20,
+            "need about 1050 MiB of memory, 500 MiB are free: use the launcher",
+        ),
+        ("find_spec", lambda name: None, "Ray is not installed: pip install"),
+    ],
+)
+def test_what_cannot_be_is_said_first(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: object, message: str
+) -> None:
+    monkeypatch.setattr(emulated_ray, name, value)
+    spec = JobSpec("bcube:2x1", emulated="bml")
+    fleet = EmulatedRayFleet(spec, False, lambda server: Place(), lambda *_: None, lambda text: None)
+    with pytest.raises(StartError, match=message):
+        fleet.start(b"")
+    fleet.close()
+
+
+def until(condition: object, within_s: float = 20.0) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + within_s
+    while True:
+        with suppress(FileNotFoundError):
+            if condition():
+                return
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
