@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from bml.protocol import events as ev
-from bml.protocol.engine import Place
+from bml.protocol.dataflow import Place
 from bml.protocol.transfer import Giving, Part, Rope, cut, verify
 from bml.train.communicator import Committed
 from topology.errors import BmlError, FabricError

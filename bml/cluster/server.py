@@ -30,8 +30,8 @@ from bml.cluster.trace import ServerTrace, Trace, TracedWorkspace
 from bml.protocol import events as ev
 from bml.protocol import messages as msg
 from bml.protocol.call import Call, neutral
+from bml.protocol.dataflow import Buffer, Place, Reduce, Send
 from bml.protocol.direct import Post, Stage, Sum
-from bml.protocol.engine import Buffer, Place, Reduce, Send
 from bml.protocol.frame import Header, Kind
 from bml.protocol.plausible import check_for_server
 from bml.protocol.reuse import StepMemory

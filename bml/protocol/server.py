@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 from bml.errors import Evicted, StepMismatch, job_error
 from bml.protocol import messages as msg
 from bml.protocol.barrier import Barrier, Token, barrier_phases
+from bml.protocol.dataflow import Buffer, Place, Send, Stamp
 from bml.protocol.direct import DirectEngine, Stage, direct_phases
-from bml.protocol.engine import Buffer, Place, Send, Stamp
 from bml.protocol.events import (
     Commit,
     Control,

@@ -10,7 +10,7 @@ from bml.errors import Evicted, StepMismatch, TooFewServers, TrainingError
 from bml.protocol import events as ev
 from bml.protocol import messages as msg
 from bml.protocol.call import Call
-from bml.protocol.engine import Place, Reduce, Send
+from bml.protocol.dataflow import Place, Reduce, Send
 from bml.protocol.frame import FrameError, Header, Kind
 from bml.protocol.server import ServerCore
 from bml.protocol.timeouts import Timeouts

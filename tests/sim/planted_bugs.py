@@ -12,7 +12,7 @@ from msgspec import structs
 from bml.protocol import ballot
 from bml.protocol import coordinator as coord
 from bml.protocol.barrier import Barrier
-from bml.protocol.engine import Buffer, Reduce
+from bml.protocol.dataflow import Buffer, Reduce
 from bml.protocol.member import Member
 from bml.protocol.server import ServerCore
 from bml.protocol.transfer import Incoming
