@@ -273,7 +273,7 @@ def test_texts_are_bounded(running: Driver) -> None:
     for signature in range(1000):
         describe = running.frame(Kind.DESCRIBE, 0, 3, signature=signature, nbytes=3)
         running.core.received(PEER, describe, "abc", 0.0)
-    assert len(running.core._texts) <= 8
+    assert len(running.core._calls._texts) <= 8
 
 
 # --- views -----------------------------------------------------------------------------------------
