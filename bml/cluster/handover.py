@@ -34,6 +34,10 @@ class Handover:
         self._here: queue.SimpleQueue[_Here | BmlError] = queue.SimpleQueue()
         self._kept: dict[int, Committed] = {}
 
+    def ask_to_leave(self, why: str) -> None:
+        """Any thread may ask."""
+        self.leaves = why
+
     # --- the training thread ---------------------------------------------------------------------
 
     def take(self) -> memoryview | None:

@@ -317,7 +317,7 @@ _LEFT_OUT = frozenset(
         *("fabric", "timeouts", "_fabric", "_base", "_planner", "programs", "_phases", "_timeouts"),
         *("_detector", "_recovery", "_engines", "_slice_nbytes"),
         *("_layout", "_units", "_starts", "place"),
-        *("views", "_texts", "_history", "steps"),
+        *("_lived", "_texts", "_history", "steps", "met"),
     )
 )
 
