@@ -108,9 +108,9 @@ def takeover_with_a_stale_epoch(patch: Patch) -> None:
     learn = coord.Coordinator._learn
 
     def forgetful(self: Any, status: Any, now: float) -> bool:
-        epoch = self._epoch
+        epoch = self._known.epoch
         learn(self, status, now)
-        self._epoch = epoch
+        self._known.epoch = epoch
         return False
 
     patch.setattr(coord.Coordinator, "_learn", forgetful)
