@@ -305,9 +305,8 @@ class Coordinator:
             if status.epoch == self._known.epoch and status.server in ballot.members:
                 ballot.statuses[status.server] = status
                 return [] if ballot.silent else self._propose(ballot, now)
-        elif self.state == "steady" and status.epoch == 0 and status.server in self.members:
-            if not self._known.has_in_force(status):
-                return self._remind(status, now)
+        elif self.state == "steady" and status.epoch == 0 and self._missed_something(status):
+            return self._remind(status, now)
         return self._check_done()
 
     def _is_known(self, status: msg.Status) -> bool:
@@ -340,6 +339,10 @@ class Coordinator:
         self._findings.astray.add(status.server)
         self._findings.note_proof(now)
         return []
+
+    def _missed_something(self, status: msg.Status) -> bool:
+        """Whether a member that reconnected was not there when something was posted to it."""
+        return status.server in self.members and not self._known.has_in_force(status)
 
     def _propose(self, ballot: Ballot, now: float) -> list[Instruction]:
         """Every survivor has reported: COMMIT or RETRY."""
