@@ -124,9 +124,11 @@ def test_a_node_that_cannot_start_is_named_with_its_log(
     check_nothing_is_left(network)
 
 
-@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("sign", "until_said"), [(signal.SIGTERM, "head"), (signal.SIGKILL, "1 of 2 Ray nodes are up")]
+)
 def test_a_launcher_that_is_ended_takes_everything_along(
-    emulated_fabric: BringUp, tmp_path: Path, sign: signal.Signals
+    emulated_fabric: BringUp, tmp_path: Path, sign: signal.Signals, until_said: str
 ) -> None:
     network = emulated_fabric("bcube:2x1")
     (tmp_path / "endless.py").write_text("def train(session):\n    while True:\n        session.barrier()\n")
@@ -139,10 +141,9 @@ def test_a_launcher_that_is_ended_takes_everything_along(
         cwd=ROOT,
     )
     assert process.stdout is not None
-    assert "Ray's head" in process.stdout.readline()
-    assert "1 of 2 Ray nodes are up" in process.stdout.readline()
+    assert any(until_said in line for line in iter(process.stdout.readline, ""))
     family = psutil.Process(process.pid).children(recursive=True)
-    assert len(family) >= 8
+    assert family
     process.send_signal(sign)
     process.communicate(timeout=30)
     assert process.returncode == (-sign if sign == signal.SIGKILL else 128 + sign)

@@ -1,0 +1,94 @@
+"""What runs on the nodes of Ray: the actor that is a server, and the coordinator's."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from contextlib import suppress
+from typing import Any
+
+import cloudpickle
+from ray.util import get_node_ip_address
+
+from bml.cluster.coordinator import CoordinatorLoop
+from bml.cluster.fleet import Request
+from bml.cluster.job import Contact, Contacts, Endpoint, JobSpec, Place, default_nics
+from bml.cluster.server import Server
+from bml.cluster.strikes import strike_from
+from bml.cluster.training import run_training
+from bml.errors import UsageError
+from bml.protocol import coordinator as core
+
+LOOPBACK = "127.0.0.1"
+
+
+class ServerActor:
+    """A server of the fabric, as a Ray actor. Without a `place` it lives where its node's addresses are."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        server: int,
+        place: Place | None,
+        life: int | None = None,
+        strikes: Endpoint | None = None,
+    ):
+        host = get_node_ip_address() if place is None else place.control_host
+        nics = (place and place.nics) or nic_addresses(server, spec.parsed_fabric().levels, host)
+        strike = strikes and strike_from(strikes, spec.token, spec.timeouts().detect_s / 2)
+        self._server = Server(spec, server, nics, host, strike or None, life)
+
+    def contact(self) -> tuple[Contact, int]:
+        """Where this server can be reached, and its process id."""
+        return self._server.contact, os.getpid()
+
+    def run(self, contacts: Contacts, train: bytes) -> bytes:
+        """Run the training function; returns the pickled ServerReport."""
+        report = run_training(self._server, contacts, cloudpickle.loads(train))
+        pickled: bytes = cloudpickle.dumps(report)
+        return pickled
+
+    def answer(self, request: Request, timeout_s: float) -> dict[str, Any] | None:
+        """See Server.answer; None if the server did not answer. Runs beside `run`, in a thread of its own."""
+        answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._server.answer(request, answers.put)
+        with suppress(queue.Empty):
+            return answers.get(timeout=timeout_s)
+        return None
+
+
+class CoordinatorActor:
+    """The coordinator, as a named Ray actor. Restarted by Ray, it starts from its arguments alone."""
+
+    def __init__(self, spec: JobSpec, contacts: Contacts):
+        self._loop = CoordinatorLoop(spec, contacts, {}, lambda now: None)
+        threading.Thread(target=self._loop.run, name="bml-coordinator", daemon=True).start()
+
+    def snapshot(self) -> dict[str, Any]:
+        """Where the job stands."""
+        return self._loop.snapshot()
+
+    def join(self, server: int, life: int, contact: Contact) -> None:
+        """A server was started to join."""
+        self._loop.join(server, life, contact)
+
+    def gone(self, server: int, why: str) -> None:
+        """Ray says that this server's actor is dead."""
+        self._loop.say(core.Gone(server, why))
+
+
+def nic_addresses(server: int, levels: int, host: str) -> tuple[str, ...]:
+    """This machine's address for each level: the setting BML_NICS ("10.0.0.1,10.1.0.1"), else the node's.
+
+    Raises UsageError when BML_NICS does not name one address per level.
+    """
+    setting = os.environ.get("BML_NICS", "")
+    if setting:
+        nics = tuple(address.strip() for address in setting.split(","))
+        if len(nics) != levels:
+            raise UsageError(
+                f"BML_NICS is {setting!r}: the fabric has {levels} levels, give that many addresses"
+            )
+        return nics
+    return default_nics(server, levels) if host == LOOPBACK else (host,) * levels
