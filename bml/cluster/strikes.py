@@ -61,7 +61,7 @@ class StrikeListener:
         while not self._closed.is_set():
             try:
                 sock, _ = self._sock.accept()
-            except TimeoutError:
+            except OSError:  # nobody called, or has gone again
                 continue
             threading.Thread(target=self._serve, args=(sock,), name="bml-strike", daemon=True).start()
 

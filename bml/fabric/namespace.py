@@ -98,7 +98,7 @@ def kill(name: str) -> int:
     """Kill every process inside a namespace, as if its machine had lost its power; returns how many."""
     killed: set[int] = set()
     while found := processes([name]).keys() - killed:
-        for process in found:
+        for process in sorted(found):  # parents first, so that nobody is left to say that another died
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         killed |= found  # the children that one had a moment ago are found in the next round

@@ -64,6 +64,15 @@ def test_a_dead_switch_is_one_failure(emulated_fabric: BringUp) -> None:
     assert result.report["views"][1]["detect_s"] < 0.2
 
 
+def test_a_node_dies_with_all_its_processes(emulated_fabric: BringUp) -> None:
+    result = run(emulated_fabric("bcube:3x2", "100mbit"), "node:4@step=20")
+    died = result.report["views"][1]
+    assert died["failures"] == ["server:4"]
+    assert died["commit"] in (19, 20)
+    assert died["detect_s"] < 0.2
+    assert result.dead[4] == "its process was killed by signal 9"
+
+
 def test_slow_and_lossy_cables_change_no_view(emulated_fabric: BringUp) -> None:
     faults = ["slow:4/1@step=10,rate=2mbit,for=500ms", "loss:2/0@step=10,share=5%,for=500ms"]
     try:
