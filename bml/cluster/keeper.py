@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from bml.cluster.nursery import ONE_THREAD
 from bml.fabric import namespace, seclusion
 
 MACHINE_FOLDER = "/run/bml/machine"
@@ -45,7 +46,11 @@ class Keeper:
         """`inherited` descriptors are open in every machine's process too."""
         Path(MACHINE_FOLDER).mkdir(parents=True, exist_ok=True)
         ours, theirs = socket.socketpair()
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        environment = {
+            **os.environ,
+            **ONE_THREAD,
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        }
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _ENTRY, *map(str, (theirs.fileno(), *inherited))],

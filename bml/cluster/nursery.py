@@ -25,7 +25,8 @@ from contextlib import suppress
 from bml.errors import StartError
 
 _WORD = struct.Struct("=cqq")
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""Environment of a process that shares its machine with many: one BLAS thread."""
 #: Ctrl-C is the launcher's to handle, also while this is still importing.
 _ENTRY = "import signal; signal.signal(2, signal.SIG_IGN); from bml.cluster import nursery; nursery.main()"
 
@@ -36,7 +37,7 @@ class Nursery:
     def __init__(self, prints: bool):
         ours, theirs = socket.socketpair()
         # Many servers share this machine's cores: one BLAS thread each, unless the user says otherwise.
-        environment = {**dict.fromkeys(_THREADS, "1"), **os.environ}
+        environment = {**ONE_THREAD, **os.environ}
         # What the launcher can import, the user's own modules too, its processes can.
         environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         self._process = subprocess.Popen(

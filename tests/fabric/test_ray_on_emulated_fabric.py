@@ -142,8 +142,9 @@ def test_a_launcher_that_is_ended_takes_everything_along(
     )
     assert process.stdout is not None
     assert any(until_said in line for line in iter(process.stdout.readline, ""))
-    family = psutil.Process(process.pid).children(recursive=True)
-    assert family
+    deadline = time.monotonic() + 20
+    while len(family := psutil.Process(process.pid).children(recursive=True)) < 4:
+        assert time.monotonic() < deadline, "no driver is started"
     process.send_signal(sign)
     process.communicate(timeout=30)
     assert process.returncode == (-sign if sign == signal.SIGKILL else 128 + sign)
