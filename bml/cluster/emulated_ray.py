@@ -23,7 +23,7 @@ import cloudpickle
 
 from bml.cluster.fleet import Answers, FleetEvent, Request
 from bml.cluster.job import JobSpec, Place
-from bml.cluster.keeper import MACHINE_FOLDER, Keeper
+from bml.cluster.keeper import KEEPER, MACHINE_FOLDER, Keeper
 from bml.cluster.processes import Placement
 from bml.cluster.strikes import Strike, StrikeListener
 from bml.errors import FabricError, StartError
@@ -227,6 +227,8 @@ class EmulatedRayFleet:
     def _machine_ended(self, machine: str, code: int, words: str) -> None:
         why = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
         said = f"; the end of its log:\n{words}" if words else ""
+        if machine == KEEPER:
+            raise FabricError(words)
         if machine == _HEAD:
             raise FabricError(f"Ray's head {why}{said}")
         server = int(machine)

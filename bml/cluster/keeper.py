@@ -23,10 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from bml.cluster.nursery import ONE_THREAD
+from bml.errors import FabricError
 from bml.fabric import namespace, seclusion
 
 MACHINE_FOLDER = "/run/bml/machine"
 """Every machine has a folder of its own under this name, in memory."""
+KEEPER = "keeper"
+"""What `ended` names when there can be no machines at all."""
 _SHARED_MEMORY = "/dev/shm"
 _LOG = f"{MACHINE_FOLDER}/start.log"
 _LOGS = (
@@ -93,8 +96,12 @@ class _Machine:
 def main() -> None:
     """Keep machines for the launcher at the other end of the socket given as the first argument."""
     launcher, *inherited = map(int, sys.argv[1:])
-    seclusion.seclude()
     connection: Connection[Any, Any] = Connection(launcher)
+    try:
+        seclusion.seclude()
+    except FabricError as error:
+        connection.send(("ended", KEEPER, 1, str(error)))
+        os._exit(1)
     signal.signal(signal.SIGCHLD, lambda *_: None)  # so that the end of a child ends the wait
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)

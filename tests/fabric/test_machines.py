@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 import psutil
@@ -109,6 +109,25 @@ def test_a_launcher_that_is_killed_takes_its_machines_along(network: Emulated) -
     launcher.wait()
     assert psutil.wait_procs(family, timeout=10)[1] == []
     assert namespace.processes([network.namespace(0)]) == {}
+
+
+def test_a_keeper_that_may_not_says_why() -> None:
+    # Without rights, as in most containers.
+    drop = "import os; from bml.cluster import keeper; os.getuid() or os.setuid(65534); keeper.main()"
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-c", drop, str(theirs.fileno())], pass_fds=[theirs.fileno()]
+        )
+    with Connection(ours.detach()) as connection:
+        assert connection.recv() == (
+            "ended",
+            "keeper",
+            1,
+            "cannot have a PID namespace: Operation not permitted; "
+            "machines of their own need root and CAP_SYS_ADMIN",
+        )
+    assert process.wait() == 1
 
 
 def test_servers_have_cables_broken_over_the_management_network(network: Emulated) -> None:

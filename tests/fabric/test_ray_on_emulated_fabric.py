@@ -125,10 +125,11 @@ def test_a_node_that_cannot_start_is_named_with_its_log(
 
 
 @pytest.mark.parametrize(
-    ("sign", "until_said"), [(signal.SIGTERM, "head"), (signal.SIGKILL, "1 of 2 Ray nodes are up")]
+    ("sign", "until_said", "status"),
+    [(signal.SIGINT, "head", 1), (signal.SIGTERM, "head", 143), (signal.SIGKILL, "1 of 2 Ray nodes", -9)],
 )
 def test_a_launcher_that_is_ended_takes_everything_along(
-    emulated_fabric: BringUp, tmp_path: Path, sign: signal.Signals, until_said: str
+    emulated_fabric: BringUp, tmp_path: Path, sign: signal.Signals, until_said: str, status: int
 ) -> None:
     network = emulated_fabric("bcube:2x1")
     (tmp_path / "endless.py").write_text("def train(session):\n    while True:\n        session.barrier()\n")
@@ -147,7 +148,7 @@ def test_a_launcher_that_is_ended_takes_everything_along(
         assert time.monotonic() < deadline, "no driver is started"
     process.send_signal(sign)
     process.communicate(timeout=30)
-    assert process.returncode == (-sign if sign == signal.SIGKILL else 128 + sign)
+    assert process.returncode == status
     assert psutil.wait_procs(family, timeout=10)[1] == []
     check_nothing_is_left(network)
 
