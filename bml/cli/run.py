@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -102,7 +101,7 @@ def run(
     texts = fault_texts(faults, fault_seed, fabric)
     console = Console(file=sys.stderr if as_json else sys.stdout)
     hide = quiet or as_json
-    with _ended_by_sigterm(), _hidden_prints(hide), _Follower(console) as follower:
+    with _hidden_prints(hide), _Follower(console) as follower:
         result = launch(
             train,
             fabric=fabric,
@@ -179,16 +178,6 @@ def _hidden_prints(hide: bool) -> Iterator[None]:
         return
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         yield
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the command as Ctrl-C does, with nothing left behind."""
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 class _Follower:
