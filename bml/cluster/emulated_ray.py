@@ -26,13 +26,16 @@ from bml.cluster.job import JobSpec, Place
 from bml.cluster.keeper import KEEPER, MACHINE_FOLDER, Keeper
 from bml.cluster.processes import Placement
 from bml.cluster.strikes import Strike, StrikeListener
-from bml.errors import FabricError, StartError
+from bml.errors import BmlError, FabricError, StartError
 
 OnStart = Callable[[str], None]
 
 #: What a node and its actor take, in bytes, and how long a node may take to start, in seconds.
 _NODE_NBYTES = 350 << 20
 _NODE_S = 20.0
+#: How long the last prints of the training functions may take to arrive, in seconds.
+_FLUSH_S = 5.0
+_ENDED_S = 2.0
 _HEAD = "switches"
 _OBJECT_STORE_NBYTES = 80_000_000
 _DRIVER = "from bml.cluster import ray_driver; ray_driver.main()"
@@ -63,6 +66,7 @@ class EmulatedRayFleet:
         self._answers: dict[int, Answers | None] = {}
         self._numbers = count(1)
         self._address = ""
+        self._begun = False
         self._up: set[int] = set()
         self._failed: dict[int, str] = {}
         self._events: list[FleetEvent] = []
@@ -80,6 +84,7 @@ class EmulatedRayFleet:
         )
         self._say("start", train)
         self._raise(self._reply("started", self.spec.start_s + _NODE_S))
+        self._begun = True
 
     def join(self, server: int) -> None:
         """See Fleet; if its machine is dead, it is started first."""
@@ -108,6 +113,11 @@ class EmulatedRayFleet:
 
     def close(self) -> None:
         """See Fleet."""
+        if self._prints and self._begun:
+            self._begun = False
+            with suppress(BmlError):
+                self._say("flush")
+                self._reply("flushed", _FLUSH_S)
         if self._keeper is not None:
             self._keeper.close()
             self._keeper = None
@@ -200,6 +210,8 @@ class EmulatedRayFleet:
             with suppress(EOFError, OSError):
                 self._heard(*cloudpickle.loads(driver.recv_bytes()))
                 return
+            if not keeper.connection.poll(_ENDED_S):
+                raise FabricError("Ray's driver is gone")
         if driver in ready or keeper.connection in ready:
             try:
                 self._machine_ended(*keeper.ended())

@@ -6,10 +6,11 @@ The launcher cannot be it: its own process lives outside of the namespaces, wher
                 for strikes; then
                 ("await", server)            tell when this server's node is up
                 ("start", train), ("join", server), ("lost", server, why), ("ask", number, request, timeout_s)
+                ("flush",)                   the job is over: have all prints printed
     driver      ("head", address)            nodes can be started
                 ("up", server)               its node is there
                 ("started", error or None), ("joined", server, error or None)
-                ("event", event), ("answer", number, answers), ("failed", error)
+                ("event", event), ("answer", number, answers), ("failed", error), ("flushed", None)
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import os
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
@@ -31,6 +33,8 @@ from bml.cluster.ray_fleet import NAMESPACE, OBJECT_STORE_NBYTES, Machines, RayF
 from bml.errors import BmlError, StartError
 
 _POLL_S = 0.05
+#: Ray looks for prints several times a second, and does not say when it has shown them.
+_PRINTS_S = 0.8
 
 
 class _Driver:
@@ -90,6 +94,11 @@ class _Driver:
                 self._started = True
             case "join":
                 self.say("joined", rest[0], _error_of(lambda: self._fleet.join(rest[0])))
+            case "flush":
+                time.sleep(_PRINTS_S)
+                ray.shutdown()  # which prints what Ray held back as repeated
+                self.say("flushed", None)
+                self._started = False
             case "lost":
                 died = self._fleet.machine_lost(*rest)
                 if died is not None:
