@@ -242,7 +242,8 @@ class EmulatedRayFleet:
         if machine == KEEPER:
             raise FabricError(words)
         if machine == _HEAD:
-            raise FabricError(f"Ray's head {why}{said}")
+            self._begun = False
+            raise FabricError(f"Ray's head {why}")
         server = int(machine)
         self._failed[server] = f"the Ray node of server {server} {why}{said}"
         if server in self._up:

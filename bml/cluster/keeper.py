@@ -138,6 +138,8 @@ def _start(
         seclusion.own_folders((MACHINE_FOLDER, _SHARED_MEMORY))
         code = _run(command, environment, inherited, logged)
         os.write(say, _last_words().encode()[-_TAIL_NBYTES:])
+        if code < 0:
+            os.kill(os.getpid(), -code)  # end as the command did
     except BaseException as error:
         os.write(say, str(error).encode()[-_TAIL_NBYTES:])
     finally:

@@ -70,6 +70,11 @@ def test_a_machine_has_its_own_network_folders_and_last_words(keeper: Keeper, ne
     assert not Path("/dev/shm/left").exists()
 
 
+def test_a_machine_ends_as_its_command_does(keeper: Keeper, network: Emulated) -> None:
+    run(keeper, network, 0, "import os; os.kill(os.getpid(), 9)")
+    assert ended(keeper) == ("0", -signal.SIGKILL, "")
+
+
 def test_what_a_machine_leaves_behind_ends_with_the_keeper(keeper: Keeper, network: Emulated) -> None:
     script = (
         "import subprocess\n"
