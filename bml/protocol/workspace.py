@@ -86,15 +86,19 @@ class Workspace:
         elif len(parts) == 2:
             self._op(parts[0], parts[1], out=out)
         else:
-            # Block by block, so that the sum so far is still in the cache when the next term is added.
+            # Block by block, so that the sum so far is still in the cache when the next term is added. It is
+            # kept apart to the last: one of the terms may lie where the result goes.
             block = max(1, _BLOCK_NBYTES // self.itemsize)
+            sums = np.empty(min(block, size), out.dtype)
             for low in range(0, size, block):
-                self._add([part[low : low + block] for part in parts], out[low : low + block])
+                self._add([part[low : low + block] for part in parts], out[low : low + block], sums)
 
-    def _add(self, parts: list[Array], out: Array) -> None:
-        self._op(parts[0], parts[1], out=out)
-        for part in parts[2:]:
-            self._op(out, part, out=out)
+    def _add(self, parts: list[Array], out: Array, sums: Array) -> None:
+        sums = sums[: out.size]
+        self._op(parts[0], parts[1], out=sums)
+        for part in parts[2:-1]:
+            self._op(sums, part, out=sums)
+        self._op(sums, parts[-1], out=out)
 
 
 def _raw(array: Array) -> memoryview:
