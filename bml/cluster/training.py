@@ -28,11 +28,14 @@ def run_training(server: Server, contacts: Contacts, train: Train) -> ServerRepo
         server.wait_for_view()
         session = Session(server)
         value = train(session)
+        session.finish()
     except BaseException as raised:
         error, trace = raised, traceback.format_exc()
     outcome = _outcome(server, error)
     said = f"server {server.server} raised {type(error).__name__}: {error}" if error else ""
     server.end(outcome, said if outcome == "failed" else "")
+    if session is not None:
+        session.close()
     return ServerReport(
         server=server.server,
         outcome=outcome,
