@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import jobs
@@ -103,6 +104,15 @@ def test_faults_while_parts_of_a_batch_are_under_way(faults: list[str]) -> None:
     assert report["samples"]["complete"], "every sample exactly once per epoch"
     assert any(value["recomputed"] for value in result.values.values())
     np.testing.assert_allclose(result.value["params"], jobs.reference(), rtol=1e-3, atol=1e-5)
+
+
+def test_the_loop_need_not_wait_long_for_the_interpreters_lock() -> None:
+    """What it would cost is measured by benchmarks/overlap.py."""
+
+    def train(session: bml.Session) -> float:
+        return sys.getswitchinterval()
+
+    assert all(value == pytest.approx(1e-4) for value in jobs.launch(train, "bcube:2x1").values.values())
 
 
 def test_over_shared_memory() -> None:
