@@ -10,7 +10,8 @@ from damage import damaged_by, random_sets, single_failures
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bml.protocol.engine import Buffer, Engine, Layout, Place, Stamp
+from bml.protocol.dataflow import Buffer, Place, Stamp
+from bml.protocol.engine import Engine, Layout
 from bml.protocol.frame import Kind
 from bml.protocol.spans import apart, size
 from bml.schedule import Programs, Schedules, plan
