@@ -38,7 +38,7 @@ class Workspace:
         self._whole: tuple[Array, Array, Spans] | None = (
             None  # contribution, result, what of it this is about
         )
-        self._arrays = (
+        self._arrays: tuple[Array, ...] = (
             contribution,
             empty(contribution.size, contribution.dtype),
             empty(scratch_elements, contribution.dtype),
@@ -60,9 +60,13 @@ class Workspace:
         return result
 
     def resume(self, left: Spans, scratch_elements: int) -> Workspace:
-        """The workspace of another try that is only about these elements of OUT; the others are kept."""
+        """The workspace of another try that is only about these elements of OUT; the others are kept.
+
+        This one is of no use any more: its memory serves the other.
+        """
         result = self.result
         contribution = self._whole[0] if self._whole else self._arrays[Buffer.IN]
+        self._arrays, self._bytes, self._whole = (), (), None
         part = self._empty(size(left), contribution.dtype)
         np.concatenate([contribution[start:stop] for start, stop in left], out=part)
         again = Workspace(part, scratch_elements, self._op_name, self._empty)
