@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,15 +59,16 @@ def test_steps_of_one_array(dtype: str) -> None:
 
 
 def test_a_bucket_and_a_list() -> None:
-    def train(session: bml.Session, bucketed: bool) -> float:
-        session.allreduce(np.ones(1000))
-        bucket = session.bucket([(NBYTES // 16, 2), (NBYTES // 8,)])
-        bucket.vector[:] = 1
-        return extra(session, bucket if bucketed else list(bucket), 3)
+    def most(bucketed: bool) -> float:
+        def train(session: bml.Session) -> float:
+            session.allreduce(np.ones(1000))
+            bucket = session.bucket([(NBYTES // 16, 2), (NBYTES // 8,)])
+            bucket.vector[:] = 1
+            return extra(session, bucket if bucketed else list(bucket), 3)
 
-    bucketed, listed = (
-        max(jobs.launch(partial(train, bucketed=each), "bcube:2x2").values.values()) for each in (True, False)
-    )
+        return max(jobs.launch(train, "bcube:2x2").values.values())
+
+    bucketed, listed = most(True), most(False)
     print(bucketed, listed)
     assert bucketed < 1.0
     assert 1.0 < listed < 2.0, "a list is gathered, which takes a vector more"
