@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any
 
 import jobs
@@ -61,14 +62,15 @@ def test_a_loop_does_not_go_on_without_its_steps() -> None:
         jobs.launch(train, "bcube:2x1")
 
 
-def in_parts(session: bml.Session) -> dict[str, Any]:
+def in_parts(session: bml.Session, epochs: int = 8, pause_s: float = 0.0) -> dict[str, Any]:
     """`jobs.descend` with the gradient in four parts, each begun as soon as it is there."""
     w = session.empty(jobs.LENGTH)
     w[:] = 0
     session.state(params=w)
     where = np.array_split(np.arange(jobs.LENGTH), 4)
     recomputed = 0
-    for batch in session.batches(jobs.N_SAMPLES, global_batch=jobs.GLOBAL_BATCH, epochs=8, seed=3):
+    for batch in session.batches(jobs.N_SAMPLES, global_batch=jobs.GLOBAL_BATCH, epochs=epochs, seed=3):
+        time.sleep(pause_s)
 
         def part(indices: Any, columns: Any) -> Any:
             return np.ascontiguousarray(jobs.sample_rows(indices, w)[columns])
@@ -113,6 +115,19 @@ def test_the_loop_need_not_wait_long_for_the_interpreters_lock() -> None:
         return sys.getswitchinterval()
 
     assert all(value == pytest.approx(1e-4) for value in jobs.launch(train, "bcube:2x1").values.values())
+
+
+def test_a_joiner_comes_in_between_the_parts_of_a_batch() -> None:
+    """It is let in at any step, so mostly in the middle of a batch of four."""
+
+    def train(session: bml.Session) -> dict[str, Any]:
+        return in_parts(session, epochs=24, pause_s=0.02)
+
+    result = jobs.launch(train, faults=["kill:4@step=22", "join:4@step=60"])
+    assert sorted(result.values) == list(range(9)), result.dead
+    assert len(set(result.report["digests"].values())) == 1
+    assert result.report["samples"]["complete"]
+    np.testing.assert_allclose(result.value["params"], jobs.reference(24), rtol=1e-3, atol=1e-5)
 
 
 def test_over_shared_memory() -> None:
