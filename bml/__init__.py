@@ -11,12 +11,15 @@ from bml.cluster.launch import launch, start
 from bml.cluster.result import Result
 from bml.cluster.running import Job
 from bml.errors import BmlError, TooFewServers, TrainingError, UsageError
-from bml.train.session import Batch, Session
+from bml.train.pending import Pending
+from bml.train.session import Batch, Bucket, Session
 
 __all__ = [
     "Batch",
     "BmlError",
+    "Bucket",
     "Job",
+    "Pending",
     "Result",
     "Session",
     "TooFewServers",

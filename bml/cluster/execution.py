@@ -133,6 +133,7 @@ class Execution:
         else:
             assert self._meeting.contribution is not None
             vector, op = self._meeting.contribution
+        self.workspace = None  # the memory of a try that failed serves the next
         if self._trace is None:
             self.workspace = Workspace(vector, scratch_elements, op, self._memory.empty)
             return

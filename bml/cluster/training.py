@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -15,12 +16,17 @@ from bml.train.session import Session
 
 Train = Callable[[Session], Any]
 
+_SWITCH_S = 0.0001
+"""How long a thread of this process keeps the interpreter's lock while another waits for it. At Python's 5 ms
+the loop would wait as long after every system call beside a training thread that is busy in Python."""
+
 
 def run_training(server: Server, contacts: Contacts, train: Train) -> ServerReport:
     """Run `train` on this server, serve the others until they are done, and report.
 
     An error of the training function ends the job for all and is in the report, never raised here.
     """
+    sys.setswitchinterval(_SWITCH_S)
     server.start(contacts)
     session: Session | None = None
     value, error, trace = None, None, ""
@@ -28,11 +34,14 @@ def run_training(server: Server, contacts: Contacts, train: Train) -> ServerRepo
         server.wait_for_view()
         session = Session(server)
         value = train(session)
+        session.finish()
     except BaseException as raised:
         error, trace = raised, traceback.format_exc()
     outcome = _outcome(server, error)
     said = f"server {server.server} raised {type(error).__name__}: {error}" if error else ""
     server.end(outcome, said if outcome == "failed" else "")
+    if session is not None:
+        session.close()
     return ServerReport(
         server=server.server,
         outcome=outcome,

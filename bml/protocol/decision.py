@@ -7,7 +7,7 @@ from functools import reduce
 
 from bml.protocol import messages as msg
 from bml.protocol.messages import View
-from bml.protocol.spans import Spans, common
+from bml.protocol.spans import Spans, common, size
 from faults import Suspicion
 from topology import Fabric
 
@@ -31,7 +31,9 @@ def is_open(fabric: Fabric, suspicion: Suspicion) -> bool:
 def final_everywhere(statuses: Iterable[msg.Status], commit: int) -> Spans:
     """The elements of step commit + 1 that are final on all of them, in the newest view that any knows.
 
-    Only a step whose contributors stay may keep them: that is the caller's to know.
+    Only a step whose contributors stay may keep them: that is the caller's to know. None if they are less
+    than half: to go on takes copies of what is left of input and output, beside the memory of the try before,
+    and a step may take no more than two vectors in all.
     """
     known = list(statuses)
     views = [view for status in known for view in (status.installed, status.accepted) if view is not None]
@@ -39,7 +41,8 @@ def final_everywhere(statuses: Iterable[msg.Status], commit: int) -> Spans:
     if any(status.committed != commit or epoch_of(status.installed) != newest for status in known):
         return ()
     found = reduce(common, (status.final for status in known))
-    return found if len(found) <= _MOST_SPANS else ()
+    enough = 2 * size(found) >= max(status.n_elements for status in known)
+    return found if enough and len(found) <= _MOST_SPANS else ()
 
 
 def decide(statuses: Iterable[msg.Status]) -> int:

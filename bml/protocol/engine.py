@@ -13,45 +13,58 @@ State of a unit (a slice of a range):
     final     the result is in OUT and was passed on to `spread`
 
 All units final: complete. Memory: IN is only read, results and partial sums share OUT (a unit's
-result can only arrive after its partial sum has left), partial sums of children have places of their
-own in SCRATCH, with BML on a healthy fabric of N servers together P - P/N (and rounding).
+result can only arrive after its partial sum has left). Partial sums of children have places of their own in
+SCRATCH, but for one child's of every element: they wait in OUT, where the sum then takes their place. What is
+passed on for others lies in OUT, too, where nothing else can be: results everywhere, as their bits are those
+that belong there; partial sums where this server is a leaf and has sent its part from IN.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from bml.protocol.dataflow import Buffer, Dataflow, Instruction, Place, Reduce, Send, Stamp
 from bml.protocol.frame import FrameError, Header, Kind
+from bml.protocol.spans import apart, common, merged
 from bml.schedule import Hop, Phase, Program, Range, Relay
 
 
 class _Run(NamedTuple):
-    """Elements [start, stop) of the vector lie in SCRATCH at `base`."""
+    """Elements [start, stop) of the vector lie from `place` on."""
 
     start: int
     stop: int
-    base: int
+    place: Place
+
+    def at(self, start: int) -> Place:
+        """Where the elements from `start` on lie."""
+        return Place(self.place.buffer, self.place.offset + start - self.start)
 
 
 class _RelayRun(NamedTuple):
     """A run that is passed on."""
 
-    start: int
-    stop: int
-    base: int
+    run: _Run
     relay: Relay
 
 
-class _Span(NamedTuple):
-    """A range of the program in elements, with where its inputs lie."""
+class _Part(NamedTuple):
+    """A range of the program in elements."""
 
     start: int
     stop: int
     part: Range
-    shifts: tuple[int | None, ...]  # per term in address order: SCRATCH offset minus start; None = IN
+
+
+class _Span(NamedTuple):
+    """The same, with where its inputs lie: per term, in address order."""
+
+    start: int
+    stop: int
+    part: Range
+    terms: tuple[_Run, ...]
 
 
 class _Out(NamedTuple):
@@ -104,8 +117,9 @@ class Layout:
         self._slice = max(1, slice_elements)
         self._runs: dict[int, list[_Run]] = {}
         self.relays: dict[tuple[int, int, int], list[_RelayRun]] = {}
-        self._lay_out_relays(program)
-        self._spans = self._lay_out_ranges(program)
+        parts = self._in_elements(program)
+        self._lay_out(parts, program)
+        self._spans = [self._span(part) for part in parts]
         self.units: list[_Unit] = [
             self._unit(start, min(start + self._slice, span.stop), span)
             for span in self._spans
@@ -162,7 +176,8 @@ class Layout:
         if not start < stop <= self.n_elements:
             raise FrameError(f"elements [{start}, {stop}) of {self.n_elements} cannot be sent")
         if dest != self.server:
-            return _find(self.relays.get((kind, origin, dest), ()), kind, origin, dest, start, stop)
+            passed = (each.run for each in self.relays.get((kind, origin, dest), ()))
+            return _find(passed, kind, origin, dest, start, stop)
         if kind == _UP:
             return _find(self._runs.get(origin, ()), kind, origin, dest, start, stop)
         parts = [span.part for _, _, span in self._overlapping(start, stop)]
@@ -172,7 +187,7 @@ class Layout:
 
     def _unit(self, start: int, stop: int, span: _Span) -> _Unit:
         part, place = span.part, Place(Buffer.OUT, start)
-        reduce: Reduce | None = Reduce(start, stop, tuple(_term(shift, start) for shift in span.shifts))
+        reduce: Reduce | None = Reduce(start, stop, tuple(term.at(start) for term in span.terms))
         summed = self._spread_part(span, start)
         if part.up is not None:
             if not part.gather:  # a leaf sends its own contribution without a copy
@@ -185,46 +200,58 @@ class Layout:
         priority, place = self.priority(_DOWN, start - span.start), Place(Buffer.OUT, start)
         return tuple(_Out(_DOWN, hop, place, priority) for hop in span.part.spread)
 
-    def _lay_out_relays(self, program: Program) -> None:
-        # Sorted so that what one frame may bring for adjacent relays lies adjacent in SCRATCH.
-        for relay in sorted(program.relays, key=lambda r: (r.phase, r.origin, r.dest, r.start)):
-            start, stop = (program.cut(piece, self.n_elements) for piece in (relay.start, relay.stop))
+    def _in_elements(self, program: Program) -> list[_Part]:
+        """Ranges that tile the vector; one shorter than the number of pieces leaves some of them empty."""
+        n = self.n_elements
+        cut = [_Part(program.cut(part.start, n), program.cut(part.stop, n), part) for part in program.ranges]
+        return [each for each in cut if each.start < each.stop]
+
+    def _lay_out(self, parts: Sequence[_Part], program: Program) -> None:
+        """Give places to all that arrives: to what one sender may bring in one frame, adjacent ones."""
+        n = self.n_elements
+        gathered: dict[int, list[tuple[int, int]]] = {}
+        for start, stop, part in parts:
+            for hop in part.gather:
+                gathered.setdefault(hop.peer, []).append((start, stop))
+        relayed: dict[tuple[int, int, int], list[tuple[int, int, Relay]]] = {}
+        for relay in program.relays:
+            start, stop = program.cut(relay.start, n), program.cut(relay.stop, n)
             key = (int(_UP if relay.phase == Phase.UP else _DOWN), relay.origin, relay.dest)
             if start < stop:
-                run = self._reserve(start, stop)
-                self.relays.setdefault(key, []).append(_RelayRun(*run, relay))
+                relayed.setdefault(key, []).append((start, stop, relay))
+        summed = merged((start, stop) for start, stop, part in parts if part.gather)
+        own = [(child, span) for child, spans in gathered.items() for span in merged(spans)]
+        foreign = [
+            (key, span) for key, runs in relayed.items() for span in merged((a, b) for a, b, _ in runs)
+        ]
+        waits = [*own, *(each for each in foreign if each[0][0] == _UP and not common(summed, (each[1],)))]
+        in_out = apart([span for _, span in waits])
+        free = {waits[index] for index in in_out}
+        for child, span in own:
+            self._runs.setdefault(child, []).append(self._place(span, (child, span) in free))
+        for key, span in foreign:
+            place = self._place(span, key[0] == _DOWN or (key, span) in free)
+            self.relays.setdefault(key, []).extend(
+                _RelayRun(_Run(start, stop, place.at(start)), relay)
+                for start, stop, relay in sorted(relayed[key], key=lambda each: each[0])
+                if span[0] <= start < span[1]
+            )
 
-    def _lay_out_ranges(self, program: Program) -> list[_Span]:
-        """Spans that tile the vector; what one child sends for adjacent ranges lies adjacent."""
-        spans: list[_Span] = []
-        for index, part in enumerate(program.ranges):
-            start, stop = (program.cut(piece, self.n_elements) for piece in (part.start, part.stop))
-            if start == stop:
-                continue  # a vector shorter than the number of pieces leaves some of them empty
-            shifts: dict[int, int | None] = {self.server: None}
-            for child in part.gather:
-                shifts[child.peer] = self._shift(child.peer, start, stop, index, program)
-            spans.append(_Span(start, stop, part, tuple(shifts[peer] for peer in sorted(shifts))))
-        return spans
-
-    def _shift(self, child: int, start: int, stop: int, index: int, program: Program) -> int:
-        """SCRATCH offset minus vector offset of what `child` sends for the range at `index`."""
-        runs = self._runs.setdefault(child, [])
-        if not (runs and runs[-1].stop >= stop):
-            runs.append(self._reserve(start, self._run_end(child, index, program)))
-        return runs[-1].base - runs[-1].start
-
-    def _run_end(self, child: int, index: int, program: Program) -> int:
-        """End, in elements, of the adjacent ranges from `index` on in which `child` is a child."""
-        ranges = program.ranges
-        while index + 1 < len(ranges) and any(hop.peer == child for hop in ranges[index + 1].gather):
-            index += 1
-        return program.cut(ranges[index].stop, self.n_elements)
-
-    def _reserve(self, start: int, stop: int) -> _Run:
-        run = _Run(start, stop, self.scratch_elements)
+    def _place(self, span: tuple[int, int], in_out: bool) -> _Run:
+        start, stop = span
+        if in_out:
+            return _Run(start, stop, Place(Buffer.OUT, start))
+        run = _Run(start, stop, Place(Buffer.SCRATCH, self.scratch_elements))
         self.scratch_elements += stop - start
         return run
+
+    def _span(self, part: _Part) -> _Span:
+        start, stop, what = part
+        terms = {self.server: _Run(start, stop, Place(Buffer.IN, start))}
+        for child in what.gather:
+            runs = self._runs[child.peer]
+            terms[child.peer] = runs[bisect_right(runs, start, key=lambda run: run.start) - 1]
+        return _Span(start, stop, what, tuple(terms[peer] for peer in sorted(terms)))
 
 
 class Engine(Dataflow):
@@ -307,37 +334,27 @@ class Engine(Dataflow):
         self, kind: Kind, origin: int, dest: int, start: int, stop: int, done: list[Instruction]
     ) -> None:
         # What one server sent as one frame may part here: the ways of its pieces differ further on.
-        for run in self._layout.relays[kind, origin, dest]:
+        for run, relay in self._layout.relays[kind, origin, dest]:
             a, b = max(start, run.start), min(stop, run.stop)
             if a < b:
                 header = self._header(kind, origin, dest, a, b)
                 priority = self._layout.priority(kind, a - run.start)
-                done.append(Send(run.relay.via, run.relay.level, header, _at(run, a), priority))
+                done.append(Send(relay.via, relay.level, header, run.at(a), priority))
 
     def _header(self, kind: Kind, origin: int, dest: int, start: int, stop: int) -> Header:
         epoch, step, signature, itemsize = self.stamp
         return Header(kind, epoch, step, origin, dest, signature, start, stop, (stop - start) * itemsize)
 
 
-def _at(run: _Run | _RelayRun, start: int) -> Place:
-    return Place(Buffer.SCRATCH, run.base + start - run.start)
-
-
-def _find(
-    runs: Sequence[_Run | _RelayRun], kind: int, origin: int, dest: int, start: int, stop: int
-) -> Place:
-    """The place of [start, stop) in runs that are adjacent in the vector and in SCRATCH."""
+def _find(runs: Iterable[_Run], kind: int, origin: int, dest: int, start: int, stop: int) -> Place:
+    """The place of [start, stop) in runs that, where they are adjacent in the vector, are so in memory."""
     reached: int | None = None
     place: Place | None = None
     for run in runs:
         if place is None and run.start <= start < run.stop:
-            place, reached = _at(run, start), run.stop
+            place, reached = run.at(start), run.stop
         elif reached is not None and reached < stop and run.start == reached:
             reached = run.stop
     if place is None or reached is None or reached < stop:
         raise FrameError(f"no frame {start}:{stop} of kind {kind} from {origin} to {dest} belongs here")
     return place
-
-
-def _term(shift: int | None, start: int) -> Place:
-    return Place(Buffer.IN, start) if shift is None else Place(Buffer.SCRATCH, shift + start)

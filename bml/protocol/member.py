@@ -60,6 +60,7 @@ class Member:
         outcome: str,
         error: str,
         final: Spans = (),
+        n_elements: int = 0,
     ) -> Status:
         """What to report to a coordinator that asks with `epoch` (0: it only asks who is there)."""
         return Status(
@@ -75,6 +76,7 @@ class Member:
             error=error,
             life=self.life,
             final=final,
+            n_elements=n_elements,
         )
 
     def freeze(self, message: Freeze) -> Refused | None:

@@ -361,9 +361,11 @@ class ServerCore:
         return self._member.stopped is None and self._member.may_install(epoch)
 
     def _status(self, term: int, epoch: int) -> msg.Status:
-        complete, final = self._steps.standing
+        complete, final, n_elements = self._steps.standing
         ended = self._outcome
-        return self._member.status(term, epoch, self.committed, complete, ended.outcome, ended.error, final)
+        return self._member.status(
+            term, epoch, self.committed, complete, ended.outcome, ended.error, final, n_elements
+        )
 
     def _freeze(self, message: msg.Freeze, now: float) -> list[Instruction]:
         if self._member.stopped:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 
 Spans = tuple[tuple[int, int], ...]
 
@@ -54,3 +55,27 @@ def placed(local: Iterable[tuple[int, int]], left: Spans) -> Spans:
             found.append((start + a - base, start + b - base))
         base += stop - start
     return merged(found)
+
+
+def apart(spans: Sequence[tuple[int, int]]) -> set[int]:
+    """Indices of those of any spans that do not overlap one another and are longest together.
+
+    Weighted interval scheduling, O(m log m) for m spans.
+    """
+    order = sorted(range(len(spans)), key=lambda index: spans[index][1])
+    stops = [spans[index][1] for index in order]
+    # best[i]: greatest length of a choice among the first i; before[i]: how many end before i starts.
+    best, before = [0], []
+    for i, index in enumerate(order):
+        start, stop = spans[index]
+        before.append(bisect_right(stops, start, 0, i))
+        best.append(max(best[i], best[before[i]] + stop - start))
+    chosen: set[int] = set()
+    i = len(order)
+    while i:
+        if best[i] == best[i - 1]:
+            i -= 1
+        else:
+            chosen.add(order[i - 1])
+            i = before[i - 1]
+    return chosen

@@ -106,15 +106,16 @@ class Steps:
         return self._learner is not None and self._learner.follows
 
     @property
-    def standing(self) -> tuple[int, Spans]:
-        """The step that is complete here, -1 for none, and the elements of the current one that are final."""
+    def standing(self) -> tuple[int, Spans, int]:
+        """The step that is complete here, -1 for none; of the current one, what is final, and of how many."""
         step = self.current
         if self._resumes:
             submit, left = self._resumes
-            return -1, missing(left, submit.n_elements)
+            return -1, missing(left, submit.n_elements), submit.n_elements
         if step is None:
-            return -1, ()
-        return step.submit.step if step.engine.complete else -1, step.final
+            return -1, (), 0
+        complete = step.submit.step if step.engine.complete else -1
+        return complete, step.final, step.submit.n_elements
 
     # --- a step begins ---------------------------------------------------------------------------
 

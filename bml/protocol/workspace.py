@@ -38,7 +38,7 @@ class Workspace:
         self._whole: tuple[Array, Array, Spans] | None = (
             None  # contribution, result, what of it this is about
         )
-        self._arrays = (
+        self._arrays: tuple[Array, ...] = (
             contribution,
             empty(contribution.size, contribution.dtype),
             empty(scratch_elements, contribution.dtype),
@@ -60,9 +60,13 @@ class Workspace:
         return result
 
     def resume(self, left: Spans, scratch_elements: int) -> Workspace:
-        """The workspace of another try that is only about these elements of OUT; the others are kept."""
+        """The workspace of another try that is only about these elements of OUT; the others are kept.
+
+        This one is of no use any more: its memory serves the other.
+        """
         result = self.result
         contribution = self._whole[0] if self._whole else self._arrays[Buffer.IN]
+        self._arrays, self._bytes, self._whole = (), (), None
         part = self._empty(size(left), contribution.dtype)
         np.concatenate([contribution[start:stop] for start, stop in left], out=part)
         again = Workspace(part, scratch_elements, self._op_name, self._empty)
@@ -86,15 +90,19 @@ class Workspace:
         elif len(parts) == 2:
             self._op(parts[0], parts[1], out=out)
         else:
-            # Block by block, so that the sum so far is still in the cache when the next term is added.
+            # Block by block, so that the sum so far is still in the cache when the next term is added. It is
+            # kept apart to the last: one of the terms may lie where the result goes.
             block = max(1, _BLOCK_NBYTES // self.itemsize)
+            sums = np.empty(min(block, size), out.dtype)
             for low in range(0, size, block):
-                self._add([part[low : low + block] for part in parts], out[low : low + block])
+                self._add([part[low : low + block] for part in parts], out[low : low + block], sums)
 
-    def _add(self, parts: list[Array], out: Array) -> None:
-        self._op(parts[0], parts[1], out=out)
-        for part in parts[2:]:
-            self._op(out, part, out=out)
+    def _add(self, parts: list[Array], out: Array, sums: Array) -> None:
+        sums = sums[: out.size]
+        self._op(parts[0], parts[1], out=sums)
+        for part in parts[2:-1]:
+            self._op(sums, part, out=sums)
+        self._op(sums, parts[-1], out=out)
 
 
 def _raw(array: Array) -> memoryview:

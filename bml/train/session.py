@@ -7,6 +7,7 @@
             g = gradient(w, batch.indices)
             w -= lr * batch.allreduce(g, recompute=lambda indices: gradient(w, indices))
 
+`allreduce_async` begins a step and returns at once: it goes on beside what the training function computes.
 Every server must make the same calls in the same order, as with any collective library. A server that joins
 later runs the same function: its first training loop (`batches` or `steps`) begins with the state and at the
 step at which the others are.
@@ -18,7 +19,8 @@ import hashlib
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +31,7 @@ from bml.protocol.workspace import OPS, Array
 from bml.train.batches import BatchPlan, GlobalBatch, Indices, assignment, shares, used_indices
 from bml.train.communicator import Committed, Communicator
 from bml.train.ledger import Ledger, LedgerSummary
+from bml.train.pending import Finish, Pending, Steps, Work
 from bml.train.snapshot import leaves, restore, snapshot
 from topology.errors import UsageError
 
@@ -36,6 +39,21 @@ Arrays = npt.ArrayLike | Sequence[Array]
 Recompute = Callable[[Indices], Any]
 #: Prepares this server's contribution for the members of a view.
 Prepare = Callable[[View], Array]
+
+
+class Bucket(tuple[Array, ...]):
+    """Arrays of one dtype that lie one after the other in `vector`: reduced together without being copied."""
+
+    vector: Array
+
+
+class _Entry(NamedTuple):
+    """What a step of a batch says to the ledger."""
+
+    step: int
+    batch: GlobalBatch
+    contributors: tuple[int, ...]
+    used: dict[int, Indices]
 
 
 class Session:
@@ -50,6 +68,8 @@ class Session:
         self._vectors = StepMemory(communicator.empty)
         self._state: dict[str, Any] = {}
         self._ledger: Ledger | None = None
+        self._entry: _Entry | None = None
+        self._steps = Steps()
         self._loops = 0
         self._begins_at: tuple[int, int] | None = None
 
@@ -77,6 +97,21 @@ class Session:
         like = np.asarray(array)
         return self._communicator.empty(like.shape, like.dtype)
 
+    def bucket(self, shapes: Sequence[tuple[int, ...]], dtype: npt.DTypeLike = "float32") -> Bucket:
+        """Uninitialised arrays of these shapes in one piece of memory, which `allreduce` takes as they are.
+
+        A list of other arrays is gathered into such memory in every step, which costs a copy and the memory.
+        Compute into them (`out=`), or keep the gradients in them. `bucket.vector` is all of it, flat.
+        """
+        sizes = [prod(shape) for shape in shapes]
+        vector = self.empty(sum(sizes), dtype)
+        bucket = Bucket(
+            part.reshape(shape)
+            for part, shape in zip(np.split(vector, np.cumsum(sizes)[:-1]), shapes, strict=True)
+        )
+        bucket.vector = vector
+        return bucket
+
     def state(self, **arrays: Any) -> None:
         """Name what makes up the training state: `params` (its digest proves that all agree), and more.
 
@@ -95,11 +130,32 @@ class Session:
         the result; `contributors` says whose are in it. Raises StepMismatch when servers call different
         things, and the error that ends the job.
         """
+        return self._steps.run(*self._collective(arrays, op, shared))
+
+    def allreduce_async(self, arrays: Arrays, op: str = "sum", *, shared: bool = False) -> Pending:
+        """Begin what `allreduce` does; the handle's `wait` returns the result.
+
+        Steps go one after the other, in the order in which they were begun, which must be the same on every
+        server; the blocking calls wait for those before. Arrays must not change until `wait` has returned (a
+        list is copied, a `bucket` is not). All must be waited for before a training loop goes on.
+        """
+        return self._steps.begin(*self._collective(arrays, op, shared))
+
+    def _collective(self, arrays: Arrays, op: str, shared: bool) -> tuple[Work, Finish]:
         flat, shapes, dtype = _flatten(arrays, self._vectors)
-        outcome = self._step(f"allreduce {op}", op, shapes, dtype, lambda view: flat, shared)
-        if shared:
-            outcome.result.flags.writeable = False
-        return _unflatten(outcome.result, shapes, isinstance(arrays, list | tuple))
+        many = isinstance(arrays, list | tuple)
+        _check(op)
+
+        def finish(outcome: Committed) -> Any:
+            self._took(outcome)
+            if shared:
+                outcome.result.flags.writeable = False
+            return _unflatten(outcome.result, shapes, many)
+
+        return (
+            lambda: self._step(f"allreduce {op}", op, shapes, dtype, lambda view: flat, shared),
+            finish,
+        )
 
     def barrier(self) -> None:
         """Return once every live server has called it."""
@@ -109,12 +165,12 @@ class Session:
         """This server's shares of the job's global batches, each a `Batch`; see bml.train.batches.
 
         Every sample of 0 .. n_samples-1 is used exactly once per epoch, whatever fails. Each batch must
-        be ended with its `allreduce` before the next is drawn.
+        be ended with its `allreduce`, or several for parts of the gradient, before the next is drawn.
         """
         batches = BatchPlan(n_samples, global_batch, epochs, seed)
         self._ledger = Ledger(n_samples)
         for index in self._loop(len(batches)):
-            batch = Batch(self, batches.batch(index), self._ledger)
+            batch = Batch(self, batches.batch(index))
             yield batch
             if not batch.committed:
                 raise UsageError(
@@ -140,6 +196,11 @@ class Session:
 
     def _boundary(self, loop: int, index: int, length: int) -> int:
         """Between two steps of a loop: give the state, or take it; returns the step that comes next."""
+        if self._steps.pending:
+            raise UsageError(
+                f"{self._steps.pending} steps were begun and not waited for: call wait() of what "
+                "allreduce_async returned before the training loop goes on"
+            )
         taken = self._communicator.joined() if loop == 0 and index == 0 else None
         if taken is not None:
             self._take(taken)
@@ -148,7 +209,7 @@ class Session:
             if loop < first_loop:
                 return length
             self._begins_at, index = None, first
-        ledger = self._ledger
+        ledger = self._whole_ledger()
         self._communicator.boundary(
             lambda: snapshot(self._state, loop, index, self._contributors, ledger.dump() if ledger else None)
         )
@@ -163,7 +224,16 @@ class Session:
 
     def samples(self) -> LedgerSummary | None:
         """Which samples went into committed steps, by epoch; None before `batches`."""
-        return self._ledger.summary() if self._ledger else None
+        ledger = self._whole_ledger()
+        return ledger.summary() if ledger else None
+
+    def _whole_ledger(self) -> Ledger | None:
+        """With what was reduced last; of a batch in several parts, the last says what was used."""
+        entry, self._entry = self._entry, None
+        if entry is not None:
+            assert self._ledger is not None
+            self._ledger.commit(*entry)
+        return self._ledger
 
     def digest(self) -> str:
         """Sha256 of the parameters (`state(params=...)`, or of the whole state if none is called so)."""
@@ -182,27 +252,35 @@ class Session:
         shared: bool = False,
     ) -> Committed:
         """Synchronise one step, preparing the contribution anew for every view until it is committed."""
-        if op not in OPS:
-            raise UsageError(f"op is {op!r}: give one of {', '.join(OPS)}")
         text, signature = _describe(call, dtype, tuple(shapes))
         while True:
             view = self._communicator.view
             outcome = self._communicator.sync(view.epoch, prepare(view), op, text, signature, shared)
             if isinstance(outcome, Committed):
-                self._contributors = outcome.contributors
                 return outcome
+
+    def _took(self, outcome: Committed) -> None:
+        """The training thread has the result of a step."""
+        self._contributors = outcome.contributors
+
+    def finish(self) -> None:
+        """Wait for steps that were begun; called when the training function has returned."""
+        self._steps.wait_for_all()
+
+    def close(self) -> None:
+        """End what belongs to the session, once the job is over."""
+        self._steps.close()
 
 
 class Batch:
     """This server's share of one global batch; `indices` (int64) are its samples."""
 
-    def __init__(self, session: Session, whole: GlobalBatch, ledger: Ledger):
+    def __init__(self, session: Session, whole: GlobalBatch):
         self.committed = False
         self.epoch_no = whole.epoch_no
         self.batch_no = whole.batch_no
         self._session = session
         self._whole = whole
-        self._ledger = ledger
         # Every server has the same contributors of the last step, so all split the batch alike, even
         # while one of them already knows of a new view.
         self._base = session.contributors
@@ -216,35 +294,62 @@ class Batch:
         with the same shapes, over those samples; without it they are left out, and the mean is taken
         over the samples that really contributed. Floating dtypes are kept, integers give float64.
         """
-        vectors = self._session._vectors
+        return self._session._steps.run(*self._reduction(gradient, recompute))
+
+    def allreduce_async(self, gradient: Arrays, recompute: Recompute | None = None) -> Pending:
+        """Begin what `allreduce` does; the handle's `wait` returns the mean, and may call `recompute`.
+
+        For parts of the gradient that are there before the others; each part is a step of its own, with its
+        own mean. See `Session.allreduce_async`.
+        """
+        return self._session._steps.begin(*self._reduction(gradient, recompute))
+
+    def _reduction(self, gradient: Arrays, recompute: Recompute | None) -> tuple[Work, Finish]:
+        session, vectors = self._session, self._session._vectors
         flat, shapes, dtype = _flatten(gradient, vectors)
+        many = isinstance(gradient, list | tuple)
         call = "batch.allreduce" if recompute is None else "batch.allreduce with recompute"
 
-        def prepare(view: View) -> Array:
-            assigned = assignment(self._whole.indices, self._base, view.contributors)
-            mine = assigned.get(self._session.server)
-            if recompute is None or mine is None or not len(mine.extra):
-                return flat
-            more, more_shapes, more_dtype = _flatten(recompute(mine.extra), vectors)
+        def more(indices: Indices) -> Array:
+            assert recompute is not None
+            added, more_shapes, more_dtype = _flatten(recompute(indices), vectors)
             if more_shapes != shapes or more_dtype != dtype:
                 raise UsageError(
                     f"recompute returned {more_dtype} {more_shapes}, the gradient is {dtype} {shapes}"
                 )
-            return np.add(flat, more)
+            return np.add(flat, added)
 
-        # The sum is only read: the mean takes the place of the result in memory of its own.
-        outcome = self._session._step(call, "sum", shapes, dtype, prepare, shared=True)
-        n_used = self._enter(outcome, recomputed=recompute is not None)
-        mean = _divide(outcome.result, n_used, self._session.empty)
-        return _unflatten(mean, shapes, isinstance(gradient, list | tuple))
+        def prepare(view: View) -> Array:
+            mine = assignment(self._whole.indices, self._base, view.contributors).get(session.server)
+            if recompute is None or mine is None or not len(mine.extra):
+                return flat
+            return cast(Array, session._steps.ask(lambda: more(mine.extra)))
 
-    def _enter(self, outcome: Committed, recomputed: bool) -> int:
-        """Write the step into the ledger; returns how many samples are in its sum."""
+        def work() -> tuple[Committed, Array]:
+            # The sum is only read: the mean takes the place of the result in memory of its own.
+            outcome = session._step(call, "sum", shapes, dtype, prepare, shared=True)
+            n_used = sum(map(len, self._used(outcome, recompute is not None).values()))
+            return outcome, _divide(outcome.result, n_used, session.empty)
+
+        def finish(done: tuple[Committed, Array]) -> Any:
+            outcome, mean = done
+            session._took(outcome)
+            used = self._used(outcome, recompute is not None)
+            session._entry = _Entry(outcome.step, self._whole, outcome.contributors, used)
+            self.committed = True
+            return _unflatten(mean, shapes, many)
+
+        return work, finish
+
+    def _used(self, outcome: Committed, recomputed: bool) -> dict[int, Indices]:
+        """The samples in a sum, by the server that contributed them."""
         assigned = assignment(self._whole.indices, self._base, outcome.contributors)
-        used = used_indices(assigned, recomputed=recomputed)
-        self._ledger.commit(outcome.step, self._whole, outcome.contributors, used)
-        self.committed = True
-        return sum(map(len, used.values()))
+        return used_indices(assigned, recomputed=recomputed)
+
+
+def _check(op: str) -> None:
+    if op not in OPS:
+        raise UsageError(f"op is {op!r}: give one of {', '.join(OPS)}")
 
 
 @lru_cache(maxsize=256)
@@ -263,6 +368,7 @@ def _divide(total: Array, n: int, empty: Callable[[tuple[int, ...], npt.DTypeLik
 
 def _flatten(arrays: Any, memory: StepMemory) -> tuple[Array, list[tuple[int, ...]], np.dtype[Any]]:
     """One contiguous vector, without a copy where there is one already, and the shapes in it."""
+    bucket = arrays.vector if isinstance(arrays, Bucket) else None
     parts = [np.asarray(array) for array in (arrays if isinstance(arrays, list | tuple) else [arrays])]
     if not parts:
         raise UsageError("an empty list of arrays cannot be reduced: give at least one array")
@@ -273,6 +379,8 @@ def _flatten(arrays: Any, memory: StepMemory) -> tuple[Array, list[tuple[int, ..
     if dtype.kind not in "iufc" or not dtype.isnative:
         raise UsageError(f"dtype {dtype} cannot be reduced: give integers or floats in native byte order")
     shapes = [part.shape for part in parts]
+    if bucket is not None:
+        return bucket, shapes, dtype
     flats = [np.ascontiguousarray(part).reshape(-1) for part in parts]
     if len(flats) == 1:
         return flats[0], shapes, dtype

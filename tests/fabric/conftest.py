@@ -1,6 +1,7 @@
-"""The toy training of the tests with real processes."""
+"""The toy training of the tests with real processes, and the benchmarks of which tests are small samples."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cluster"))
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS / "cluster"), str(TESTS.parent / "benchmarks")]

@@ -89,7 +89,10 @@ class World:
     def deliver_one(self) -> None:
         index = self.chance.randrange(len(self.bag))
         self.bag[index], self.bag[-1] = self.bag[-1], self.bag[index]
-        _, send, payload = self.bag.pop()
+        sender, send, payload = self.bag.pop()
+        size = send.header.stop - send.header.start
+        now = bytes(self.nodes[sender].workspace.view(send.place, size))
+        assert now == payload, "it was overwritten before it left"
         kind, _, _, origin, dest, _, start, stop, _ = send.header
         node = self.nodes[send.peer]
         place: Place = node.engine.place(kind, origin, dest, start, stop)

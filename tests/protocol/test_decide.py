@@ -2,9 +2,10 @@
 
 import itertools
 
+import msgspec
 import pytest
 
-from bml.protocol.decision import decide
+from bml.protocol.decision import decide, final_everywhere
 from bml.protocol.messages import Status, View
 
 
@@ -61,3 +62,17 @@ def test_an_abandoned_view_does_not_count_once_there_is_a_newer_one() -> None:
 
 def test_a_view_that_retries_does_not_undo_a_commit_elsewhere() -> None:
     assert decide([stands(9, installed=3), stands(8, accepted=view(3, commit=8), installed=2)]) == 9
+
+
+def test_what_is_final_is_kept_if_it_is_half_of_the_vector() -> None:
+    """To go on with little takes more memory than it saves time."""
+
+    def kept(*finals: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+        return final_everywhere(
+            [msgspec.structs.replace(stands(0), final=final, n_elements=100) for final in finals],
+            0,
+        )
+
+    assert kept(((0, 50),), ((0, 60),)) == ((0, 50),)
+    assert kept(((0, 50),), ((1, 60),)) == ()
+    assert kept(((0, 20), (30, 70)), ((0, 100),)) == ((0, 20), (30, 70))

@@ -100,16 +100,6 @@ def test_any_length_cut_and_order(case: tuple[Fabric, str], n: int, seed: int) -
         assert np.array_equal(result, sum(inputs.values()))
 
 
-@pytest.mark.parametrize("fabric", ["bcube:2x2", "bcube:3x2", "bcube:2x3", "bcube:4x2"])
-def test_scratch_is_less_than_the_vector_on_a_healthy_bcube(fabric: str) -> None:
-    made = programs(parse(fabric), "bml")
-    for program in made.values():
-        n = 5 * program.pieces
-        assert Engine(program, Stamp(1, 1, 0, 4), n, 16).scratch_elements == n - n // len(made)
-        for odd in (0, 1, 17, n + 3):  # pieces of unequal size: at most one more element of each
-            assert Engine(program, Stamp(1, 1, 0, 4), odd, 16).scratch_elements <= odd + program.pieces
-
-
 def test_the_engine_of_one_server_has_nothing_to_do() -> None:
     fabric = parse("bcube:2x1").without("server:0")
     engine = Engine(plan(fabric).program(1), Stamp(1, 1, 0, 8), 5, 2)
@@ -161,10 +151,11 @@ def test_a_result_beyond_the_end_of_the_vector_is_refused() -> None:
             engine.place(Kind.DOWN, 1, 0, start, stop)
 
 
-def test_partial_sums_of_a_piece_of_mine_belong_into_scratch() -> None:
+def test_partial_sums_of_one_child_wait_where_their_sum_will_be() -> None:
     engine = Engine(plan(parse("bcube:2x1")).program(0), Stamp(1, 1, 0, 8), 10, 4)
-    assert engine.place(Kind.UP, 1, 0, 0, 5) == Place(Buffer.SCRATCH, 0)
-    assert engine.place(Kind.UP, 1, 0, 2, 4) == Place(Buffer.SCRATCH, 2)
+    assert engine.scratch_elements == 0
+    assert engine.place(Kind.UP, 1, 0, 0, 5) == Place(Buffer.OUT, 0)
+    assert engine.place(Kind.UP, 1, 0, 2, 4) == Place(Buffer.OUT, 2)
     for start, stop in ((0, 6), (5, 10), (4, 4 + 9)):
         with pytest.raises(FrameError):
             engine.place(Kind.UP, 1, 0, start, stop)

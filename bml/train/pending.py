@@ -1,0 +1,191 @@
+"""Steps that go on while the training thread computes: taken in order by a thread of their own.
+
+All servers begin the same steps in the same order, so the queue is the same everywhere. What only the
+training thread may do, computing again what a lost server had not contributed, is done when it waits: for any
+step, as those behind it cannot go on before.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from topology.errors import UsageError
+
+_END_S = 1.0
+"""How long the thread may take to see that the job is over."""
+
+Work = Callable[[], Any]
+"""Synchronises a step, in the thread of the steps."""
+Finish = Callable[[Any], Any]
+"""Makes of what it returned what the user gets, in the training thread."""
+
+
+class Pending:
+    """A step that was begun. Its arrays must not change before `wait` has returned."""
+
+    def __init__(self, steps: Steps, work: Work, finish: Finish):
+        self._steps = steps
+        self._finish = finish
+        self.work: Work | None = work
+        self.outcome: Any = None
+        self.error: BaseException | None = None
+        self.over = False
+        self._result: Any = None
+        self._finished = False
+
+    @property
+    def done(self) -> bool:
+        """Whether `wait` would return, or raise, at once."""
+        return self.over
+
+    def wait(self) -> Any:
+        """Wait until the step is committed by everybody; returns what the blocking call would have.
+
+        Steps that were begun before are waited for as well. `recompute` is called in here, for any step that
+        needs it. May be called again. Raises the error that ends the job.
+        """
+        self._steps.wait(self)
+        return self.finish()
+
+    def finish(self) -> Any:
+        """The result of a step that is over."""
+        if self.error is not None:
+            raise self.error
+        if not self._finished:
+            self._result = self._finish(self.outcome)
+            self._finished, self.outcome = True, None
+        return self._result
+
+
+class _Errand:
+    """Something that the thread of the steps has done by the training thread."""
+
+    def __init__(self, function: Callable[[], Any]):
+        self.function = function
+        self.over = False
+        self.value: Any = None
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.value = self.function()
+        except BaseException as error:
+            self.error = error
+
+
+class Steps:
+    """The queue of one session. The thread of the steps calls `ask`, the training thread all else."""
+
+    def __init__(self) -> None:
+        self._news = threading.Condition()
+        self._begun: deque[Pending] = deque()
+        """Not waited for yet; the first of them that is not over is under way."""
+        self._todo: deque[Pending] = deque()
+        self._errand: _Errand | None = None
+        self._thread: threading.Thread | None = None
+        self._failed: BaseException | None = None
+        self._closed = False
+
+    @property
+    def pending(self) -> int:
+        """How many steps were begun and not waited for."""
+        return len(self._begun)
+
+    def begin(self, work: Work, finish: Finish) -> Pending:
+        """Put a step behind those that were begun before."""
+        made = Pending(self, work, finish)
+        with self._news:
+            if self._closed:
+                raise UsageError("the training function has ended: no step can begin any more")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="bml-steps", daemon=True)
+                self._thread.start()
+            self._begun.append(made)
+            self._todo.append(made)
+            self._news.notify_all()
+        return made
+
+    def run(self, work: Work, finish: Finish) -> Any:
+        """Do a step in the training thread, as soon as those that were begun are over."""
+        self.wait_for_all()
+        return finish(work())
+
+    def wait_for_all(self) -> None:
+        """Wait for every step that was begun. Raises the error of the first that failed."""
+        while self._begun:
+            self._begun[-1].wait()
+
+    def wait(self, wanted: Pending) -> None:
+        """Wait until a step, and so all before it, are over; finishes those, in order."""
+        while wanted in self._begun:
+            first = self._begun[0]
+            self._until_over(first)
+            self._begun.popleft()
+            if first is not wanted and first.error is None:
+                first.finish()
+
+    def ask(self, function: Callable[[], Any]) -> Any:
+        """Have the training thread call a function, when it waits; returns what it returns, or raises."""
+        if threading.current_thread() is not self._thread:
+            return function()
+        errand = _Errand(function)
+        with self._news:
+            self._errand = errand
+            self._news.notify_all()
+            self._news.wait_for(lambda: errand.over or self._closed)
+            self._errand = None
+        if not errand.over:
+            raise UsageError("the training function ended without waiting for its steps")
+        if errand.error is not None:
+            raise errand.error
+        return errand.value
+
+    def close(self) -> None:
+        """End the thread, once the job has ended or all steps are over. Idempotent."""
+        with self._news:
+            self._closed = True
+            self._news.notify_all()
+        if self._thread is not None:
+            self._thread.join(_END_S)
+
+    def _until_over(self, step: Pending) -> None:
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: step.over or self._to_run() is not None)
+                errand = self._to_run()
+            if errand is None:
+                return
+            errand.run()
+            with self._news:
+                errand.over = True
+                self._news.notify_all()
+
+    def _to_run(self) -> _Errand | None:
+        return None if self._errand is None or self._errand.over else self._errand
+
+    def _run(self) -> None:
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._todo or self._closed)
+                if not self._todo:
+                    return
+                step = self._todo.popleft()
+            self._do(step)
+            with self._news:
+                step.over = True
+                self._news.notify_all()
+
+    def _do(self, step: Pending) -> None:
+        assert step.work is not None
+        work, step.work = step.work, None  # the contribution need not be kept any longer
+        if self._failed is not None:
+            step.error = self._failed
+            return
+        try:
+            step.outcome = work()
+        except BaseException as error:
+            # Others would take the next step for this one.
+            step.error = self._failed = error
