@@ -113,11 +113,7 @@ class JobSpec:
             return "on an emulated fabric data takes the cables"
         if self.algorithm != "auto":
             return f"servers that share memory need no schedule, {self.algorithm} was asked for"
-        if self.absent or self.rejoin:
-            return "servers that join cannot share memory with the others"
         for fault in self.fault_plan():
-            if fault.kind == "join":
-                return "servers that join cannot share memory with the others"
             if isinstance(fault.target, LinkFailure | SwitchFailure):
                 return f"fault '{fault}' strikes data on links, which shared memory does not take"
         return ""

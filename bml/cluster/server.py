@@ -22,6 +22,7 @@ import numpy.typing as npt
 from bml.cluster.carrier import CarrierWatch
 from bml.cluster.direct import DirectSync, Replies, Shell
 from bml.cluster.fleet import Request
+from bml.cluster.following import Follower
 from bml.cluster.handover import Handover
 from bml.cluster.injection import Hands, Injection
 from bml.cluster.job import Contact, Contacts, JobSpec, check_contacts
@@ -134,12 +135,13 @@ class Server:
         self._core = ServerCore(
             server, self.fabric, self._programs, spec.timeouts(), self._slice_nbytes, time.monotonic(), joins
         )
+        self._handover = Handover(life is not None)
         self._direct: DirectSync | None = None
+        self._follower: Follower | None = None
         if isinstance(self._memory, SharedPool) and self._boards is not None:
             self._share_memory(self._memory, self._boards)
         self._contacts: dict[int, Contact] = {}
         self._lives: dict[int, int] = {}
-        self._handover = Handover(life is not None)
         self._channel: control.Channel | None = None
         hands = Hands(self._transport, self._poller, self._tell, self._throw, self._feel, self.leave, strike)
         self._injection = Injection(server, spec.fault_plan(), self.fabric, hands)
@@ -245,6 +247,8 @@ class Server:
             self._request(submit)
             reply = self._answer()
         self._syncing = False
+        if isinstance(reply, ev.Replay):
+            reply = self._handover.kept(reply.step)
         if isinstance(reply, Committed):
             self._handover.step = reply.step + 1
         return reply
@@ -253,7 +257,7 @@ class Server:
         self._requests.append(event)
         self._poller.wake()
 
-    def _answer(self) -> Outcome:
+    def _answer(self) -> Outcome | ev.Replay:
         while True:
             reply = self._replies.get()
             if isinstance(reply, Exception):
@@ -401,6 +405,8 @@ class Server:
             self._listener.close()
             self._poller.close()
             if self._boards is not None:
+                assert self._follower is not None
+                self._follower.close()
                 self._boards.close()
                 self._reduction.close()
 
@@ -446,6 +452,11 @@ class Server:
         if self._syncing:
             self._replies.put(error)
 
+    def _cannot_follow(self, error: BmlError) -> None:
+        """The training function of a joiner is not to wait for what will not come; any thread may say so."""
+        self._throw(error)
+        self._handover.fail(error)
+
     def _carrier_changed(self, level: int, up: bool, why: str) -> None:
         if not up:
             self._feel(ev.OwnNicLost(level, why))
@@ -469,10 +480,12 @@ class Server:
             self._replies,
             self._execute_beside,
             armed=lambda: self._injection.armed,
+            stopped=lambda: self._error is not None or self._left.is_set(),
             suffer=self._suffer,
         )
         give_up_s = self._spec.timeouts().orphan_s
         self._direct = DirectSync(boards, self._reduction, shell, give_up_s)
+        self._follower = Follower(self._direct, self._handover.keep, self._cannot_follow)
 
     def _execute_beside(self, instructions: Iterable[ev.Instruction]) -> None:
         """Carry out instructions in the user's thread; what they queued must not wait for the loop's."""
@@ -539,7 +552,10 @@ class Server:
                     self._injection.before_state(self._core, time.monotonic())
                 self._transport.send(peer, level, header, memoryview(text), _TEXT_PRIORITY)
             case ev.Open() if self._direct is not None:
-                pass  # the training thread has brought it to the others
+                pass  # who said Submit, or Follow, has brought it to the others
+            case ev.Called(submit):
+                assert self._follower is not None
+                self._follower.called(submit)
             case ev.Open(step, scratch_elements, follows, left):
                 self._open(step, scratch_elements, follows, left)
             case ev.Commit(step, epoch, contributors) if self._direct is not None:
@@ -553,11 +569,13 @@ class Server:
                 self._replies.put(committed)
             case ev.Prepare():
                 self._replies.put(instruction)
+            case ev.Keep(step, epoch, contributors) if self._direct is not None:
+                self._direct.keep(Committed(step, epoch, contributors, _NO_RESULT))
             case ev.Keep(step, epoch, contributors):
                 self._handover.keep(self._committed(step, epoch, contributors))
-            case ev.Replay(step):
+            case ev.Replay():
                 self._count_step()
-                self._replies.put(self._handover.kept(step))
+                self._replies.put(instruction)
             case ev.Expect(nbytes):
                 self._handover.expect(nbytes)
             case ev.StateHere(step, digests):
@@ -570,6 +588,8 @@ class Server:
                 for life in view.joined:
                     self._contacts[life.server] = Contact.decode(life.contact)
                 self._lives = {life.server: life.number for life in view.joined}
+                if self._boards is not None:
+                    self._boards.admit({server: self._contacts[server].board for server in view.members})
                 joins = view.life(self.server) is not None
                 self._injection.start(time.monotonic(), view.commit if joins else None)
                 self._in_force.set()

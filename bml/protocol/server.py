@@ -25,12 +25,14 @@ from bml.protocol.barrier import Barrier, Token, barrier_phases
 from bml.protocol.direct import DirectEngine, Stage, direct_phases
 from bml.protocol.engine import Buffer, Place, Send, Stamp
 from bml.protocol.events import (
+    Called,
     Commit,
     Control,
     Differs,
     Ended,
     Event,
     Fence,
+    Follow,
     Gathered,
     Give,
     Gives,
@@ -156,6 +158,7 @@ class ServerCore:
         self._term = -1
         self._texts: dict[tuple[int, int], str] = {}
         self._announced: int | None = None
+        self._asked = (0, 0)
         self._frozen_at = now
         self._progress_at = now
         self._needs_view_since: float | None = None
@@ -261,6 +264,10 @@ class ServerCore:
                 return self._tick(now)
             case Submit():
                 return self._submit(event, now)
+            case Follow(submit):
+                awaited = self.follows and self._step is None and not self._member.frozen
+                ours = (submit.epoch, submit.step) == (self.epoch, self.step)
+                return self._begin(submit, now, follows=True) if awaited and ours else []
             case Gives():
                 self._gives = True
                 return [Tell(msg.Gives(self.server))]
@@ -398,7 +405,12 @@ class ServerCore:
         if self._learner is None or self._step is not None or self._error is not None:
             return []
         event = self._learner.submit(self.step, self.epoch)
-        return [] if event is None else self._begin(event, now, follows=True)
+        if event is None:
+            return []
+        if not self.programs or not self.programs.direct:
+            return self._begin(event, now, follows=True)
+        asked, self._asked = self._asked, (event.epoch, event.step)
+        return [Called(event)] if asked != self._asked else []
 
     def _begin(
         self, event: Submit, now: float, *, follows: bool = False, left: Spans = ()
@@ -428,12 +440,14 @@ class ServerCore:
     def _announce(self, event: Submit) -> Iterable[Instruction]:
         """Tell the neighbours what the user called, whenever it is not what he called before.
 
-        Learners are told in every step, as it is what lets them take part.
+        Learners are told in every step, as it is what lets them take part; servers that share memory tell
+        nobody else, for all see it there.
         """
         assert self.view is not None
-        if self.programs and self.programs.direct:
-            return []  # it stands in memory that all see
-        again = self._announced == event.signature
+        direct = self.programs is not None and self.programs.direct is not None
+        if direct and not self.view.learners:
+            return []
+        again = direct or self._announced == event.signature
         self._announced = event.signature
         text = event.call.encode()
         done: list[Instruction] = []

@@ -258,12 +258,17 @@ class Machine:
                 if self._sharing is not None:
                     assert self._step_view is not None
                     self._sharing.bring(vector, self._workspace.result, self._step_view.members)
+            case ev.Called(submit):
+                follow = partial(self.process.run, partial(self.handle, ev.Follow(submit)))
+                world.network.after(world.network.random.uniform(0, 0.003), follow)
             case ev.Prepare(epoch, _):
                 ready = partial(self.process.run, partial(self.handle, ev.Prepared(epoch)))
                 world.network.after(world.network.random.uniform(0, 0.01), ready)
             case ev.Keep(step, epoch, contributors):
                 assert self._workspace is not None
                 assert self._step_view is not None
+                if self._sharing is not None:
+                    self._sharing.fetch()
                 world.point("keep", f"server {self.server} keeps step {step}", self.server)
                 self._keeps[step] = _Kept(epoch, contributors, self._step_view, self._workspace.result)
                 self._workspace = None
@@ -278,6 +283,8 @@ class Machine:
                 assert self._workspace is not None
                 assert self._step_view is not None
                 self._check_contribution(step)
+                if self._sharing is not None:
+                    self._sharing.fetch()
                 result, self._workspace, self._contribution = self._workspace.result, None, None
                 self._committed(step, epoch, contributors, self._step_view, result)
             case ev.Retry(step, epoch):
@@ -406,8 +413,6 @@ class Machine:
     ) -> None:
         world = self._world
         assert self.core.view is not None
-        if self._sharing is not None:
-            self._sharing.fetch()
         assert (view.epoch, view.contributors) == (epoch, contributors)
         world.point("commit", f"server {self.server} commits step {step} of epoch {epoch} by {contributors}")
         batch = self._batches.batch(step - 1)

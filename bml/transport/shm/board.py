@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hmac
 import mmap
+import os
 from typing import NamedTuple
 
 from bml.protocol.direct import Stage, standing
@@ -131,6 +132,11 @@ class PeerBoard:
         """Whether its owner has the cluster's token and is this server of this job."""
         shown = self._memory[8 * _PROOF : 8 * _PROOF + _PROOF_NBYTES]
         return hmac.compare_digest(shown, _proof(token, job, self.server, self.address))
+
+    @property
+    def lives(self) -> bool:
+        """Whether its owner's process may still run."""
+        return os.path.exists(f"/proc/{self.address.process}")
 
     @property
     def changes(self) -> int:

@@ -57,8 +57,18 @@ class Reduction:
         """Memory that this server's shares of results take."""
         return sum(piece.address.nbytes for piece in self._pieces.values())
 
-    def bring(self, vector: Array, op: str, shared: bool, signature: int, text: str) -> None:
-        """Take this contribution to the next step, and describe it on the board.
+    def empty(self, n_elements: int, dtype: str) -> Array:
+        """An uninitialised contribution, in memory that others read."""
+        return self._pool.empty(n_elements, dtype)
+
+    def renew(self) -> None:
+        """Map everything anew when it is needed: the memory of servers that went must not be kept."""
+        self._regions.clear()
+        self._found.clear()
+        self._joined.clear()
+
+    def bring(self, vector: Array, op: str, shared: bool, signature: int, text: str, n_members: int) -> None:
+        """Take this contribution to the next step, of so many servers, and describe it on the board.
 
         `vector` is one-dimensional and contiguous, and must not change until the step is committed or
         brought anew. `shared`: its user will only read the result.
@@ -69,7 +79,7 @@ class Reduction:
         self._sum = self._result = self._entry = None
         place = self._place(vector) if vector.size else None
         # All servers together add the whole vector if it is small, so that no result set is used.
-        choice = self._boards.free_set() if vector.nbytes * self._boards.n_servers > WHOLE_NBYTES else 0
+        choice = self._boards.free_set() if vector.nbytes * n_members > WHOLE_NBYTES else 0
         self._boards.own.describe(signature, text, place, choice)
 
     def add(self, instruction: Sum) -> None:
