@@ -104,7 +104,9 @@ class JobSpec:
         """The same with the transport decided: shm if all are on one host and nothing needs links."""
         if self.transport != AUTO:
             return self
-        shared = one_host and not (os.environ.get("BML_NICS") or self._unsharable() or segment.why_not())
+        # Who gives NICs, marks packets, or wants to see what goes over links wants links.
+        wanted = os.environ.get("BML_NICS") or self.traffic_class is not None or self.trace
+        shared = one_host and not (wanted or self._unsharable() or segment.why_not())
         return replace(self, transport="shm" if shared else "tcp")
 
     def _unsharable(self) -> str:

@@ -204,7 +204,9 @@ def test_auto_takes_shared_memory_unless_links_are_needed() -> None:
     assert chosen(faults=("kill:4@step=3", "coordinator@step=5")) == "shm"
     for fault in ("blackhole:2/0@step=3", "cut:2/0@step=3", "flap:2/0@step=3", "switch:0/1@step=3"):
         assert chosen(faults=(fault,)) == "tcp"
+    assert chosen(absent=(3,), rejoin=True, faults=("join:3@step=4",)) == "shm"
     assert chosen(algorithm="bml") == "tcp"
+    assert chosen(traffic_class=104) == chosen(trace=True) == "tcp"
     assert chosen(emulated="bml") == "tcp"
     assert JobSpec("bcube:3x2", transport="auto").settled(one_host=False).transport == "tcp"
 
