@@ -13,11 +13,12 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from bml.cluster.meeting import Replies, Reply
 from bml.protocol import events as ev
 from bml.protocol.call import Call, neutral
 from bml.protocol.direct import Post, Stage, Sum
@@ -25,11 +26,8 @@ from bml.protocol.frame import Header, Kind
 from bml.protocol.server import ServerCore
 from bml.protocol.workspace import Array
 from bml.train.communicator import Committed, Outcome
-from bml.transport.shm import Boards, Reduction
+from bml.transport.shm import BoardAddress, Boards, Reduction
 from topology.errors import FabricError
-
-Reply = Outcome | ev.Prepare | ev.Replay | Exception
-Replies = queue.SimpleQueue[Reply]
 
 #: How often a learner whose step stands still looks whether it is over, in seconds.
 _NAP_S = 0.002
@@ -118,6 +116,10 @@ class DirectSync:
             with shell.guard:  # whoever installs a view says in one go what becomes of its step
                 kept = None if self._kept.empty() else self._kept.get()
             return None if kept is None else self._with_result(kept)
+
+    def admit(self, addresses: Mapping[int, BoardAddress | None]) -> None:
+        """A view of these servers is in force, under the guard; those that came show boards there."""
+        self._boards.admit(addresses)
 
     def keep(self, committed: Committed) -> None:
         """The step that `follow` is in is committed, under the guard."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from bml.protocol import events as ev
-from bml.protocol.engine import Place
+from bml.protocol.dataflow import Place
 from bml.protocol.transfer import Giving, Part, Rope, cut, verify
 from bml.train.communicator import Committed
 from topology.errors import BmlError, FabricError
@@ -36,6 +36,10 @@ class Handover:
         self._kept: dict[int, Committed] = {}
         self._changed = threading.Condition()  # of what is kept
         self._error: BmlError | None = None
+
+    def ask_to_leave(self, why: str) -> None:
+        """Any thread may ask."""
+        self.leaves = why
 
     # --- the training thread ---------------------------------------------------------------------
 

@@ -59,8 +59,8 @@ def launch(
     faults of links or switches, the emulated fabric, a traffic class, a trace, BML_NICS), else tcp.
     `traffic_class` marks all packets of the job for the switches: a DSCP times 4 (default:
     `BML_TRAFFIC_CLASS` of each machine, or unmarked). `absent` servers are not started: they may join later
-    (`job.inject("join:4")`). `rejoin`: a server that is lost is started again and joins. `trace`: servers record what they do when, see
-    `Result.trace`. `prints`: show what the training functions print.
+    (`job.inject("join:4")`). `rejoin`: a server that is lost is started again and joins. `trace`: servers
+    record what they do when, see `Result.trace`. `prints`: show what the training functions print.
     `on_change` is called, in another thread, with a snapshot of the job's state when it changes.
 
     Raises UsageError for a job that cannot be; TrainingError when a training function raised (its text
