@@ -43,6 +43,8 @@ class BoardAddress(NamedTuple):
 
     process: int
     fd: int
+    namespace: int
+    """Which processes have such numbers: those of one container."""
 
 
 class InputPlace(NamedTuple):
@@ -60,7 +62,7 @@ class Board:
         self._words = memoryview(self._segment.memory).cast("Q")
         self._changes_at = self._segment.start
         process, fd, _, _ = self._segment.address
-        self.address = BoardAddress(process, fd)
+        self.address = BoardAddress(process, fd, process_namespace())
         proof = _proof(token, job, server, self.address)
         self._segment.memory[8 * _PROOF : 8 * _PROOF + _PROOF_NBYTES] = proof
         self._described: int | None = None
@@ -188,6 +190,11 @@ class PeerBoard:
     def wait(self, changes: int, timeout_s: float) -> None:
         """Sleep until it posts again, if it has not since `changes`, at most so long; may return early."""
         futex.wait(self._changes_at, changes, timeout_s)
+
+
+def process_namespace() -> int:
+    """What this process shares with all that see it under its number."""
+    return os.stat("/proc/self/ns/pid").st_ino
 
 
 def _proof(token: bytes, job: str, server: int, address: BoardAddress) -> bytes:

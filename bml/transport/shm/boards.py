@@ -46,10 +46,7 @@ class Boards:
             except FileNotFoundError as error:
                 self._missing[server] = f"the process of server {server} is gone: {error}"
             except OSError as error:
-                raise FabricError(
-                    f"server {self.server} cannot map the memory of server {server}: {error}; the transport "
-                    "shm is for servers on one host, of one user, in one container: use tcp"
-                ) from error
+                raise FabricError(self._refused(server, error)) from error
 
     def admit(self, addresses: Mapping[int, BoardAddress | None]) -> None:
         """These are the members of a view; those who came, or came again, have new boards.
@@ -65,10 +62,18 @@ class Boards:
             try:
                 self._map(server, BoardAddress(*address))
             except (OSError, FabricError) as error:
-                self._missing[server] = f"cannot map the memory of server {server}: {error}"
+                self._missing[server] = self._refused(server, error)
         self._former = [board for board in self._former if board.lives]
 
+    def _refused(self, server: int, error: object) -> str:
+        return (
+            f"server {self.server} cannot map the memory of server {server}: {error}; the transport shm is "
+            "for servers on one host, of one user, in one container: use tcp"
+        )
+
     def _map(self, server: int, address: BoardAddress) -> None:
+        if address.namespace != self.own.address.namespace:
+            raise FabricError(self._refused(server, "it is in another container"))
         board = PeerBoard(server, address)
         if not board.proves(self._token, self._job):
             raise FabricError(f"what server {server} shares is not of this job, or without its token")
