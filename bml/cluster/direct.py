@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from bml.cluster.meeting import Replies, Reply
@@ -81,7 +81,7 @@ class DirectSync:
         """See Server.sync; `Replay` stands for the result of a step that was followed."""
         shell = self._shell
         view = shell.core.view
-        if view is None or shell.core.server not in view.contributors:
+        if view is None or shell.core.server in view.learners:
             self._carry_on(shell.core.handle, submit)
             return self._finish(shell.replies.get())
         with self._turn:
@@ -226,7 +226,8 @@ class DirectSync:
         return self._with_result(reply) if isinstance(reply, Committed) else reply
 
     def _with_result(self, committed: Committed) -> Committed:
-        return replace(committed, result=self._reduction.take())
+        step, epoch, contributors = committed.step, committed.epoch, committed.contributors
+        return Committed(step, epoch, contributors, self._reduction.take())
 
     def _after(self, error: Exception) -> Outcome | ev.Replay:
         """What another server shares cannot be read: it died, which will be noticed, or all is lost."""

@@ -201,7 +201,7 @@ class Steps:
             done += self._calls.announce(event, self._links, view.learners, shown)
         done += engine.start()
         done += self.enter_if_complete(now)
-        return [*done, ev.Resume()]
+        return done if shown else [*done, ev.Resume()]  # no frame of a step waits where memory is shared
 
     # --- a step runs and ends --------------------------------------------------------------------
 

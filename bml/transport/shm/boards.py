@@ -94,7 +94,8 @@ class Boards:
         when a member's board is missing.
         """
         low, high = standings(epoch, step, stage)
-        waiting = [self[server] for server in members]
+        boards = self._all
+        waiting = [boards.get(server) or self[server] for server in members]
         spins = 0
         while True:
             while waiting and low <= waiting[-1].standing < high:
