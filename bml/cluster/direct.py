@@ -26,7 +26,7 @@ from bml.protocol.frame import Header, Kind
 from bml.protocol.server import ServerCore
 from bml.protocol.workspace import Array
 from bml.train.communicator import Committed, Outcome
-from bml.transport.shm import BoardAddress, Boards, Reduction
+from bml.transport.shm import BoardAddress, Boards, Reduction, Use
 from topology.errors import FabricError
 
 #: How often a learner whose step stands still looks whether it is over, in seconds.
@@ -86,7 +86,7 @@ class DirectSync:
             return self._finish(shell.replies.get())
         with self._turn:
             self._over = self._replied
-            self._bring(submit, vector, op, shared, view.members)
+            self._bring(submit, vector, op, Use.READ if shared else Use.OWN, view.members)
             if shell.armed():
                 shell.suffer(None)
             self._carry_on(shell.core.handle, submit)
@@ -106,7 +106,7 @@ class DirectSync:
             at, core = (submit.epoch, submit.step), shell.core
             self._over = lambda: (core.epoch, core.step) != at or shell.stopped()
             call = submit.call
-            self._bring(submit, self._changes_nothing(call), call.op, shared=False, members=view.members)
+            self._bring(submit, self._changes_nothing(call), call.op, Use.KEPT, view.members)
             self._carry_on(core.handle, ev.Follow(submit))
             try:
                 self._go_through(submit)
@@ -144,15 +144,13 @@ class DirectSync:
         behind = self._boards.behind(*post, members)
         return f"servers {behind} to be {post.stage.name} in step {post.step}"
 
-    def _bring(
-        self, submit: ev.Submit, vector: Array, op: str, shared: bool, members: tuple[int, ...]
-    ) -> None:
+    def _bring(self, submit: ev.Submit, vector: Array, op: str, use: Use, members: tuple[int, ...]) -> None:
         self._sum = self._posted = None
         self._members = members
         if self._mapped_epoch != submit.epoch:
             self._mapped_epoch = submit.epoch
             self._reduction.renew()
-        self._reduction.bring(vector, op, shared, submit.signature, submit.call.text, len(members))
+        self._reduction.bring(vector, op, use, submit.signature, submit.call.text, len(members))
 
     def _changes_nothing(self, call: Call) -> Array:
         """A neutral contribution, in memory that others read; steps that are alike have the same."""

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bml.protocol.direct import Stage, Sum, standing
-from bml.transport.shm import Boards, Reduction, SharedPool, futex
+from bml.transport.shm import Boards, Reduction, SharedPool, Use, futex
 from bml.transport.shm.board import N_HELD, Board, PeerBoard
 from bml.transport.shm.joined import Joined
 from bml.transport.shm.segment import Segment, map_to_read, why_not
@@ -197,7 +197,7 @@ def step(host: Host, vectors: list[np.ndarray], op: str = "sum", shared: bool = 
     size, itemsize = vectors[0].size, vectors[0].itemsize
     share = -(-size * itemsize // len(host) // 4096) * 4096 // itemsize or 1
     for (_, _, reduction), vector in zip(host, vectors, strict=True):
-        reduction.bring(vector, op, shared, 1, "call", len(host))
+        reduction.bring(vector, op, Use.READ if shared else Use.OWN, 1, "call", len(host))
     for server, (_, _, reduction) in enumerate(host):
         start, stop = min(server * share, size), min((server + 1) * share, size)
         reduction.add(Sum(1, 1, start, stop, False, share, members))

@@ -36,6 +36,7 @@ _CHANGES, _STANDING, _SIGNATURE, _INPUT, _SET, _PROOF, _HELD, _PIECES, _TEXT = 0
 _PIECE_WORDS = 3
 _TEXT_AT = 8 * (_TEXT + 1)
 _PROOF_NBYTES = 32
+_NOTHING_HELD = bytes(8 * N_HELD)
 
 
 class BoardAddress(NamedTuple):
@@ -185,6 +186,8 @@ class PeerBoard:
 
     def held(self) -> set[int]:
         """Result sets that its user reads, or read when it died."""
+        if self._memory[8 * _HELD : 8 * (_HELD + N_HELD)] == _NOTHING_HELD:  # as a rule
+            return set()
         return {entry - 1 for entry in self._words[_HELD : _HELD + N_HELD] if entry}
 
     def wait(self, changes: int, timeout_s: float) -> None:
