@@ -53,7 +53,7 @@ def main(minutes: float, as_json: bool) -> None:
     for each in busy:
         each.start()
     try:
-        result = bml.launch(training(minutes * 60), FABRIC, launcher="processes")
+        result = bml.launch(training(minutes * 60), FABRIC, launcher="processes", transport="tcp")
     finally:
         for each in busy:
             each.kill()

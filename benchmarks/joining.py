@@ -40,7 +40,7 @@ def training(vector_nbytes: int, state_nbytes: int) -> Any:
 def trial(vector_nbytes: int, state_nbytes: int) -> tuple[list[float], list[float], dict[str, Any]]:
     train = training(vector_nbytes, state_nbytes)
     faults = ["kill:4@step=60", "join:4@step=90"]
-    result = bml.launch(train, FABRIC, launcher="processes", faults=faults)
+    result = bml.launch(train, FABRIC, launcher="processes", transport="tcp", faults=faults)
     views = result.report["views"]
     joins, ready = (next(v for v in views if word in v["reason"]) for word in ("joins", "caught up"))
     gaps = np.diff(result.report["metrics"][0]["commit_at_s"])  # gaps[i]: step i + 2

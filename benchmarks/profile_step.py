@@ -91,7 +91,8 @@ def training(nbytes: int, steps: int, profiled: int) -> Callable[[bml.Session], 
 def main(fabric: str, size: str, algorithm: str, steps: int, server: int, top: int, as_json: bool) -> None:
     """Profile one server of a job of plain processes on this machine."""
     train = training(parse_bytes(size), steps, server)
-    result = bml.launch(train, fabric, launcher="processes", algorithm=algorithm, detect_s=5.0)
+    job = {"launcher": "processes", "transport": "tcp", "algorithm": algorithm}
+    result = bml.launch(train, fabric, detect_s=5.0, **job)
     functions = result.values[server].pop("functions")
     functions.sort(key=lambda each: -each["own_s"])
     total_s = sum(each["own_s"] for each in functions)

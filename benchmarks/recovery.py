@@ -48,7 +48,7 @@ def fault(kind: str, rng: random.Random) -> str:
 
 def trial(kind: str, rng: random.Random) -> float:
     text = fault(kind, rng)
-    result = bml.launch(train, fabric="bcube:3x2", launcher="processes", faults=[text])
+    result = bml.launch(train, fabric="bcube:3x2", launcher="processes", transport="tcp", faults=[text])
     assert result.report["steps"] == STEPS, text
     return max(metrics["step_max_s"] for metrics in result.report["metrics"].values()) - PAUSE_S
 

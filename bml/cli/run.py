@@ -42,10 +42,10 @@ _SEEDED_STEPS = 50
 @click.option(
     "--transport",
     type=click.Choice((AUTO, *TRANSPORTS)),
-    default="tcp",
+    default=AUTO,
     show_default=True,
-    help="shm: memory of one host; verbs: RDMA; auto: shm if all servers are on this host and no fault "
-    "strikes links, else tcp.",
+    help="shm: memory of one host; verbs: RDMA; auto: shm if all servers are on this host and nothing is "
+    "asked for that needs links, else tcp.",
 )
 @click.option(
     "--traffic-class",

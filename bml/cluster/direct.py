@@ -4,26 +4,33 @@ The server's loop goes on with heartbeats, the coordinator and broken links mean
 events to the same core and carry out what it says, under one lock, `guard`; sums and copies are made outside
 of it. So a core that the loop has frozen answers this thread's next event with nothing, and it waits for the
 view that the loop installs.
+
+On a server that joins, a third thread takes part in the steps that others call until this one contributes.
 """
 
 from __future__ import annotations
 
 import queue
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from bml.cluster.meeting import Replies
+from bml.cluster.meeting import Replies, Reply
 from bml.protocol import events as ev
+from bml.protocol.call import Call, neutral
 from bml.protocol.direct import Post, Stage, Sum
 from bml.protocol.frame import Header, Kind
 from bml.protocol.server import ServerCore
 from bml.protocol.workspace import Array
 from bml.train.communicator import Committed, Outcome
-from bml.transport.shm import Boards, Reduction
+from bml.transport.shm import BoardAddress, Boards, Reduction, Use
 from topology.errors import FabricError
+
+#: How often a learner whose step stands still looks whether it is over, in seconds.
+_NAP_S = 0.002
 
 
 @dataclass(frozen=True)
@@ -38,12 +45,17 @@ class Shell:
     """Carry out what the core says; Post and Sum come back to `DirectSync.post` and `DirectSync.add`."""
     armed: Callable[[], bool]
     """Whether faults are still to come."""
+    stopped: Callable[[], bool]
+    """Whether the job is over for this server."""
     suffer: Callable[[Header | None], None]
     """Suffer those that are due: now (None), or as if a frame of this header moved."""
 
 
 class DirectSync:
-    """One thread calls `sync`; `post` and `add` are called from inside it."""
+    """One step at a time: `sync` is the user's, `follow` that of a learner; each has a thread of its own.
+
+    `post` and `add` are called from inside them.
+    """
 
     def __init__(self, boards: Boards, reduction: Reduction, shell: Shell, give_up_s: float):
         self._boards = boards
@@ -54,22 +66,64 @@ class DirectSync:
         self._posted: Post | None = None
         self._meeting: Post | None = None
         self._members: tuple[int, ...] = ()
+        self._mapped_epoch = 0
+        self._turn = threading.Lock()
+        self._over: Callable[[], bool] = lambda: False
+        self._kept: queue.SimpleQueue[Committed] = queue.SimpleQueue()
+        self._neutral: tuple[Call, Array] | None = None
 
-    def sync(self, submit: ev.Submit, vector: Array, op: str, shared: bool) -> Outcome:
-        """See Server.sync."""
+    @property
+    def server(self) -> int:
+        """Whose it is."""
+        return self._boards.server
+
+    def sync(self, submit: ev.Submit, vector: Array, op: str, shared: bool) -> Outcome | ev.Replay:
+        """See Server.sync; `Replay` stands for the result of a step that was followed."""
         shell = self._shell
-        self._sum = self._posted = None
-        self._members = shell.core.view.members if shell.core.view else ()
-        self._reduction.bring(vector, op, shared, submit.signature, submit.call.text)
-        if shell.armed():
-            shell.suffer(None)
-        self._carry_on(shell.core.handle, submit)
-        while shell.replies.empty() and (self._sum or self._posted):
+        view = shell.core.view
+        if view is None or shell.core.server in view.learners:
+            self._carry_on(shell.core.handle, submit)
+            return self._finish(shell.replies.get())
+        with self._turn:
+            self._over = self._replied
+            self._bring(submit, vector, op, Use.READ if shared else Use.OWN, view.members)
+            if shell.armed():
+                shell.suffer(None)
+            self._carry_on(shell.core.handle, submit)
             try:
-                self._go_on(submit)
+                self._go_through(submit)
             except (OSError, ValueError) as error:
-                return self._after(error, submit.epoch)
-        return self._finish(shell.replies.get())
+                return self._after(error)
+            return self._finish(shell.replies.get())
+
+    def follow(self, submit: ev.Submit) -> Committed | None:
+        """Take part in a step that others call, changing nothing; None if it was over before its end."""
+        shell = self._shell
+        view = shell.core.view
+        if view is None or view.epoch != submit.epoch:
+            return None
+        with self._turn:
+            at, core = (submit.epoch, submit.step), shell.core
+            self._over = lambda: (core.epoch, core.step) != at or shell.stopped()
+            call = submit.call
+            self._bring(submit, self._changes_nothing(call), call.op, Use.KEPT, view.members)
+            self._carry_on(core.handle, ev.Follow(submit))
+            try:
+                self._go_through(submit)
+                self._wait_until_over()
+            except (OSError, ValueError) as error:
+                self._wait_until_over(error)
+            with shell.guard:  # whoever installs a view says in one go what becomes of its step
+                kept = None if self._kept.empty() else self._kept.get()
+            return None if kept is None else self._with_result(kept)
+
+    def admit(self, addresses: Mapping[int, BoardAddress | None]) -> None:
+        """A view of these servers is in force, under the guard; those that came show boards there."""
+        self._boards.admit(addresses)
+
+    def keep(self, committed: Committed) -> None:
+        """The step that `follow` is in is committed, under the guard."""
+        self._kept.put(committed)
 
     def post(self, post: Post) -> None:
         """Carry out a `Post`, under the guard."""
@@ -90,6 +144,27 @@ class DirectSync:
         behind = self._boards.behind(*post, members)
         return f"servers {behind} to be {post.stage.name} in step {post.step}"
 
+    def _bring(self, submit: ev.Submit, vector: Array, op: str, use: Use, members: tuple[int, ...]) -> None:
+        self._sum = self._posted = None
+        self._members = members
+        if self._mapped_epoch != submit.epoch:
+            self._mapped_epoch = submit.epoch
+            self._reduction.renew()
+        self._reduction.bring(vector, op, use, submit.signature, submit.call.text, len(members))
+
+    def _changes_nothing(self, call: Call) -> Array:
+        """A neutral contribution, in memory that others read; steps that are alike have the same."""
+        if self._neutral is None or self._neutral[0] != call:
+            self._neutral = None  # its memory can be the new one's
+            vector = self._reduction.empty(call.n_elements, call.dtype)
+            vector[...] = neutral(call)
+            self._neutral = call, vector
+        return self._neutral[1]
+
+    def _go_through(self, submit: ev.Submit) -> None:
+        while not self._over() and (self._sum or self._posted):
+            self._go_on(submit)
+
     def _go_on(self, submit: ev.Submit) -> None:
         """Do what the core asked for last, and tell it."""
         if self._posted is not None:
@@ -107,7 +182,7 @@ class DirectSync:
             self._reduction.fetch()  # before looking for COMPLETE; see bml.protocol.direct
         members = self._members
         self._meeting = post
-        there = self._boards.gather(epoch, step, stage, members, self._interrupted)
+        there = self._boards.gather(epoch, step, stage, members, self._over)
         self._meeting = None
         if not there:
             self._sum = None
@@ -124,7 +199,7 @@ class DirectSync:
             self._results_are_there(epoch, step)
         self._feel(ev.Gathered(epoch, step, stage))
 
-    def _interrupted(self) -> bool:
+    def _replied(self) -> bool:
         return not self._shell.replies.empty()
 
     def _results_are_there(self, epoch: int, step: int) -> None:
@@ -142,19 +217,30 @@ class DirectSync:
         if shell.armed():
             shell.suffer(None)
 
-    def _finish(self, reply: Outcome | ev.Prepare | Exception) -> Outcome:
+    def _finish(self, reply: Reply) -> Outcome | ev.Replay:
         if isinstance(reply, Exception):
             raise reply
         assert not isinstance(reply, ev.Prepare), "nothing of a step over shared memory outlives its view"
-        if isinstance(reply, Committed):
-            return Committed(reply.step, reply.epoch, reply.contributors, self._reduction.take())
-        return reply
+        return self._with_result(reply) if isinstance(reply, Committed) else reply
 
-    def _after(self, error: Exception, epoch: int) -> Outcome:
+    def _with_result(self, committed: Committed) -> Committed:
+        step, epoch, contributors = committed.step, committed.epoch, committed.contributors
+        return Committed(step, epoch, contributors, self._reduction.take())
+
+    def _after(self, error: Exception) -> Outcome | ev.Replay:
         """What another server shares cannot be read: it died, which will be noticed, or all is lost."""
         try:
             return self._finish(self._shell.replies.get(timeout=self._give_up_s))
         except queue.Empty:
-            raise FabricError(
-                f"server {self._boards.server} cannot read what the others share in epoch {epoch}: {error}"
-            ) from error
+            raise self._lost(error) from error
+
+    def _wait_until_over(self, error: Exception | None = None) -> None:
+        """Wait for the view, or the end of the job, that ends a followed step."""
+        until_s = time.monotonic() + self._give_up_s
+        while not self._over():
+            if error is not None and time.monotonic() > until_s:
+                raise self._lost(error) from error
+            time.sleep(_NAP_S)
+
+    def _lost(self, error: Exception) -> FabricError:
+        return FabricError(f"server {self._boards.server} cannot read what the others share: {error}")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from bml.cluster.direct import DirectSync
+from bml.cluster.following import Follower
 from bml.cluster.handover import Handover
 from bml.cluster.injection import Injection
 from bml.cluster.job import Contact
@@ -53,6 +54,7 @@ class Execution:
     ):
         self.workspace: Workspace | None = None
         self.direct: DirectSync | None = None
+        self.follower: Follower | None = None
         self.contacts: dict[int, Contact] = {}
         self.lives: dict[int, int] = {}
         self.leave_at: float | None = None
@@ -157,7 +159,10 @@ class Execution:
                     self._injection.before_state(self._core, time.monotonic())
                 self._transport.send(peer, level, header, memoryview(text), _TEXT_PRIORITY)
             case ev.Open() if self.direct is not None:
-                pass  # the training thread has brought it to the others
+                pass  # who said Submit, or Follow, has brought it to the others
+            case ev.Called(submit):
+                assert self.follower is not None
+                self.follower.called(submit)
             case ev.Open(step, scratch_elements, follows, left):
                 self._open(step, scratch_elements, follows, left)
             case ev.Commit(step, epoch, contributors) if self.direct is not None:
@@ -166,10 +171,12 @@ class Execution:
                 self._meeting.commit(self._committed(step, epoch, contributors))
             case ev.Prepare():
                 self._meeting.replies.put(instruction)
+            case ev.Keep(step, epoch, contributors) if self.direct is not None:
+                self.direct.keep(Committed(step, epoch, contributors, _NO_RESULT))
             case ev.Keep(step, epoch, contributors):
                 self._handover.keep(self._committed(step, epoch, contributors))
-            case ev.Replay(step):
-                self._meeting.give(self._handover.kept(step))
+            case ev.Replay():
+                self._meeting.give(instruction)
             case ev.Expect(nbytes):
                 self._handover.expect(nbytes)
             case ev.StateHere(step, digests):
@@ -203,6 +210,8 @@ class Execution:
         for life in view.joined:
             self.contacts[life.server] = Contact.decode(life.contact)
         self.lives = {life.server: life.number for life in view.joined}
+        if self.direct is not None:
+            self.direct.admit({server: self.contacts[server].board for server in view.members})
         joins = view.life(self._core.server) is not None
         self._injection.start(time.monotonic(), view.commit if joins else None)
         self._meeting.in_force.set()

@@ -6,6 +6,7 @@ The loop's thread and the training thread meet here: the one fills, the other ta
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -33,6 +34,8 @@ class Handover:
         self._incoming = memoryview(b"")
         self._here: queue.SimpleQueue[_Here | BmlError] = queue.SimpleQueue()
         self._kept: dict[int, Committed] = {}
+        self._changed = threading.Condition()  # of what is kept
+        self._error: BmlError | None = None
 
     def ask_to_leave(self, why: str) -> None:
         """Any thread may ask."""
@@ -66,6 +69,17 @@ class Handover:
         self._outgoing = memoryview(pieces)
         return ev.Give(giving, self.step - 1, heads)
 
+    def kept(self, step: int) -> Committed:
+        """Give out the result of a step that was followed; over shared memory it may still be on its way.
+
+        Raises the error that ended the job instead.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: step in self._kept or self._error is not None)
+            if step not in self._kept and self._error is not None:
+                raise self._error
+            return self._kept.pop(step)
+
     # --- the loop's thread -----------------------------------------------------------------------
 
     def outgoing(self, place: Place, nbytes: int) -> memoryview:
@@ -85,17 +99,19 @@ class Handover:
 
     def here(self, step: int, digests: dict[Part, str]) -> None:
         """The state after `step` is complete: results up to it are in it."""
-        self._kept = {kept: result for kept, result in self._kept.items() if kept > step}
+        with self._changed:
+            self._kept = {kept: result for kept, result in self._kept.items() if kept > step}
         self._here.put((step, self._incoming, digests))
 
     def keep(self, result: Committed) -> None:
-        """Keep a result until the training thread comes to its step."""
-        self._kept[result.step] = result
-
-    def kept(self, step: int) -> Committed:
-        """Give it out."""
-        return self._kept.pop(step)
+        """Keep a result until the training thread comes to its step; any thread may."""
+        with self._changed:
+            self._kept[result.step] = result
+            self._changed.notify()
 
     def fail(self, error: BmlError) -> None:
         """The job is over before the state was here."""
         self._here.put(error)
+        with self._changed:
+            self._error = error
+            self._changed.notify()

@@ -104,7 +104,9 @@ class JobSpec:
         """The same with the transport decided: shm if all are on one host and nothing needs links."""
         if self.transport != AUTO:
             return self
-        shared = one_host and not (os.environ.get("BML_NICS") or self._unsharable() or segment.why_not())
+        # Who gives NICs, marks packets, or wants to see what goes over links wants links.
+        wanted = os.environ.get("BML_NICS") or self.traffic_class is not None or self.trace
+        shared = one_host and not (wanted or self._unsharable() or segment.why_not())
         return replace(self, transport="shm" if shared else "tcp")
 
     def _unsharable(self) -> str:
@@ -113,11 +115,7 @@ class JobSpec:
             return "on an emulated fabric data takes the cables"
         if self.algorithm != "auto":
             return f"servers that share memory need no schedule, {self.algorithm} was asked for"
-        if self.absent or self.rejoin:
-            return "servers that join cannot share memory with the others"
         for fault in self.fault_plan():
-            if fault.kind == "join":
-                return "servers that join cannot share memory with the others"
             if isinstance(fault.target, LinkFailure | SwitchFailure):
                 return f"fault '{fault}' strikes data on links, which shared memory does not take"
         return ""

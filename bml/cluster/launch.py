@@ -21,6 +21,7 @@ from bml.cluster.training import Train
 from bml.errors import UsageError
 from bml.fabric import DEFAULT_NAME
 from bml.protocol.timeouts import DEFAULT_DETECT_S
+from bml.transport.choice import AUTO
 from faults import Fault
 
 P = ParamSpec("P")
@@ -43,7 +44,7 @@ def start(
     start_s: float = START_S,
     min_servers: int | None = None,
     emulated: bool | str = False,
-    transport: str = "tcp",
+    transport: str = AUTO,
     traffic_class: int | None = None,
     absent: Iterable[int] = (),
     rejoin: bool = False,
@@ -108,11 +109,11 @@ def launch(*arguments: Any, **options: Any) -> Result:
     every server is a Ray node of its own there. `transport` is "tcp", "shm" (the servers share the
     memory of one host), "verbs" (RDMA), "verbs,tcp" (RDMA where there is any; settings in docs/rdma.md) or
     "auto": shm if all servers are on this host and nothing is asked for that needs links (an algorithm,
-    faults of links or switches, servers that join, the emulated fabric, BML_NICS), else tcp. `traffic_class`
-    marks all packets of the job for the switches: a DSCP times 4 (default: `BML_TRAFFIC_CLASS` of each
-    machine, or unmarked). `absent` servers are not started: they may join later (`job.inject("join:4")`).
-    `rejoin`: a server that is lost is started again and joins. `trace`: servers record what they do when, see
-    `Result.trace`. `prints`: show what the training functions print.
+    faults of links or switches, the emulated fabric, a traffic class, a trace, BML_NICS), else tcp.
+    `traffic_class` marks all packets of the job for the switches: a DSCP times 4 (default:
+    `BML_TRAFFIC_CLASS` of each machine, or unmarked). `absent` servers are not started: they may join later
+    (`job.inject("join:4")`). `rejoin`: a server that is lost is started again and joins. `trace`: servers
+    record what they do when, see `Result.trace`. `prints`: show what the training functions print.
     `on_change` is called, in another thread, with a snapshot of the job's state when it changes, `on_start`
     with a line about what is being started, where that takes long.
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from bml.cluster.carrier import CarrierWatch
 from bml.cluster.direct import DirectSync, Shell
 from bml.cluster.execution import Execution
+from bml.cluster.following import Follower
 from bml.cluster.handover import Handover
 from bml.cluster.injection import Hands, Injection
 from bml.cluster.job import Contact, Contacts, JobSpec
@@ -166,6 +167,8 @@ class ServerLoop:
         self.transport.close()
         self.poller.close()
         if self.boards is not None:
+            if self.execution.follower is not None:
+                self.execution.follower.close()
             self.boards.close()
             self._reduction.close()
 
@@ -234,10 +237,13 @@ class ServerLoop:
             self.meeting.replies,
             self._execute_beside,
             armed=lambda: self.injection.armed,
+            stopped=lambda: self.meeting.error is not None or self.meeting.left.is_set(),
             suffer=self._suffer,
         )
         give_up_s = self._spec.timeouts().orphan_s
         self.direct = self.execution.direct = DirectSync(boards, self._reduction, shell, give_up_s)
+        if self.handover.joins:
+            self.execution.follower = Follower(self.direct, self.handover.keep, self._cannot_follow)
 
     def _execute_beside(self, instructions: Iterable[ev.Instruction]) -> None:
         """Carry out instructions in the user's thread; what they queued must not wait for the loop's."""
@@ -250,6 +256,11 @@ class ServerLoop:
             if header is not None:
                 self.injection.saw(header)
             self._inject()
+
+    def _cannot_follow(self, error: BmlError) -> None:
+        """The training function of a joiner is not to wait for what will not come; any thread may say so."""
+        self.meeting.throw(error)
+        self.handover.fail(error)
 
     # --- the transport's handler -----------------------------------------------------------------
 

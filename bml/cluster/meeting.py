@@ -12,7 +12,8 @@ from bml.protocol.workspace import Array
 from bml.train.communicator import Committed, Outcome
 from topology.errors import BmlError
 
-Replies = queue.SimpleQueue[Outcome | ev.Prepare | Exception]
+Reply = Outcome | ev.Prepare | ev.Replay | Exception
+Replies = queue.SimpleQueue[Reply]
 
 #: Of how many steps, the last ones, the times are kept for the report: a job may run for months.
 _COMMITS_KEPT = 100_000
@@ -59,8 +60,8 @@ class Meeting:
         self.contribution = None
         self.give(result)
 
-    def give(self, result: Committed) -> None:
-        """A result goes to the training function."""
+    def give(self, result: Committed | ev.Replay) -> None:
+        """A result goes to the training function, or the word that it is one of those kept for it."""
         self.steps += 1
         self.commit_at_s.append(time.monotonic())
         self.replies.put(result)

@@ -99,11 +99,13 @@ class Server:
             self._loop.request(submit)
             reply = self._answer()
         self._meeting.leave()
+        if isinstance(reply, ev.Replay):
+            reply = self._handover.kept(reply.step)
         if isinstance(reply, Committed):
             self._handover.step = reply.step + 1
         return reply
 
-    def _answer(self) -> Outcome:
+    def _answer(self) -> Outcome | ev.Replay:
         while True:
             reply = self._meeting.replies.get()
             if isinstance(reply, Exception):

@@ -29,13 +29,14 @@ class Calls:
         self._announced = None
 
     def announce(
-        self, submit: Submit, links: Iterable[tuple[int, int]], learners: Container[int]
+        self, submit: Submit, links: Iterable[tuple[int, int]], learners: Container[int], shown: bool
     ) -> list[SendText]:
         """Tell the neighbours what the user called, whenever it is not what he called before.
 
-        Learners are told in every step, as it is what lets them take part.
+        Learners are told in every step, as it is what lets them take part; nobody else is told when it is
+        `shown` to all, in memory that they share.
         """
-        again = self._announced == submit.signature
+        again = shown or self._announced == submit.signature
         self._announced = submit.signature
         text = submit.call.encode()
         epoch, step, signature, size = submit.epoch, submit.step, submit.signature, len(text)

@@ -44,6 +44,13 @@ class Submit:
 
 
 @dataclass(frozen=True)
+class Follow:
+    """What `Called` asked for is brought; it may be of an epoch, or a step, that is over."""
+
+    submit: Submit
+
+
+@dataclass(frozen=True)
 class Ended:
     """The training function returned ("done") or raised ("failed", with its error)."""
 
@@ -140,7 +147,9 @@ class Differs:
 
 
 Meeting = Gathered | Summed | Differs
-Event = Submit | Gives | Give | Prepared | Go | Ended | PeerLost | OwnNicLost | Control | Tick | Meeting
+FromUser = Submit | Follow | Gives | Give | Prepared | Go | Ended
+Event = FromUser | PeerLost | OwnNicLost | Control | Tick | Meeting
+
 
 # --- instructions --------------------------------------------------------------------------------
 
@@ -157,6 +166,13 @@ class Open:
     scratch_elements: int
     follows: Call | None = None
     left: Spans = ()
+
+
+@dataclass(frozen=True)
+class Called:
+    """A learner can take part in this step over shared memory: bring a neutral contribution, say `Follow`."""
+
+    submit: Submit
 
 
 @dataclass(frozen=True)
@@ -282,6 +298,7 @@ Instruction = (
     | Post
     | Sum
     | Open
+    | Called
     | SendText
     | Commit
     | Prepare

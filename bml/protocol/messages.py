@@ -51,6 +51,8 @@ class View(msgspec.Struct, frozen=True):
     @property
     def contributors(self) -> tuple[int, ...]:
         """The members whose contributions are in the results."""
+        if not self.learners:  # nearly always, and it is asked in every step
+            return self.members
         return tuple(server for server in self.members if server not in self.learners)
 
     def life(self, server: int) -> Life | None:

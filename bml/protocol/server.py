@@ -178,6 +178,8 @@ class ServerCore:
                 return self._tick(now)
             case ev.Submit():
                 return self._steps.submit(event, now)
+            case ev.Follow(submit):
+                return self._steps.begin_to_follow(submit, now)
             case ev.Gives():
                 self._donor.gives = True
                 return [Tell(msg.Gives(self.server))]

@@ -88,6 +88,7 @@ class Steps:
         self._links: Links = frozenset()
         self._waiting: Submit | None = None
         self._resumes: tuple[Submit, Spans] | None = None
+        self._called = (0, 0)
         self._progress_at = now
 
     @property
@@ -141,7 +142,18 @@ class Steps:
         if self._learner is None or self.current is not None or self._member.stopped is not None:
             return []
         event = self._learner.submit(self.next, self._member.epoch)
-        return [] if event is None else self._begin(event, now, follows=True)
+        if event is None:
+            return []
+        if not self.programs or not self.programs.direct:
+            return self._begin(event, now, follows=True)
+        called, self._called = self._called, (event.epoch, event.step)
+        return [ev.Called(event)] if called != self._called else []
+
+    def begin_to_follow(self, event: Submit, now: float) -> list[Instruction]:
+        """What `Called` asked for is brought; nothing if it is not what comes next any more."""
+        ours = (event.epoch, event.step) == (self._member.epoch, self.next)
+        awaited = self.follows and self.current is None and not self._member.frozen
+        return self._begin(event, now, follows=True) if ours and awaited else []
 
     def resume(self, epoch: int, now: float) -> list[Instruction]:
         """What a step that goes on needs in this epoch is prepared."""
@@ -185,11 +197,12 @@ class Steps:
         self.current = Running(event, view.contributors, engine, barrier, at, follows, left or whole)
         called = event.call if follows else None
         done: list[Instruction] = [ev.Open(event.step, engine.scratch_elements, called, left)]
-        if not engines.programs.direct:  # there it stands in memory that all see
-            done += self._calls.announce(event, self._links, view.learners)
+        shown = engines.programs.direct is not None
+        if view.learners or not shown:
+            done += self._calls.announce(event, self._links, view.learners, shown)
         done += engine.start()
         done += self.enter_if_complete(now)
-        return [*done, ev.Resume()]
+        return done if shown else [*done, ev.Resume()]  # no frame of a step waits where memory is shared
 
     # --- a step runs and ends --------------------------------------------------------------------
 

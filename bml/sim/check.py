@@ -52,8 +52,7 @@ class Scenario:
             constants=DEFAULTS if seed % 2 else TREES,
             shared_memory=shared_memory,
         )
-        joins = seed % JOINS_EVERY == 0 and not shared_memory
-        return scenario._with_joins() if joins else scenario
+        return scenario._with_joins() if seed % JOINS_EVERY == 0 else scenario
 
     def _with_joins(self) -> Scenario:
         """A longer run in which servers come, instead of what it was."""

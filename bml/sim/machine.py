@@ -209,18 +209,23 @@ class Machine:
                 if self._sharing is not None:
                     assert self._step_view is not None
                     self._sharing.bring(vector, self._workspace.result, self._step_view.members)
+            case ev.Called(submit):
+                follow = partial(self.process.run, partial(self.handle, ev.Follow(submit)))
+                world.network.after(world.network.random.uniform(0, 0.003), follow)
             case ev.Prepare(epoch, _):
                 ready = partial(self.process.run, partial(self.handle, ev.Prepared(epoch)))
                 world.network.after(world.network.random.uniform(0, 0.01), ready)
             case ev.Keep(step, epoch, contributors):
                 assert self._workspace is not None
                 assert self._step_view is not None
+                if self._sharing is not None:
+                    self._sharing.fetch()
                 world.point("keep", f"server {self.server} keeps step {step}", self.server)
                 self._keeps[step] = _Kept(epoch, contributors, self._step_view, self._workspace.result)
                 self._workspace = None
             case ev.Replay(step):
                 kept = self._keeps.pop(step)
-                self._committed(step, kept.epoch, kept.contributors, kept.view, kept.result)
+                self.user.committed(step, kept.epoch, kept.contributors, kept.view, kept.result)
             case ev.Expect(nbytes):
                 self.user.gift = bytearray(nbytes)
             case ev.StateHere(step, digests):
@@ -230,8 +235,10 @@ class Machine:
                 assert self._workspace is not None
                 assert self._step_view is not None
                 self.user.check_contribution(step)
+                if self._sharing is not None:
+                    self._sharing.fetch()
                 result, self._workspace, self.user.contribution = self._workspace.result, None, None
-                self._committed(step, epoch, contributors, self._step_view, result)
+                self.user.committed(step, epoch, contributors, self._step_view, result)
             case ev.Retry(step, epoch):
                 world.point("retry", f"server {self.server} retries step {step} in epoch {epoch}")
                 world.promises.retried(self.server, step, epoch)
@@ -294,13 +301,6 @@ class Machine:
         self._world.promises.installed(self.server, view)
         if len(self.core.views) == 1 and self.life is None:
             self.user.prepare(1)
-
-    def _committed(
-        self, step: int, epoch: int, contributors: tuple[int, ...], view: View, result: Array
-    ) -> None:
-        if self._sharing is not None:
-            self._sharing.fetch()
-        self.user.committed(step, epoch, contributors, view, result)
 
     def _stopped(self, error: BmlError) -> None:
         self._world.point("stopped", f"server {self.server} is stopped: {error}")

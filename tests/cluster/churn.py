@@ -68,18 +68,20 @@ def training(folder: Path) -> Any:
 class Churn:
     """One run; `chance` decides everything but what the machine's load does."""
 
-    def __init__(self, folder: Path, seconds: float, seed: int) -> None:
+    def __init__(self, folder: Path, seconds: float, seed: int, transport: str = "tcp") -> None:
         self.tried: collections.Counter[str] = collections.Counter()
         self.refused: collections.Counter[str] = collections.Counter()
         self._folder = folder
         self._seconds = seconds
+        self._transport = transport
         self._chance = random.Random(seed)
         self._waits: dict[tuple[int, int | None], float] = {}
 
     def run(self) -> bml.Result:
         """Raises what ends the job early; AssertionError with the job's status if it hangs."""
         train = training(self._folder)
-        with bml.start(train, FABRIC, launcher="processes", start_s=30.0) as job:
+        where = {"launcher": "processes", "transport": self._transport}
+        with bml.start(train, FABRIC, start_s=30.0, **where) as job:
             end_s = time.monotonic() + self._seconds
             at, moved_s = -1, time.monotonic()
             next_s = moved_s + 1.0

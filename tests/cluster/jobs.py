@@ -26,19 +26,23 @@ def sample_rows(indices: Any, w: Any) -> Any:
     return rows.sum(axis=0, dtype=np.float32)
 
 
-def descend(session: Any, recompute: bool = True, epochs: int = 8) -> dict[str, Any]:
-    """A smooth toy training whose parameters depend on every sample of every step."""
+def descend(session: Any, recompute: bool = True, epochs: int = 8, padding: int = 0) -> dict[str, Any]:
+    """A smooth toy training whose parameters depend on every sample of every step.
+
+    So many zeros beside the gradients make the steps long.
+    """
     w = session.empty(LENGTH)
     w[:] = 0
     session.state(params=w)
     history = []
+    zeros = np.zeros(padding, np.float32)
 
     def again(indices: Any) -> Any:
-        return sample_rows(indices, w)
+        return [sample_rows(indices, w), zeros]
 
     for batch in session.batches(N_SAMPLES, global_batch=GLOBAL_BATCH, epochs=epochs, seed=3):
-        g = sample_rows(batch.indices, w)
-        w -= np.float32(0.1) * batch.allreduce(g, recompute=again if recompute else None)
+        g = again(batch.indices)
+        w -= np.float32(0.1) * batch.allreduce(g, recompute=again if recompute else None)[0]
         history.append((len(history) + 1, session.contributors, hashlib.sha256(w.tobytes()).hexdigest()))
     return {"params": w, "history": history}
 

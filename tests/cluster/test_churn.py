@@ -14,14 +14,17 @@ import pytest
 
 from faults.pytest_plugin import seed_of
 
-SECONDS = float(os.environ.get("BML_SOAK_SECONDS", "10"))
+SECONDS = float(os.environ.get("BML_SOAK_SECONDS", "7"))
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(SECONDS + 120)]
 
 
-def test_servers_come_and_go_and_every_step_is_right(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_servers_come_and_go_and_every_step_is_right(
+    transport: str, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
     seed = int(os.environ.get("BML_SOAK_SEED") or seed_of(pytestconfig))
-    run = churn.Churn(tmp_path, SECONDS, seed)
+    run = churn.Churn(tmp_path, SECONDS, seed, transport)
     result = run.run()
     report = result.report
     print(f"seed {seed}, {SECONDS:g} s:", json.dumps(run.figures(result)))

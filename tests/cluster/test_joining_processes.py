@@ -16,6 +16,7 @@ from bml.errors import UsageError
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
 
+TRANSPORTS = ("tcp", "shm")
 EPOCHS = 40
 STEPS = 200
 EVERYBODY = list(range(9))
@@ -53,8 +54,9 @@ def check(result: bml.Result, joined: tuple[int, ...]) -> None:
         assert seen == others[-len(seen) :]
 
 
-def test_a_killed_server_joins_again_and_contributes() -> None:
-    result = jobs.launch(train, faults=["kill:4@step=20", "join:4@step=30"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_killed_server_joins_again_and_contributes(transport: str) -> None:
+    result = jobs.launch(train, faults=["kill:4@step=20", "join:4@step=30"], transport=transport)
     check(result, (4,))
     assert sorted(result.values) == EVERYBODY
     _, died, came, learnt = result.report["views"]
@@ -64,8 +66,10 @@ def test_a_killed_server_joins_again_and_contributes() -> None:
     assert came["commit"] > died["commit"]
 
 
-def test_the_lowest_server_leaves_on_notice_and_comes_again() -> None:
-    result = jobs.launch(train, "bcube:2x2", faults=["leave:0@step=20", "join:0@step=30"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_the_lowest_server_leaves_on_notice_and_comes_again(transport: str) -> None:
+    faults = ["leave:0@step=20", "join:0@step=30"]
+    result = jobs.launch(train, "bcube:2x2", faults=faults, transport=transport)
     check(result, (0,))
     gone = result.report["views"][1]
     assert gone["commit"] == 20, "it finished its step, and brought nothing to the next"
@@ -79,16 +83,19 @@ def test_a_job_grows_by_a_server_that_was_absent() -> None:
 
 
 def test_lost_servers_are_started_again_if_asked_for() -> None:
-    result = jobs.launch(train, "bcube:2x2", rejoin=True, faults=["kill:1@step=20", "exit:2@step=100"])
+    faults = ["kill:1@step=20", "exit:2@step=100"]
+    result = jobs.launch(train, "bcube:2x2", rejoin=True, faults=faults, transport="auto")
     check(result, (1, 2))
     assert result.dead == {}
 
 
-def test_a_joiner_is_killed_while_the_state_comes_and_a_donor_too() -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_joiner_is_killed_while_the_state_comes_and_a_donor_too(transport: str) -> None:
     result = jobs.launch(
         train,
         faults=["kill:4@step=20", "join:4@step=30", "kill:4@phase=transfer", "kill:1@phase=transfer"],
         rejoin=True,
+        transport=transport,
     )
     check(result, (1, 4))
     assert sorted(result.values) == EVERYBODY

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jobs
@@ -40,6 +40,8 @@ LONG_EPOCHS, LONG_STEPS = 40, 200
 #: Float64 numbers that make the state so large that every donor has a piece of it to give.
 _BALLAST = 300_000
 DEADLINE_S = 40.0
+#: Float32 numbers beside the gradients with which servers that share memory add shares, not the whole.
+_PADDING = 300_000
 #: What a server may miss of a job and still be told that it is out: it thaws when it is over, or nearly.
 FREEZE = "for=2s"
 SAMPLE = 16
@@ -51,9 +53,10 @@ class Cell:
     kind: str
     phase: str
     server: int
+    transport: str = "tcp"
 
     def __str__(self) -> str:
-        return f"{self.fabric}-{self.kind}-{self.phase}-{self.server}"
+        return f"{self.fabric}-{self.kind}-{self.phase}-{self.server}-{self.transport}"
 
     @property
     def shape(self) -> Fabric:
@@ -123,18 +126,30 @@ CELLS = [
     for phase in PHASES
     for server in (range(1) if kind == "coordinator" else parse(fabric).servers)
 ]
+#: Servers that share memory send no data over links: what befalls those is another matter.
+SHARING = [
+    replace(cell, transport="shm")
+    for cell in CELLS
+    if cell.kind not in ("blackhole", "cut", "switch") and cell.phase != "recovery"
+]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     wanted = os.environ.get("BML_MATRIX", str(SAMPLE))
     if "cell" in metafunc.fixturenames:
         rng = random.Random(seed_of(metafunc.config))
-        cells = CELLS if wanted == "all" else rng.sample(CELLS, int(wanted))
+        cells = CELLS + SHARING
+        if wanted != "all":
+            cells = rng.sample(CELLS, int(wanted)) + rng.sample(SHARING, int(wanted) // 4)
         metafunc.parametrize("cell", cells, ids=str)
 
 
 def train(session: bml.Session) -> dict[str, Any]:
     return jobs.descend(session, epochs=EPOCHS)
+
+
+def train_widely(session: bml.Session) -> dict[str, Any]:
+    return jobs.descend(session, epochs=EPOCHS, padding=_PADDING)
 
 
 def train_and_wait(joiner: int) -> Any:
@@ -161,11 +176,13 @@ def train_and_wait(joiner: int) -> Any:
 
 
 def run(cell: Cell) -> bml.Result:
+    shares = cell.transport == "shm"
     with bml.start(
-        train if cell.joiner is None else train_and_wait(cell.joiner),
+        train_and_wait(cell.joiner) if cell.joiner is not None else train_widely if shares else train,
         cell.fabric,
         launcher="processes",
-        algorithm="bml",
+        transport=cell.transport,
+        algorithm="auto" if shares else "bml",
         faults=cell.faults,
         absent=[] if cell.joiner is None else [cell.joiner],
         min_servers=1,

@@ -100,6 +100,34 @@ def test_the_first_server_and_the_coordinator_die() -> None:
     check_exact(result, {1, 2, 3, 5, 6, 7, 8})
 
 
+def test_a_server_joins_and_is_killed_and_joins_again_between_large_and_small_steps() -> None:
+    """Its shares, and the memory of its earlier lives, are part of steps of every kind."""
+
+    def train(session: bml.Session) -> dict[str, Any]:
+        total = np.zeros(LARGE, np.int64)
+        contributors: list[tuple[int, ...]] = []
+        session.state(params=total)
+        for step in session.steps(120):
+            x = np.arange(LARGE if step % 3 else 7) + (1 << session.server)
+            result = session.allreduce(x, shared=step % 2 == 0)
+            members = session.contributors
+            right = np.arange(x.size) * len(members) + sum(1 << each for each in members)
+            assert np.array_equal(result, right), f"step {step} of {members}"
+            total[: x.size] += result
+            contributors.append(members)
+            time.sleep(0.01)
+        return {"contributors": contributors}
+
+    faults = ["kill:1@step=10,phase=broadcast", "join:1@step=15", "kill:1@phase=transfer", "join:3@step=20"]
+    result = jobs.launch(train, "bcube:2x2", transport="shm", absent=[3], rejoin=True, faults=faults)
+    assert set(result.values) == {0, 1, 2, 3}
+    assert len(set(result.report["digests"].values())) == 1, "they hold different bits"
+    longest = result.values[0]["contributors"]
+    for server, value in result.values.items():
+        assert value["contributors"] == longest[-len(value["contributors"]) :]
+        assert server in value["contributors"][-1]
+
+
 def test_a_server_that_holds_its_interpreter_is_lost_and_disturbs_nobody() -> None:
     result = jobs.launch(counted, "bcube:2x2", transport="shm", faults=["gil:2@step=9,for=3s"])
     check_exact(result, {0, 1, 3})
@@ -176,7 +204,9 @@ def test_auto_takes_shared_memory_unless_links_are_needed() -> None:
     assert chosen(faults=("kill:4@step=3", "coordinator@step=5")) == "shm"
     for fault in ("blackhole:2/0@step=3", "cut:2/0@step=3", "flap:2/0@step=3", "switch:0/1@step=3"):
         assert chosen(faults=(fault,)) == "tcp"
+    assert chosen(absent=(3,), rejoin=True, faults=("join:3@step=4",)) == "shm"
     assert chosen(algorithm="bml") == "tcp"
+    assert chosen(traffic_class=104) == chosen(trace=True) == "tcp"
     assert chosen(emulated="bml") == "tcp"
     assert JobSpec("bcube:3x2", transport="auto").settled(one_host=False).transport == "tcp"
 

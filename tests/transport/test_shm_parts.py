@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bml.protocol.direct import Stage, Sum, standing
-from bml.transport.shm import Boards, Reduction, SharedPool, futex
+from bml.transport.shm import Boards, Reduction, SharedPool, Use, futex
 from bml.transport.shm.board import N_HELD, Board, PeerBoard
 from bml.transport.shm.joined import Joined
 from bml.transport.shm.segment import Segment, map_to_read, why_not
@@ -91,8 +91,31 @@ def test_boards_that_cannot_be_used_are_named() -> None:
         mine.open({0: mine.own.address, 1: other.own.address})
     with pytest.raises(FabricError, match="server 1 shares no memory"):
         mine.open({0: mine.own.address, 1: None})
-    with pytest.raises(FabricError, match=r"cannot map the memory of server 1.*use tcp"):
-        mine.open({0: mine.own.address, 1: other.own.address._replace(fd=9999)})
+    with pytest.raises(FabricError, match=r"memory of server 1: it is in another container.*use tcp"):
+        mine.open({0: mine.own.address, 1: other.own.address._replace(namespace=1)})
+
+
+def test_who_is_dead_already_has_no_board_and_is_named_when_it_is_needed() -> None:
+    mine, other = Boards(0, TOKEN, JOB), Boards(1, TOKEN, JOB)
+    dead = other.own.address._replace(fd=9999)
+    mine.open({0: mine.own.address, 1: dead})
+    with pytest.raises(OSError, match="the process of server 1 is gone"):
+        mine.gather(1, 1, Stage.READY, (0, 1), lambda: False)
+    assert mine.behind(1, 1, Stage.READY, (1,)) == [1]
+    mine.admit({0: mine.own.address, 1: dead})
+    with pytest.raises(OSError, match=r"cannot map the memory of server 1.*use tcp"):
+        mine[1]
+    mine.admit({1: other.own.address})
+    assert mine[1].server == 1
+
+
+def test_what_an_earlier_life_reads_is_not_free_while_it_may_run() -> None:
+    mine, first, second = (Boards(server, TOKEN, JOB) for server in (0, 1, 1))
+    first.own.hold(0)
+    mine.open({0: mine.own.address, 1: first.own.address})
+    mine.admit({0: mine.own.address, 1: second.own.address})
+    assert mine[1].address == second.own.address
+    assert mine.free_set() == 1, "this process is the earlier life's, too, and runs"
 
 
 def test_result_sets_are_free_when_nobody_holds_them() -> None:
@@ -174,7 +197,7 @@ def step(host: Host, vectors: list[np.ndarray], op: str = "sum", shared: bool = 
     size, itemsize = vectors[0].size, vectors[0].itemsize
     share = -(-size * itemsize // len(host) // 4096) * 4096 // itemsize or 1
     for (_, _, reduction), vector in zip(host, vectors, strict=True):
-        reduction.bring(vector, op, shared, 1, "call")
+        reduction.bring(vector, op, Use.READ if shared else Use.OWN, 1, "call", len(host))
     for server, (_, _, reduction) in enumerate(host):
         start, stop = min(server * share, size), min((server + 1) * share, size)
         reduction.add(Sum(1, 1, start, stop, False, share, members))

@@ -9,6 +9,6 @@ broken connections above all, goes over the links of the tcp transport, whose fa
 from bml.transport.shm.board import BoardAddress
 from bml.transport.shm.boards import Boards
 from bml.transport.shm.pool import SharedPool
-from bml.transport.shm.reduction import Reduction
+from bml.transport.shm.reduction import Reduction, Use
 
-__all__ = ["BoardAddress", "Boards", "Reduction", "SharedPool"]
+__all__ = ["BoardAddress", "Boards", "Reduction", "SharedPool", "Use"]

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hmac
 import mmap
+import os
 from typing import NamedTuple
 
 from bml.protocol.direct import Stage, standing
@@ -35,6 +36,7 @@ _CHANGES, _STANDING, _SIGNATURE, _INPUT, _SET, _PROOF, _HELD, _PIECES, _TEXT = 0
 _PIECE_WORDS = 3
 _TEXT_AT = 8 * (_TEXT + 1)
 _PROOF_NBYTES = 32
+_NOTHING_HELD = bytes(8 * N_HELD)
 
 
 class BoardAddress(NamedTuple):
@@ -42,6 +44,8 @@ class BoardAddress(NamedTuple):
 
     process: int
     fd: int
+    namespace: int
+    """Which processes have such numbers: those of one container."""
 
 
 class InputPlace(NamedTuple):
@@ -59,7 +63,7 @@ class Board:
         self._words = memoryview(self._segment.memory).cast("Q")
         self._changes_at = self._segment.start
         process, fd, _, _ = self._segment.address
-        self.address = BoardAddress(process, fd)
+        self.address = BoardAddress(process, fd, process_namespace())
         proof = _proof(token, job, server, self.address)
         self._segment.memory[8 * _PROOF : 8 * _PROOF + _PROOF_NBYTES] = proof
         self._described: int | None = None
@@ -133,6 +137,11 @@ class PeerBoard:
         return hmac.compare_digest(shown, _proof(token, job, self.server, self.address))
 
     @property
+    def lives(self) -> bool:
+        """Whether its owner's process may still run."""
+        return os.path.exists(f"/proc/{self.address.process}")
+
+    @property
     def changes(self) -> int:
         """Counts posts; read it before `standing`, then `wait` misses none."""
         return self._words[_CHANGES]
@@ -177,11 +186,18 @@ class PeerBoard:
 
     def held(self) -> set[int]:
         """Result sets that its user reads, or read when it died."""
+        if self._memory[8 * _HELD : 8 * (_HELD + N_HELD)] == _NOTHING_HELD:  # as a rule
+            return set()
         return {entry - 1 for entry in self._words[_HELD : _HELD + N_HELD] if entry}
 
     def wait(self, changes: int, timeout_s: float) -> None:
         """Sleep until it posts again, if it has not since `changes`, at most so long; may return early."""
         futex.wait(self._changes_at, changes, timeout_s)
+
+
+def process_namespace() -> int:
+    """What this process shares with all that see it under its number."""
+    return os.stat("/proc/self/ns/pid").st_ino
 
 
 def _proof(token: bytes, job: str, server: int, address: BoardAddress) -> bytes:

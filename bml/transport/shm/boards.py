@@ -23,30 +23,61 @@ class Boards:
         self._token = token
         self._job = job
         self._all: dict[int, PeerBoard] = {}
+        self._former: list[PeerBoard] = []
+        self._missing: dict[int, str] = {}
 
     def __getitem__(self, server: int) -> PeerBoard:
-        return self._all[server]
-
-    @property
-    def n_servers(self) -> int:
-        """How many servers the job began with."""
-        return len(self._all)
+        """Its board. Raises OSError if it could not be mapped."""
+        try:
+            return self._all[server]
+        except KeyError:
+            raise OSError(self._missing.get(server, f"server {server} shares no memory")) from None
 
     def open(self, addresses: Mapping[int, BoardAddress | None]) -> None:
-        """Map everybody's board, this server's too. Raises FabricError that says whose cannot be, and why."""
+        """Map everybody's board, this server's too; of whoever is dead already there is none.
+
+        Raises FabricError that says whose cannot be, and why.
+        """
         for server, address in addresses.items():
             if address is None:
                 raise FabricError(f"server {server} shares no memory, server {self.server} does: use tcp")
             try:
-                board = PeerBoard(server, BoardAddress(*address))
+                self._map(server, BoardAddress(*address))
+            except FileNotFoundError as error:
+                self._missing[server] = f"the process of server {server} is gone: {error}"
             except OSError as error:
-                raise FabricError(
-                    f"server {self.server} cannot map the memory of server {server}: {error}; the transport "
-                    "shm is for servers on one host, of one user, in one container: use tcp"
-                ) from error
-            if not board.proves(self._token, self._job):
-                raise FabricError(f"what server {server} shares is not of this job, or without its token")
-            self._all[server] = board
+                raise FabricError(self._refused(server, error)) from error
+
+    def admit(self, addresses: Mapping[int, BoardAddress | None]) -> None:
+        """These are the members of a view; those who came, or came again, have new boards.
+
+        What cannot be mapped is missing until then or for ever, and whoever needs it is told.
+        """
+        for server, address in addresses.items():
+            known = self._all.get(server)
+            if address is None or (known is not None and known.address == address):
+                continue
+            if known is not None:
+                self._former.append(self._all.pop(server))
+            try:
+                self._map(server, BoardAddress(*address))
+            except (OSError, FabricError) as error:
+                self._missing[server] = self._refused(server, error)
+        self._former = [board for board in self._former if board.lives]
+
+    def _refused(self, server: int, error: object) -> str:
+        return (
+            f"server {self.server} cannot map the memory of server {server}: {error}; the transport shm is "
+            "for servers on one host, of one user, in one container: use tcp"
+        )
+
+    def _map(self, server: int, address: BoardAddress) -> None:
+        if address.namespace != self.own.address.namespace:
+            raise FabricError(self._refused(server, "it is in another container"))
+        board = PeerBoard(server, address)
+        if not board.proves(self._token, self._job):
+            raise FabricError(f"what server {server} shares is not of this job, or without its token")
+        self._all[server] = board
 
     def gather(
         self,
@@ -59,10 +90,12 @@ class Boards:
         """Wait until all members stand at this stage of this step, or beyond it, in this epoch.
 
         Returns False as soon as `interrupted()` says so, which is asked again and again. Waits by giving the
-        processor to others first, as they are usually about to post, and by sleeping later.
+        processor to others first, as they are usually about to post, and by sleeping later. Raises OSError
+        when a member's board is missing.
         """
         low, high = standings(epoch, step, stage)
-        waiting = [self._all[server] for server in members]
+        boards = self._all
+        waiting = [boards.get(server) or self[server] for server in members]
         spins = 0
         while True:
             while waiting and low <= waiting[-1].standing < high:
@@ -83,18 +116,19 @@ class Boards:
     def behind(self, epoch: int, step: int, stage: Stage, members: Iterable[int]) -> list[int]:
         """Members that do not stand there now."""
         low, high = standings(epoch, step, stage)
-        return [server for server in members if not low <= self._all[server].standing < high]
+        boards = {server: self._all.get(server) for server in members}
+        return [each for each, board in boards.items() if not board or not low <= board.standing < high]
 
     def differing(self, signature: int, members: Iterable[int]) -> PeerBoard | None:
         """One who called something else; ask when all are ready."""
         for server in members:
-            if self._all[server].signature != signature:
-                return self._all[server]
+            if self[server].signature != signature:
+                return self[server]
         return None
 
     def free_set(self) -> int:
-        """The first result set that no server of the job reads, alive or not."""
-        held = set().union(*(board.held() for board in self._all.values()))
+        """The first result set that no server of the job reads, in or out of the view, of any life."""
+        held = set().union(*(board.held() for board in (*self._all.values(), *self._former)))
         return next(number for number in range(N_SETS) if number not in held)
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,14 @@ _MOST_JOINED = 16
 _MOST_FOUND = 1024
 
 
+class Use(Enum):
+    """What becomes of the result of a step."""
+
+    OWN = "the user's own, soon dropped as a rule"
+    READ = "the user only reads it, in place if that can be"
+    KEPT = "nobody's for long: it must not make the pool of results larger for ever"
+
+
 class Reduction:
     """One step after the other: `bring`, `add`, perhaps `hold`, `fetch`. One thread.
 
@@ -46,7 +55,7 @@ class Reduction:
         self._vector: Array = np.empty(0, np.uint8)
         self._staged: Array | None = None
         self._op = OPS["sum"]
-        self._shared = False
+        self._use = Use.OWN
         self._sum: Sum | None = None
         self._set = 0
         self._entry: int | None = None
@@ -57,19 +66,37 @@ class Reduction:
         """Memory that this server's shares of results take."""
         return sum(piece.address.nbytes for piece in self._pieces.values())
 
-    def bring(self, vector: Array, op: str, shared: bool, signature: int, text: str) -> None:
-        """Take this contribution to the next step, and describe it on the board.
+    def empty(self, n_elements: int, dtype: str) -> Array:
+        """An uninitialised contribution, in memory that others read."""
+        return self._pool.empty(n_elements, dtype)
+
+    def renew(self) -> None:
+        """Map everything anew when it is needed: the memory of servers that went must not be kept."""
+        self._regions.clear()
+        self._found.clear()
+        self._joined.clear()
+
+    def bring(
+        self,
+        vector: Array,
+        op: str,
+        use: Use,
+        signature: int,
+        text: str,
+        n_members: int,
+    ) -> None:
+        """Take this contribution to the next step, of so many servers, and describe it on the board.
 
         `vector` is one-dimensional and contiguous, and must not change until the step is committed or
-        brought anew. `shared`: its user will only read the result.
+        brought anew. `use`: what becomes of the result.
         """
-        self._vector, self._op, self._shared = vector, OPS[op], shared
+        self._vector, self._op, self._use = vector, OPS[op], use
         if self._entry is not None:
             self._boards.own.let_go(self._entry)  # of a try that came to nothing
         self._sum = self._result = self._entry = None
         place = self._place(vector) if vector.size else None
         # All servers together add the whole vector if it is small, so that no result set is used.
-        choice = self._boards.free_set() if vector.nbytes * self._boards.n_servers > WHOLE_NBYTES else 0
+        choice = self._boards.free_set() if vector.nbytes * n_members > WHOLE_NBYTES else 0
         self._boards.own.describe(signature, text, place, choice)
 
     def add(self, instruction: Sum) -> None:
@@ -78,8 +105,7 @@ class Reduction:
         start, stop, members = instruction.start, instruction.stop, instruction.members
         dtype = self._vector.dtype
         if instruction.whole:
-            small = self._vector.nbytes < _SMALL_NBYTES
-            self._result = (np if small else self._results).empty(self._vector.size, dtype)
+            self._result = self._empty_result()
             if stop > start:
                 self._add([self._contribution(server) for server in members], self._result, start, stop)
             return
@@ -91,7 +117,7 @@ class Reduction:
 
     def hold(self) -> None:
         """If the user will read the result in place, let nobody write there any more; before COMPLETE."""
-        if self._shared and self._sum is not None and not self._sum.whole:
+        if self._use is Use.READ and self._sum is not None and not self._sum.whole:
             self._entry = self._boards.own.hold(self._set)
 
     def fetch(self) -> None:
@@ -107,7 +133,7 @@ class Reduction:
                 entry, self._entry = self._entry, None
                 self._result = joined.array(size, dtype, partial(self._boards.own.let_go, entry))
             else:
-                self._result = self._results.empty(size, dtype)
+                self._result = self._empty_result()
                 self._result[...] = joined.array(size, dtype)
 
     def take(self) -> Array:
@@ -124,6 +150,12 @@ class Reduction:
             piece.close()
 
     # --- where things lie ------------------------------------------------------------------------
+
+    def _empty_result(self) -> Array:
+        size, dtype = self._vector.size, self._vector.dtype
+        if self._use is Use.KEPT or self._vector.nbytes < _SMALL_NBYTES:
+            return np.empty(size, dtype)
+        return self._results.empty(size, dtype)
 
     def _place(self, vector: Array) -> InputPlace:
         """Where others find the contribution; copied into the pool if it lies elsewhere."""
