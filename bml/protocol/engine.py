@@ -24,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
+from bml.protocol.cuts import Cuts
 from bml.protocol.frame import FrameError, Header, Kind
 from bml.schedule import Hop, Phase, Program, Range, Relay
 
@@ -150,15 +151,13 @@ class Layout:
         self.server = program.server
         self.n_elements = n_elements
         self.scratch_elements = 0
-        self._slice = max(1, slice_elements)
+        self._cuts = Cuts(program, n_elements, slice_elements)
         self._runs: dict[int, list[_Run]] = {}
         self.relays: dict[tuple[int, int, int], list[_RelayRun]] = {}
         self._lay_out_relays(program)
         self._spans = self._lay_out_ranges(program)
         self.units: list[_Unit] = [
-            self._unit(start, min(start + self._slice, span.stop), span)
-            for span in self._spans
-            for start in range(span.start, span.stop, self._slice)
+            self._unit(start, stop, span) for span in self._spans for start, stop in self._cuts.of(span.part)
         ]
         self.starts = [unit.start for unit in self.units]
         self.missing = [unit.missing for unit in self.units]
@@ -179,12 +178,12 @@ class Layout:
                 self._places[key] = known
         return known
 
-    def priority(self, kind: Kind, offset: int) -> int:
-        """Earlier slices first, and of one slice results before partial sums.
+    def priority(self, kind: Kind, start: int) -> int:
+        """Earlier slices of all pieces first, and of one slice results before partial sums.
 
         A result must not wait behind bulk that nobody needs yet.
         """
-        return 2 * (offset // self._slice) + (kind == _UP)
+        return 2 * self._cuts.column(start) + (kind == _UP)
 
     def spread(self, start: int, stop: int) -> tuple[_Outs, ...]:
         """What goes out when the result of [start, stop) has come from above."""
@@ -226,12 +225,12 @@ class Layout:
         if part.up is not None:
             if not part.gather:  # a leaf sends its own contribution without a copy
                 reduce, place = None, Place(Buffer.IN, start)
-            summed = (_Out(_UP, part.up, place, self.priority(_UP, start - span.start)),)
+            summed = (_Out(_UP, part.up, place, self.priority(_UP, start)),)
         missing = (stop - start) * len(part.gather)
         return _Unit(start, stop, missing, reduce, summed, part.up is None)
 
     def _spread_part(self, span: _Span, start: int) -> tuple[_Out, ...]:
-        priority, place = self.priority(_DOWN, start - span.start), Place(Buffer.OUT, start)
+        priority, place = self.priority(_DOWN, start), Place(Buffer.OUT, start)
         return tuple(_Out(_DOWN, hop, place, priority) for hop in span.part.spread)
 
     def _lay_out_relays(self, program: Program) -> None:
@@ -377,7 +376,7 @@ class Engine:
             a, b = max(start, run.start), min(stop, run.stop)
             if a < b:
                 header = self._header(kind, origin, dest, a, b)
-                priority = self._layout.priority(kind, a - run.start)
+                priority = self._layout.priority(kind, a)
                 done.append(Send(run.relay.via, run.relay.level, header, _at(run, a), priority))
 
     def _header(self, kind: Kind, origin: int, dest: int, start: int, stop: int) -> Header:
