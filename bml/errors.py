@@ -8,7 +8,6 @@ __all__ = [
     "BmlError",
     "Evicted",
     "FabricError",
-    "Interrupted",
     "InvariantError",
     "StartError",
     "StepMismatch",
@@ -31,10 +30,6 @@ class StartError(FabricError):
     """Not all servers appeared at start-up."""
 
 
-class Interrupted(BmlError):
-    """The job was stopped from outside."""
-
-
 class StepMismatch(UsageError):
     """Two servers called different collectives, or with arrays of different shape or dtype."""
 
@@ -54,6 +49,5 @@ def job_error(kind: str, text: str, server: int = -1) -> BmlError:
     kinds: dict[str, type[BmlError]] = {
         "too-few": TooFewServers,
         "start": StartError,
-        "interrupted": Interrupted,
     }
     return kinds.get(kind, BmlError)(text)

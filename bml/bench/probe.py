@@ -14,7 +14,7 @@ import numpy as np
 
 from bml.bench.host import Orders
 from bml.cluster.job import default_nics
-from bml.protocol.engine import Buffer, Place, Reduce
+from bml.protocol.dataflow import Buffer, Place, Reduce
 from bml.protocol.frame import Header, Kind
 from bml.protocol.workspace import Workspace
 from bml.transport import interface as wire

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from bml.cluster.meeting import Replies
 from bml.protocol import events as ev
 from bml.protocol.direct import Post, Stage, Sum
 from bml.protocol.frame import Header, Kind
@@ -23,8 +24,6 @@ from bml.protocol.workspace import Array
 from bml.train.communicator import Committed, Outcome
 from bml.transport.shm import Boards, Reduction
 from topology.errors import FabricError
-
-Replies = queue.SimpleQueue[Outcome | ev.Prepare | Exception]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from bml.protocol import events as ev
-from bml.protocol.engine import Place
+from bml.protocol.dataflow import Place
 from bml.protocol.transfer import Giving, Part, Rope, cut, verify
 from bml.train.communicator import Committed
 from topology.errors import BmlError, FabricError
@@ -33,6 +33,10 @@ class Handover:
         self._incoming = memoryview(b"")
         self._here: queue.SimpleQueue[_Here | BmlError] = queue.SimpleQueue()
         self._kept: dict[int, Committed] = {}
+
+    def ask_to_leave(self, why: str) -> None:
+        """Any thread may ask."""
+        self.leaves = why
 
     # --- the training thread ---------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bml.protocol.engine import Reduce
+from bml.protocol.dataflow import Reduce
 from bml.protocol.frame import Header, Kind
 from bml.protocol.workspace import Workspace
 from bml.transport.interface import Handler, LinkKey, LostKind, Verdict

@@ -39,6 +39,12 @@ class Ballot:
         answered = self.statuses.keys() if self.proposal is None else self.accepted
         return [server for server in self.members if server not in answered]
 
+    def question(self, term: int) -> msg.Freeze | msg.Propose:
+        """What the members are asked now by the coordinator of this term."""
+        if self.proposal is None:
+            return msg.Freeze(term, self.next.epoch, self.next.reason)
+        return msg.Propose(term, self.proposal)
+
     def decide(self, old: View | None) -> View:
         """The view to propose, now that every member has said where it stands; `old` is the newest known."""
         known = [status for server, status in self.statuses.items() if server not in self.newcomers]

@@ -35,18 +35,19 @@ from bml.protocol.coordinator_events import (
     From,
     Gone,
     Instruction,
-    Interrupt,
     Post,
     Tick,
 )
-from bml.protocol.decision import epoch_of, is_open
+from bml.protocol.decision import epoch_of
+from bml.protocol.draft import draft
+from bml.protocol.ending import Ending
 from bml.protocol.findings import Findings
+from bml.protocol.known import KnownViews
 from bml.protocol.messages import View
-from bml.protocol.roster import Roster, learners_of, lives_of, works_again
+from bml.protocol.roster import Roster
 from bml.protocol.timeouts import Timeouts
-from faults import Diagnosis, Settlement, Suspicion, diagnose, settle
-from faults.healing import healed
-from topology import Fabric, ServerFailure, parse_failure
+from faults import Suspicion
+from topology import Fabric
 
 
 class Coordinator:
@@ -68,37 +69,39 @@ class Coordinator:
     ):
         self.term = term
         self.state = "gathering"
-        self.view: View | None = None  # the newest one known, whose decisions count
-        self._chosen: View | None = None  # the newest one known to be in force
         self.steps: dict[int, int] = {}
-        self.outcomes: dict[int, str] = {}
         self._fabric = fabric
         self._absent = frozenset(absent)
         self._timeouts = timeouts
-        self._min_servers = min_servers
+        self._ending = Ending(term, fabric.servers)
         self._statuses: dict[int, msg.Status] = {}  # while gathering
-        self._epoch = 0
+        first = (server for server in fabric.servers if server not in self._absent)
+        self._known = KnownViews(tuple(first), min_servers)
         self._ballot: Ballot | None = None  # while freezing and proposing
-        self._proposals: set[View] = set()  # since the last one that was accepted by all
         self._roster = Roster()
         self._findings = Findings(timeouts, now)
-        self._healed: frozenset[str] = frozenset()
         self._reason = ""
-        self._farewell: msg.ToServer | None = None
         self._answer_by = now + timeouts.start_s
+
+    @property
+    def view(self) -> View | None:
+        """The newest view that is known, whose decisions count."""
+        return self._known.view
 
     @property
     def members(self) -> tuple[int, ...]:
         """Servers of the newest view; before there is one, those that are to be in the first."""
-        return self.view.members if self.view else self._first()
-
-    def _first(self) -> tuple[int, ...]:
-        return tuple(server for server in self._fabric.servers if server not in self._absent)
+        return self._known.members
 
     @property
     def contributors(self) -> tuple[int, ...]:
         """The members without those that only learn."""
-        return self.view.contributors if self.view else self._first()
+        return self._known.contributors
+
+    @property
+    def outcomes(self) -> dict[int, str]:
+        """How the training functions ended that have, by server."""
+        return self._ending.outcomes
 
     @property
     def awaited(self) -> list[int]:
@@ -128,7 +131,7 @@ class Coordinator:
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """React to an event at time `now` (seconds)."""
         if self.state == "stopped":
-            return self._late(event)
+            return self._ending.late(event)
         match event:
             case Connected(server):
                 # It says again what it still suspects.
@@ -139,8 +142,6 @@ class Coordinator:
                 return self._gone(server, why, now)
             case From(server, message):
                 return self._message(server, message, now)
-            case Interrupt(why):
-                return self._abort("interrupted", why)
             case Tick():
                 return self._tick(now)
 
@@ -148,18 +149,7 @@ class Coordinator:
         """What a server that reconnects may have missed; Evict is said again to its Status."""
         if self._ballot is None or server not in self._ballot.members:
             return []
-        if self._ballot.proposal is None:
-            return [Post(server, msg.Freeze(self.term, self._epoch, self._reason))]
-        return [Post(server, msg.Propose(self.term, self._ballot.proposal))]
-
-    def _late(self, event: Event) -> list[Instruction]:
-        """After the end: whoever still appears is told."""
-        match event:
-            case Connected(server) if self._farewell:
-                return [Post(server, self._farewell)]
-            case From(_, msg.Deposed(_, term)):
-                return self._deposed(term)
-        return []
+        return [Post(server, self._ballot.question(self.term))]
 
     # --- evidence --------------------------------------------------------------------------------
 
@@ -207,7 +197,7 @@ class Coordinator:
         dead = self._findings.dead
         if any(server not in dead for server in self.awaited):
             return []
-        if self.view is None and dead and self._min_servers is None:
+        if self.view is None and dead and self._known.min_servers is None:
             names = ", ".join(f"server {server} ({why})" for server, why in sorted(dead.items()))
             return self._abort("start", f"cannot start: {names}")
         if self.view is not None:
@@ -215,12 +205,9 @@ class Coordinator:
         failed = [server for server in self.contributors if self.outcomes.get(server) == "failed"]
         if failed:
             return self._ended(failed[0], "failed", self._statuses[failed[0]].error, now)
-        settled = self.view is not None and all(
-            status.promised == status.installed.epoch == self.view.epoch if status.installed else False
-            for server, status in self._statuses.items()
-            if server in self.members
-        )
-        if settled and not self._findings.dead:
+        here = (status for server, status in self._statuses.items() if server in self.members)
+        settled = all(self._known.has_in_force(status) for status in here)
+        if self.view is not None and settled and not self._findings.dead:
             self.state = "steady"
             if self._findings.suspected:
                 self._findings.note(now, self._timeouts.silence_window_s)
@@ -236,18 +223,11 @@ class Coordinator:
         return suspicion.peer != suspicion.observer and outside
 
     def _learn(self, status: msg.Status, now: float) -> bool:
-        """Take over what another coordinator did: newer promises and views. Returns whether there was any."""
-        news = status.promised > self._epoch
-        self._epoch = max(self._epoch, status.promised)
-        for view in (status.installed, status.accepted):
-            # One of ours that is not in force yet may never be: only we could have said so.
-            if view is not None and view not in self._proposals and view.epoch > epoch_of(self.view):
-                if self.view is None:
-                    self._answer_by = min(self._answer_by, now + self._timeouts.connect_s)
-                self.view = view
-                news = True
-        if epoch_of(status.installed) > epoch_of(self._chosen):
-            self._chosen = status.installed
+        """Take over what another coordinator did. Returns whether there was anything new."""
+        was_first = self.view is None
+        news = self._known.learn(status)
+        if was_first and self.view is not None:  # its servers run: they need no time to start
+            self._answer_by = min(self._answer_by, now + self._timeouts.connect_s)
         return news
 
     # --- changing the view -----------------------------------------------------------------------
@@ -256,40 +236,18 @@ class Coordinator:
         """Diagnose all evidence and freeze the survivors."""
         self._findings.forget(self._is_void)
         self._rest_if_steady()
-        admitted, promoted = self._roster.admitted(self.view), self._roster.promoted(self.view)
-        back = works_again(self._fabric, self._standing(), admitted)
-        fabric = self._fabric.without(*(part for part in self._standing() if part not in back))
-        diagnosis = diagnose(fabric, self._findings.evidence(fabric, is_open))
-        if not set(fabric.servers) - {f.server for f in diagnosis.failures if isinstance(f, ServerFailure)}:
-            return self._too_few((), diagnosis.reason)
-        settlement = settle(fabric, diagnosis.failures)
-        reason = _explained(diagnosis, settlement)
-        broken = {*fabric.failures, *settlement.failures}
-        admitted = self._roster.reached(admitted, settlement.members, broken)
-        learners = learners_of(settlement.members, self.view, admitted, promoted)
-        left = tuple(server for server in settlement.members if server not in learners)
-        if all(self.outcomes.get(server) == "done" for server in left):
+        next_ = draft(self._fabric, self.view, self._absent, self._findings, self._roster)
+        if next_.members and self._ending.done(next_.contributors):
             return self._finish()  # whoever is left needs no view
-        if not self._enough(len(left)):
-            return self._too_few(left, reason)
-        for server in admitted:
-            self.outcomes.pop(server, None)  # those of its earlier life
-        news = "; ".join(filter(None, (reason, self._good_news(admitted, promoted))))
-        self._reason = news or self._reason or ("new coordinator" if self.view else "start")
-        failures = tuple(str(each) for each in sorted(broken))
-        self._epoch += 1
-        view = View(
-            epoch=self._epoch,
-            members=settlement.members,
-            failures=failures,
-            commit=0,
-            reason=self._reason,
-            detect_s=self._findings.detect_s(now),
-            failed=self._failed(failures),
-            learners=learners,
-            joined=lives_of(settlement.members, self.view, admitted),
-        )
-        return self._freeze(Ballot(view, frozenset(admitted)), now)
+        shortage = self._known.shortage(next_.contributors)
+        if shortage:
+            return self._abort("too-few", f"{shortage}. {next_.reason}")
+        for server in next_.newcomers:
+            self._ending.outcomes.pop(server, None)  # those of its earlier life
+        self._reason = next_.news or self._reason or ("new coordinator" if self.view else "start")
+        self._known.epoch += 1
+        view = next_.view(self._known.epoch, self._reason, self._findings.detect_s(now))
+        return self._freeze(Ballot(view, next_.newcomers), now)
 
     def _freeze(self, ballot: Ballot, now: float) -> list[Instruction]:
         self._ballot = ballot
@@ -297,15 +255,12 @@ class Coordinator:
         self.state = "freezing"
         self._findings.act_at = None
         self._findings.astray.clear()  # whoever is asked now is told
-        self._answer_by = now + self._timeouts.answer_s
-        freeze = msg.Freeze(self.term, self._epoch, self._reason)
-        return [*self._evict(self._fabric.servers), *(Post(server, freeze) for server in ballot.members)]
+        return [*self._evict(self._fabric.servers), *self._ask(ballot, now)]
 
-    def _good_news(self, admitted: Iterable[int], promoted: Iterable[int]) -> str:
-        news = [f"{', '.join(sorted(self._healed))} works again"] if self._healed else []
-        news += [f"server {server} joins" for server in admitted]
-        news += [f"server {server} has caught up" for server in sorted(promoted)]
-        return "; ".join(news)
+    def _ask(self, ballot: Ballot, now: float) -> list[Instruction]:
+        self._answer_by = now + self._timeouts.answer_s
+        question = ballot.question(self.term)
+        return [Post(server, question) for server in ballot.members]
 
     def _grow(self, now: float) -> list[Instruction]:
         """Let in who waits, and let contribute who has caught up, once nothing else is the matter."""
@@ -314,63 +269,26 @@ class Coordinator:
         news = self._roster.admitted(self.view) or self._roster.promoted(self.view)
         return self._change(now) if news else []
 
-    def _standing(self) -> tuple[str, ...]:
-        """The failures of the newest view without those that are over."""
-        if self.view is None:
-            return tuple(f"server:{server}" for server in sorted(self._absent))
-        return tuple(part for part in self.view.failures if part not in self._healed)
-
     def _heal(self, now: float) -> list[Instruction]:
         """Use again what has worked for long enough, once nothing else is the matter."""
         findings = self._findings
         if self.state != "steady" or self.view is None or findings.fresh or not findings.trusted:
             return []
-        parts = [parse_failure(part) for part in self.view.failures]
-        self._healed = frozenset(str(part) for part in healed(self._fabric, parts, findings.trusted))
-        return self._change(now) if self._healed else []
-
-    def _failed(self, failures: Iterable[str]) -> tuple[tuple[str, int], ...]:
-        """How often links and switches have failed, with those of the next view that are new."""
-        times = dict(self.view.failed) if self.view else {}
-        standing = self._standing()
-        for part in failures:
-            if part not in standing and not part.startswith("server:"):
-                times[part] = times.get(part, 0) + 1
-        return tuple(sorted(times.items()))
+        return self._change(now) if findings.heal(self._fabric, self.view.failures) else []
 
     def _evict(self, servers: Iterable[int]) -> list[Instruction]:
         """Tell those that are out, now and whenever they appear again: they would wait for ever."""
         members = self._ballot.members if self._ballot else self.members
-        evict = msg.Evict(self.term, self._epoch, self._reason or "a view without it is in force")
+        evict = msg.Evict(self.term, self._known.epoch, self._reason or "a view without it is in force")
         out = (server for server in servers if server not in members and not self._roster.waits(server))
         return [Post(server, evict) for server in out]
-
-    def _before(self) -> tuple[int, ...]:
-        """The members of whom more than half must go on.
-
-        Those of the newest view that is known to be in force: one that was only accepted by some may never
-        have been, and then the rest is free to go on with another coordinator.
-        """
-        return self._chosen.contributors if self._chosen else self._first()
-
-    def _enough(self, left: int) -> bool:
-        return left >= self._min_servers if self._min_servers is not None else 2 * left > len(self._before())
-
-    def _too_few(self, left: tuple[int, ...], reason: str) -> list[Instruction]:
-        old = self._before()
-        if self._min_servers is not None:
-            need = f"min_servers is {self._min_servers}"
-        else:
-            need = f"more than half of the {len(old)} before are needed (min_servers sets another limit)"
-        text = f"only {len(left)} of {len(old)} servers are left, {list(left)}: {need}. {reason}"
-        return self._abort("too-few", text)
 
     def _status(self, status: msg.Status, now: float) -> list[Instruction]:
         news = self._learn(status, now)
         if not self._is_known(status):
             return self._stranger(status, news, now)
         if status.outcome:
-            self.outcomes[status.server] = status.outcome
+            self._ending.outcomes[status.server] = status.outcome
         if self.state == "gathering":
             self._statuses[status.server] = status
             return self._gathered(now)
@@ -384,10 +302,10 @@ class Coordinator:
         if news and ballot is not None:
             return self._change(now)
         if self.state == "freezing" and ballot is not None:
-            if status.epoch == self._epoch and status.server in ballot.members:
+            if status.epoch == self._known.epoch and status.server in ballot.members:
                 ballot.statuses[status.server] = status
                 return [] if ballot.silent else self._propose(ballot, now)
-        elif self.state == "steady" and status.epoch == 0 and self._out_of_step(status):
+        elif self.state == "steady" and status.epoch == 0 and self._missed_something(status):
             return self._remind(status, now)
         return self._check_done()
 
@@ -395,13 +313,15 @@ class Coordinator:
         """Whether the server is in the life in which it is a member, or was one."""
         if self._ballot is not None and status.server in self._ballot.members:
             return status.life == self._ballot.life(status.server)
-        return status.life == (self.view.life(status.server) if self.view else None)
+        return status.life == self._known.life(status.server)
 
     def _stranger(self, status: msg.Status, news: bool, now: float) -> list[Instruction]:
         """A server in another life than the one in which it is, or was, a member."""
         server, ballot = status.server, self._ballot
         if status.life is None or status.installed is not None or status.outcome:
-            evict = Post(server, msg.Evict(self.term, self._epoch, "another life of it is in its place"))
+            evict = Post(
+                server, msg.Evict(self.term, self._known.epoch, "another life of it is in its place")
+            )
             return [evict, *(self._change(now) if news and ballot is not None else [])]
         self._roster.knocks(status.life)
         if server in self.members and server not in self._findings.dead:
@@ -413,53 +333,40 @@ class Coordinator:
     def _remind(self, status: msg.Status, now: float) -> list[Instruction]:
         """A member has reconnected that does not act on the view in force: it missed Install, or more."""
         assert self.view is not None
-        if status.accepted == self.view and status.promised == self.view.epoch:
+        if self._known.has_accepted(status):
             return [Post(status.server, msg.Install(self.term, self.view.epoch))]
         self._reason = f"server {status.server} came back without the view"
         self._findings.astray.add(status.server)
         self._findings.note_proof(now)
         return []
 
-    def _out_of_step(self, status: msg.Status) -> bool:
-        """A member that reconnected may have missed what was posted to it."""
-        assert self.view is not None
-        stands_at = (epoch_of(status.installed), status.promised)
-        return status.server in self.members and stands_at != (self.view.epoch, self.view.epoch)
+    def _missed_something(self, status: msg.Status) -> bool:
+        """Whether a member that reconnected was not there when something was posted to it."""
+        return status.server in self.members and not self._known.has_in_force(status)
 
     def _propose(self, ballot: Ballot, now: float) -> list[Instruction]:
         """Every survivor has reported: COMMIT or RETRY."""
-        proposal = ballot.decide(self.view)
-        self._proposals.add(proposal)
+        self._known.propose(ballot.decide(self.view))
         self.state = "proposing"
-        self._answer_by = now + self._timeouts.answer_s
-        return [Post(server, msg.Propose(self.term, proposal)) for server in ballot.members]
+        return self._ask(ballot, now)
 
     def _accept(self, message: msg.Accepted, now: float) -> list[Instruction]:
         ballot = self._ballot
-        if ballot is None or ballot.proposal is None or message.epoch != self._epoch:
+        if ballot is None or ballot.proposal is None or message.epoch != self._known.epoch:
             return []
         ballot.accepted.add(message.server)
         if ballot.silent:
             return []
-        self.view = self._chosen = ballot.proposal
-        self._ballot = None
-        self._proposals.clear()
-        self._healed = frozenset()
+        view, self._ballot = ballot.proposal, None
+        self._known.choose(view)
         self.state = "steady"
-        self._roster.settle(self.view)
-        self._forget_explained(self.view)
+        self._roster.settle(view)
+        self._findings.answered(view, self._fabric.without(*view.failures))
+        self._rest_if_steady()
         out: list[Instruction] = [
-            Post(server, msg.Install(self.term, self._epoch)) for server in self.view.members
+            Post(server, msg.Install(self.term, self._known.epoch)) for server in view.members
         ]
         return out + self._check_done() + self._grow(now)
-
-    def _forget_explained(self, view: View) -> None:
-        """Keep only the evidence that the new view does not answer."""
-        fabric = self._fabric.without(*view.failures)
-        self._findings.trusted.clear()  # servers listen anew in every view
-        self._findings.forget_deaths(view.members)
-        self._findings.forget(lambda each: not is_open(fabric, each))
-        self._rest_if_steady()
 
     def _rest_if_steady(self) -> None:
         if self.state == "steady":
@@ -476,11 +383,14 @@ class Coordinator:
             case msg.Accepted():
                 return self._accept(message, now)
             case msg.Refused(_, _, promised):
-                late = promised < self._epoch or self._ballot is None
-                self._epoch = max(self._epoch, promised)
+                late = promised < self._known.epoch or self._ballot is None
+                self._known.epoch = max(self._known.epoch, promised)
                 return [] if late else self._change(now)
             case msg.Deposed(_, term):
-                return self._deposed(term)
+                if term <= self.term:
+                    return []
+                self._stop()
+                return self._ending.deposed()
             case msg.Suspect():
                 return self._suspected(message, now) if server in self.members else []
             case msg.Withdraw(observer, peer, level):
@@ -524,7 +434,7 @@ class Coordinator:
         return []
 
     def _ended(self, server: int, outcome: str, error: str, now: float) -> list[Instruction]:
-        self.outcomes[server] = outcome
+        self._ending.outcomes[server] = outcome
         if outcome == "failed" and server in self.contributors:
             return self._abort("training", error, server)
         if outcome == "failed" and server in self.members:  # a learner is the loss of nobody
@@ -535,32 +445,20 @@ class Coordinator:
         return self._check_done()
 
     def _check_done(self) -> list[Instruction]:
-        if self.state != "steady" or any(self.outcomes.get(server) != "done" for server in self.contributors):
+        if self.state != "steady" or not self._ending.done(self.contributors):
             return []
         return self._finish()
 
     def _finish(self) -> list[Instruction]:
-        self.state, self._ballot = "stopped", None
-        self._farewell = shutdown = msg.Shutdown(self.term)
-        return [*(Post(server, shutdown) for server in self._fabric.servers), Finished(None)]
-
-    def _deposed(self, term: int) -> list[Instruction]:
-        if term <= self.term:
-            return []
-        self.state, self._ballot = "stopped", None
-        self._farewell = None
-        return [Finished(None, deposed=True)]
+        self._stop()
+        return self._ending.finish()
 
     def _abort(self, kind: str, text: str, server: int = -1) -> list[Instruction]:
+        self._stop()
+        return self._ending.abort(kind, text, server)
+
+    def _stop(self) -> None:
         self.state, self._ballot = "stopped", None
-        self._farewell = abort = msg.Abort(self.term, kind, text, server)
-        return [*(Post(server, abort) for server in self._fabric.servers), Finished(abort)]
-
-
-def _explained(diagnosis: Diagnosis, settlement: Settlement) -> str:
-    reason = diagnosis.reason if diagnosis.failures else ""
-    more = len(settlement.failures) > len(diagnosis.failures)
-    return "; ".join(filter(None, (reason, settlement.reason))) if more else reason
 
 
 __all__ = [
@@ -571,7 +469,6 @@ __all__ = [
     "From",
     "Gone",
     "Instruction",
-    "Interrupt",
     "Post",
     "Tick",
 ]

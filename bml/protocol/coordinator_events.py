@@ -32,18 +32,11 @@ class From:
 
 
 @dataclass(frozen=True)
-class Interrupt:
-    """The user stops the job."""
-
-    why: str
-
-
-@dataclass(frozen=True)
 class Tick:
     """Time passed."""
 
 
-Event = Connected | Gone | From | Interrupt | Tick
+Event = Connected | Gone | From | Tick
 
 
 class Post(NamedTuple):

@@ -36,7 +36,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from bml.protocol.barrier import Phase
-from bml.protocol.engine import Place, Stamp
+from bml.protocol.dataflow import Place, Stamp
 from bml.protocol.frame import FrameError, Kind
 from bml.schedule.direct import DirectProgram
 

@@ -21,59 +21,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from enum import IntEnum
 from typing import NamedTuple
 
 from bml.protocol.cuts import Cuts
+from bml.protocol.dataflow import Buffer, Dataflow, Instruction, Place, Reduce, Send, Stamp
 from bml.protocol.frame import FrameError, Header, Kind
 from bml.schedule import Hop, Phase, Program, Range, Relay
-
-
-class Buffer(IntEnum):
-    """The three buffers of a step, and that of the training state which travels to a joiner (in bytes)."""
-
-    IN = 0
-    OUT = 1
-    SCRATCH = 2
-    STATE = 3
-
-
-class Place(NamedTuple):
-    """A position in a buffer, in elements."""
-
-    buffer: Buffer
-    offset: int
-
-
-class Send(NamedTuple):
-    """Send a frame to the next server on its way; its payload is found at `place` (None: it has none)."""
-
-    peer: int
-    level: int
-    header: Header
-    place: Place | None
-    priority: int
-
-
-class Stamp(NamedTuple):
-    """What all frames of one try of one step have in common."""
-
-    epoch: int
-    step: int
-    signature: int
-    itemsize: int
-
-
-class Reduce(NamedTuple):
-    """OUT[start:stop] = sum of the places, added in this order (address order of their servers).
-
-    `into` is where the sum goes instead, if not there.
-    """
-
-    start: int
-    stop: int
-    terms: tuple[Place, ...]
-    into: Place | None = None
 
 
 class _Run(NamedTuple):
@@ -133,8 +86,6 @@ class _Unit(NamedTuple):
     is_root: bool
     """The sum is the result."""
 
-
-Instruction = Send | Reduce
 
 _UP, _DOWN = Kind.UP, Kind.DOWN
 _MOST_PLACES = 1 << 14
@@ -275,11 +226,11 @@ class Layout:
         return run
 
 
-class Engine:
+class Engine(Dataflow):
     """The dataflow of one step; see the module's text.
 
-    `finals` are the spans that are final, as they became so. `stamp` marks all its frames; the other
-    arguments are those of `Layout`, or a `layout` that was made of them before.
+    `stamp` marks all its frames; the other arguments are those of `Layout`, or a `layout` that was made of
+    them before.
     """
 
     def __init__(
@@ -290,29 +241,14 @@ class Engine:
         slice_elements: int,
         layout: Layout | None = None,
     ):
+        super().__init__(program.server, stamp, n_elements)
         self._layout = layout or Layout(program, n_elements, slice_elements)
-        self.server = program.server
-        self.stamp = stamp
-        self.n_elements = n_elements
-        self.remaining = n_elements
-        self.handled = 0
-        self.finals: list[tuple[int, int]] = []
         self.expected = self._layout.expected
         self.scratch_elements = self._layout.scratch_elements
         self.place = self._layout.place
         self._units = self._layout.units
         self._starts = self._layout.starts
         self._missing = self._layout.missing.copy()
-
-    @property
-    def complete(self) -> bool:
-        """Every output is final on this server."""
-        return self.remaining == 0
-
-    @property
-    def progress(self) -> float:
-        """Fraction, 0 to 1, of the elements this server must receive that have arrived."""
-        return self.handled / self.expected if self.expected else 1.0
 
     def start(self) -> list[Instruction]:
         """What can be done with this server's own contribution alone."""
@@ -352,13 +288,11 @@ class Engine:
         if unit.reduce is not None:
             done.append(unit.reduce)
         if unit.is_root:
-            self.remaining -= unit.stop - unit.start
-            self.finals.append((unit.start, unit.stop))
+            self._final(unit.start, unit.stop)
         done += [self._send(out, unit.start, unit.stop) for out in unit.summed]
 
     def _spread_result(self, start: int, stop: int, done: list[Instruction]) -> None:
-        self.remaining -= stop - start
-        self.finals.append((start, stop))
+        self._final(start, stop)
         for a, b, outs in self._layout.spread(start, stop):
             done += [self._send(out, a, b) for out in outs]
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from bml.protocol.call import Call
+from bml.protocol.dataflow import Reduce, Send
 from bml.protocol.direct import Post, Stage, Sum
-from bml.protocol.engine import Reduce, Send
 from bml.protocol.frame import Header
 from bml.protocol.messages import ToCoordinator, ToServer, View
 from bml.protocol.spans import Spans

@@ -15,8 +15,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import NamedTuple
 
+from bml.protocol.dataflow import Buffer, Dataflow, Instruction, Place, Reduce, Send, Stamp
 from bml.protocol.direct import DirectEngine
-from bml.protocol.engine import Buffer, Engine, Instruction, Layout, Place, Reduce, Send, Stamp
+from bml.protocol.engine import Engine, Layout
 from bml.protocol.frame import FrameError, Header, Kind
 from bml.schedule import AnyProgram, AnyPrograms, DirectProgram, ExchangeProgram, Hop
 
@@ -31,17 +32,11 @@ class _Term(NamedTuple):
     base: int
 
 
-class ExchangeEngine:
+class ExchangeEngine(Dataflow):
     """The dataflow of one step; see the module's text and `Engine`."""
 
     def __init__(self, program: ExchangeProgram, stamp: Stamp, n_elements: int, slice_elements: int):
-        self.server = program.server
-        self.stamp = stamp
-        self.n_elements = n_elements
-        self.remaining = n_elements
-        self.handled = 0
-        self.finals: list[tuple[int, int]] = []
-        self.scratch_elements = 0
+        super().__init__(program.server, stamp, n_elements)
         self._rounds = program.rounds
         self._slice = max(1, slice_elements)
         self._starts = range(0, n_elements, self._slice)
@@ -57,16 +52,6 @@ class ExchangeEngine:
         ]
         self.expected = n_elements * len(self._terms)
 
-    @property
-    def complete(self) -> bool:
-        """Every output is final on this server."""
-        return self.remaining == 0
-
-    @property
-    def progress(self) -> float:
-        """Fraction, 0 to 1, of the elements this server must receive that have arrived."""
-        return self.handled / self.expected if self.expected else 1.0
-
     def start(self) -> list[Instruction]:
         """What can be done with this server's own contribution alone."""
         done: list[Instruction] = []
@@ -75,8 +60,7 @@ class ExchangeEngine:
                 self._send(unit, done)
             else:
                 stop = self._stop(unit)
-                self.remaining -= stop - start
-                self.finals.append((start, stop))
+                self._final(start, stop)
                 done.append(Reduce(start, stop, (Place(Buffer.IN, start),)))
         return done
 
@@ -107,8 +91,7 @@ class ExchangeEngine:
             if self._at[unit] < len(self._rounds):
                 self._send(unit, done)
             else:
-                self.remaining -= self._stop(unit) - self._starts[unit]
-                self.finals.append((self._starts[unit], self._stop(unit)))
+                self._final(self._starts[unit], self._stop(unit))
 
     def _reduce(self, unit: int) -> Reduce:
         number, start = self._at[unit], self._starts[unit]

@@ -1,13 +1,15 @@
-"""What speaks against parts of the fabric, as a coordinator gathers it, and when that is to be acted on."""
+"""What speaks for and against parts of the fabric, as a coordinator gathers it, and when that is acted on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 
 from bml.protocol import messages as msg
+from bml.protocol.decision import is_open
 from bml.protocol.timeouts import Timeouts
 from faults import Evidence, Suspicion
-from topology import Fabric
+from faults.healing import healed
+from topology import Fabric, parse_failure
 
 Pair = tuple[int, int, int]
 """(observer, peer, level)."""
@@ -19,6 +21,8 @@ class Findings:
     def __init__(self, timeouts: Timeouts, now: float):
         self.dead: dict[int, str] = {}
         self.trusted: set[Pair] = set()
+        self.healed: frozenset[str] = frozenset()
+        """Failures of the view in force that are over."""
         self.astray: set[int] = set()
         """Members that do not act on the view: another one is to reach them."""
         self.fresh = False
@@ -69,7 +73,7 @@ class Findings:
         """How long it took, from the silence on, to come to act."""
         return now - self.since_s + self._silent_s if self.fresh else 0.0
 
-    def evidence(self, fabric: Fabric, is_open: Callable[[Fabric, Suspicion], bool]) -> Evidence:
+    def evidence(self, fabric: Fabric) -> Evidence:
         """What is to be diagnosed on this fabric."""
         suspicions = tuple(each for _, each in sorted(self._suspicions.items()) if is_open(fabric, each))
         return Evidence({s: why for s, why in self.dead.items() if s in fabric.servers}, suspicions)
@@ -81,6 +85,19 @@ class Findings:
     def forget(self, past: Callable[[Suspicion], bool]) -> None:
         """Drop suspicions."""
         self._suspicions = {key: each for key, each in self._suspicions.items() if not past(each)}
+
+    def answered(self, view: msg.View, fabric: Fabric) -> None:
+        """A view is in force, and with it this damaged fabric: keep what they do not answer."""
+        self.trusted.clear()  # servers listen anew in every view
+        self.healed = frozenset()
+        self.forget_deaths(view.members)
+        self.forget(lambda each: not is_open(fabric, each))
+
+    def heal(self, fabric: Fabric, failures: Iterable[str]) -> bool:
+        """Whether any of these failures of the whole fabric is over."""
+        parts = [parse_failure(part) for part in failures]
+        self.healed = frozenset(str(part) for part in healed(fabric, parts, self.trusted))
+        return bool(self.healed)
 
     def rest(self) -> None:
         """Without any evidence left there is nothing to act on."""

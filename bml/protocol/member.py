@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 
 from bml.protocol.messages import Accepted, Freeze, Life, Propose, Refused, Status, View
 from bml.protocol.spans import Spans
+from topology.errors import BmlError
 
 
 @dataclass
@@ -42,6 +43,8 @@ class Member:
     accepted: View | None = None
     installed: View | None = None
     frozen: bool = field(default=True)  # nothing may run before the first view
+    stopped: BmlError | None = None
+    """What ended the job here."""
 
     @property
     def epoch(self) -> int:

@@ -123,8 +123,8 @@ class Inject(_Message, frozen=True):
 
 
 #: training: a training function raised. too-few: fewer than min_servers are left.
-#: start: servers are missing at start-up. interrupted: the user stopped the job.
-ABORT_KINDS = ("training", "too-few", "start", "interrupted")
+#: start: servers are missing at start-up.
+ABORT_KINDS = ("training", "too-few", "start")
 
 # --- server to coordinator ---------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bml.protocol.engine import Buffer, Place, Reduce
+from bml.protocol.dataflow import Buffer, Place, Reduce
 from bml.protocol.spans import Spans, size
 
 Array = NDArray[np.generic]

@@ -23,7 +23,7 @@ from bml.protocol import coordinator as coord
 from bml.protocol import events as ev
 from bml.protocol import messages as msg
 from bml.protocol.call import Call
-from bml.protocol.engine import Send
+from bml.protocol.dataflow import Send
 from bml.protocol.frame import Header
 from bml.protocol.server import ServerCore
 from bml.protocol.timeouts import Timeouts
@@ -317,7 +317,7 @@ _LEFT_OUT = frozenset(
         *("fabric", "timeouts", "_fabric", "_base", "_planner", "programs", "_phases", "_timeouts"),
         *("_detector", "_recovery", "_engines", "_slice_nbytes"),
         *("_layout", "_units", "_starts", "place"),
-        *("views", "_texts", "_history", "steps"),
+        *("_lived", "_texts", "_history", "steps", "met"),
     )
 )
 

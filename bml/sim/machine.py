@@ -11,8 +11,8 @@ import numpy as np
 from bml.protocol import events as ev
 from bml.protocol import messages as msg
 from bml.protocol.call import Call, neutral
+from bml.protocol.dataflow import Buffer, Place, Reduce, Send
 from bml.protocol.direct import Post, Stage, Sum
-from bml.protocol.engine import Buffer, Place, Reduce, Send
 from bml.protocol.frame import Header, Kind
 from bml.protocol.messages import View
 from bml.protocol.server import ServerCore

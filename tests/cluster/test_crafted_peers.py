@@ -23,11 +23,7 @@ DEADLINE_S = 5.0
 def server() -> Iterator[Server]:
     made = Server(SPEC, 1, ["127.78.0.2"])
     yield made
-    for part in (made._transport, made._listener, made._carrier):
-        part.close()
-    if made._channel is not None:
-        made._channel.close()
-    made._poller.close()
+    made._loop.close()
 
 
 class Caller:
@@ -37,7 +33,7 @@ class Caller:
         self.said: list[msg.Message] = []
         self.ends: list[control.End] = []
         self.channel: control.Channel | None = None
-        self._poller = server._poller
+        self._poller = server._loop.poller
         host, port = server.contact.control
         control.dial(
             host, port, token=SPEC.token, job=SPEC.job, server=as_server, poller=self._poller,

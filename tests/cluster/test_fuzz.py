@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from bml.cluster.job import Contact, JobSpec
+from bml.cluster.loop import ServerLoop
 from bml.cluster.server import Server
 from bml.protocol import events as ev
 from bml.protocol import messages as msg
@@ -182,18 +183,17 @@ class Victim:
         self.spec = JobSpec("bcube:2x1", algorithm, job="fuzzed", token=b"token")
         self.server = Server(self.spec, ME, ["127.78.0.2"], life=life)
         peer = Contact(PEER, ("127.78.0.1", 9), (("127.78.0.1", 9),))
-        self.server._contacts = {PEER: peer, ME: self.server.contact}
+        self.loop = self.server._loop
+        self.loop.execution.contacts = {PEER: peer, ME: self.server.contact}
         self.joined = () if life is None else (Life(ME, life, self.server.contact.encode()),)
-        self.core = self.server._core
+        self.core = self.loop.core
         self.epoch = 0
 
     def close(self) -> None:
-        for part in (self.server._transport, self.server._listener, self.server._carrier):
-            part.close()
-        self.server._poller.close()
+        self.loop.close()
 
     def control(self, message: msg.ToServer) -> None:
-        self.server._execute(self.core.handle(ev.Control(message), 0.0))
+        self.loop.execution.execute(self.core.handle(ev.Control(message), 0.0))
 
     def view(self, learns: bool) -> None:
         """A new view, in which this server learns or not."""
@@ -210,10 +210,10 @@ class Victim:
 
     def submit(self, n: int = N) -> None:
         """The user brings ones to the step that comes."""
-        self.server._contribution = (np.ones(n), "sum")
+        self.loop.meeting.contribution = (np.ones(n), "sum")
         call = Call("sum", "<f8", n, "sum")
         event = ev.Submit(self.core.step, self.core.epoch, call, SIGNATURE)
-        self.server._execute(self.core.handle(event, 0.0))
+        self.loop.execution.execute(self.core.handle(event, 0.0))
 
     def header(self, kind: Kind, start: int = 0, stop: int = 0, nbytes: int | None = None) -> Header:
         itemsize = 8 if kind <= Kind.DOWN else 1
@@ -243,18 +243,18 @@ class Victim:
         return [head, *pieces]
 
     def connection(self) -> Connection:
-        return Connection(self.server)
+        return Connection(self.loop)
 
     def takes_an_honest_step(self) -> None:
         """Nothing of what came before is in it."""
         self.view(learns=False)
-        while not self.server._replies.empty():
-            self.server._replies.get()
+        while not self.loop.meeting.replies.empty():
+            self.loop.meeting.replies.get()
         self.submit()
         connection = self.connection()
         for header, payload in self.honest():
             connection.feed(raw(header) + payload)
-        reply = self.server._replies.get(timeout=1.0)
+        reply = self.loop.meeting.replies.get(timeout=1.0)
         assert isinstance(reply, Committed), reply
         np.testing.assert_array_equal(reply.result, np.full(N, 3.0))
 
@@ -262,10 +262,10 @@ class Victim:
 class Connection:
     """The receiving half of a connection to the victim; a FrameError closes it."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, loop: ServerLoop) -> None:
         self.closed = False
         self._intake = Intake(
-            partial(server.admit, PEER, 0), partial(server.received, PEER, 0), Counters(), 64 << 20
+            partial(loop.admit, PEER, 0), partial(loop.received, PEER, 0), Counters(), 64 << 20
         )
 
     def feed(self, data: bytes) -> None:

@@ -20,8 +20,8 @@ import jobs
 import numpy as np
 import pytest
 
-import bml.cluster.server
-import bml.protocol.server
+import bml.cluster.meeting
+import bml.protocol.lived
 from bml.cluster.coordinator import CoordinatorLoop
 from bml.cluster.job import JobSpec, ServerReport, default_nics
 from bml.cluster.server import Server
@@ -145,8 +145,8 @@ def measure(world: World) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def test_view_changes_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bml.cluster.server, "_COMMITS_KEPT", FEW)
-    monkeypatch.setattr(bml.protocol.server, "_VIEWS_KEPT", FEW)
+    monkeypatch.setattr(bml.cluster.meeting, "_COMMITS_KEPT", FEW)
+    monkeypatch.setattr(bml.protocol.lived, "_VIEWS_KEPT", FEW)
     world = World()
     world.until(lambda now: now["epoch"] == 1)
     while world.now["epoch"] < WARM:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bml.protocol.engine import Engine, Place, Reduce, Send, Stamp
+from bml.protocol.dataflow import Place, Reduce, Send, Stamp
+from bml.protocol.engine import Engine
 from bml.protocol.workspace import Workspace
 from bml.schedule import Program, plan
 from topology import Fabric, FabricError, UsageError, parse

@@ -53,15 +53,15 @@ class Driver:
         """Report to the Freeze of now."""
         done: list[coord.Instruction] = []
         for server in servers or self.asked():
-            self.at[server]["promised"] = self.core._epoch
-            done += self.heard(server, self.status(server, self.core._epoch))
+            self.at[server]["promised"] = self.core._known.epoch
+            done += self.heard(server, self.status(server, self.core._known.epoch))
         return done
 
     def accept(self, *servers: int) -> list[coord.Instruction]:
         done: list[coord.Instruction] = []
         for server in servers or self.asked():
             self.at[server]["accepted"] = self.ballot.proposal
-            done += self.heard(server, msg.Accepted(server, self.term, self.core._epoch))
+            done += self.heard(server, msg.Accepted(server, self.term, self.core._known.epoch))
         return done
 
     @property
@@ -484,7 +484,7 @@ def test_a_deposed_coordinator_says_nothing_more(phase: str) -> None:
 
 def test_a_coordinator_that_gave_up_is_deposed_too(steady: Driver) -> None:
     """Seed 11109: thawed, it found nobody, gave up, and took the servers' connections from its successor."""
-    steady.give(coord.Interrupt("no answer"))
+    steady.heard(1, msg.Ended(1, "failed", "no answer"))
     assert steady.heard(0, msg.Deposed(0, 2)) == [coord.Finished(None, deposed=True)]
     assert steady.give(coord.Connected(1)) == []
 
@@ -577,11 +577,6 @@ def test_everybody_dead_is_too_few() -> None:
     for server in (0, 1):
         driver.give(coord.Gone(server, "killed"))
     assert abort(driver.tick(TIMES.proof_window_s)).kind == "too-few"
-
-
-def test_an_interrupt_ends_the_job_at_any_time(steady: Driver) -> None:
-    assert abort(steady.give(coord.Interrupt("Ctrl-C"))).kind == "interrupted"
-    assert abort(Driver().give(coord.Interrupt("Ctrl-C"))).kind == "interrupted"
 
 
 def test_a_run_may_shrink_step_by_step() -> None:

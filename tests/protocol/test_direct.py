@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from bml.protocol import events as ev
 from bml.protocol import messages as msg
 from bml.protocol.call import Call
+from bml.protocol.dataflow import Stamp
 from bml.protocol.direct import DirectEngine, Post, Stage, Sum, standing, standings
-from bml.protocol.engine import Stamp
 from bml.protocol.exchange import engine_for
 from bml.protocol.frame import FrameError, Kind
 from bml.protocol.server import ServerCore

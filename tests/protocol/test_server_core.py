@@ -10,7 +10,7 @@ from bml.errors import Evicted, StepMismatch, TooFewServers, TrainingError
 from bml.protocol import events as ev
 from bml.protocol import messages as msg
 from bml.protocol.call import Call
-from bml.protocol.engine import Place, Reduce, Send
+from bml.protocol.dataflow import Place, Reduce, Send
 from bml.protocol.frame import FrameError, Header, Kind
 from bml.protocol.server import ServerCore
 from bml.protocol.timeouts import Timeouts
@@ -273,7 +273,7 @@ def test_texts_are_bounded(running: Driver) -> None:
     for signature in range(1000):
         describe = running.frame(Kind.DESCRIBE, 0, 3, signature=signature, nbytes=3)
         running.core.received(PEER, describe, "abc", 0.0)
-    assert len(running.core._texts) <= 8
+    assert len(running.core._calls._texts) <= 8
 
 
 # --- views -----------------------------------------------------------------------------------------

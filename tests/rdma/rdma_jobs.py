@@ -27,7 +27,7 @@ def fast_start(monkeypatch: pytest.MonkeyPatch) -> None:
     fork_the_nursery(monkeypatch)
 
 
-def digits_example() -> Any:
+def digits_example(epochs: int) -> Any:
     """The example's module, with its data read here: every server would need seconds for it."""
     file = Path(__file__).parents[2] / "examples" / "train_digits.py"
     spec = importlib.util.spec_from_file_location("digits_over_rdma", file)
@@ -38,16 +38,17 @@ def digits_example() -> Any:
     spec.loader.exec_module(module)
     digits = module.load()
     module.load = lambda: digits
-    module.EPOCHS = 6
+    module.EPOCHS = epochs
     return module
 
 
-def test_the_digits_are_learnt_as_by_one_process() -> None:
-    example = digits_example()
+@pytest.mark.parametrize(("fabric", "servers", "epochs"), [("bcube:2x2", 4, 6), ("bcube:3x2", 9, 3)])
+def test_the_digits_are_learnt_as_by_one_process(fabric: str, servers: int, epochs: int) -> None:
+    example = digits_example(epochs)
     alone = example.reference()
-    result = launch(example.train, "bcube:2x2")
+    result = launch(example.train, fabric)
     print(f"accuracy {result.value['accuracy']:.4f}, alone {alone.accuracy:.4f}")
-    assert len(result.values) == 4
+    assert len(result.values) == servers
     assert len(set(result.report["digests"].values())) == 1
     assert result.report["samples"]["complete"]
     for each in result.values.values():
@@ -56,7 +57,8 @@ def test_the_digits_are_learnt_as_by_one_process() -> None:
     assert alone.accuracy > 0.9
 
 
-def test_bench_and_status_show_what_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fabric", ["bcube:2x2", "bcube:3x2"])
+def test_bench_and_status_show_what_is_used(fabric: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contenders, "_DETECT_S", DETECT_S)
     monkeypatch.setattr(contenders, "START_S", 150.0)
     said: list[dict[str, Any]] = []
@@ -67,7 +69,7 @@ def test_bench_and_status_show_what_is_used(monkeypatch: pytest.MonkeyPatch) -> 
         return dict(said[-1])
 
     monkeypatch.setattr(contenders.Own, "_transports", transports)
-    options = ["--fabric", "bcube:2x2", "--sizes", "1MiB", "--repetitions", "1", "--block-s", "0.1"]
+    options = ["--fabric", fabric, "--sizes", "1MiB", "--repetitions", "1", "--block-s", "0.1"]
     result = CliRunner().invoke(main, ["bench", "allreduce", *options, "--transport", "verbs,tcp", "--json"])
     assert result.exit_code == 0, result.output
     printed = json.loads(result.stdout)
@@ -179,7 +181,7 @@ def test_a_cable_that_is_cut_in_mid_transfer_is_used_again_when_it_is_back() -> 
 
 
 def counters(session: bml.Session) -> dict[tuple[int, int], Any]:
-    return session._communicator._transport.stats()  # type: ignore[attr-defined,no-any-return]
+    return session._communicator._loop.transport.stats()  # type: ignore[attr-defined,no-any-return]
 
 
 def test_a_server_that_is_killed() -> None:

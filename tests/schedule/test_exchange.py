@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from bml.protocol.engine import Place, Reduce, Stamp
+from bml.protocol.dataflow import Place, Reduce, Stamp
 from bml.protocol.exchange import ExchangeEngine, engine_for
 from bml.protocol.frame import FrameError, Kind
 from bml.protocol.workspace import Workspace

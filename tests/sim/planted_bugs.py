@@ -12,7 +12,7 @@ from msgspec import structs
 from bml.protocol import ballot
 from bml.protocol import coordinator as coord
 from bml.protocol.barrier import Barrier
-from bml.protocol.engine import Buffer, Reduce
+from bml.protocol.dataflow import Buffer, Reduce
 from bml.protocol.member import Member
 from bml.protocol.server import ServerCore
 from bml.protocol.transfer import Incoming
@@ -108,9 +108,9 @@ def takeover_with_a_stale_epoch(patch: Patch) -> None:
     learn = coord.Coordinator._learn
 
     def forgetful(self: Any, status: Any, now: float) -> bool:
-        epoch = self._epoch
+        epoch = self._known.epoch
         learn(self, status, now)
-        self._epoch = epoch
+        self._known.epoch = epoch
         return False
 
     patch.setattr(coord.Coordinator, "_learn", forgetful)

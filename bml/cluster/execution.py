@@ -1,0 +1,207 @@
+"""Carries out on sockets and memory what the server's core says, in order, and decides nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from bml.cluster.direct import DirectSync
+from bml.cluster.handover import Handover
+from bml.cluster.injection import Injection
+from bml.cluster.job import Contact
+from bml.cluster.meeting import Meeting
+from bml.cluster.trace import Trace, TracedWorkspace
+from bml.protocol import events as ev
+from bml.protocol import messages as msg
+from bml.protocol.call import Call, neutral
+from bml.protocol.dataflow import Buffer, Reduce, Send
+from bml.protocol.direct import Post, Stage, Sum
+from bml.protocol.frame import Kind
+from bml.protocol.reuse import StepMemory
+from bml.protocol.server import ServerCore
+from bml.protocol.spans import Spans
+from bml.protocol.workspace import Array, Workspace
+from bml.train.communicator import Committed, Retried
+from bml.transport.interface import Transport
+from topology.errors import BmlError, InvariantError
+
+_TEXT_PRIORITY = -2
+_NO_RESULT: Array = np.empty(0, np.uint8)
+#: How long after `Leave` the loop still delivers what it has said, in seconds.
+_LINGER_S = 0.2
+
+
+class Execution:
+    """What one server does in the loop's thread, and in the training thread where servers share memory.
+
+    `workspace` is the memory of the step that is under way. `contacts` and `lives` say where the others are.
+    `leave_at`: when the loop is to end, on the clock of time.monotonic; None: not yet.
+    """
+
+    def __init__(
+        self,
+        core: ServerCore,
+        transport: Transport,
+        memory: StepMemory,
+        injection: Injection,
+        handover: Handover,
+        meeting: Meeting,
+        tell: Callable[[msg.ToCoordinator], None],
+        trace: Trace | None,
+    ):
+        self.workspace: Workspace | None = None
+        self.direct: DirectSync | None = None
+        self.contacts: dict[int, Contact] = {}
+        self.lives: dict[int, int] = {}
+        self.leave_at: float | None = None
+        self._core = core
+        self._transport = transport
+        self._memory = memory
+        self._injection = injection
+        self._handover = handover
+        self._meeting = meeting
+        self._tell = tell
+        self._trace = trace
+        self._user_ended = False
+
+    def execute(self, instructions: Iterable[ev.Instruction]) -> None:
+        """Carry them out."""
+        for instruction in instructions:
+            kind = type(instruction)
+            if kind is Send:
+                self._send(instruction)  # type: ignore[arg-type]
+            elif kind is Reduce:
+                assert self.workspace is not None
+                self.workspace.reduce(instruction)  # type: ignore[arg-type]
+            elif kind is Post or kind is Sum:
+                self._go_direct(instruction)  # type: ignore[arg-type]
+            else:
+                self._carry_out(instruction)
+
+    def stop(self, error: BmlError) -> None:
+        """The job is over here."""
+        self._meeting.stop(error)
+        self._handover.fail(error)
+        self._leave_if_over()
+
+    def user_ended(self) -> None:
+        """The training function brings nothing any more."""
+        self._user_ended = True
+        self._leave_if_over()
+
+    def _leave_if_over(self) -> None:
+        """Once the job has failed and the training function has ended, nothing is left to serve."""
+        if self._user_ended and self._meeting.error is not None and self.leave_at is None:
+            self.leave_at = time.monotonic() + _LINGER_S
+
+    # --- data ------------------------------------------------------------------------------------
+
+    def _send(self, send: Send) -> None:
+        peer, level, header, place, priority = send
+        if self._injection.armed:
+            self._injection.saw(header)
+            if header.kind == Kind.TOKEN:
+                self._injection.before_token(header.step, self._core, time.monotonic())
+        payload = None
+        if place is not None and place.buffer == Buffer.STATE:
+            payload = self._handover.outgoing(place, header.nbytes)
+        elif place is not None:
+            assert self.workspace is not None
+            payload = self.workspace.view(place, header.stop - header.start)
+        self._transport.send(peer, level, header, payload, priority)
+
+    def _go_direct(self, instruction: Post | Sum) -> None:
+        assert self.direct is not None
+        if isinstance(instruction, Sum):
+            self.direct.add(instruction)
+            return
+        if instruction.stage is Stage.COMPLETE and self._injection.armed:
+            self._injection.before_token(instruction.step, self._core, time.monotonic())
+        self.direct.post(instruction)
+
+    def _open(self, step: int, scratch_elements: int, follows: Call | None, left: Spans) -> None:
+        if self._trace is not None:
+            self._trace.opened(step)
+        if left:
+            assert self.workspace is not None
+            self.workspace = self.workspace.resume(left, scratch_elements)
+            return
+        if follows is not None:
+            vector, op = neutral(follows), follows.op
+        else:
+            assert self._meeting.contribution is not None
+            vector, op = self._meeting.contribution
+        if self._trace is None:
+            self.workspace = Workspace(vector, scratch_elements, op, self._memory.empty)
+            return
+        self.workspace = traced = TracedWorkspace(vector, scratch_elements, op, self._memory.empty)
+        traced.trace = self._trace
+
+    def _committed(self, step: int, epoch: int, contributors: tuple[int, ...]) -> Committed:
+        """The result of the step that has ended."""
+        assert self.workspace is not None
+        result, self.workspace = self.workspace.result, None
+        if self._trace is not None:
+            self._trace.ended("committed")
+        return Committed(step, epoch, contributors, result)
+
+    # --- everything else -------------------------------------------------------------------------
+
+    def _carry_out(self, instruction: ev.Instruction) -> None:
+        match instruction:
+            case ev.SendText(peer, level, header, text):
+                if header.kind == Kind.HEAD and self._injection.armed:
+                    self._injection.before_state(self._core, time.monotonic())
+                self._transport.send(peer, level, header, memoryview(text), _TEXT_PRIORITY)
+            case ev.Open() if self.direct is not None:
+                pass  # the training thread has brought it to the others
+            case ev.Open(step, scratch_elements, follows, left):
+                self._open(step, scratch_elements, follows, left)
+            case ev.Commit(step, epoch, contributors) if self.direct is not None:
+                self._meeting.give(Committed(step, epoch, contributors, _NO_RESULT))  # it knows where it lies
+            case ev.Commit(step, epoch, contributors):
+                self._meeting.commit(self._committed(step, epoch, contributors))
+            case ev.Prepare():
+                self._meeting.replies.put(instruction)
+            case ev.Keep(step, epoch, contributors):
+                self._handover.keep(self._committed(step, epoch, contributors))
+            case ev.Replay(step):
+                self._meeting.give(self._handover.kept(step))
+            case ev.Expect(nbytes):
+                self._handover.expect(nbytes)
+            case ev.StateHere(step, digests):
+                self._handover.here(step, digests)
+            case ev.Retry(step, epoch):
+                self._meeting.replies.put(Retried(step, epoch))
+            case ev.Stop(error):
+                self.stop(error)
+            case ev.Installed(view):
+                self._installed(view)
+            case ev.Links(wanted):
+                self._transport.set_peers(
+                    {(peer, level): self.contacts[peer].nics[level] for peer, level in wanted}, self.lives
+                )
+            case ev.Fence():
+                self._transport.fence()
+            case ev.Resume():
+                self._transport.resume()
+            case ev.Beat(peer, level):
+                self._transport.beat(peer, level, self.contacts[peer].nics[level])
+            case ev.Tell(message):
+                self._tell(message)
+            case ev.Leave():
+                self.leave_at = time.monotonic() + _LINGER_S
+            case _:
+                raise InvariantError(
+                    f"server {self._core.server} ({self._core.waits_for()}): unknown {instruction}"
+                )
+
+    def _installed(self, view: msg.View) -> None:
+        for life in view.joined:
+            self.contacts[life.server] = Contact.decode(life.contact)
+        self.lives = {life.server: life.number for life in view.joined}
+        joins = view.life(self._core.server) is not None
+        self._injection.start(time.monotonic(), view.commit if joins else None)
+        self._meeting.in_force.set()

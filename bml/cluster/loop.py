@@ -1,0 +1,311 @@
+"""The server's loop: a thread that polls sockets and clocks, asks the core and has its answers carried out.
+
+The training function runs in another thread, see bml.cluster.server; what it asks for comes as a request.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from bml.cluster.carrier import CarrierWatch
+from bml.cluster.direct import DirectSync, Shell
+from bml.cluster.execution import Execution
+from bml.cluster.handover import Handover
+from bml.cluster.injection import Hands, Injection
+from bml.cluster.job import Contact, Contacts, JobSpec
+from bml.cluster.line import CoordinatorLine
+from bml.cluster.meeting import Meeting
+from bml.cluster.rates import Rates
+from bml.cluster.trace import Trace
+from bml.protocol import events as ev
+from bml.protocol import messages as msg
+from bml.protocol.dataflow import Buffer, Place
+from bml.protocol.frame import Header, Kind
+from bml.protocol.reuse import StepMemory
+from bml.protocol.server import ServerCore
+from bml.protocol.slices import LAN_RATE, rate_of, slice_nbytes
+from bml.schedule import AnyPrograms, DirectProgram, OneProgram, Programs, Schedules
+from bml.schedule.packed import prepare
+from bml.transport import interface as wire
+from bml.transport.choice import open_transport
+from bml.transport.poller import Poller
+from bml.transport.shm import Boards, Reduction, SharedPool
+from faults import Fault
+from topology import Fabric
+from topology.errors import BmlError, FabricError, InvariantError
+
+_EMPTY = memoryview(bytearray())
+#: Larger fabrics plan when it is needed: planning all single failures ahead would delay the start.
+_MOST_PREPARED = 64
+
+
+class ServerLoop:
+    """The loop of one server and all that it stands on; arguments as of bml.cluster.server.Server.
+
+    `guard`: one thread at a time uses the core and what it stands on, the loop's, or in `sync` over shared
+    memory the user's. `direct` runs such steps, None: the servers share none. `admit`, `received`, `heard`
+    and `lost` are those of bml.transport.interface.Handler.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        server: int,
+        nics: Sequence[str],
+        control_host: str,
+        strike: Callable[[Fault], None] | None,
+        life: int | None,
+    ):
+        self.server = server
+        self.fabric = spec.parsed_fabric()
+        self.nics = tuple(nics)
+        _prepare(spec, self.fabric)
+        self._spec = spec
+        self._rate = spec.nic_rate or LAN_RATE
+        self.meeting = Meeting()
+        self.handover = Handover(life is not None)
+        self.poller = Poller(on_wake=self._take_requests)
+        self.guard = self.poller.guard = threading.Lock()
+        self.trace = Trace(server, self) if spec.trace else None
+        self.opened = open_transport(
+            spec.transport,
+            server,
+            nics,
+            token=spec.token,
+            job=spec.job,
+            poller=self.poller,
+            handler=self.trace or self,
+            connect_s=spec.timeouts().connect_s,
+            life=life or 0,
+            traffic_class=spec.traffic_class,
+        )
+        self.transport, self.memory = self.opened.transport, self.opened.memory
+        self.line = CoordinatorLine(
+            server, self.fabric, spec, control_host, self.poller, self._told, self._coordinator_lost
+        )
+        self.boards: Boards | None = None
+        if isinstance(self.memory, SharedPool):
+            self.boards = Boards(server, spec.token, spec.job)
+        board = None if self.boards is None else self.boards.own.address
+        self.contact = Contact(server, self.line.endpoint, self.transport.endpoints, self.opened.name, board)
+        joins = None if life is None else msg.Life(server, life, self.contact.encode())
+        self.core = ServerCore(
+            server, self.fabric, self._programs, spec.timeouts(), self._slice_nbytes, time.monotonic(), joins
+        )
+        hands = Hands(
+            self.transport, self.poller, self.line.tell, self.meeting.throw, self._feel,
+            self.handover.ask_to_leave, strike,
+        )  # fmt: skip
+        self.injection = Injection(server, spec.fault_plan(), self.fabric, hands)
+        self.execution = Execution(
+            self.core, self.transport, StepMemory(self.memory.empty), self.injection, self.handover,
+            self.meeting, self.line.tell, self.trace,
+        )  # fmt: skip
+        self._execute = self.execution.execute
+        self.direct: DirectSync | None = None
+        if isinstance(self.memory, SharedPool) and self.boards is not None:
+            self._share_memory(self.memory, self.boards)
+        self.carrier = CarrierWatch(server, nics, self.poller, self._carrier_changed)
+        self.rates = Rates(self.fabric.levels, time.monotonic())
+        self._requests: deque[ev.Event | Callable[[], None]] = deque()
+        self._texts: dict[wire.LinkKey, bytearray] = {}
+        self._heard: dict[wire.LinkKey, float] = {}
+        self._tick_at = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name=f"bml-server-{server}", daemon=True)
+
+    # --- for other threads -----------------------------------------------------------------------
+
+    def start(self, contacts: Contacts) -> None:
+        """Start the thread; the coordinator may call from now on. Raises FabricError."""
+        others = {server: contact.transport for server, contact in contacts.items()}
+        if set(others.values()) != {self.opened.name}:
+            raise FabricError(f"servers fell back to different transports: {others}; ask for tcp everywhere")
+        self.execution.contacts = dict(contacts)
+        if self._spec.nic_rate is None:
+            self._rate = rate_of(host for contact in contacts.values() for host, _ in contact.nics)
+        if self.boards is not None:
+            self.boards.open({server: contact.board for server, contact in contacts.items()})
+        self._thread.start()
+
+    def request(self, what: ev.Event | Callable[[], None]) -> None:
+        """Bring an event to the core, or call something, in the loop's thread."""
+        self._requests.append(what)
+        self.poller.wake()
+
+    def join(self) -> None:
+        """Wait until the thread has ended."""
+        self.meeting.left.wait()
+        self._thread.join()
+
+    @property
+    def nbytes_copied(self) -> int:
+        """Contributions that lay outside of shared memory and were copied into it, in bytes."""
+        return self._reduction.nbytes_copied if self.direct is not None else 0
+
+    # --- the thread ------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._over():
+                self._pass()
+        except BaseException as error:  # the training thread must not wait for ever for a dead loop
+            bug = error if isinstance(error, BmlError) else InvariantError(f"server {self.server}: {error!r}")
+            self.execution.stop(bug)
+            raise
+        finally:
+            self.meeting.over()
+            self.close()
+
+    def close(self) -> None:
+        """Let go of sockets and memory; only when the thread does not run."""
+        self.carrier.close()
+        self.line.close()
+        self.transport.close()
+        self.poller.close()
+        if self.boards is not None:
+            self.boards.close()
+            self._reduction.close()
+
+    def _over(self) -> bool:
+        leave_at = self.execution.leave_at
+        return leave_at is not None and time.monotonic() >= leave_at
+
+    def _pass(self) -> None:
+        now = time.monotonic()
+        due = self._tick_at
+        if self.injection.armed:
+            due = min(due, self.injection.next_deadline(now))
+        if self.execution.leave_at is not None:
+            due = min(due, self.execution.leave_at)
+        self.poller.poll(max(0.0, due - now))
+        with self.guard:
+            now = time.monotonic()
+            if now >= self._tick_at or self.core.urgent:
+                self._tick(now)
+            self._inject()
+
+    def _tick(self, now: float) -> None:
+        for (peer, level), heard_at in self._heard.items():
+            self.core.heard(peer, level, heard_at)
+        self._heard.clear()
+        self._execute(self.core.handle(ev.Tick(), now))
+        # Whatever happens until then, nothing is due before: a tick sends the heartbeats that are due, and
+        # no silence can become suspect between two heartbeats that could not be suspect now.
+        self._tick_at = self.core.next_deadline(now)
+        if self.rates.due(now):
+            self.rates.note(self.transport.stats(), now)
+
+    def _take_requests(self) -> None:
+        while self._requests:
+            request = self._requests.popleft()
+            if callable(request):
+                request()
+                continue
+            self._feel(request)
+            if isinstance(request, ev.Ended):
+                self.execution.user_ended()
+
+    def _inject(self) -> None:
+        """Suffer the faults that are due; called wherever something may have brought a moment of the plan."""
+        if self.injection.armed:
+            self.injection.poll(self.core, time.monotonic())
+
+    def _feel(self, event: ev.Event) -> None:
+        self._execute(self.core.handle(event, time.monotonic()))
+
+    # --- what the core and its steps are made with -----------------------------------------------
+
+    def _programs(self, fabric: Fabric, server: int) -> AnyPrograms:
+        if self.direct is not None:
+            return OneProgram(DirectProgram(server, fabric.servers))
+        return Programs(Schedules(fabric, self._spec.algorithm, self._spec.constants), server)
+
+    def _slice_nbytes(self, nbytes: int) -> int:
+        return slice_nbytes(nbytes, self._rate)
+
+    def _share_memory(self, pool: SharedPool, boards: Boards) -> None:
+        self._reduction = Reduction(boards, pool)
+        shell = Shell(
+            self.core,
+            self.guard,
+            self.meeting.replies,
+            self._execute_beside,
+            armed=lambda: self.injection.armed,
+            suffer=self._suffer,
+        )
+        give_up_s = self._spec.timeouts().orphan_s
+        self.direct = self.execution.direct = DirectSync(boards, self._reduction, shell, give_up_s)
+
+    def _execute_beside(self, instructions: Iterable[ev.Instruction]) -> None:
+        """Carry out instructions in the user's thread; what they queued must not wait for the loop's."""
+        self._execute(instructions)
+        if self.poller.has_more:
+            self.poller.wake()
+
+    def _suffer(self, header: Header | None) -> None:
+        with self.guard:
+            if header is not None:
+                self.injection.saw(header)
+            self._inject()
+
+    # --- the transport's handler -----------------------------------------------------------------
+
+    def admit(self, peer: int, level: int, header: Header) -> memoryview | wire.Verdict:
+        """See bml.transport.interface.Handler."""
+        verdict = self.core.admit(peer, header)
+        if isinstance(verdict, Place):
+            if verdict.buffer == Buffer.STATE:
+                return self.handover.incoming(verdict, header.nbytes)
+            workspace = self.execution.workspace
+            assert workspace is not None
+            return workspace.view(verdict, header.stop - header.start)
+        if verdict is ev.Verdict.TOKEN:
+            return _EMPTY
+        if verdict is ev.Verdict.TEXT:
+            self._texts[peer, level] = bytearray(header.nbytes)
+            return memoryview(self._texts[peer, level])
+        return wire.WAIT if verdict is ev.Verdict.WAIT else wire.DROP
+
+    def received(self, peer: int, level: int, header: Header) -> None:
+        """See bml.transport.interface.Handler."""
+        text = ""
+        if header.kind in (Kind.DESCRIBE, Kind.HEAD):
+            text = self._texts.pop((peer, level)).decode(errors="replace")
+        armed = self.injection.armed
+        if armed:
+            self.injection.saw(header)
+        self._execute(self.core.received(peer, header, text, time.monotonic()))
+        if armed:
+            self._inject()
+
+    def heard(self, peer: int, level: int) -> None:
+        """See bml.transport.interface.Handler."""
+        self._heard[peer, level] = time.monotonic()  # the core asks for it at its next tick
+
+    def lost(self, peer: int, level: int, kind: str, why: str) -> None:
+        """See bml.transport.interface.Handler."""
+        self._feel(ev.PeerLost(peer, level, kind, why))
+
+    # --- the coordinator and the NICs ------------------------------------------------------------
+
+    def _told(self, message: msg.ToServer) -> None:
+        self._feel(ev.Control(message))
+        self._inject()
+
+    def _coordinator_lost(self) -> None:
+        if self.execution.leave_at is not None:
+            self.execution.leave_at = 0.0  # it has heard our last word
+
+    def _carrier_changed(self, level: int, up: bool, why: str) -> None:
+        if not up:
+            self._feel(ev.OwnNicLost(level, why))
+
+
+def _prepare(spec: JobSpec, fabric: Fabric) -> None:
+    """Recovery waits for the plan: have those of single failures at hand."""
+    few = fabric.n_servers <= _MOST_PREPARED and spec.transport != "shm"
+    if few and spec.algorithm in ("auto", "packed"):
+        prepare(fabric)

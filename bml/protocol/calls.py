@@ -1,0 +1,65 @@
+"""What the users call in a step: told to the neighbours, so that whoever calls another thing is found.
+
+Every frame carries a signature of its sender's call. Who meets another signature than its own has found a
+conflict, and from what the neighbours said it can say in words what they called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+
+from bml.errors import StepMismatch
+from bml.protocol.events import SendText, Submit
+from bml.protocol.frame import Header, Kind
+
+_TEXTS_KEPT = 8
+
+
+class Calls:
+    """What is called on `server` and on its neighbours; `conflict`: it is not the same."""
+
+    def __init__(self, server: int):
+        self.conflict: StepMismatch | None = None
+        self._server = server
+        self._texts: dict[tuple[int, int], str] = {}
+        self._announced: int | None = None
+
+    def install(self) -> None:
+        """A view is in force: its neighbours have been told nothing yet."""
+        self._announced = None
+
+    def announce(
+        self, submit: Submit, links: Iterable[tuple[int, int]], learners: Container[int]
+    ) -> list[SendText]:
+        """Tell the neighbours what the user called, whenever it is not what he called before.
+
+        Learners are told in every step, as it is what lets them take part.
+        """
+        again = self._announced == submit.signature
+        self._announced = submit.signature
+        text = submit.call.encode()
+        epoch, step, signature, size = submit.epoch, submit.step, submit.signature, len(text)
+        done = []
+        for peer, level in sorted(links):
+            if not again or peer in learners:
+                header = Header(Kind.DESCRIBE, epoch, step, self._server, peer, signature, 0, size, size)
+                done.append(SendText(peer, level, header, text))
+        return done
+
+    def described(self, header: Header, text: str, n_links: int) -> None:
+        """A neighbour, over one of so many links, says what is called on it."""
+        while len(self._texts) >= _TEXTS_KEPT * max(1, n_links):
+            self._texts.pop(next(iter(self._texts)))
+        self._texts[header.origin, header.signature] = text.partition("\n")[2] or text
+
+    def clashes(self, submit: Submit, header: Header) -> None:
+        """A frame of this step has another signature than its call here."""
+        said = self._texts.get((header.origin, header.signature), "something else")
+        self.differs(submit, header.origin, said)
+
+    def differs(self, submit: Submit, origin: int, text: str) -> None:
+        """Server `origin` called `text` in this step."""
+        self.conflict = StepMismatch(
+            f"step {submit.step}: server {origin} called {text}, but server {self._server} called "
+            f"{submit.call.text}; every server must make the same calls with the same shapes and dtypes"
+        )

@@ -1,0 +1,52 @@
+"""How a job ends for a coordinator, and what it goes on telling those who come late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from bml.protocol import messages as msg
+from bml.protocol.coordinator_events import Connected, Event, Finished, From, Instruction, Post
+
+
+class Ending:
+    """The end of a job of these servers, as the coordinator of this `term` brings it about.
+
+    `outcomes` say how the training functions ended that have.
+    """
+
+    def __init__(self, term: int, servers: Iterable[int]):
+        self.outcomes: dict[int, str] = {}
+        self._term = term
+        self._servers = tuple(servers)
+        self._farewell: msg.ToServer | None = None
+
+    def done(self, servers: Iterable[int]) -> bool:
+        """Whether the training functions of all of these returned."""
+        return all(self.outcomes.get(server) == "done" for server in servers)
+
+    def finish(self) -> list[Instruction]:
+        """The work is done."""
+        return self._tell(msg.Shutdown(self._term), Finished(None))
+
+    def abort(self, kind: str, text: str, server: int = -1) -> list[Instruction]:
+        """It cannot go on."""
+        abort = msg.Abort(self._term, kind, text, server)
+        return self._tell(abort, Finished(abort))
+
+    def deposed(self) -> list[Instruction]:
+        """A successor is at work: nothing more is said to anybody."""
+        self._farewell = None
+        return [Finished(None, deposed=True)]
+
+    def late(self, event: Event) -> list[Instruction]:
+        """After the end: whoever still appears is told."""
+        match event:
+            case Connected(server) if self._farewell:
+                return [Post(server, self._farewell)]
+            case From(_, msg.Deposed(_, term)) if term > self._term:
+                return self.deposed()
+        return []
+
+    def _tell(self, farewell: msg.ToServer, finished: Finished) -> list[Instruction]:
+        self._farewell = farewell
+        return [*(Post(server, farewell) for server in self._servers), finished]

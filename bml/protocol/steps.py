@@ -1,0 +1,314 @@
+"""The steps of one server: brought by its user, run by an engine, committed behind a barrier.
+
+    idle       -- the user submits, epoch is current  -->  running
+    running    -- all outputs final                   -->  complete   (enters the barrier)
+    complete   -- every token is there                -->  committed  (the result goes to the user)
+    running,   -- a view is in force, commit >= step  -->  committed  (it was complete, so were all)
+    complete   -- commit < step, contributors stay    -->  running    (with what is not final anywhere)
+               -- commit < step                       -->  idle       (the user prepares it again)
+
+The user's contribution is only read, so a step can be tried as often as the fabric breaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from bml.errors import StepMismatch
+from bml.protocol import events as ev
+from bml.protocol import messages as msg
+from bml.protocol.barrier import Barrier, Phase, Token, barrier_phases
+from bml.protocol.calls import Calls
+from bml.protocol.dataflow import Send, Stamp
+from bml.protocol.direct import DirectEngine, Stage, direct_phases
+from bml.protocol.events import Instruction, Submit
+from bml.protocol.exchange import AnyEngine, Engines
+from bml.protocol.frame import Header, Kind
+from bml.protocol.learner import Learner
+from bml.protocol.lived import Lived
+from bml.protocol.member import Member
+from bml.protocol.spans import Spans, merged, missing, placed, size
+from bml.protocol.watch import Links
+from bml.schedule import AnyPrograms
+from topology import Fabric
+from topology.errors import BmlError, InvariantError
+
+_PROGRESS_EVERY_S = 0.1
+_TOKEN_PRIORITY = -1  # before all slices, which count from 0
+
+
+@dataclass
+class Running:
+    """The step that is being synchronised."""
+
+    submit: Submit
+    contributors: tuple[int, ...]
+    engine: AnyEngine
+    barrier: Barrier
+    stamp: tuple[int, int]
+    """(epoch, step), as all its frames have it."""
+    follows: bool
+    left: Spans
+    """The elements that this try is about: all, unless others were final before."""
+    entered: bool = False
+
+    @property
+    def final(self) -> Spans:
+        """The elements that are final."""
+        before = missing(self.left, self.submit.n_elements)
+        return merged((*before, *placed(self.engine.finals, self.left)))
+
+
+class Steps:
+    """See the module's text. `current` is the step that is being synchronised, `committed` the last one.
+
+    It reads what `member` may do now, and of `learner`, if there is one, what is to be followed.
+    `slice_nbytes(nbytes)` is the size of the slices, in bytes, of a vector of so many.
+    """
+
+    def __init__(
+        self,
+        member: Member,
+        learner: Learner | None,
+        calls: Calls,
+        lived: Lived,
+        slice_nbytes: Callable[[int], int],
+        now: float,
+    ):
+        self.current: Running | None = None
+        self.committed = 0
+        self._member = member
+        self._learner = learner
+        self._calls = calls
+        self._lived = lived
+        self._slice_nbytes = slice_nbytes
+        self._engines: Engines | None = None
+        self._phases: tuple[Phase, ...] = ()
+        self._links: Links = frozenset()
+        self._waiting: Submit | None = None
+        self._resumes: tuple[Submit, Spans] | None = None
+        self._progress_at = now
+
+    @property
+    def next(self) -> int:
+        """The step that is being synchronised, else the next one."""
+        return self.committed + 1
+
+    @property
+    def programs(self) -> AnyPrograms | None:
+        """Those of the view in force, None before the first."""
+        return self._engines.programs if self._engines else None
+
+    @property
+    def follows(self) -> bool:
+        """Whether this server takes part without contributing."""
+        return self._learner is not None and self._learner.follows
+
+    @property
+    def standing(self) -> tuple[int, Spans]:
+        """The step that is complete here, -1 for none, and the elements of the current one that are final."""
+        step = self.current
+        if self._resumes:
+            submit, left = self._resumes
+            return -1, missing(left, submit.n_elements)
+        if step is None:
+            return -1, ()
+        return step.submit.step if step.engine.complete else -1, step.final
+
+    # --- a step begins ---------------------------------------------------------------------------
+
+    def submit(self, event: Submit, now: float) -> list[Instruction]:
+        """The user brings his contribution."""
+        if self._member.stopped:
+            return [ev.Stop(self._member.stopped)]
+        if event.step <= self.committed and self._learner is not None:
+            return self._replay(event, self._learner)
+        if event.step != self.next:
+            raise InvariantError(
+                f"server {self._member.server}: step {event.step} submitted, {self.next} is next"
+            )
+        if self._member.frozen or self.follows:
+            self._waiting = event
+            return self.caught_up()
+        if event.epoch != self._member.epoch:
+            return [ev.Retry(event.step, self._member.epoch)]
+        return self._begin(event, now)
+
+    def follow(self, now: float) -> list[Instruction]:
+        """A learner takes part in the next step once it knows what is called in it."""
+        if self._learner is None or self.current is not None or self._member.stopped is not None:
+            return []
+        event = self._learner.submit(self.next, self._member.epoch)
+        return [] if event is None else self._begin(event, now, follows=True)
+
+    def resume(self, epoch: int, now: float) -> list[Instruction]:
+        """What a step that goes on needs in this epoch is prepared."""
+        if self._resumes is None or self._member.frozen or self._resumes[0].epoch != epoch:
+            return []
+        (event, left), self._resumes = self._resumes, None
+        return self._begin(event, now, left=left)
+
+    def caught_up(self) -> list[Instruction]:
+        """The user waits for the step that others are in: he has applied all before it."""
+        if self._waiting is None or not self.follows or self._member.frozen:
+            return []
+        return [ev.Tell(msg.CaughtUp(self._member.server, self._member.epoch))]
+
+    def _replay(self, event: Submit, learner: Learner) -> list[Instruction]:
+        """Give the user the result of a step that was committed before he came to it."""
+        theirs = learner.differs(event)
+        if theirs is None:
+            return [ev.Replay(event.step)]
+        return self.stop(
+            StepMismatch(
+                f"step {event.step}: the others called {theirs}, but server {self._member.server}, a joiner, "
+                f"called {event.call.text}; it starts where its first session.batches or session.steps "
+                "begins, so every call of a step must be made in such a loop"
+            )
+        )
+
+    def _begin(
+        self, event: Submit, now: float, *, follows: bool = False, left: Spans = ()
+    ) -> list[Instruction]:
+        view, engines = self._member.installed, self._engines
+        assert view is not None
+        assert engines is not None
+        itemsize = event.itemsize
+        stamp = Stamp(view.epoch, event.step, event.signature, itemsize)
+        whole = ((0, event.n_elements),)
+        n_elements = size(left or whole)
+        slice_elements = max(1, self._slice_nbytes(n_elements * itemsize) // itemsize)
+        engine = engines.engine(stamp, n_elements, slice_elements)
+        barrier, at = Barrier(self._phases), (view.epoch, event.step)
+        self.current = Running(event, view.contributors, engine, barrier, at, follows, left or whole)
+        called = event.call if follows else None
+        done: list[Instruction] = [ev.Open(event.step, engine.scratch_elements, called, left)]
+        if not engines.programs.direct:  # there it stands in memory that all see
+            done += self._calls.announce(event, self._links, view.learners)
+        done += engine.start()
+        done += self.enter_if_complete(now)
+        return [*done, ev.Resume()]
+
+    # --- a step runs and ends --------------------------------------------------------------------
+
+    def enter_if_complete(self, now: float) -> list[Instruction]:
+        """Enter the barrier, when all outputs are final."""
+        step = self.current
+        if step is None or step.entered or not step.engine.complete:
+            return []
+        step.entered = True
+        return self._pass_barrier(step, step.barrier.enter(), now)
+
+    def token(self, peer: int, round_: int, now: float) -> list[Instruction]:
+        """A token of the current step came in."""
+        step = self.current
+        assert step is not None
+        return self._pass_barrier(step, step.barrier.token(peer, round_), now)
+
+    def met(self, event: ev.Gathered | ev.Summed | ev.Differs, now: float) -> list[Instruction]:
+        """A step over shared memory: all members have come to a stage, or this server has added its share."""
+        step = self.current
+        if step is None or (event.epoch, event.step) != step.stamp:
+            return []  # its epoch is over
+        engine = step.engine
+        if self._member.frozen or event.epoch != self._member.epoch or not isinstance(engine, DirectEngine):
+            return []
+        if isinstance(event, ev.Differs):
+            self._calls.differs(step.submit, event.origin, event.text)
+            return self.clash()
+        if isinstance(event, ev.Gathered) and event.stage is Stage.COMPLETE:
+            if not step.entered:
+                raise InvariantError(f"server {self._member.server} passes the barrier of {event} incomplete")
+            return self._commit(step, now)
+        todo = engine.summed() if isinstance(event, ev.Summed) else engine.gathered(event.stage)
+        return [*todo, *self.enter_if_complete(now)]
+
+    def clash(self) -> list[Instruction]:
+        """End the job here when a neighbour called another thing."""
+        conflict = self._calls.conflict
+        if conflict is None or self._member.stopped is not None:
+            return []
+        self._member.stopped = conflict
+        return [ev.Stop(conflict)]
+
+    def stop(self, error: BmlError) -> list[Instruction]:
+        """End the job here."""
+        if self._member.stopped:
+            return []
+        self._member.stopped = error
+        self._member.frozen = True
+        self.current = None
+        return [ev.Fence(), ev.Links(frozenset()), ev.Stop(error)]
+
+    def _pass_barrier(self, step: Running, tokens: list[Token], now: float) -> list[Instruction]:
+        submit, server, (epoch, number) = step.submit, self._member.server, step.stamp
+        done: list[Instruction] = []
+        for peer, level, round_ in tokens:
+            header = Header(Kind.TOKEN, epoch, number, server, peer, submit.signature, round_, 0, 0)
+            done.append(Send(peer, level, header, None, _TOKEN_PRIORITY))
+        return done + self._commit(step, now) if step.barrier.passed else done
+
+    def _commit(self, step: Running, now: float) -> list[Instruction]:
+        self.current = None
+        epoch, self.committed = step.stamp
+        self._lived.committed(now)
+        commit = ev.Keep if step.follows else ev.Commit
+        done: list[Instruction] = [commit(self.committed, epoch, step.contributors)]
+        if step.follows:
+            assert self._learner is not None
+            self._learner.keeps(step.submit)
+            waiting, self._waiting = self._waiting, None
+            done += self._replay(waiting, self._learner) if waiting else []
+        if now - self._progress_at >= _PROGRESS_EVERY_S:
+            self._progress_at = now
+            done.append(ev.Tell(msg.Progress(self._member.server, self.committed)))
+        return [*done, *self.follow(now)]
+
+    # --- the view changes ------------------------------------------------------------------------
+
+    def install(self, programs: AnyPrograms, fabric: Fabric, links: Links) -> None:
+        """A view is in force on this (damaged) fabric, in which this server has these links."""
+        direct = programs.direct
+        self._engines = Engines(programs)
+        self._phases = direct_phases(direct) if direct else barrier_phases(fabric, self._member.server)
+        self._links = links
+        self._calls.install()
+
+    def settle(self, view: msg.View, now: float) -> list[Instruction]:
+        """Commit, go on with, or retry the step that the old view was in the middle of."""
+        done: list[Instruction] = []
+        step, (resumes, self._resumes) = self.current, (self._resumes, None)
+        submit = step.submit if step else resumes[0] if resumes else None
+        if submit is None:
+            if view.commit > self.committed:
+                raise InvariantError(
+                    f"view {view.epoch} commits step {view.commit}, "
+                    f"server {self._member.server} stands at {self.committed}"
+                )
+        elif view.commit >= submit.step:
+            if step is None or not step.engine.complete:
+                raise InvariantError(
+                    f"view {view.epoch} commits step {view.commit}, incomplete on {self._member.server}"
+                )
+            done += self._commit(step, now)
+        elif view.final:
+            return self._go_on(submit, view, follows=step is not None and step.follows, now=now)
+        else:
+            self.current = None
+            if step is None or not step.follows:
+                self._waiting = submit
+        if self.follows:
+            return [*done, *self.caught_up()]
+        waiting, self._waiting = self._waiting, None
+        return done if waiting is None else [*done, ev.Retry(waiting.step, view.epoch)]
+
+    def _go_on(self, submit: Submit, view: msg.View, *, follows: bool, now: float) -> list[Instruction]:
+        """The contributors stay: what is final stays, too, and the user need not bring anything again."""
+        self.current = None
+        event = replace(submit, epoch=view.epoch)
+        left = missing(view.final, event.n_elements)
+        if follows:
+            return [*self._begin(event, now, follows=True, left=left), *self.caught_up()]
+        self._resumes = (event, left)
+        return [ev.Prepare(view.epoch, size(left) * event.itemsize)]
