@@ -25,6 +25,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from bml.protocol.cuts import Cuts
 from bml.protocol.dataflow import Buffer, Dataflow, Instruction, Place, Reduce, Send, Stamp
 from bml.protocol.frame import FrameError, Header, Kind
 from bml.protocol.spans import apart, common, merged
@@ -114,18 +115,18 @@ class Layout:
         self.server = program.server
         self.n_elements = n_elements
         self.scratch_elements = 0
-        self._slice = max(1, slice_elements)
+        self._cuts = Cuts(program, n_elements, slice_elements)
         self._runs: dict[int, list[_Run]] = {}
         self.relays: dict[tuple[int, int, int], list[_RelayRun]] = {}
         parts = self._in_elements(program)
         self._lay_out(parts, program)
         self._spans = [self._span(part) for part in parts]
         self.units: list[_Unit] = [
-            self._unit(start, min(start + self._slice, span.stop), span)
-            for span in self._spans
-            for start in range(span.start, span.stop, self._slice)
+            self._unit(start, stop, span) for span in self._spans for start, stop in self._cuts.of(span.part)
         ]
         self.starts = [unit.start for unit in self.units]
+        #: What waits for nobody, in the order in which it goes out.
+        self.ready = sorted((unit for unit in self.units if not unit.missing), key=_first_priority)
         self.missing = [unit.missing for unit in self.units]
         self.expected = sum(self.missing) + sum(
             span.stop - span.start for span in self._spans if span.part.down is not None
@@ -144,12 +145,12 @@ class Layout:
                 self._places[key] = known
         return known
 
-    def priority(self, kind: Kind, offset: int) -> int:
-        """Earlier slices first, and of one slice results before partial sums.
+    def priority(self, kind: Kind, start: int) -> int:
+        """Earlier slices of all pieces first, and of one slice results before partial sums.
 
         A result must not wait behind bulk that nobody needs yet.
         """
-        return 2 * (offset // self._slice) + (kind == _UP)
+        return 2 * self._cuts.column(start) + (kind == _UP)
 
     def spread(self, start: int, stop: int) -> tuple[_Outs, ...]:
         """What goes out when the result of [start, stop) has come from above."""
@@ -192,12 +193,12 @@ class Layout:
         if part.up is not None:
             if not part.gather:  # a leaf sends its own contribution without a copy
                 reduce, place = None, Place(Buffer.IN, start)
-            summed = (_Out(_UP, part.up, place, self.priority(_UP, start - span.start)),)
+            summed = (_Out(_UP, part.up, place, self.priority(_UP, start)),)
         missing = (stop - start) * len(part.gather)
         return _Unit(start, stop, missing, reduce, summed, part.up is None)
 
     def _spread_part(self, span: _Span, start: int) -> tuple[_Out, ...]:
-        priority, place = self.priority(_DOWN, start - span.start), Place(Buffer.OUT, start)
+        priority, place = self.priority(_DOWN, start), Place(Buffer.OUT, start)
         return tuple(_Out(_DOWN, hop, place, priority) for hop in span.part.spread)
 
     def _in_elements(self, program: Program) -> list[_Part]:
@@ -281,9 +282,8 @@ class Engine(Dataflow):
     def start(self) -> list[Instruction]:
         """What can be done with this server's own contribution alone."""
         done: list[Instruction] = []
-        for unit, missing in zip(self._units, self._missing, strict=True):
-            if not missing:
-                self._summed(unit, done)
+        for unit in self._layout.ready:
+            self._summed(unit, done)
         return done
 
     def received(self, kind: Kind, origin: int, dest: int, start: int, stop: int) -> list[Instruction]:
@@ -338,12 +338,16 @@ class Engine(Dataflow):
             a, b = max(start, run.start), min(stop, run.stop)
             if a < b:
                 header = self._header(kind, origin, dest, a, b)
-                priority = self._layout.priority(kind, a - run.start)
+                priority = self._layout.priority(kind, a)
                 done.append(Send(relay.via, relay.level, header, run.at(a), priority))
 
     def _header(self, kind: Kind, origin: int, dest: int, start: int, stop: int) -> Header:
         epoch, step, signature, itemsize = self.stamp
         return Header(kind, epoch, step, origin, dest, signature, start, stop, (stop - start) * itemsize)
+
+
+def _first_priority(unit: _Unit) -> int:
+    return min((out.priority for out in unit.summed), default=0)
 
 
 def _find(runs: Iterable[_Run], kind: int, origin: int, dest: int, start: int, stop: int) -> Place:
