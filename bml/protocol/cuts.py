@@ -1,7 +1,9 @@
 """Where the pieces of a vector are cut into slices, and which slices go first. Pure.
 
-All pieces advance side by side: slice j of every piece goes before slice j+1 of any. So a piece that is longer
-than a slice is cut by itself, even if a server plays the same part in its neighbours.
+All pieces advance side by side: slice j of every piece goes before slice j+1 of any. So a piece that is
+longer than a slice is cut by itself, even if a server plays the same part in its neighbours. The first and
+the last slices of a long piece are shorter than the others: somebody may have to wait for the first results,
+and nothing else is left to fill the wires while the last ones pass through the servers.
 """
 
 from __future__ import annotations
@@ -11,6 +13,11 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from bml.schedule import Program, Range
+
+_LONG = 8
+"""Slices of a piece from which on the shorter ones at its ends cost little."""
+_HALVINGS = 3
+_FINENESS = 1 << _HALVINGS
 
 
 class Cuts:
@@ -22,7 +29,7 @@ class Cuts:
         self._slice = max(1, slice_elements)
         weights = program.cumulative or range(program.pieces + 1)
         heaviest = max(after - before for before, after in pairwise(weights))
-        self._columns = max(1, -(-n_elements * heaviest // (weights[-1] * self._slice)))
+        self._columns = _FINENESS * max(1, -(-n_elements * heaviest // (weights[-1] * self._slice)))
 
     def at(self, piece: int) -> int:
         """Where a piece begins, in elements."""
@@ -39,14 +46,24 @@ class Cuts:
                 yield start, low
             start = low
             if high - low > self._slice:
-                count = -(-(high - low) // self._slice)
-                yield from pairwise(low + (high - low) * index // count for index in range(count + 1))
+                yield from pairwise(self._edges(low, high))
                 start = high
         if start < self.at(part.stop):
             yield start, self.at(part.stop)
 
     def column(self, start: int) -> int:
-        """How far into its piece an element lies, in slices of the longest piece: what is less goes first."""
+        """How far into its piece an element lies, in eighths of a slice of the longest; less goes first."""
         piece = bisect_right(range(self._program.pieces), start, key=self.at) - 1
         low, high = self.at(piece), self.at(piece + 1)
         return ((start - low) * self._columns * 2 + high - low) // (2 * (high - low))
+
+    def _edges(self, low: int, high: int) -> list[int]:
+        """Where the slices of a piece begin, and its end."""
+        count = -(-(high - low) // self._slice)
+        edges = [low + (high - low) * index // count for index in range(count + 1)]
+        if count >= _LONG:
+            shorter = [edges[1] - low >> halvings for halvings in range(_HALVINGS, 0, -1)]
+            edges[1:1] = [low + length for length in shorter]
+            edges[-1:-1] = [high - length for length in reversed(shorter)]
+            edges = list(dict.fromkeys(edges))
+        return edges

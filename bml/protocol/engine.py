@@ -111,6 +111,8 @@ class Layout:
             self._unit(start, stop, span) for span in self._spans for start, stop in self._cuts.of(span.part)
         ]
         self.starts = [unit.start for unit in self.units]
+        #: What waits for nobody, in the order in which it goes out.
+        self.ready = sorted((unit for unit in self.units if not unit.missing), key=_first_priority)
         self.missing = [unit.missing for unit in self.units]
         self.expected = sum(self.missing) + sum(
             span.stop - span.start for span in self._spans if span.part.down is not None
@@ -253,9 +255,8 @@ class Engine(Dataflow):
     def start(self) -> list[Instruction]:
         """What can be done with this server's own contribution alone."""
         done: list[Instruction] = []
-        for unit, missing in zip(self._units, self._missing, strict=True):
-            if not missing:
-                self._summed(unit, done)
+        for unit in self._layout.ready:
+            self._summed(unit, done)
         return done
 
     def received(self, kind: Kind, origin: int, dest: int, start: int, stop: int) -> list[Instruction]:
@@ -316,6 +317,10 @@ class Engine(Dataflow):
     def _header(self, kind: Kind, origin: int, dest: int, start: int, stop: int) -> Header:
         epoch, step, signature, itemsize = self.stamp
         return Header(kind, epoch, step, origin, dest, signature, start, stop, (stop - start) * itemsize)
+
+
+def _first_priority(unit: _Unit) -> int:
+    return min((out.priority for out in unit.summed), default=0)
 
 
 def _at(run: _Run | _RelayRun, start: int) -> Place:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
+from functools import partial
 
 from bml.protocol.frame import FrameError
 from bml.transport.intake import Intake
@@ -12,6 +13,9 @@ from bml.transport.interface import LostKind
 from bml.transport.poller import Poller
 from bml.transport.sendqueue import SendQueue
 from bml.transport.stream import PASS_NBYTES, Stream
+
+_LONG_NBYTES = 16 << 10
+"""A frame that is not gathered with others into one system call."""
 
 
 class Connection(Stream):
@@ -43,10 +47,14 @@ class Connection(Stream):
 
     def send(self, priority: int, head: bytes, payload: memoryview | None) -> None:
         """Queue one frame, unless nothing can be written any more (then the end is about to be reported)."""
-        if not self._write_error:
-            self.queue.push(priority, head, payload)
-            if not self._flush_is_due:
-                self.flush_soon()
+        if self._write_error:
+            return
+        idle = self.queue.nbytes == 0
+        self.queue.push(priority, head, payload)
+        if idle and payload is not None and len(payload) >= _LONG_NBYTES:
+            self._write_now()
+        elif not self._flush_is_due:
+            self.flush_soon()
 
     def resume(self) -> None:
         """Ask for the paused frame again, before the poller next waits."""
@@ -66,6 +74,24 @@ class Connection(Stream):
 
     def _stopped(self) -> None:
         self._intake.stop()
+
+    def _write_now(self) -> None:
+        """Give an idle wire what came first: until the end of the pass much more may have to be queued."""
+        sock = self._sock
+        if sock is None or self._muted:
+            return
+        try:
+            self.queue.write(sock)
+        except OSError as error:  # nobody may be called from here
+            self._poller.soon(partial(self._write_failed_before, sock, error))
+            return
+        if self.queue.nbytes:
+            self._blocked = True
+            self._watch()
+
+    def _write_failed_before(self, sock: socket.socket, error: OSError) -> None:
+        if self._sock is sock and not self._muted:
+            self._write_failed(error)
 
     def _resume(self) -> None:
         self._resume_is_due = False
