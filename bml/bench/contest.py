@@ -15,9 +15,9 @@ from bml.bench import rows
 from bml.bench.contenders import Contender, JobSettings, Own, missing, peer
 from bml.bench.rows import Block, Row
 from bml.errors import BmlError
-from bml.schedule import Schedules, plan
+from bml.schedule import Schedules, bound, plan
 from bml.schedule.model import Constants
-from topology import parse
+from topology import Fabric, parse
 
 OnProgress = Callable[[str], None]
 _T = TypeVar("_T")
@@ -130,6 +130,7 @@ class Contest:
                 blocks[each.who],
                 plans[each.who].wrong,
                 theory_s(each.who, nbytes, self.settings),
+                bound_s(each.who, nbytes, self.settings),
             )
             for each in self.contenders
         ]
@@ -163,11 +164,25 @@ def theory_s(who: str, nbytes: int, settings: Settings) -> float:
     if who == Own.WHO:
         made = Schedules(job.fabric, job.algorithm, settings.constants).for_nbytes(nbytes)
     else:
-        made = plan(parse(f"switch:{len(job.fabric.servers)}"), "ring:one")
+        made = plan(_one_switch(settings), "ring:one")
     goodput = settings.goodput if who == Own.WHO else settings.peer_goodput
     if goodput is not None:
         return float(made.gst()) * nbytes / goodput
     return made.counts().seconds(nbytes, settings.constants)
+
+
+def bound_s(who: str, nbytes: int, settings: Settings) -> float:
+    """What no schedule of trees can beat on these links: see bml.schedule.bound; without start-ups."""
+    fabric, goodput = settings.job.fabric, settings.goodput
+    if who != Own.WHO:
+        fabric, goodput = _one_switch(settings), settings.peer_goodput
+    byte_s = settings.constants.beta_s if goodput is None else 1 / goodput
+    return float(bound(fabric)) * nbytes * byte_s
+
+
+def _one_switch(settings: Settings) -> Fabric:
+    """What peers have: one NIC each."""
+    return parse(f"switch:{len(settings.job.fabric.servers)}")
 
 
 def busy() -> str | None:

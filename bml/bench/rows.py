@@ -46,7 +46,8 @@ class Row:
     `median_s` is the median over `samples` steps, between completions by the slowest server, and
     `fastest_s`, `slowest_s` their ends; `algbw` is size/time and `busbw` that times 2(n-1)/n, in GB/s;
     `wrong` counts wrong elements on all servers; `theory_s` is what the schedule should take and `ratio` the
-    median in units of it; `speedup` is the median in units of bml's: how much faster bml is (None without).
+    median in units of it; `bound_s` is what no schedule of trees can beat, of bytes over links alone, and
+    `over_bound` the median in units of that; `speedup` is the median in units of bml's: how much faster bml is (None without).
     `cpu_s` is the processor time of a step on all servers together, the median over turns: other load hardly
     changes it, and divided by the cores it is what servers that share a machine need at least.
     `copies_sent` and `copies_received` are bytes copied by the servers' processes over bytes moved (None
@@ -64,6 +65,8 @@ class Row:
     wrong: int
     theory_s: float
     ratio: float
+    bound_s: float
+    over_bound: float
     speedup: float | None
     fastest_s: float
     slowest_s: float
@@ -78,7 +81,15 @@ class Row:
         return {key: _rounded(key, value) for key, value in asdict(self).items()}
 
 
-def row(who: str, nbytes: int, n_servers: int, blocks: Sequence[Block], wrong: int, theory_s: float) -> Row:
+def row(
+    who: str,
+    nbytes: int,
+    n_servers: int,
+    blocks: Sequence[Block],
+    wrong: int,
+    theory_s: float,
+    bound_s: float,
+) -> Row:
     """The row of these turns at an allreduce of float32 sums; without `speedup`, which takes two."""
     times_s = [step_s for block in blocks for step_s in block.steps_s]
     median_s = statistics.median(times_s)
@@ -96,6 +107,8 @@ def row(who: str, nbytes: int, n_servers: int, blocks: Sequence[Block], wrong: i
         wrong=wrong,
         theory_s=theory_s,
         ratio=median_s / theory_s,
+        bound_s=bound_s,
+        over_bound=median_s / bound_s,
         speedup=None,
         fastest_s=min(times_s),
         slowest_s=max(times_s),
@@ -154,6 +167,7 @@ _COLUMNS = (
     ("#wrong", "", 7),
     ("theory", "(us)", 11),
     ("ratio", "", 7),
+    ("/bound", "", 7),
     ("speedup", "", 8),
     ("cpu", "(us)", 11),
     ("copies", "(tx/rx)", 9),
@@ -181,7 +195,8 @@ def line(each: Row) -> str:
             f"{each.busbw:.3f}",
             str(each.wrong),
             f"{each.theory_s * 1e6:.1f}",
-            f"{each.ratio:.2f}",
+            _quotient(each.ratio),
+            _quotient(each.over_bound),
             "-" if each.speedup is None else f"{each.speedup:.2f}",
             f"{each.cpu_s * 1e6:.1f}",
             "-"
@@ -201,6 +216,11 @@ def size_text(nbytes: int) -> str:
 
 def _line(texts: Iterable[str]) -> str:
     return " ".join(text.rjust(width) for text, (_, _, width) in zip(texts, _COLUMNS, strict=True))
+
+
+def _quotient(value: float) -> str:
+    """Where wires are nearly full, it is the third digit that counts."""
+    return f"{value:.3f}" if value < 10 else f"{value:.1f}"
 
 
 def _rounded(key: str, value: Any) -> Any:

@@ -2,13 +2,14 @@
 
 import tempfile
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bml.bench.contenders import JobSettings
-from bml.bench.contest import Contest, Settings, theory_s
+from bml.bench.contest import Contest, Settings, bound_s, theory_s
 from bml.bench.host import RankError, Ranks
 from bml.bench.ranks import contribution, serve, total
 from bml.bench.rows import Block
@@ -77,6 +78,15 @@ def test_theory_is_the_plan_or_the_ring_of_peers():
     assert theory_s("gloo", 9000, settings) == pytest.approx(16e-6)
     shaped = Settings(JobSettings(parse("bcube:3x2")), (1,), (), constants, goodput=1e6)
     assert theory_s("bml", 9000, shaped) == pytest.approx(8e-3)
+
+
+def test_the_bound_is_that_of_the_damaged_fabric_and_of_one_nic_for_peers():
+    constants = Constants(0.0, 1e-9, 0.0, 0.0, 0.0)
+    damaged = JobSettings(parse("bcube:3x2").without("switch:0/1"))
+    settings = Settings(damaged, (1,), (), constants, goodput=1e6, peer_goodput=2e6)
+    assert bound_s("bml", 9000, settings) == pytest.approx(9e-3 * 16 / 15)
+    assert bound_s("gloo", 9000, settings) == pytest.approx(9e-3 * 16 / 9 / 2)
+    assert bound_s("bml", 9000, replace(settings, goodput=None)) == pytest.approx(9e-6 * 16 / 15)
 
 
 def test_failures_are_faults_at_the_start():

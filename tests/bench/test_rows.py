@@ -16,14 +16,15 @@ def test_bandwidths_and_theory():
         [Block((0.2, 0.1), 0.3), Block((0.4,), 0.5), Block((), 0.4)],
         wrong=0,
         theory_s=0.05,
+        bound_s=0.04,
     )
     assert (row.median_s, row.fastest_s, row.slowest_s, row.samples) == (0.2, 0.1, 0.4, 3)
     assert row.cpu_s == 0.4
     assert row.algbw == pytest.approx(0.33554432)
     assert row.busbw == pytest.approx(row.algbw * 16 / 9)
     assert row.count == 16 << 20
-    assert row.ratio == pytest.approx(4)
-    required = {"who", "size", "median_s", "algbw", "busbw", "wrong", "theory_s", "ratio"}
+    assert (row.ratio, row.over_bound) == pytest.approx((4, 5))
+    required = {"who", "size", "median_s", "algbw", "busbw", "wrong", "theory_s", "ratio", "over_bound"}
     assert required <= row.as_json().keys()
 
 
@@ -55,7 +56,7 @@ def test_size_text(nbytes, text):
 
 
 def test_lines_stand_under_their_heads():
-    row = rows.row("openmpi-tcp", 64 << 20, 9, [Block((123.0,), 1.0)], wrong=3, theory_s=1.0)
+    row = rows.row("openmpi-tcp", 64 << 20, 9, [Block((123.0,), 1.0)], wrong=3, theory_s=1.0, bound_s=1.0)
     names, units = rows.heading().splitlines()
     line = rows.line(row)
     assert len(line) == len(names) == len(units)

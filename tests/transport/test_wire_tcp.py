@@ -98,6 +98,37 @@ def test_urgent_frames_overtake_what_waits_but_not_what_is_under_way() -> None:
         assert len(wires.handlers[1].admitted) <= 3
 
 
+def test_a_long_frame_for_an_idle_wire_does_not_wait_for_the_end_of_the_pass() -> None:
+    data = memoryview(bytes(1 << 20))
+    with Wires(2, 1, nbytes=1 << 20) as wires:
+        wires.connect()
+        sender = wires.transports[0]
+        sender.send(1, 0, header(0, 0, 1 << 10), data[: 1 << 10])
+        assert sender.stats()[1, 0].nbytes_sent == 0, "short frames are gathered"
+        wires.until(lambda: wires.handlers[1].frames, "the short frame")
+        sender.send(1, 0, header(0, 0, 1 << 20), data)
+        assert sender.stats()[1, 0].nbytes_sent > 1 << 10
+        sender.send(1, 0, header(0, 0, 1 << 20), data)
+        wires.until(lambda: len(wires.handlers[1].frames) == 3, "both long frames")
+
+
+def test_a_broken_connection_is_reported_by_the_poller_and_not_from_within_send() -> None:
+    """Whoever sends is in the middle of something and must not be called back."""
+    data = memoryview(bytes(1 << 20))
+    with Wires(2, 1, nbytes=1 << 20) as wires:
+        wires.connect()
+        wires.transports[1].send(0, 0, header(0, 0, 8), data[:8])  # never read by 0: closing resets
+        wires.transports[0].send(1, 0, header(0, 0, 8), data[:8])
+        wires.poller.poll(0)
+        wires.transports[1].close()
+        for _ in range(3):
+            wires.transports[0].send(1, 0, header(0, 0, 1 << 20), data)
+        assert wires.handlers[0].losses == []
+        wires.until(lambda: wires.handlers[0].losses, "the loss")
+        assert wires.handlers[0].losses[0][2] in ("reset", "eof")
+        assert len(wires.handlers[0].losses) == 1
+
+
 def test_big_payloads_both_ways_at_once_are_byte_exact() -> None:
     nbytes = 8 << 20
     rng = random.Random(1)
