@@ -47,7 +47,8 @@ class Row:
     `fastest_s`, `slowest_s` their ends; `algbw` is size/time and `busbw` that times 2(n-1)/n, in GB/s;
     `wrong` counts wrong elements on all servers; `theory_s` is what the schedule should take and `ratio` the
     median in units of it; `bound_s` is what no schedule of trees can beat, of bytes over links alone, and
-    `over_bound` the median in units of that; `speedup` is the median in units of bml's: how much faster bml is (None without).
+    `over_bound` the median in units of that; `speedup` is the median in units of bml's: how much faster bml
+    is (None without).
     `cpu_s` is the processor time of a step on all servers together, the median over turns: other load hardly
     changes it, and divided by the cores it is what servers that share a machine need at least.
     `copies_sent` and `copies_received` are bytes copied by the servers' processes over bytes moved (None

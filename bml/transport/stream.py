@@ -1,7 +1,8 @@
 """One open socket on the poller: when to write, when to read, how it ends. Frames and messages build on it.
 
 Writing is put off to the end of the poller's pass, so that what is queued in one pass leaves by priority
-and in few system calls; a subclass may write what cannot wait. Each pass does a bounded amount of work for each stream.
+and in few system calls; a subclass may write at once what cannot wait. Each pass does a bounded amount of
+work for each stream.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Cuts: slices tile their pieces, all pieces advance side by side, and a piece begins and ends with short slices."""
+"""Cuts: slices tile their pieces, all of which advance side by side; the first and the last are short."""
 
 import random
 from itertools import pairwise
@@ -44,7 +44,7 @@ def test_a_long_piece_is_cut_by_itself_and_short_ones_go_together() -> None:
 
 
 def test_all_pieces_advance_side_by_side() -> None:
-    """Also those that a server treats alike: by column, the first slices of all come before any second one."""
+    """Also those that a server treats alike: by column, the first slices of all come first."""
     program = plan(parse("bcube:3x2")).program(0)
     cuts = Cuts(program, 18_000, 100)
     columns: dict[int, list[int]] = {}
