@@ -24,6 +24,7 @@ PURE = (
     "bml.sim",
     "bml.train.batches",
     "bml.train.ledger",
+    "bml.train.snapshot",
 )
 #: Inside them, the thin shells that do (injectors, the pytest plugin).
 SHELLS: tuple[str, ...] = ("faults.inject", "faults.pytest_plugin")

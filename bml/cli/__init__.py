@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -20,16 +23,32 @@ from topology import BmlError, UsageError
 class Shell(click.Group):
     """Group whose commands may raise BmlError: its message goes to standard error, never a traceback.
 
-    Exit status: 0 success, 2 bad usage (UsageError, or click's own), 1 any other BmlError.
+    Exit status: 0 success, 2 bad usage (UsageError, or click's own), 1 any other BmlError, 143 SIGTERM.
     """
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command and turn what it raises on purpose into an exit status."""
         try:
-            return super().invoke(ctx)
+            with _terminable():
+                return super().invoke(ctx)
         except BmlError as error:
             click.echo(f"Error: {error}", err=True)
             ctx.exit(2 if isinstance(error, UsageError) else 1)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends what a command has begun, as Ctrl-C does; another one ends it at once."""
+
+    def terminated(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @click.group(cls=Shell, context_settings={"help_option_names": ["-h", "--help"]})

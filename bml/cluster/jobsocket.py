@@ -61,7 +61,11 @@ class JobSocket:
             return None
 
     def close(self) -> None:
-        """Close it and remove the socket."""
+        """Close it and remove the socket.
+
+        The folder stays, empty: another job may be about to open its door there, and nobody else can take its
+        name meanwhile.
+        """
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any, ParamSpec, TypeVar
 
 import cloudpickle
 
@@ -20,72 +22,12 @@ from bml.fabric import DEFAULT_NAME
 from bml.protocol.timeouts import DEFAULT_DETECT_S
 from faults import Fault
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 LAUNCHERS = ("ray", "processes")
 START_S = 60.0
 """How long servers may take to appear, if nothing else is asked for."""
-
-
-def launch(
-    train: Train,
-    fabric: str = "bcube:3x2",
-    *,
-    faults: Iterable[str | Fault] = (),
-    launcher: str = "ray",
-    address: str | None = None,
-    algorithm: str = "auto",
-    detect_s: float | None = None,
-    start_s: float = START_S,
-    min_servers: int | None = None,
-    emulated: bool | str = False,
-    transport: str = "tcp",
-    traffic_class: int | None = None,
-    absent: Iterable[int] = (),
-    rejoin: bool = False,
-    trace: bool = False,
-    prints: bool = True,
-    on_change: OnChange | None = None,
-) -> Result:
-    """Run `train(session)` on every server of `fabric` and return when all survivors are done.
-
-    `launcher` is "ray" (a local Ray, the cluster at `address`, or the one this process belongs to) or
-    "processes" (plain processes on this machine). `faults` are injected: texts, or a faults.FaultPlan.
-    `detect_s`: how fast a silent failure must be noticed. `start_s`: how long servers may take to appear.
-    `min_servers`: fewer survivors stop the job (default: a view must keep more than half of the one
-    before). `emulated`: the servers, as processes, live on the emulated fabric of this name (True: "bml")
-    that is up on this machine, and cables really break. `transport` is "tcp", "shm" (the servers share the
-    memory of one host), "verbs" (RDMA), "verbs,tcp" (RDMA where there is any; settings in docs/rdma.md) or
-    "auto": shm if all servers are on this host and nothing is asked for that needs links (an algorithm,
-    faults of links or switches, servers that join, the emulated fabric, BML_NICS), else tcp. `traffic_class`
-    marks all packets of the job for the switches: a DSCP times 4 (default: `BML_TRAFFIC_CLASS` of each
-    machine, or unmarked). `absent` servers are not started: they may join later (`job.inject("join:4")`).
-    `rejoin`: a server that is lost is started again and joins. `trace`: servers record what they do when, see
-    `Result.trace`. `prints`: show what the training functions print.
-    `on_change` is called, in another thread, with a snapshot of the job's state when it changes.
-
-    Raises UsageError for a job that cannot be; TrainingError when a training function raised (its text
-    names the server and holds the traceback); TooFewServers; StartError. Errors of a job that ran have
-    an attribute `result` with what the survivors reported.
-    """
-    with start(
-        train,
-        fabric,
-        faults=faults,
-        launcher=launcher,
-        address=address,
-        algorithm=algorithm,
-        detect_s=detect_s,
-        start_s=start_s,
-        min_servers=min_servers,
-        emulated=emulated,
-        transport=transport,
-        traffic_class=traffic_class,
-        absent=absent,
-        rejoin=rejoin,
-        trace=trace,
-        prints=prints,
-        on_change=on_change,
-    ) as job:
-        return job.wait()
 
 
 def start(
@@ -137,6 +79,45 @@ def start(
     job = Job(fleet, fleet.spec, launcher, on_change)
     job.begin(_pickled(train))
     return job
+
+
+def _same_arguments(as_of: Callable[P, Job]) -> Callable[[Callable[..., R]], Callable[P, R]]:
+    """Give a function the signature of another, but for what it returns."""
+
+    def decorate(function: Callable[..., R]) -> Callable[P, R]:
+        returns = inspect.signature(function).return_annotation
+        signature = inspect.signature(as_of).replace(return_annotation=returns)
+        function.__signature__ = signature  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+@_same_arguments(as_of=start)
+def launch(*arguments: Any, **options: Any) -> Result:
+    """Run `train(session)` on every server of `fabric` and return when all survivors are done.
+
+    `launcher` is "ray" (a local Ray, the cluster at `address`, or the one this process belongs to) or
+    "processes" (plain processes on this machine). `faults` are injected: texts, or a faults.FaultPlan.
+    `detect_s`: how fast a silent failure must be noticed. `start_s`: how long servers may take to appear.
+    `min_servers`: fewer survivors stop the job (default: a view must keep more than half of the one
+    before). `emulated`: the servers, as processes, live on the emulated fabric of this name (True: "bml")
+    that is up on this machine, and cables really break. `transport` is "tcp", "shm" (the servers share the
+    memory of one host), "verbs" (RDMA), "verbs,tcp" (RDMA where there is any; settings in docs/rdma.md) or
+    "auto": shm if all servers are on this host and nothing is asked for that needs links (an algorithm,
+    faults of links or switches, servers that join, the emulated fabric, BML_NICS), else tcp. `traffic_class`
+    marks all packets of the job for the switches: a DSCP times 4 (default: `BML_TRAFFIC_CLASS` of each
+    machine, or unmarked). `absent` servers are not started: they may join later (`job.inject("join:4")`).
+    `rejoin`: a server that is lost is started again and joins. `trace`: servers record what they do when, see
+    `Result.trace`. `prints`: show what the training functions print.
+    `on_change` is called, in another thread, with a snapshot of the job's state when it changes.
+
+    Raises UsageError for a job that cannot be; TrainingError when a training function raised (its text
+    names the server and holds the traceback); TooFewServers; StartError. Errors of a job that ran have
+    an attribute `result` with what the survivors reported.
+    """
+    with start(*arguments, **options) as job:
+        return job.wait()
 
 
 def _fleet(spec: JobSpec, launcher: str, address: str | None, prints: bool) -> Fleet:

@@ -273,15 +273,23 @@ class RayFleet:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         self._folder = tempfile.mkdtemp(prefix="bml-ray-")
-        ray.init(
-            address="local",
-            namespace=NAMESPACE,
-            include_dashboard=False,
-            logging_level=logging.ERROR,
-            object_store_memory=100 << 20,
-            log_to_driver=self._prints,
-            _temp_dir=self._folder,
-        )
+        ours = signal.getsignal(signal.SIGTERM)
+        try:
+            ray.init(
+                address="local",
+                namespace=NAMESPACE,
+                include_dashboard=False,
+                logging_level=logging.ERROR,
+                object_store_memory=100 << 20,
+                log_to_driver=self._prints,
+                _temp_dir=self._folder,
+            )
+        except BaseException:
+            self._stop_ray()
+            raise
+        # Ray has put its own handler there. Who had one, as the command line has, ends the job itself.
+        if callable(ours) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, ours)
 
     def _stop_ray(self) -> None:
         for pid in self._pids.values():

@@ -204,10 +204,10 @@ class Model:
 
     def _tick(self) -> None:
         core = self.headquarters
-        now = core._findings.act_at if core._findings.act_at is not None else core._answer_by
+        now = core._findings.act_at if core._findings.act_at is not None else core._agreement.answer_by
         self._coordinate(coord.Tick(), now)
         # Time starts anew, so that states which differ in nothing else are the same.
-        core._answer_by -= now
+        core._agreement.answer_by -= now
         core._findings.since_s = 0.0
         if core._findings.act_at is not None:
             core._findings.act_at -= now
@@ -315,7 +315,7 @@ def _listed(path: _Path) -> list[Choice]:
 _LEFT_OUT = frozenset(
     (
         *("fabric", "timeouts", "_fabric", "_base", "_planner", "programs", "_phases", "_timeouts"),
-        *("_detector", "_recovery", "_engines", "_slice_nbytes"),
+        *("_known", "_findings", "_roster", "_ending", "_detector", "_recovery", "_engines", "_slice_nbytes"),
         *("_layout", "_units", "_starts", "place"),
         *("_lived", "_texts", "_history", "steps", "met"),
     )

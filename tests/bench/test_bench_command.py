@@ -120,7 +120,8 @@ def test_peers_take_part():
 
 
 @pytest.mark.real
-def test_interrupt_leaves_nothing(tmp_path):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 1), (signal.SIGTERM, 143)])
+def test_interrupt_and_termination_leave_nothing(tmp_path, number, status):
     command = [sys.executable, "-m", "bml.cli", "bench", "allreduce", "--fabric", "bcube:2x1", "--sizes"]
     process = subprocess.Popen(
         [*command, "4KiB,64MiB", "--repetitions", "9", "--block-s", "0.1"],
@@ -134,9 +135,12 @@ def test_interrupt_leaves_nothing(tmp_path):
     while "bml" not in process.stdout.readline():  # the first row
         assert process.poll() is None
     family = psutil.Process(process.pid).children(recursive=True)
-    os.killpg(process.pid, signal.SIGINT)
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
     _, stderr = process.communicate(timeout=20)
-    assert process.returncode == 1
+    assert process.returncode == status
     assert "Traceback" not in stderr
     assert psutil.wait_procs(family, timeout=5)[1] == []
     assert list(tmp_path.glob("bml-bench-*")) == []

@@ -71,7 +71,8 @@ def test_digits_with_faults_on_a_local_ray() -> None:
     assert ray_leftovers() == before
 
 
-def test_interrupt_leaves_no_ray_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 1), (signal.SIGTERM, 143)])
+def test_interrupt_and_termination_leave_no_ray_behind(tmp_path: Path, number: int, status: int) -> None:
     before = ray_leftovers()
     (tmp_path / "endless.py").write_text(
         "import numpy as np\ndef train(session):\n    while True:\n        session.allreduce(np.ones(3))\n"
@@ -89,9 +90,12 @@ def test_interrupt_leaves_no_ray_behind(tmp_path: Path) -> None:
     assert "view 1" in process.stdout.readline()
     family = psutil.Process(process.pid).children(recursive=True)
     assert len(family) >= 4
-    os.killpg(process.pid, signal.SIGINT)
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
     process.communicate(timeout=30)
-    assert process.returncode == 1
+    assert process.returncode == status
     assert psutil.wait_procs(family, timeout=10)[1] == []
     assert ray_leftovers() == before
 

@@ -94,7 +94,8 @@ def test_fault_plan_of_a_file(script: str, tmp_path: Path) -> None:
     assert "server 3 did not end" in done.stdout
 
 
-def test_interrupt_leaves_nothing(script: str) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 1), (signal.SIGTERM, 143)])
+def test_interrupt_and_termination_leave_nothing(script: str, number: int, status: int) -> None:
     shared = set(os.listdir("/dev/shm"))
     command = [*BML, "run", f"{script}:endless", "--launcher", "processes", "--fabric", "bcube:2x2"]
     process = subprocess.Popen(
@@ -104,9 +105,12 @@ def test_interrupt_leaves_nothing(script: str) -> None:
     assert "view 1" in process.stdout.readline()
     family = psutil.Process(process.pid).children(recursive=True)
     assert len(family) == 6, "four servers, the coordinator, and where they were born"
-    os.killpg(process.pid, signal.SIGINT)  # what a terminal does on Ctrl-C: to the whole group
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # what a terminal does on Ctrl-C: to the whole group
+    else:
+        process.send_signal(number)
     _, stderr = process.communicate(timeout=20)
-    assert process.returncode == 1
+    assert process.returncode == status
     assert "Traceback" not in stderr
     assert psutil.wait_procs(family, timeout=5)[1] == []
     assert set(os.listdir("/dev/shm")) == shared

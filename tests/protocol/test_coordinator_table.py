@@ -66,8 +66,8 @@ class Driver:
 
     @property
     def ballot(self) -> Any:
-        assert self.core._ballot is not None, "no view is being agreed on"
-        return self.core._ballot
+        assert self.core._agreement.ballot is not None, "no view is being agreed on"
+        return self.core._agreement.ballot
 
     def asked(self) -> tuple[int, ...]:
         return self.ballot.members  # type: ignore[no-any-return]

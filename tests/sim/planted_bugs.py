@@ -17,7 +17,7 @@ from bml.protocol.member import Member
 from bml.protocol.server import ServerCore
 from bml.protocol.transfer import Incoming
 from bml.protocol.workspace import Workspace
-from bml.sim import machine
+from bml.sim import user
 
 Patch = pytest.MonkeyPatch
 
@@ -76,7 +76,7 @@ def forget_what_was_accepted(patch: Patch) -> None:
 
 def count_a_gradient_twice(patch: Patch) -> None:
     """A lost server's share is computed again by two of the survivors."""
-    assignment = machine.assignment
+    assignment = user.assignment
 
     def doubled(indices: Any, base: Any, members: Any) -> Any:
         found = assignment(indices, base, members)
@@ -87,7 +87,7 @@ def count_a_gradient_twice(patch: Patch) -> None:
         both = np.concatenate([found[last].extra, extras[0][:1]])
         return {**found, last: found[last]._replace(extra=both)}
 
-    patch.setattr(machine, "assignment", doubled)
+    patch.setattr(user, "assignment", doubled)
 
 
 def add_into_the_contribution(patch: Patch) -> None:
@@ -151,7 +151,7 @@ def lose_the_end(patch: Patch) -> None:
 def lose_a_slice_of_the_state(patch: Patch) -> None:
     """A joiner starts when every donor has said what it sends, and does not look whether all of it came."""
     patch.setattr(Incoming, "complete", property(lambda state: 0 < state._parts == len(state._digests)))
-    patch.setattr(machine, "verify", lambda state, digests: None)
+    patch.setattr(user, "verify", lambda state, digests: None)
 
 
 def let_a_joiner_forget_its_promises(patch: Patch) -> None:

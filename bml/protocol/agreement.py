@@ -1,0 +1,230 @@
+"""How a coordinator brings all servers to one view: it asks, proposes, and says when the view is in force.
+
+State table:
+
+    state      event                                    becomes    and
+    ---------  ---------------------------------------  ---------  -----------------------------------
+    gathering  every server of the newest view has      steady     goes on with that view, or changes
+               answered Who, or is known to be gone                it if any is missing or frozen
+    steady     evidence, its window is over             freezing   diagnoses; Freeze(epoch+1) to the
+                                                                   survivors, Evict to the others
+    freezing   every Status is there                    proposing  decides COMMIT or RETRY; Propose
+    proposing  every Accepted is there                  steady     Install
+    freezing,  more evidence, or no answer in time      freezing   again, with a higher epoch
+    proposing
+    any        too few servers, a training error        stopped    Abort to all
+    steady     a joiner waits, a learner has caught up  freezing   as after evidence: the next view has it
+    steady     every contributor is done                stopped    Shutdown to all
+    any        a change, all who are left are done      stopped    Shutdown to them
+    any        Deposed: a successor is at work          stopped    nothing more is said to anybody
+
+A new coordinator starts in `gathering` too: start-up and takeover are one path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from bml.protocol import messages as msg
+from bml.protocol.ballot import Ballot
+from bml.protocol.coordinator_events import Instruction, Post
+from bml.protocol.decision import epoch_of
+from bml.protocol.draft import draft
+from bml.protocol.ending import Ending
+from bml.protocol.findings import Findings
+from bml.protocol.known import KnownViews
+from bml.protocol.roster import Roster
+from bml.protocol.timeouts import Timeouts
+from faults import Suspicion
+from topology import Fabric
+
+
+class Agreement:
+    """See the module's text; arguments as of bml.protocol.coordinator.Coordinator.
+
+    `statuses` are the answers while it gathers, `ballot` is the next view while it is frozen or proposed.
+    `answer_by` is when the answers that are awaited are due.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        term: int,
+        timeouts: Timeouts,
+        min_servers: int | None,
+        now: float,
+        absent: Iterable[int],
+    ):
+        self.term = term
+        self.state = "gathering"
+        self.statuses: dict[int, msg.Status] = {}
+        self.ballot: Ballot | None = None
+        self.reason = ""
+        self.answer_by = now + timeouts.start_s
+        self.findings = Findings(timeouts, now)
+        self.roster = Roster()
+        self.ending = Ending(term, fabric.servers)
+        self._fabric = fabric
+        self._absent = frozenset(absent)
+        self._timeouts = timeouts
+        first = (server for server in fabric.servers if server not in self._absent)
+        self.known = KnownViews(tuple(first), min_servers)
+
+    @property
+    def awaited(self) -> list[int]:
+        """The servers without whose answer nothing goes on."""
+        if self.ballot is not None:
+            return self.ballot.silent
+        if self.state == "gathering":
+            return [server for server in self.known.members if server not in self.statuses]
+        return []
+
+    def next_deadline(self, now: float) -> float:
+        """Until when, at the latest, a Tick is due."""
+        due = [self.answer_by] if self.state in ("gathering", "freezing", "proposing") else []
+        act_at = self.findings.act_at
+        return min([*due, *([act_at] if act_at is not None else [])], default=now + 3600)
+
+    def again(self, server: int) -> list[Instruction]:
+        """What a server that reconnects may have missed; Evict is said again to its Status."""
+        if self.ballot is None or server not in self.ballot.members:
+            return []
+        return [Post(server, self.ballot.question(self.term))]
+
+    # --- gathering: start-up and takeover --------------------------------------------------------
+
+    def gathered(self, now: float) -> list[Instruction]:
+        """One more has answered, or is known to be gone: go on, once that is so of all."""
+        dead = self.findings.dead
+        if any(server not in dead for server in self.awaited):
+            return []
+        if self.known.view is None and dead and self.known.min_servers is None:
+            names = ", ".join(f"server {server} ({why})" for server, why in sorted(dead.items()))
+            return self.abort("start", f"cannot start: {names}")
+        if self.known.view is not None:
+            self.findings.forget_deaths(self.known.members)
+        failed = [
+            server for server in self.known.contributors if self.ending.outcomes.get(server) == "failed"
+        ]
+        if failed:
+            return self.abort("training", self.statuses[failed[0]].error, failed[0])
+        here = (status for server, status in self.statuses.items() if server in self.known.members)
+        settled = all(self.known.has_in_force(status) for status in here)
+        if self.known.view is not None and settled and not self.findings.dead:
+            self.state = "steady"
+            if self.findings.suspected:
+                self.findings.note(now, self._timeouts.silence_window_s)
+            return [*self.evict(self._fabric.servers), *self.check_done(), *self.grow(now)]
+        self.findings.since_s = now
+        return self.change(now)
+
+    def _is_void(self, suspicion: Suspicion) -> bool:
+        """Whether a peer was not heard because the view had not reached it: it lives, and waits for one."""
+        known = self.ballot.statuses if self.ballot else self.statuses
+        status = known.get(suspicion.peer)
+        outside = status is not None and epoch_of(status.installed) < epoch_of(self.known.view)
+        return suspicion.peer != suspicion.observer and outside
+
+    # --- changing the view -----------------------------------------------------------------------
+
+    def change(self, now: float) -> list[Instruction]:
+        """Diagnose all evidence and freeze the survivors."""
+        self.findings.forget(self._is_void)
+        self.rest_if_steady()
+        next_ = draft(self._fabric, self.known.view, self._absent, self.findings, self.roster)
+        if next_.members and self.ending.done(next_.contributors):
+            return self._finish()  # whoever is left needs no view
+        shortage = self.known.shortage(next_.contributors)
+        if shortage:
+            return self.abort("too-few", f"{shortage}. {next_.reason}")
+        for server in next_.newcomers:
+            self.ending.outcomes.pop(server, None)  # those of its earlier life
+        self.reason = next_.news or self.reason or ("new coordinator" if self.known.view else "start")
+        self.known.epoch += 1
+        view = next_.view(self.known.epoch, self.reason, self.findings.detect_s(now))
+        return self._freeze(Ballot(view, next_.newcomers), now)
+
+    def _freeze(self, ballot: Ballot, now: float) -> list[Instruction]:
+        self.ballot = ballot
+        self.statuses = {}
+        self.state = "freezing"
+        self.findings.act_at = None
+        self.findings.astray.clear()  # whoever is asked now is told
+        return [*self.evict(self._fabric.servers), *self._ask(ballot, now)]
+
+    def _ask(self, ballot: Ballot, now: float) -> list[Instruction]:
+        self.answer_by = now + self._timeouts.answer_s
+        question = ballot.question(self.term)
+        return [Post(server, question) for server in ballot.members]
+
+    def grow(self, now: float) -> list[Instruction]:
+        """Let in who waits, and let contribute who has caught up, once nothing else is the matter."""
+        if self.state != "steady" or self.findings.fresh:
+            return []
+        news = self.roster.admitted(self.known.view) or self.roster.promoted(self.known.view)
+        return self.change(now) if news else []
+
+    def heal(self, now: float) -> list[Instruction]:
+        """Use again what has worked for long enough, once nothing else is the matter."""
+        findings = self.findings
+        if self.state != "steady" or self.known.view is None or findings.fresh or not findings.trusted:
+            return []
+        return self.change(now) if findings.heal(self._fabric, self.known.view.failures) else []
+
+    def evict(self, servers: Iterable[int]) -> list[Instruction]:
+        """Tell those that are out, now and whenever they appear again: they would wait for ever."""
+        members = self.ballot.members if self.ballot else self.known.members
+        evict = msg.Evict(self.term, self.known.epoch, self.reason or "a view without it is in force")
+        out = (server for server in servers if server not in members and not self.roster.waits(server))
+        return [Post(server, evict) for server in out]
+
+    def propose(self, ballot: Ballot, now: float) -> list[Instruction]:
+        """Every survivor has reported: COMMIT or RETRY."""
+        self.known.propose(ballot.decide(self.known.view))
+        self.state = "proposing"
+        return self._ask(ballot, now)
+
+    def accept(self, message: msg.Accepted, now: float) -> list[Instruction]:
+        """A member has accepted the proposal: once all have, it is in force."""
+        ballot = self.ballot
+        if ballot is None or ballot.proposal is None or message.epoch != self.known.epoch:
+            return []
+        ballot.accepted.add(message.server)
+        if ballot.silent:
+            return []
+        view, self.ballot = ballot.proposal, None
+        self.known.choose(view)
+        self.state = "steady"
+        self.roster.settle(view)
+        self.findings.answered(view, self._fabric.without(*view.failures))
+        self.rest_if_steady()
+        out: list[Instruction] = [
+            Post(server, msg.Install(self.term, self.known.epoch)) for server in view.members
+        ]
+        return out + self.check_done() + self.grow(now)
+
+    def rest_if_steady(self) -> None:
+        """There may be less evidence than before."""
+        if self.state == "steady":
+            self.findings.rest()
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def check_done(self) -> list[Instruction]:
+        """End the job if all who contribute are done."""
+        if self.state != "steady" or not self.ending.done(self.known.contributors):
+            return []
+        return self._finish()
+
+    def _finish(self) -> list[Instruction]:
+        self.stop()
+        return self.ending.finish()
+
+    def abort(self, kind: str, text: str, server: int = -1) -> list[Instruction]:
+        """It cannot go on; see messages.ABORT_KINDS."""
+        self.stop()
+        return self.ending.abort(kind, text, server)
+
+    def stop(self) -> None:
+        """Nothing is agreed on any more."""
+        self.state, self.ballot = "stopped", None

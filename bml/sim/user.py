@@ -1,0 +1,147 @@
+"""The user of a simulated server: computes contributions, takes results, and checks all that he is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+
+from bml.protocol import events as ev
+from bml.protocol.call import Call
+from bml.protocol.messages import View
+from bml.protocol.server import ServerCore
+from bml.protocol.transfer import Part, cut, verify
+from bml.protocol.workspace import Array
+from bml.sim.process import Process
+from bml.sim.world import World, samples
+from bml.train.batches import BatchPlan, assignment, used_indices
+from bml.train.ledger import Ledger
+
+_SIGNATURE = 7
+
+
+class _State(msgspec.Struct):
+    """What a joiner needs: the sum of all results, the contributors of the last step, the ledger."""
+
+    params: bytes
+    base: tuple[int, ...]
+    ledger: bytes
+
+
+class User:
+    """What runs in the training thread of `server`; events of his reach the core by `handle`.
+
+    `gift` is what a donor sends, or a learner receives. `over`: the job is over for him. `done`: he has had
+    all results. `leaves`: he is told that his server must go.
+    """
+
+    def __init__(
+        self,
+        server: int,
+        world: World,
+        core: ServerCore,
+        process: Process,
+        handle: Callable[[ev.Event], None],
+    ):
+        self.first_step = 1
+        self.contribution: Array | None = None
+        self.gift = bytearray()
+        self.leaves = False
+        self.over = False
+        self.done = False
+        self._server = server
+        self._world = world
+        self._core = core
+        self._process = process
+        self._handle = handle
+        self._kept: Array | None = None
+        # Not the members of the first view: servers may install different ones first.
+        self._base: tuple[int, ...] = world.first
+        self._params = np.zeros(world.n_elements)
+        self._given = 0
+        per_step = 2 * world.fabric.n_servers + 1
+        self._batches = BatchPlan(per_step * world.steps, per_step, 1, seed=1)
+        self.ledger = Ledger(self._batches.n_samples)
+
+    def prepare(self, step: int) -> None:
+        """The user's thread: compute this server's part for the view of now, some time later submit it."""
+        view = self._core.view
+        assert view is not None
+        world = self._world
+        batch = self._batches.batch(step - 1)
+        parts = assignment(np.arange(len(batch.indices)), self._base, view.contributors)
+        rows = samples(len(batch.indices), world.n_elements, step)
+        mine = np.concatenate(parts[self._server]) if self._server in parts else batch.indices[:0]
+        contribution: Array = rows[mine].sum(axis=0)
+        give = self._copy(step - 1)
+
+        def submit() -> None:
+            if self.over:
+                return
+            if self.leaves:
+                self._handle(ev.Go("it was asked to"))
+                return
+            if give is not None:
+                self._handle(give)
+            world.point("submit", f"server {self._server} submits step {step} in epoch {view.epoch}")
+            self.contribution, self._kept = contribution, contribution.copy()
+            call = Call("sum", contribution.dtype.str, contribution.size, "allreduce sum")
+            self._handle(ev.Submit(step, view.epoch, call, _SIGNATURE))
+
+        world.network.after(world.network.random.uniform(0, 0.01), lambda: self._process.run(submit))
+
+    def _copy(self, step: int) -> ev.Give | ev.Gives | None:
+        """At the boundary after `step`: what of the state a joiner is to get from here, if there is one."""
+        giving = self._core.giving
+        if step == 0:
+            return ev.Gives()
+        if giving is None or giving.epoch == self._given:
+            return None
+        self._given = giving.epoch
+        state = memoryview(msgspec.msgpack.encode(self._state()))
+        heads, self.gift = cut(state, giving.gifts)
+        return ev.Give(giving, step, heads)
+
+    def _state(self) -> _State:
+        return _State(self._params.tobytes(), self._base, self.ledger.dump())
+
+    def state_here(self, step: int, digests: dict[Part, str]) -> None:
+        """The state after `step` is here, if it is undamaged: go on from there."""
+        verify(memoryview(self.gift), digests)
+        state = msgspec.msgpack.decode(self.gift, type=_State)
+        self._params = np.frombuffer(state.params).copy()
+        self._base, self.ledger = state.base, Ledger.load(state.ledger)
+        self._world.point("state", f"server {self._server} has the state after step {step}", self._server)
+        self._world.promises.state(self._server, step, self._params)
+        self.first_step = step + 1
+        if step < self._world.steps:
+            self.prepare(step + 1)
+
+    def check_contribution(self, step: int) -> None:
+        """Nobody has written into what he brought."""
+        if self.contribution is not None and self._kept is not None:
+            self._world.promises.contribution(self._server, step, self.contribution, self._kept)
+
+    def committed(
+        self, step: int, epoch: int, contributors: tuple[int, ...], view: View, result: Array
+    ) -> None:
+        """A step is committed; the try that led there began in `view`."""
+        world = self._world
+        assert self._core.view is not None
+        assert (view.epoch, view.contributors) == (epoch, contributors)
+        world.point("commit", f"server {self._server} commits step {step} of epoch {epoch} by {contributors}")
+        batch = self._batches.batch(step - 1)
+        right = samples(len(batch.indices), world.n_elements, step).sum(axis=0)
+        world.promises.committed(self._server, step, view, self._core.view, result, right)
+        self._params = self._params + result.astype(np.float64)
+        world.promises.state(self._server, step, self._params)
+        world.history.commit_at_s.setdefault(step, []).append(world.network.now)
+        used = used_indices(assignment(batch.indices, self._base, contributors), recomputed=True)
+        self.ledger.commit(step, batch, contributors, used)
+        self._base = contributors
+        if step == world.steps:
+            self.done = True
+            self._handle(ev.Ended("done"))
+        else:
+            self.prepare(step + 1)

@@ -1,0 +1,57 @@
+"""What a simulated server needs of the simulation, and what every sample contributes."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+
+from bml.protocol import messages as msg
+from bml.protocol.timeouts import Timeouts
+from bml.protocol.workspace import Array
+from bml.schedule.model import Constants
+from bml.sim.history import History
+from bml.sim.network import Network
+from bml.sim.promises import Promises
+from bml.sim.sharing import Host
+from bml.sim.wires import Wires
+from topology import Fabric
+
+
+class World(Protocol):
+    """What a machine needs of the simulation."""
+
+    fabric: Fabric
+    first: tuple[int, ...]
+    steps: int
+    n_elements: int
+    slice_nbytes: int
+    algorithm: str
+    constants: Constants
+    timeouts: Timeouts
+    network: Network
+    wires: Wires
+    host: Host | None
+    history: History
+    promises: Promises
+
+    def point(self, name: str, text: str, server: int | None = None) -> None:
+        """Something happened (at a server) to which a mishap may be tied."""
+
+    def tell(self, server: int, message: msg.ToCoordinator) -> None:
+        """Send a message to the coordinator."""
+
+
+@lru_cache(maxsize=256)
+def samples(n_samples: int, n_elements: int, step: int) -> Array:
+    """What each sample contributes to a step, float64 (n_samples, n_elements).
+
+    The first half of the elements are integers, exact in any order; the others are not, so that another
+    order of addition shows in their last bits.
+    """
+    rows = np.arange(n_samples)[:, None]
+    table = ((rows * 7 + np.arange(n_elements) * 3 + step * 5) % 101).astype(np.float64)
+    table[:, n_elements - n_elements // 2 :] *= 0.1
+    table.setflags(write=False)
+    return table
