@@ -136,9 +136,11 @@ def allreduce(
     All servers are processes of this machine. Contenders take turns, so that other load hits all alike, and
     each checks every element on every server. `theory` is the cost model's time (on an emulated fabric:
     bytes over goodput) and `ratio` the measured time in units of it; of peers it is that of a ring over one
-    NIC. `speedup` is how many times as long as bml a peer takes, `cpu` the processor time of all servers,
-    `copies` how often bml's processes copy a byte that they send, and one that they receive. On an emulated
-    fabric peers have one NIC each, on one switch, at the rate that `bml fabric up --one-switch-rate` gave it.
+    NIC. `/bound` is the measured time in units of what is proved that no schedule of trees can beat on these
+    links, start-ups not counted. `speedup` is how many times as long as bml a peer takes, `cpu` the processor
+    time of all servers, `copies` how often bml's processes copy a byte that they send, and one that they
+    receive. On an emulated fabric peers have one NIC each, on one switch, at the rate that
+    `bml fabric up --one-switch-rate` gave it.
     With shm `theory` is still that of links, which no byte of it takes.
 
     \b
