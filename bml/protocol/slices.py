@@ -18,7 +18,7 @@ SAME_HOST_RATE = 12.5e9
 
 _START_UP_S = 5.12e-6
 """o/d, found by experiment at 200 Mbit/s: 90 KiB for 64 MiB."""
-_LEAST_NBYTES = 16 << 10
+_LEAST_NBYTES = 32 << 10
 _MOST_NBYTES = 4 << 20
 
 

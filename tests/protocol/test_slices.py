@@ -14,8 +14,8 @@ MIB = 1 << 20
         (16 * MIB, 25e6, 45.25 * 1024),
         (64 * MIB, SAME_HOST_RATE, 2 * MIB),
         (16 * MIB, SAME_HOST_RATE, MIB),
-        (4096, SAME_HOST_RATE, 16 << 10),
-        (0, 25e6, 16 << 10),
+        (4096, SAME_HOST_RATE, 32 << 10),
+        (0, 25e6, 32 << 10),
         (1 << 40, LAN_RATE, 4 * MIB),
     ],
 )
