@@ -105,9 +105,12 @@ printf '%q ' "$@" > "$out/.command"
 cat > "$out/.guest.sh" <<EOF
 export HOME=$(printf %q "$HOME") PATH=$(printf %q "$PATH"):/usr/sbin:/sbin PYTHONDONTWRITEBYTECODE=1 BML_RDMA_VM=$servers
 export PYTHONPATH=$(printf %q "$cache/pyverbs${PYTHONPATH:+:$PYTHONPATH}")
-cd $(printf %q "$PWD"); servers=$servers mtu=4200
+here=$(printf %q "$PWD") servers=$servers mtu=4200
 EOF
 cat >> "$out/.guest.sh" <<'EOF'
+# The guest has a /tmp of its own, which hides a checkout that lies there.
+[ -d "$here" ] || { mkdir -p "$here" && mount -t 9p -o trans=virtio,version=9p2000.L,ro,cache=loose,msize=512000 here "$here"; }
+cd "$here" || exit 125
 ip link set lo up
 # All servers are one machine, so packets between two of its addresses must be made to use the cable, and
 # whoever has an address must answer for it on its own NIC alone. A NIC without a cable looks for its neighbours
@@ -144,6 +147,7 @@ timeout "$limit_s" qemu-system-x86_64 $accel -m "${BML_RDMA_VM_MEM:-2G}" -smp 1 
   -display none -serial stdio -kernel "$cache"/boot/vmlinuz-* -initrd "$cache/initrd.img" \
   -append "console=ttyS0 quiet preempt=full panic=-1" -device virtio-rng-pci \
   -virtfs local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap \
+  -virtfs local,path="$PWD",mount_tag=here,security_model=none,readonly=on,multidevs=remap \
   -virtfs local,path="$out",mount_tag=out,security_model=none,multidevs=remap </dev/null
 status=$?
 [ -e "$out/rc" ] && exit "$(cat "$out/rc")"
