@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
+from bml.cluster.baton import Baton, Deferral
 from bml.cluster.carrier import CarrierWatch
 from bml.cluster.direct import DirectSync, Shell
 from bml.cluster.execution import Execution
@@ -18,7 +19,7 @@ from bml.cluster.handover import Handover
 from bml.cluster.injection import Hands, Injection
 from bml.cluster.job import Contact, Contacts, JobSpec
 from bml.cluster.line import CoordinatorLine
-from bml.cluster.meeting import Meeting
+from bml.cluster.meeting import Meeting, Reply
 from bml.cluster.rates import Rates
 from bml.cluster.trace import Trace
 from bml.protocol import events as ev
@@ -70,6 +71,8 @@ class ServerLoop:
         self.handover = Handover(life is not None)
         self.poller = Poller(on_wake=self._take_requests)
         self.guard = self.poller.guard = threading.Lock()
+        self._baton = Baton(self.poller)
+        self.deferral = Deferral(self.poller.wake)
         self.trace = Trace(server, self) if spec.trace else None
         self.opened = open_transport(
             spec.transport,
@@ -115,6 +118,8 @@ class ServerLoop:
         self._texts: dict[wire.LinkKey, bytearray] = {}
         self._heard: dict[wire.LinkKey, float] = {}
         self._tick_at = time.monotonic()
+        self._rests_until = 0.0
+        self._crash: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"bml-server-{server}", daemon=True)
 
     # --- for other threads -----------------------------------------------------------------------
@@ -135,6 +140,17 @@ class ServerLoop:
         """Bring an event to the core, or call something, in the loop's thread."""
         self._requests.append(what)
         self.poller.wake()
+
+    def answer(self, what: ev.Event) -> Reply:
+        """Bring an event to the core, and poll in the calling thread until there is a reply.
+
+        Raises what the handler of a signal raises that comes meanwhile.
+        """
+        self._requests.append(what)
+        replies = self.meeting.replies
+        while replies.empty() and self._poll_for_reply():
+            pass
+        return replies.get()
 
     def join(self) -> None:
         """Wait until the thread has ended."""
@@ -157,11 +173,13 @@ class ServerLoop:
             self.execution.stop(bug)
             raise
         finally:
-            self.meeting.over()
-            self.close()
+            with self._baton:
+                self.meeting.over()
+                self.close()
 
     def close(self) -> None:
         """Let go of sockets and memory; only when the thread does not run."""
+        self._baton.close()
         self.carrier.close()
         self.line.close()
         self.transport.close()
@@ -177,15 +195,46 @@ class ServerLoop:
         return leave_at is not None and time.monotonic() >= leave_at
 
     def _pass(self) -> None:
-        now = time.monotonic()
+        self._baton.rest(max(0.0, self._rests_until - time.monotonic()))
+        with self._baton:
+            if self._crash is not None:
+                raise self._crash
+            self._turn(0.0)
+            self._rests_until = self._due()
+
+    def _poll_for_reply(self) -> bool:
+        """Have the baton until there is a reply, or a signal; returns whether the loop still goes on."""
+        deferral, replies = self.deferral, self.meeting.replies
+        with deferral, self._baton.taken():
+            if self._crash is not None or self.meeting.left.is_set():
+                return False
+            try:
+                with self.guard:
+                    self._take_requests()
+                while replies.empty() and not deferral.came:
+                    self._turn(max(0.0, self._due() - time.monotonic()))
+            except BaseException as error:  # the loop's thread ends the job
+                self._crash = error
+            if self._crash is not None or self._due() < self._rests_until:
+                self.poller.wake()
+        return self._crash is None
+
+    def _due(self) -> float:
+        """Until when, at the latest, somebody is to poll."""
         due = self._tick_at
         if self.injection.armed:
-            due = min(due, self.injection.next_deadline(now))
+            due = min(due, self.injection.next_deadline(time.monotonic()))
         if self.execution.leave_at is not None:
             due = min(due, self.execution.leave_at)
-        self.poller.poll(max(0.0, due - now))
+        return min(due, self.poller.due_s)
+
+    def _turn(self, timeout_s: float) -> None:
+        """One pass of the poller, and what the time asks for, by whoever has the baton."""
+        self.poller.poll(timeout_s)
+        now = time.monotonic()
+        if now < self._tick_at and not self.core.urgent and not self.injection.armed:
+            return
         with self.guard:
-            now = time.monotonic()
             if now >= self._tick_at or self.core.urgent:
                 self._tick(now)
             self._inject()

@@ -96,8 +96,7 @@ class Server:
             reply = self._loop.direct.sync(submit, contribution, op, shared)
         else:
             self._plan(contribution.nbytes)
-            self._loop.request(submit)
-            reply = self._answer()
+            reply = self._answer(submit)
         self._meeting.leave()
         if isinstance(reply, ev.Replay):
             reply = self._handover.kept(reply.step)
@@ -105,15 +104,15 @@ class Server:
             self._handover.step = reply.step + 1
         return reply
 
-    def _answer(self) -> Outcome | ev.Replay:
+    def _answer(self, event: ev.Event) -> Outcome | ev.Replay:
         while True:
-            reply = self._meeting.replies.get()
+            reply = self._loop.answer(event)
             if isinstance(reply, Exception):
                 raise reply
             if not isinstance(reply, ev.Prepare):
                 return reply
             self._plan(reply.nbytes)
-            self._loop.request(ev.Prepared(reply.epoch))
+            event = ev.Prepared(reply.epoch)
 
     def _plan(self, nbytes: int) -> None:
         """Plan in the training thread, so that the loop's goes on sending heartbeats.
@@ -139,8 +138,7 @@ class Server:
         Raises the error that ends the job here if this server was asked to leave.
         """
         if self._handover.leaves:
-            self._loop.request(ev.Go(self._handover.leaves))
-            self._answer()
+            self._answer(ev.Go(self._handover.leaves))
         if self._handover.first_boundary():
             self._loop.request(ev.Gives())
         given = self._handover.give(self._loop.core.giving, state)
@@ -169,6 +167,7 @@ class Server:
         """Say that the training function ended, then serve the others until all are done."""
         self._loop.request(ev.Ended(outcome, error))
         self._loop.join()
+        self._loop.deferral.close()
 
     @property
     def error(self) -> BmlError | None:

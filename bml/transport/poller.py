@@ -7,6 +7,7 @@ not called any more in that pass, even if its number was used again.
 from __future__ import annotations
 
 import heapq
+import math
 import os
 import select
 import threading
@@ -84,7 +85,7 @@ class Poller:
         self._timers: list[Timer] = []
         self._timer_count = 0
         self._soon: deque[Callable[[], None]] = deque()
-        self._wake_lock = threading.Lock()
+        self._wake_lock = threading.RLock()  # the handler of a signal may wake while its thread does
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.add(self._wake_fd, READ, self._woken)
 
@@ -92,6 +93,10 @@ class Poller:
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self._epoll.closed
+
+    def fileno(self) -> int:
+        """A descriptor that can be read when `poll` would not wait for one of those that are watched."""
+        return self._epoll.fileno()
 
     def add(self, fd: int, events: int, callback: Callable[[int], None]) -> None:
         """Call `callback(events)` in every pass in which `fd` has one of `events` (or is broken)."""
@@ -130,6 +135,14 @@ class Poller:
         """Whether `soon` callbacks wait to be called."""
         return bool(self._soon)
 
+    @property
+    def due_s(self) -> float:
+        """When `poll` is needed whatever is ready, on the clock of `now_s`; infinity if that is not known."""
+        timers = self._timers
+        while timers and timers[0].cancelled:
+            heapq.heappop(timers)
+        return 0.0 if self._soon else timers[0].due_s if timers else math.inf
+
     def wake(self) -> None:
         """Make `poll` return and call `on_wake`; from any thread, also after `close`."""
         with self._wake_lock:
@@ -167,8 +180,8 @@ class Poller:
         with self._wake_lock:
             if self._wake_fd < 0:
                 return
-            os.close(self._wake_fd)
-            self._wake_fd = -1
+            fd, self._wake_fd = self._wake_fd, -1
+            os.close(fd)
         for watch in self._watches.values():
             watch.active = False
         self._watches.clear()
@@ -177,14 +190,10 @@ class Poller:
         self._epoll.close()
 
     def _wait_s(self, timeout_s: float | None) -> float | None:
-        if self._soon:
-            return 0.0
-        timers = self._timers
-        while timers and timers[0].cancelled:
-            heapq.heappop(timers)
-        if not timers:
+        due_s = self.due_s
+        if due_s == math.inf:
             return timeout_s
-        until_s = max(0.0, timers[0].due_s - time.monotonic())
+        until_s = max(0.0, due_s - time.monotonic()) if due_s else 0.0
         return until_s if timeout_s is None or timeout_s < 0 else min(until_s, timeout_s)
 
     def _run_timers(self) -> None:
