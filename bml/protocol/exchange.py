@@ -12,14 +12,13 @@ its own in SCRATCH for every round, as the partners' sums have, because what is 
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from typing import NamedTuple
 
 from bml.protocol.dataflow import Buffer, Dataflow, Instruction, Place, Reduce, Send, Stamp
 from bml.protocol.direct import DirectEngine
 from bml.protocol.engine import Engine, Layout
 from bml.protocol.frame import FrameError, Header, Kind
-from bml.schedule import AnyProgram, AnyPrograms, DirectProgram, ExchangeProgram, Hop
+from bml.schedule import AnyProgram, AnyPrograms, DirectProgram, ExchangeProgram, Hop, Program
 
 _MOST_LAYOUTS = 64
 """How many shapes of vectors are remembered: a training step may reduce many arrays one by one."""
@@ -32,99 +31,70 @@ class _Term(NamedTuple):
     base: int
 
 
-class ExchangeEngine(Dataflow):
-    """The dataflow of one step; see the module's text and `Engine`."""
+class _Out(NamedTuple):
+    """The sum so far of a slice, to one partner of a round, but for what the frames of one try have in common."""
 
-    def __init__(self, program: ExchangeProgram, stamp: Stamp, n_elements: int, slice_elements: int):
-        super().__init__(program.server, stamp, n_elements)
-        self._rounds = program.rounds
-        self._slice = max(1, slice_elements)
-        self._starts = range(0, n_elements, self._slice)
-        self._terms: dict[int, _Term] = {}
-        self._sums = [self._sum_place(number) for number in range(len(self._rounds) + 1)]
-        for number, partners in enumerate(self._rounds):
+    hop: Hop
+    place: Place
+    priority: int
+
+
+class ExchangeLayout:
+    """What the steps of one exchange, with vectors of one length, have in common; arguments as of `Layout`.
+
+    Of every slice `starts` and `stops` say where it lies; `missing[r][u]` elements are to come for slice u in
+    round r, `outs[r][u]` goes out when the round begins and `reduces[r][u]` ends it.
+    """
+
+    def __init__(self, program: ExchangeProgram, n_elements: int, slice_elements: int):
+        rounds, length = program.rounds, max(1, slice_elements)
+        self.scratch_elements = 0
+        self.n_elements = n_elements
+        self.starts = range(0, n_elements, length)
+        self.stops = [min(start + length, n_elements) for start in self.starts]
+        self.terms: dict[int, _Term] = {}
+        self._sums = [self._sum_place(number, len(rounds)) for number in range(len(rounds) + 1)]
+        for number, partners in enumerate(rounds):
             for hop in partners:
-                self._terms[hop.peer] = _Term(number, self._reserve())
-        self._at = [0] * len(self._starts)  # round that each slice is in
-        self._missing = [
-            [(self._stop(unit) - start) * len(partners) for unit, start in enumerate(self._starts)]
-            for partners in self._rounds
+                self.terms[hop.peer] = _Term(number, self._reserve())
+        slices = list(enumerate(zip(self.starts, self.stops, strict=True)))
+        self.missing = [
+            [(stop - start) * len(partners) for _, (start, stop) in slices] for partners in rounds
         ]
-        self.expected = n_elements * len(self._terms)
+        self.outs = [
+            [self._outs(partners, number, len(rounds), unit, start) for unit, (start, _) in slices]
+            for number, partners in enumerate(rounds)
+        ]
+        self.reduces = [
+            [self._reduce(program, number, start, stop) for _, (start, stop) in slices]
+            for number in range(len(rounds))
+        ]
 
-    def start(self) -> list[Instruction]:
-        """What can be done with this server's own contribution alone."""
-        done: list[Instruction] = []
-        for unit, start in enumerate(self._starts):
-            if self._rounds:
-                self._send(unit, done)
-            else:
-                stop = self._stop(unit)
-                self._final(start, stop)
-                done.append(Reduce(start, stop, (Place(Buffer.IN, start),)))
-        return done
-
-    def place(self, kind: Kind, origin: int, dest: int, start: int, stop: int) -> Place:
-        """Where the payload of a frame belongs; raises FrameError if this server expects no such frame."""
-        fits = start < stop <= self.n_elements
-        if dest != self.server or kind != Kind.UP or origin not in self._terms or not fits:
-            raise FrameError(f"no frame {start}:{stop} of kind {kind} from {origin} to {dest} belongs here")
-        return Place(Buffer.SCRATCH, self._terms[origin].base + start)
-
-    def received(self, kind: Kind, origin: int, dest: int, start: int, stop: int) -> list[Instruction]:
-        """The payload of a frame is in its place; what can be done now."""
-        done: list[Instruction] = []
-        self.handled += stop - start
-        missing = self._missing[self._terms[origin].round]
-        unit = bisect_right(self._starts, start) - 1
-        while unit < len(self._starts) and self._starts[unit] < stop:
-            missing[unit] -= min(stop, self._stop(unit)) - max(start, self._starts[unit])
-            self._advance(unit, done)
-            unit += 1
-        return done
-
-    def _advance(self, unit: int, done: list[Instruction]) -> None:
-        """Take a slice through all rounds whose sums are in; a later round's may have come early."""
-        while self._at[unit] < len(self._rounds) and not self._missing[self._at[unit]][unit]:
-            done.append(self._reduce(unit))
-            self._at[unit] += 1
-            if self._at[unit] < len(self._rounds):
-                self._send(unit, done)
-            else:
-                self._final(self._starts[unit], self._stop(unit))
-
-    def _reduce(self, unit: int) -> Reduce:
-        number, start = self._at[unit], self._starts[unit]
-        terms = {hop.peer: self._term(hop, start) for hop in self._rounds[number]}
-        terms[self.server] = self._sum(number, start)
-        ordered = tuple(terms[peer] for peer in sorted(terms))
-        return Reduce(start, self._stop(unit), ordered, self._sum(number + 1, start))
-
-    def _send(self, unit: int, done: list[Instruction]) -> None:
-        number, start, stop = self._at[unit], self._starts[unit], self._stop(unit)
-        epoch, step, signature, itemsize = self.stamp
+    def _outs(
+        self, partners: tuple[Hop, ...], number: int, rounds: int, unit: int, start: int
+    ) -> tuple[_Out, ...]:
         # Earlier slices first, and of one slice later rounds first.
-        priority = unit * len(self._rounds) + len(self._rounds) - 1 - number
-        for hop in self._rounds[number]:
-            nbytes = (stop - start) * itemsize
-            header = Header(Kind.UP, epoch, step, self.server, hop.peer, signature, start, stop, nbytes)
-            done.append(Send(hop.via, hop.level, header, self._sum(number, start), priority))
+        priority = unit * rounds + rounds - 1 - number
+        return tuple(_Out(hop, self._sum(number, start), priority) for hop in partners)
 
-    def _stop(self, unit: int) -> int:
-        return min(self._starts[unit] + self._slice, self.n_elements)
-
-    def _term(self, hop: Hop, start: int) -> Place:
-        return Place(Buffer.SCRATCH, self._terms[hop.peer].base + start)
+    def _reduce(self, program: ExchangeProgram, number: int, start: int, stop: int) -> Reduce:
+        terms = {
+            hop.peer: Place(Buffer.SCRATCH, self.terms[hop.peer].base + start)
+            for hop in program.rounds[number]
+        }
+        terms[program.server] = self._sum(number, start)
+        ordered = tuple(terms[peer] for peer in sorted(terms))
+        return Reduce(start, stop, ordered, self._sum(number + 1, start))
 
     def _sum(self, number: int, start: int) -> Place:
         """Where the sum before round `number` lies."""
         buffer, base = self._sums[number]
         return Place(buffer, base + start)
 
-    def _sum_place(self, number: int) -> Place:
+    def _sum_place(self, number: int, rounds: int) -> Place:
         if number == 0:
             return Place(Buffer.IN, 0)
-        if number == len(self._rounds):
+        if number == rounds:
             return Place(Buffer.OUT, 0)
         return Place(Buffer.SCRATCH, self._reserve())
 
@@ -132,6 +102,76 @@ class ExchangeEngine(Dataflow):
         base = self.scratch_elements
         self.scratch_elements += self.n_elements
         return base
+
+
+class ExchangeEngine(Dataflow):
+    """The dataflow of one step; see the module's text and `Engine`."""
+
+    def __init__(
+        self,
+        program: ExchangeProgram,
+        stamp: Stamp,
+        n_elements: int,
+        slice_elements: int,
+        layout: ExchangeLayout | None = None,
+    ):
+        super().__init__(program.server, stamp, n_elements)
+        self._layout = layout = layout or ExchangeLayout(program, n_elements, slice_elements)
+        self._rounds = len(program.rounds)
+        self._at = [0] * len(layout.starts)  # round that each slice is in
+        self._missing = [missing.copy() for missing in layout.missing]
+        self.expected = n_elements * len(layout.terms)
+        self.scratch_elements = layout.scratch_elements
+
+    def start(self) -> list[Instruction]:
+        """What can be done with this server's own contribution alone."""
+        done: list[Instruction] = []
+        for unit, (start, stop) in enumerate(zip(self._layout.starts, self._layout.stops, strict=True)):
+            if self._rounds:
+                self._send(unit, done)
+            else:
+                self._final(start, stop)
+                done.append(Reduce(start, stop, (Place(Buffer.IN, start),)))
+        return done
+
+    def place(self, kind: Kind, origin: int, dest: int, start: int, stop: int) -> Place:
+        """Where the payload of a frame belongs; raises FrameError if this server expects no such frame."""
+        term = self._layout.terms.get(origin)
+        if term is None or dest != self.server or kind != Kind.UP or not start < stop <= self.n_elements:
+            raise FrameError(f"no frame {start}:{stop} of kind {kind} from {origin} to {dest} belongs here")
+        return Place(Buffer.SCRATCH, term.base + start)
+
+    def received(self, kind: Kind, origin: int, dest: int, start: int, stop: int) -> list[Instruction]:
+        """The payload of a frame is in its place; what can be done now."""
+        done: list[Instruction] = []
+        self.handled += stop - start
+        starts, stops = self._layout.starts, self._layout.stops
+        missing = self._missing[self._layout.terms[origin].round]
+        unit = start // starts.step
+        while unit < len(starts) and starts[unit] < stop:
+            missing[unit] -= min(stop, stops[unit]) - max(start, starts[unit])
+            self._advance(unit, done)
+            unit += 1
+        return done
+
+    def _advance(self, unit: int, done: list[Instruction]) -> None:
+        """Take a slice through all rounds whose sums are in; a later round's may have come early."""
+        at, layout = self._at, self._layout
+        while at[unit] < self._rounds and not self._missing[at[unit]][unit]:
+            done.append(layout.reduces[at[unit]][unit])
+            at[unit] += 1
+            if at[unit] < self._rounds:
+                self._send(unit, done)
+            else:
+                self._final(layout.starts[unit], layout.stops[unit])
+
+    def _send(self, unit: int, done: list[Instruction]) -> None:
+        epoch, step, signature, itemsize = self.stamp
+        start, stop = self._layout.starts[unit], self._layout.stops[unit]
+        nbytes = (stop - start) * itemsize
+        for hop, place, priority in self._layout.outs[self._at[unit]][unit]:
+            header = Header(Kind.UP, epoch, step, self.server, hop.peer, signature, start, stop, nbytes)
+            done.append(Send(hop.via, hop.level, header, place, priority))
 
 
 AnyEngine = Engine | ExchangeEngine | DirectEngine
@@ -142,20 +182,31 @@ class Engines:
 
     def __init__(self, programs: AnyPrograms):
         self.programs = programs
-        self._layouts: dict[tuple[int, int, int], Layout] = {}
+        self._layouts: dict[tuple[int, int, int], Layout | ExchangeLayout] = {}
 
     def engine(self, stamp: Stamp, n_elements: int, slice_elements: int) -> AnyEngine:
         """The engine of one try of one step; arguments as of `Layout`."""
         program = self.programs.for_nbytes(n_elements * stamp.itemsize)
-        if isinstance(program, ExchangeProgram | DirectProgram):
-            return engine_for(program, stamp, n_elements, slice_elements)
+        if isinstance(program, DirectProgram):
+            return DirectEngine(program, stamp, n_elements)
         key = (n_elements, slice_elements, stamp.itemsize)
         layout = self._layouts.get(key)
         if layout is None:
             if len(self._layouts) >= _MOST_LAYOUTS:
                 self._layouts.pop(next(iter(self._layouts)))
-            layout = self._layouts[key] = Layout(program, n_elements, slice_elements)
+            layout = self._layouts[key] = _layout(program, n_elements, slice_elements)
+        if isinstance(program, ExchangeProgram):
+            assert isinstance(layout, ExchangeLayout)
+            return ExchangeEngine(program, stamp, n_elements, slice_elements, layout)
+        assert isinstance(layout, Layout)
         return Engine(program, stamp, n_elements, slice_elements, layout)
+
+
+def _layout(
+    program: Program | ExchangeProgram, n_elements: int, slice_elements: int
+) -> Layout | ExchangeLayout:
+    made = ExchangeLayout if isinstance(program, ExchangeProgram) else Layout
+    return made(program, n_elements, slice_elements)  # type: ignore[arg-type]
 
 
 def engine_for(program: AnyProgram, stamp: Stamp, n_elements: int, slice_elements: int) -> AnyEngine:
