@@ -10,8 +10,7 @@ from __future__ import annotations
 import select
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -20,17 +19,16 @@ from bml.transport.poller import READ, Poller
 
 
 class Baton:
-    """Whoever holds it polls; the loop's thread `rests` without it until there is something to do."""
+    """Whoever holds it polls; the loop's thread rests without it until there is something to do."""
 
     def __init__(self, poller: Poller):
         self._fd = poller.fileno()
-        self._poller = poller
         self._lock = threading.Lock()
         self._outer = select.epoll()
         self._outer.register(self._fd, READ)
 
     def rest(self, timeout_s: float) -> None:
-        """Wait until the poller has something and nobody else polls, or for so long at most."""
+        """Wait in the loop's thread until the poller has something and nobody else polls, or so long at most."""
         self._outer.poll(timeout_s, 1)
 
     def __enter__(self) -> None:
@@ -40,15 +38,15 @@ class Baton:
     def __exit__(self, *_: object) -> None:
         self._lock.release()
 
-    @contextmanager
-    def taken(self) -> Iterator[None]:
-        """Have it in another thread; at the end the loop's goes on at once if there is something to do."""
-        with self._lock:
-            self._watch(0)
-            try:
-                yield
-            finally:
-                self._watch(READ)
+    def take(self) -> None:
+        """Take it in another thread."""
+        self._lock.acquire()
+        self._watch(0)
+
+    def give(self) -> None:
+        """Give it back; the loop's thread goes on at once if there is something to do."""
+        self._watch(READ)
+        self._lock.release()
 
     def close(self) -> None:
         """Free the descriptor; by whoever holds it, before the poller is closed."""

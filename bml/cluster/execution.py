@@ -77,6 +77,8 @@ class Execution:
             elif kind is Reduce:
                 assert self.workspace is not None
                 self.workspace.reduce(instruction)  # type: ignore[arg-type]
+            elif kind is ev.Resume:
+                self._transport.resume()
             elif kind is Post or kind is Sum:
                 self._go_direct(instruction)  # type: ignore[arg-type]
             else:
@@ -193,8 +195,6 @@ class Execution:
                 )
             case ev.Fence():
                 self._transport.fence()
-            case ev.Resume():
-                self._transport.resume()
             case ev.Beat(peer, level):
                 self._transport.beat(peer, level, self.contacts[peer].nics[level])
             case ev.Tell(message):

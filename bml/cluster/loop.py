@@ -19,7 +19,7 @@ from bml.cluster.handover import Handover
 from bml.cluster.injection import Hands, Injection
 from bml.cluster.job import Contact, Contacts, JobSpec
 from bml.cluster.line import CoordinatorLine
-from bml.cluster.meeting import Meeting, Reply
+from bml.cluster.meeting import Meeting, Replies, Reply
 from bml.cluster.rates import Rates
 from bml.cluster.trace import Trace
 from bml.protocol import events as ev
@@ -204,20 +204,28 @@ class ServerLoop:
 
     def _poll_for_reply(self) -> bool:
         """Have the baton until there is a reply, or a signal; returns whether the loop still goes on."""
-        deferral, replies = self.deferral, self.meeting.replies
-        with deferral, self._baton.taken():
-            if self._crash is not None or self.meeting.left.is_set():
-                return False
+        with self.deferral:
+            self._baton.take()
             try:
-                with self.guard:
-                    self._take_requests()
-                while replies.empty() and not deferral.came:
-                    self._turn(max(0.0, self._due() - time.monotonic()))
+                if self._crash is None and not self.meeting.left.is_set():
+                    self._poll_until(self.meeting.replies, self.deferral)
+                    return True
             except BaseException as error:  # the loop's thread ends the job
                 self._crash = error
-            if self._crash is not None or self._due() < self._rests_until:
                 self.poller.wake()
-        return self._crash is None
+            finally:
+                self._baton.give()
+        return False
+
+    def _poll_until(self, replies: Replies, deferral: Deferral) -> None:
+        with self.guard:
+            self._take_requests()
+        due = self._due()
+        while replies.empty() and not deferral.came:
+            self._turn(max(0.0, due - time.monotonic()))
+            due = self._due()
+        if due < self._rests_until:
+            self.poller.wake()
 
     def _due(self) -> float:
         """Until when, at the latest, somebody is to poll."""

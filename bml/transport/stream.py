@@ -125,8 +125,10 @@ class Stream:
             self._end("eof", "the other side closed the connection")
 
     def _pause(self, paused: bool) -> None:
+        # The poller hears of it when more comes: often reading goes on before.
         self._paused = paused
-        self._watch()
+        if not paused:
+            self._watch()
 
     def _wanted_events(self) -> int:
         return PEER_CLOSED | (0 if self._paused else READ) | (WRITE if self._blocked else 0)
@@ -145,7 +147,9 @@ class Stream:
             return
         if not self._paused:
             self._read(sock)
-        elif events & (PEER_CLOSED | BROKEN):
+            return
+        self._watch()
+        if events & (PEER_CLOSED | BROKEN):
             # Nobody reads, so this is the only way to learn that the peer is gone.
             code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if code:
