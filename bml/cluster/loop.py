@@ -5,6 +5,7 @@ The training function runs in another thread, see bml.cluster.server; what it as
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -28,7 +29,7 @@ from bml.protocol.dataflow import Buffer, Place
 from bml.protocol.frame import Header, Kind
 from bml.protocol.reuse import StepMemory
 from bml.protocol.server import ServerCore
-from bml.protocol.slices import LAN_RATE, rate_of, slice_nbytes
+from bml.protocol.slices import LAN_RATE, SAME_HOST_RATE, rate_of, slice_nbytes
 from bml.schedule import AnyPrograms, DirectProgram, OneProgram, Programs, Schedules
 from bml.schedule.packed import prepare
 from bml.transport import interface as wire
@@ -141,14 +142,15 @@ class ServerLoop:
         self._requests.append(what)
         self.poller.wake()
 
-    def answer(self, what: ev.Event) -> Reply:
+    def answer(self, what: ev.Event, yields: int = 0) -> Reply:
         """Bring an event to the core, and poll in the calling thread until there is a reply.
 
-        Raises what the handler of a signal raises that comes meanwhile.
+        Before it sleeps it looks again `yields` times, giving the processor to others in between. Raises what
+        the handler of a signal raises that comes meanwhile.
         """
         self._requests.append(what)
         replies = self.meeting.replies
-        while replies.empty() and self._poll_for_reply():
+        while replies.empty() and self._poll_for_reply(yields):
             pass
         return replies.get()
 
@@ -156,6 +158,11 @@ class ServerLoop:
         """Wait until the thread has ended."""
         self.meeting.left.wait()
         self._thread.join()
+
+    @property
+    def one_host(self) -> bool:
+        """Whether all servers share one machine."""
+        return self._rate == SAME_HOST_RATE
 
     @property
     def nbytes_copied(self) -> int:
@@ -202,13 +209,13 @@ class ServerLoop:
             self._turn(0.0)
             self._rests_until = self._due()
 
-    def _poll_for_reply(self) -> bool:
+    def _poll_for_reply(self, yields: int) -> bool:
         """Have the baton until there is a reply, or a signal; returns whether the loop still goes on."""
         with self.deferral:
             self._baton.take()
             try:
                 if self._crash is None and not self.meeting.left.is_set():
-                    self._poll_until(self.meeting.replies, self.deferral)
+                    self._poll_until_reply(yields)
                     return True
             except BaseException as error:  # the loop's thread ends the job
                 self._crash = error
@@ -217,14 +224,20 @@ class ServerLoop:
                 self._baton.give()
         return False
 
-    def _poll_until(self, replies: Replies, deferral: Deferral) -> None:
+    def _poll_until_reply(self, yields: int) -> None:
+        replies, deferral, left = self.meeting.replies, self.deferral, yields
         with self.guard:
             self._take_requests()
-        due = self._due()
         while replies.empty() and not deferral.came:
-            self._turn(max(0.0, due - time.monotonic()))
-            due = self._due()
-        if due < self._rests_until:
+            if left == 0:
+                self._turn(max(0.0, self._due() - time.monotonic()))
+                left = yields
+            elif self._turn(0.0):
+                left = yields
+            else:
+                left -= 1
+                os.sched_yield()
+        if self._due() < self._rests_until:
             self.poller.wake()
 
     def _due(self) -> float:
@@ -236,16 +249,16 @@ class ServerLoop:
             due = min(due, self.execution.leave_at)
         return min(due, self.poller.due_s)
 
-    def _turn(self, timeout_s: float) -> None:
-        """One pass of the poller, and what the time asks for, by whoever has the baton."""
-        self.poller.poll(timeout_s)
+    def _turn(self, timeout_s: float) -> int:
+        """One pass of the poller, and what the time asks for, by whoever has the baton; see `Poller.poll`."""
+        ready = self.poller.poll(timeout_s)
         now = time.monotonic()
-        if now < self._tick_at and not self.core.urgent and not self.injection.armed:
-            return
-        with self.guard:
-            if now >= self._tick_at or self.core.urgent:
-                self._tick(now)
-            self._inject()
+        if now >= self._tick_at or self.core.urgent or self.injection.armed:
+            with self.guard:
+                if now >= self._tick_at or self.core.urgent:
+                    self._tick(now)
+                self._inject()
+        return ready
 
     def _tick(self, now: float) -> None:
         for (peer, level), heard_at in self._heard.items():

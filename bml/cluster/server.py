@@ -7,6 +7,7 @@ its result comes out, or the word that it is to be prepared again for a new view
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,6 +27,11 @@ from bml.protocol.workspace import Array
 from bml.train.communicator import Committed, Outcome
 from faults import Fault
 from topology.errors import BmlError
+
+_YIELDS = 60
+import os
+
+_SMALL_NBYTES = int(os.environ.get("SMALL", 256 << 10))
 
 
 class Server:
@@ -50,13 +56,15 @@ class Server:
         self._loop = ServerLoop(spec, server, nics, control_host, strike, life)
         self._meeting, self._handover = self._loop.meeting, self._loop.handover
         self.contact = self._loop.contact
+        self._training_thread = 0
 
     def start(self, contacts: Contacts) -> None:
         """Start the loop; the coordinator may call from now on."""
         self._loop.start(contacts)
 
     def wait_for_view(self) -> msg.View:
-        """Wait until the first view is in force; raises the error that ended the job before."""
+        """Wait in the training thread until the first view is in force; raises the error that ended the job before."""
+        self._training_thread = threading.get_ident()
         self._meeting.in_force.wait()
         if self.error:
             raise self.error
@@ -96,7 +104,7 @@ class Server:
             reply = self._loop.direct.sync(submit, contribution, op, shared)
         else:
             self._plan(contribution.nbytes)
-            reply = self._answer(submit)
+            reply = self._answer(submit, self._yields(contribution.nbytes))
         self._meeting.leave()
         if isinstance(reply, ev.Replay):
             reply = self._handover.kept(reply.step)
@@ -104,9 +112,15 @@ class Server:
             self._handover.step = reply.step + 1
         return reply
 
-    def _answer(self, event: ev.Event) -> Outcome | ev.Replay:
+    def _yields(self, nbytes: int) -> int:
+        """How often to look again: on one host always, but never beside a training thread that computes."""
+        if threading.get_ident() != self._training_thread:
+            return 0
+        return _YIELDS if nbytes <= _SMALL_NBYTES or self._loop.one_host else 0
+
+    def _answer(self, event: ev.Event, yields: int = 0) -> Outcome | ev.Replay:
         while True:
-            reply = self._loop.answer(event)
+            reply = self._loop.answer(event, yields)
             if isinstance(reply, Exception):
                 raise reply
             if not isinstance(reply, ev.Prepare):
