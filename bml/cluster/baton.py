@@ -1,8 +1,8 @@
 """Which thread polls: the loop's own, or for the time of a step the one that waits for its result.
 
-A step whose result another thread waits for needs no switch between threads if that thread polls itself. Taking
-the baton wakes nobody: the loop's thread waits for the poller through an epoll of its own, in which the poller
-is masked meanwhile, and goes on waiting.
+Whoever waits for a step polls itself, so that no step needs a switch between threads. Taking the baton wakes
+nobody: the loop's thread waits for the poller through an epoll of its own, in which the poller is masked
+meanwhile, and goes on waiting.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Baton:
         self._outer.register(self._fd, READ)
 
     def rest(self, timeout_s: float) -> None:
-        """Wait in the loop's thread until the poller has something and nobody else polls, or so long at most."""
+        """Wait in the loop's thread until the poller has something and nobody else polls, so long at most."""
         self._outer.poll(timeout_s, 1)
 
     def __enter__(self) -> None:

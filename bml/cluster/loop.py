@@ -20,7 +20,7 @@ from bml.cluster.handover import Handover
 from bml.cluster.injection import Hands, Injection
 from bml.cluster.job import Contact, Contacts, JobSpec
 from bml.cluster.line import CoordinatorLine
-from bml.cluster.meeting import Meeting, Replies, Reply
+from bml.cluster.meeting import Meeting, Reply
 from bml.cluster.rates import Rates
 from bml.cluster.trace import Trace
 from bml.protocol import events as ev

@@ -29,9 +29,9 @@ from faults import Fault
 from topology.errors import BmlError
 
 _YIELDS = 60
-import os
-
-_SMALL_NBYTES = int(os.environ.get("SMALL", 256 << 10))
+"""How often to look again before sleeping for what is usually there sooner than one can be woken."""
+_SMALL_NBYTES = 64 << 10
+"""Of a longer vector, over wires, most is worth sleeping for."""
 
 
 class Server:
@@ -63,7 +63,10 @@ class Server:
         self._loop.start(contacts)
 
     def wait_for_view(self) -> msg.View:
-        """Wait in the training thread until the first view is in force; raises the error that ended the job before."""
+        """Wait until the first view is in force, in the training thread.
+
+        Raises the error that ended the job before.
+        """
         self._training_thread = threading.get_ident()
         self._meeting.in_force.wait()
         if self.error:

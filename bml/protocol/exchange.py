@@ -32,7 +32,7 @@ class _Term(NamedTuple):
 
 
 class _Out(NamedTuple):
-    """The sum so far of a slice, to one partner of a round, but for what the frames of one try have in common."""
+    """What goes out to a partner of a round, but for what the frames of one try have in common."""
 
     hop: Hop
     place: Place
