@@ -25,7 +25,7 @@ from bml.bench.contenders import PEERS, JobSettings
 from bml.bench.contest import OnProgress, Settings, busy, contest
 from bml.bench.rows import Row
 from bml.cli.plan import parse_bytes
-from bml.cluster.constants import default_path, load_constants, store_constants
+from bml.cluster.constants import constants_of_emulated, default_path, load_constants, store_constants
 from bml.cluster.job import JobSpec
 from bml.schedule import plan
 from bml.schedule.model import Constants
@@ -237,6 +237,7 @@ def _theory(
     rate, one_switch = status["rate"], status["one_switch_rate"]
     goodputs = rate / 8 * emulated.GOODPUT, one_switch / 8 * emulated.GOODPUT
     text = f"goodput of {emulated.rate_text(rate)} a NIC"
+    known = constants_of_emulated(known, goodputs[0], job.fabric.n_servers)
     return known, goodputs, text + f", peers with one of {emulated.rate_text(one_switch)}"
 
 

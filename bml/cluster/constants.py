@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 from bml.schedule.model import DEFAULTS, Constants
 from topology import UsageError
+
+_ROUND_S = 180e-6
+"""Processor time that a round of a small step takes a server, found by experiment."""
 
 
 def default_path() -> Path:
@@ -46,3 +49,9 @@ def store_constants(constants: Constants, path: Path | None = None) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(json.dumps(asdict(constants), indent=2) + "\n")
     return target
+
+
+def constants_of_emulated(known: Constants, goodput: float, n_servers: int) -> Constants:
+    """Those of an emulated fabric: the rate of its NICs is known, in bytes/s, and its servers share cores."""
+    crowd = max(1.0, n_servers / (os.cpu_count() or 1))
+    return replace(known, alpha_s=max(known.alpha_s, crowd * _ROUND_S), beta_s=1 / goodput)

@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 
 from bml import fabric
+from bml.cluster.constants import constants_of_emulated
 from bml.cluster.emulated_ray import EmulatedRayFleet, OnStart
 from bml.cluster.fleet import Answers, Fleet, FleetEvent, Request
 from bml.cluster.job import JobSpec, Place
@@ -35,7 +36,9 @@ class EmulatedFleet:
                 f"run it with --fabric {up.name}, or bring up the other"
             )
         self._injector = FabricInjector(self._network)
-        known = replace(spec, nic_rate=self._network.condition.rate_bit / 8 * fabric.GOODPUT)
+        goodput = self._network.condition.rate_bit / 8 * fabric.GOODPUT
+        constants = constants_of_emulated(spec.constants, goodput, up.n_servers)
+        known = replace(spec, nic_rate=goodput, constants=constants)
         strike = self._injector.strike
         self._fleet: Fleet = (
             ProcessFleet(known, prints, self._place, strike)
