@@ -1,11 +1,12 @@
-"""Where the time of one server's loop goes in a step, function by function, in processor time.
+"""Where the time of one server goes in a step, function by function, in processor time.
 
     python benchmarks/profile_step.py --fabric bcube:3x2 --size 64MiB
     python benchmarks/profile_step.py --fabric bcube:2x2 --size 4KiB --steps 300
 
 Waiting does not count, so other load on the machine hardly matters. First the steps are run as they are:
-processor time of the loop and of the training thread, page faults, switches and frames, per step. Then the
-loop of one server runs them under cProfile, which costs time itself: take its shares, not its sums.
+processor time of the loop's thread and of the training thread, page faults, switches and frames, per step. Then
+the training thread of one server, which polls while it waits, runs them under cProfile, which costs time itself:
+take its shares, not its sums.
 """
 
 from __future__ import annotations
@@ -65,11 +66,11 @@ def training(nbytes: int, steps: int, profiled: int) -> Callable[[bml.Session], 
         found: dict[str, Any] = {key: (after[key] - before[key]) / steps for key in before}
         profile = cProfile.Profile(time.thread_time)
         if session.server == profiled:
-            in_loop(profile.enable)
+            profile.enable()
         for _ in range(steps):
             session.allreduce(vector)
         if session.server == profiled:
-            in_loop(profile.disable)
+            profile.disable()
             table = pstats.Stats(profile).stats  # type: ignore[attr-defined]
             found["functions"] = [
                 {"name": f"{file.rpartition('/')[2]}:{line} {name}", "calls": calls / steps, "own_s": own}
@@ -85,7 +86,7 @@ def training(nbytes: int, steps: int, profiled: int) -> Callable[[bml.Session], 
 @click.option("--size", default="64MiB", show_default=True)
 @click.option("--algorithm", default="auto", show_default=True)
 @click.option("--steps", default=6, show_default=True)
-@click.option("--server", default=1, show_default=True, help="Whose loop is profiled.")
+@click.option("--server", default=1, show_default=True, help="Which one is profiled.")
 @click.option("--top", default=20, show_default=True, help="Functions to show.")
 @click.option("--json", "as_json", is_flag=True)
 def main(fabric: str, size: str, algorithm: str, steps: int, server: int, top: int, as_json: bool) -> None:
@@ -106,7 +107,7 @@ def main(fabric: str, size: str, algorithm: str, steps: int, server: int, top: i
     summary = ", ".join(f"{key} {value:.3g}" for key, value in counted.items())
     click.echo(f"{fabric}, {size}: {everybody_ms:.3g} ms of processor time a step on all servers together")
     click.echo(f"server {server}, per step: {summary}")
-    table = Table("function", "calls a step", "share", title=f"the loop of server {server}")
+    table = Table("function", "calls a step", "share", title=f"server {server}")
     for each in functions[:top]:
         table.add_row(each["name"], f"{each['calls']:.1f}", f"{each['share'] * 100:.1f} %")
     Console(markup=False).print(table)
