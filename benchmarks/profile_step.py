@@ -4,9 +4,9 @@
     python benchmarks/profile_step.py --fabric bcube:2x2 --size 4KiB --steps 300
 
 Waiting does not count, so other load on the machine hardly matters. First the steps are run as they are:
-processor time of the loop's thread and of the training thread, page faults, switches and frames, per step. Then
-the training thread of one server, which polls while it waits, runs them under cProfile, which costs time itself:
-take its shares, not its sums.
+processor time of the loop's thread and of the training thread, page faults, switches and frames, per step.
+Then the training thread of one server, which polls while it waits, runs them under cProfile, which costs time
+itself: take its shares, not its sums.
 """
 
 from __future__ import annotations

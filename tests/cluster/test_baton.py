@@ -64,13 +64,17 @@ def test_the_loop_rests_while_another_thread_polls() -> None:
 def test_a_handler_that_raises_waits_for_the_end_of_the_block() -> None:
     poller = Poller()
     deferral = Deferral(poller.wake)
-    reached = False
-    with pytest.raises(Interrupted), deferral:
-        signal.raise_signal(signal.SIGALRM)
-        assert deferral.came
-        assert poller.poll(_SOON_S) == 1, "who waits is woken"
-        reached = True
-    assert reached
+    seen = []
+
+    def block() -> None:
+        with deferral:
+            signal.raise_signal(signal.SIGALRM)
+            seen.append(deferral.came)
+            seen.append(poller.poll(_SOON_S))  # who waits is woken
+
+    with pytest.raises(Interrupted):
+        block()
+    assert seen == [True, 1]
     assert not deferral.came
     with pytest.raises(Interrupted):
         signal.raise_signal(signal.SIGALRM)
