@@ -130,7 +130,10 @@ def main() -> None:
         _reap(children, sock)
         if sock.fileno() not in ready:
             continue
-        data, descriptors, _, _ = socket.recv_fds(sock, _WORD.size, 1)
+        try:
+            data, descriptors, _, _ = socket.recv_fds(sock, _WORD.size, 1)
+        except ConnectionResetError:  # the launcher went before it had read all
+            return
         if len(data) < _WORD.size:
             return
         kind, process, _ = _WORD.unpack(data)

@@ -23,10 +23,12 @@ class Calls:
         self._server = server
         self._texts: dict[tuple[int, int], str] = {}
         self._announced: int | None = None
+        self._returned: dict[int, int] = {}
 
-    def install(self) -> None:
-        """A view is in force: its neighbours have been told nothing yet."""
+    def install(self, contributors: Container[int]) -> None:
+        """A view is in force: its neighbours have been told nothing yet, and others may come again."""
         self._announced = None
+        self._returned = {each: step for each, step in self._returned.items() if each in contributors}
 
     def announce(
         self, submit: Submit, links: Iterable[tuple[int, int]], learners: Container[int], shown: bool
@@ -46,6 +48,20 @@ class Calls:
                 header = Header(Kind.DESCRIBE, epoch, step, self._server, peer, signature, 0, size, size)
                 done.append(SendText(peer, level, header, text))
         return done
+
+    def returned(self, server: int, step: int) -> None:
+        """The training function of `server` returned after this step."""
+        self._returned[server] = step
+
+    def check_present(self, submit: Submit, contributors: Container[int]) -> None:
+        """It is a conflict if one of these contributors never comes to the step."""
+        for server, last in self._returned.items():
+            if server in contributors and submit.step > last:
+                self.conflict = StepMismatch(
+                    f"step {submit.step}: server {self._server} called {submit.call.text}, but the training "
+                    f"function of server {server} returned after step {last}; "
+                    "every server must make the same calls"
+                )
 
     def described(self, header: Header, text: str, n_links: int) -> None:
         """A neighbour, over one of so many links, says what is called on it."""

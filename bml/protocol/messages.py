@@ -118,6 +118,14 @@ class Shutdown(_Message, frozen=True):
     term: int
 
 
+class Returned(_Message, frozen=True):
+    """The training function of `server` returned after `step`: it brings nothing to later ones."""
+
+    term: int
+    server: int
+    step: int
+
+
 class Inject(_Message, frozen=True):
     """Suffer this fault now (fault injection; see faults/plan.py for the notation)."""
 
@@ -241,14 +249,15 @@ class Progress(_Message, frozen=True):
 
 
 class Ended(_Message, frozen=True):
-    """The training function returned ("done") or raised ("failed", with its error)."""
+    """The training function returned ("done") after `step`, or raised ("failed", with its error)."""
 
     server: int
     outcome: str
     error: str
+    step: int
 
 
-ToServer = Who | Freeze | Propose | Install | Evict | Abort | Shutdown | Inject
+ToServer = Who | Freeze | Propose | Install | Evict | Abort | Shutdown | Returned | Inject
 ToCoordinator = (
     Status
     | Accepted

@@ -198,7 +198,7 @@ class ServerCore:
                 return [self._watch.suspect(self.server, level, "own-nic", 0.0, why)]
             case ev.Ended():
                 self._outcome = event
-                return [Tell(msg.Ended(self.server, event.outcome, event.error))]
+                return [Tell(msg.Ended(self.server, event.outcome, event.error, self.committed))]
             case ev.Gathered() | ev.Summed() | ev.Differs():
                 return self.met(event, now)
 
@@ -345,6 +345,8 @@ class ServerCore:
                 return self._steps.stop(job_error(kind, text, server))
             case msg.Shutdown():
                 return self._shut_down()
+            case msg.Returned(_, server, step):
+                return self._steps.returned(server, step)
             case msg.Inject():
                 return []  # for the shell alone
 
