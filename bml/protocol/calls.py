@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 
 from bml.errors import StepMismatch
-from bml.protocol.events import SendText, Submit
+from bml.protocol.events import SendText, Submit, Verdict
 from bml.protocol.frame import Header, Kind
 
 _TEXTS_KEPT = 8
@@ -69,10 +69,11 @@ class Calls:
             self._texts.pop(next(iter(self._texts)))
         self._texts[header.origin, header.signature] = text.partition("\n")[2] or text
 
-    def clashes(self, submit: Submit, header: Header) -> None:
-        """A frame of this step has another signature than its call here."""
+    def clashes(self, submit: Submit, header: Header) -> Verdict:
+        """A frame of this step has another signature than its call here: what to do with it."""
         said = self._texts.get((header.origin, header.signature), "something else")
         self.differs(submit, header.origin, said)
+        return Verdict.DROP
 
     def differs(self, submit: Submit, origin: int, text: str) -> None:
         """Server `origin` called `text` in this step."""

@@ -201,7 +201,8 @@ class Coordinator:
                 msg.Evict(self.term, self._known.epoch, "another life of it is in its place"),
             )
             return [evict, *(self._agreement.change(now) if news and ballot is not None else [])]
-        self._roster.knocks(status.life)
+        if status.ready:
+            self._roster.knocks(status.life)
         if server in self.members and server not in self._findings.dead:
             return self._lost(server, "it was started again", now)
         if ballot is not None and (news or server in ballot.newcomers):

@@ -145,7 +145,8 @@ class Status(_Message, frozen=True):
     `complete` is the step whose outputs are all final here although it is not committed, else -1.
     `outcome` is "" while the training function runs, then "done" or "failed". `life`: None for the first.
     `final` are the elements of step `committed` + 1 that are final here, in the view that is installed, of
-    `n_elements` in all (0: that step was not begun).
+    `n_elements` in all (0: that step was not begun). `ready`: its training function is where a joiner can be
+    given the state; before, it stays outside.
     """
 
     server: int
@@ -161,6 +162,7 @@ class Status(_Message, frozen=True):
     life: Life | None = None
     final: tuple[tuple[int, int], ...] = ()
     n_elements: int = 0
+    ready: bool = True
 
 
 class Accepted(_Message, frozen=True):
