@@ -156,7 +156,7 @@ class Server:
 
     @property
     def joins(self) -> bool:
-        """Whether it is one that comes while the job runs."""
+        """See Communicator."""
         return self._handover.joins
 
     @property

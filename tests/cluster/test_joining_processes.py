@@ -128,7 +128,7 @@ def test_servers_come_and_go_by_hand() -> None:
 
 
 def other_shape(session: bml.Session) -> float:
-    late = session.view.epoch > 1
+    late = session.joins
     w = session.empty(7 if late else 5)
     w[:] = 0
     session.state(params=w)
@@ -142,6 +142,7 @@ def test_a_joiner_with_another_state_is_told_and_the_others_go_on() -> None:
     result = jobs.launch(other_shape, "bcube:2x2", faults=["kill:1@step=20", "join:1@step=30"])
     assert sorted(result.values) == [0, 2, 3]
     assert len(set(result.values.values())) == 1
+    assert "joins with the state" in result.dead[1]
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
