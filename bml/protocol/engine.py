@@ -77,12 +77,21 @@ class _Out(NamedTuple):
     priority: int
 
 
+class _Bundle(NamedTuple):
+    """Results that go to one server in one frame, when all of them are final."""
+
+    start: int
+    stop: int
+    out: _Out
+
+
 class _Outs(NamedTuple):
-    """What goes out for elements [start, stop) of a result."""
+    """What goes out for elements [start, stop) of a result, and the numbers of the bundles they are in."""
 
     start: int
     stop: int
     outs: tuple[_Out, ...]
+    bundles: tuple[int, ...]
 
 
 class _Unit(NamedTuple):
@@ -98,6 +107,8 @@ class _Unit(NamedTuple):
     """What goes out when the sum is there."""
     is_root: bool
     """The sum is the result."""
+    bundles: tuple[int, ...]
+    """Those in which it then goes out."""
 
 
 _UP, _DOWN = Kind.UP, Kind.DOWN
@@ -121,6 +132,9 @@ class Layout:
         parts = self._in_elements(program)
         self._lay_out(parts, program)
         self._spans = [self._span(part) for part in parts]
+        self.bundles: list[_Bundle] = []
+        self._bundled: dict[tuple[int, Hop], int] = {}
+        self._bundle(program, max(1, slice_elements))
         self.units: list[_Unit] = [
             self._unit(start, stop, span) for span in self._spans for start, stop in self._cuts.of(span.part)
         ]
@@ -157,7 +171,7 @@ class Layout:
         known = self._spreads.get((start, stop))
         if known is None:
             known = tuple(
-                _Outs(a, b, self._spread_part(span, a))
+                _Outs(a, b, self._spread_part(span, a), self._bundles_of(span))
                 for a, b, span in self._overlapping(start, stop)
                 if span.part.spread
             )
@@ -189,17 +203,35 @@ class Layout:
     def _unit(self, start: int, stop: int, span: _Span) -> _Unit:
         part, place = span.part, Place(Buffer.OUT, start)
         reduce: Reduce | None = Reduce(start, stop, tuple(term.at(start) for term in span.terms))
-        summed = self._spread_part(span, start)
+        summed, bundles = self._spread_part(span, start), self._bundles_of(span)
         if part.up is not None:
             if not part.gather:  # a leaf sends its own contribution without a copy
                 reduce, place = None, Place(Buffer.IN, start)
-            summed = (_Out(_UP, part.up, place, self.priority(_UP, start)),)
+            summed, bundles = (_Out(_UP, part.up, place, self.priority(_UP, start)),), ()
         missing = (stop - start) * len(part.gather)
-        return _Unit(start, stop, missing, reduce, summed, part.up is None)
+        return _Unit(start, stop, missing, reduce, summed, part.up is None, bundles)
 
     def _spread_part(self, span: _Span, start: int) -> tuple[_Out, ...]:
-        priority, place = self.priority(_DOWN, start), Place(Buffer.OUT, start)
-        return tuple(_Out(_DOWN, hop, place, priority) for hop in span.part.spread)
+        hops = [hop for hop in span.part.spread if (span.start, hop) not in self._bundled]
+        return tuple(self._result(hop, start) for hop in hops)
+
+    def _result(self, hop: Hop, start: int) -> _Out:
+        return _Out(_DOWN, hop, Place(Buffer.OUT, start), self.priority(_DOWN, start))
+
+    def _bundles_of(self, span: _Span) -> tuple[int, ...]:
+        numbers = (self._bundled.get((span.start, hop)) for hop in span.part.spread)
+        return tuple(number for number in numbers if number is not None)
+
+    def _bundle(self, program: Program, slice_elements: int) -> None:
+        """Bundle what is no longer than a slice: there a frame costs more than to wait for the others."""
+        for first, after, hops in program.bundles:
+            start, stop = self._cuts.at(first), self._cuts.at(after)
+            if not 0 < stop - start <= slice_elements:
+                continue
+            spans = [span for _, _, span in self._overlapping(start, stop)]
+            for hop in hops:
+                self._bundled.update({(span.start, hop): len(self.bundles) for span in spans})
+                self.bundles.append(_Bundle(start, stop, self._result(hop, start)))
 
     def _in_elements(self, program: Program) -> list[_Part]:
         """Ranges that tile the vector; one shorter than the number of pieces leaves some of them empty."""
@@ -278,6 +310,7 @@ class Engine(Dataflow):
         self._units = self._layout.units
         self._starts = self._layout.starts
         self._missing = self._layout.missing.copy()
+        self._not_final = [bundle.stop - bundle.start for bundle in self._layout.bundles]
 
     def start(self) -> list[Instruction]:
         """What can be done with this server's own contribution alone."""
@@ -318,11 +351,21 @@ class Engine(Dataflow):
         if unit.is_root:
             self._final(unit.start, unit.stop)
         done += [self._send(out, unit.start, unit.stop) for out in unit.summed]
+        for number in unit.bundles:
+            self._add_to_bundle(number, unit.stop - unit.start, done)
 
     def _spread_result(self, start: int, stop: int, done: list[Instruction]) -> None:
         self._final(start, stop)
-        for a, b, outs in self._layout.spread(start, stop):
+        for a, b, outs, bundles in self._layout.spread(start, stop):
             done += [self._send(out, a, b) for out in outs]
+            for number in bundles:
+                self._add_to_bundle(number, b - a, done)
+
+    def _add_to_bundle(self, number: int, n_elements: int, done: list[Instruction]) -> None:
+        self._not_final[number] -= n_elements
+        if not self._not_final[number]:
+            start, stop, out = self._layout.bundles[number]
+            done.append(self._send(out, start, stop))
 
     def _send(self, out: _Out, start: int, stop: int) -> Send:
         kind, hop, place, priority = out

@@ -19,7 +19,7 @@ from bml.schedule.symmetry import Symmetry
 from faults.detour import Path
 from topology import Fabric, UsageError
 
-__all__ = ["Hop", "Phase", "Program", "Range", "Relay", "compile_program", "local_bml"]
+__all__ = ["Bundle", "Hop", "Phase", "Program", "Range", "Relay", "compile_program", "local_bml"]
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,17 @@ class Relay:
     level: int
 
 
+class Bundle(NamedTuple):
+    """Results of adjacent pieces, start .. stop-1, that may go to each of these servers in one frame.
+
+    Nobody waits in a circle for the last of them: whatever they wait for does not wait for this server.
+    """
+
+    start: int
+    stop: int
+    hops: tuple[Hop, ...]
+
+
 @dataclass(frozen=True)
 class Program:
     """All that one server does in one synchronisation.
@@ -83,6 +94,7 @@ class Program:
         ranges: parts that cover all pieces, in piece order.
         relays: what it forwards for others, in piece order.
         cumulative: weight of all pieces before each boundary (pieces + 1 entries); None if all are equal.
+        bundles: what may come down together as it went up together; of BML alone.
     """
 
     server: int
@@ -90,6 +102,7 @@ class Program:
     ranges: tuple[Range, ...]
     relays: tuple[Relay, ...] = ()
     cumulative: tuple[int, ...] | None = None
+    bundles: tuple[Bundle, ...] = ()
 
     def cut(self, piece: int, n_elements: int) -> int:
         """Offset of the boundary before `piece` in a vector of n elements.
@@ -314,8 +327,29 @@ def local_bml(fabric: Fabric, server: int) -> Program:
     """
     if fabric.failures:
         raise UsageError(f"{fabric} is damaged: compile its program from the forest of `plan`")
-    ranges = [item for thread in range(fabric.levels) for item in _thread_ranges(fabric, server, thread)]
-    return Program(server, fabric.levels * fabric.n_servers, tuple(ranges))
+    threads = range(fabric.levels)
+    ranges = [item for thread in threads for item in _thread_ranges(fabric, server, thread)]
+    bundles = [item for thread in threads for item in _thread_bundles(fabric, server, thread)]
+    return Program(server, fabric.levels * fabric.n_servers, tuple(ranges), bundles=tuple(bundles))
+
+
+def _thread_bundles(fabric: Fabric, server: int, thread: int) -> list[Bundle]:
+    """What came up in one range goes down in one: pieces whose owner agrees with this server so far.
+
+    Before a bundle goes out over the level of some stage, results have to come over those of later stages:
+    nobody waits in a circle.
+    """
+    n, k = fabric.ports, fabric.levels
+    digits = fabric.address(server)
+    start = thread * fabric.n_servers
+    bundles: list[Bundle] = []
+    for agreed in range(k - 1):
+        level = (thread + agreed) % k
+        width = n ** (k - 1 - agreed)
+        start += digits[level] * width
+        hops = tuple(Hop(peer, peer, level) for peer in fabric.neighbours(server, level))
+        bundles.append(Bundle(start, start + width, hops))
+    return bundles
 
 
 def _thread_ranges(fabric: Fabric, server: int, thread: int) -> list[Range]:
