@@ -10,7 +10,7 @@ from pathlib import Path
 from bml.schedule.model import DEFAULTS, Constants
 from topology import UsageError
 
-_ROUND_S = 180e-6
+_ROUND_S = 150e-6
 """Processor time that a round of a small step takes a server, found by experiment."""
 
 
