@@ -1,14 +1,15 @@
 """GenModel: its closed forms, what `auto` makes of it, and that an impossible wish is replaced."""
 
 import json
+import os
 from fractions import Fraction
 
 import pytest
 from click.testing import CliRunner
 
 from bml.cli import main
-from bml.cluster.constants import load_constants, store_constants
-from bml.schedule import plan
+from bml.cluster.constants import constants_of_emulated, load_constants, store_constants
+from bml.schedule import Schedules, plan
 from bml.schedule.model import Constants, counts, counts_of_bml
 from topology import UsageError, parse
 
@@ -82,6 +83,16 @@ def test_constants_are_stored_and_read(tmp_path, monkeypatch):
     assert load_constants()[0] == measured
     monkeypatch.setenv("BML_CONSTANTS", str(tmp_path / "none.json"))
     assert load_constants() == (Constants(), "default constants, not measured here")
+
+
+def test_on_an_emulated_fabric_bytes_count_for_more(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    fabric = parse("bcube:3x2")
+    slow = Schedules(fabric, constants=constants_of_emulated(Constants(), 23.85e6, 9))
+    assert [slow.for_nbytes(n << 10).algorithm for n in (4, 16, 64)] == ["exchange", "exchange", "bml"]
+    monkeypatch.setattr(os, "cpu_count", lambda: 9)
+    own_cores = Schedules(fabric, constants=constants_of_emulated(Constants(), 23.85e6, 9))
+    assert own_cores.switch_over_nbytes < slow.switch_over_nbytes
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"alpha_s": "x"}', None])
