@@ -59,15 +59,12 @@ class Server:
         self._training_thread = 0
 
     def start(self, contacts: Contacts) -> None:
-        """Start the loop; the coordinator may call from now on."""
+        """Start the loop, in the training thread; the coordinator may call from now on."""
+        self._training_thread = threading.get_ident()
         self._loop.start(contacts)
 
     def wait_for_view(self) -> None:
-        """Wait until the first view is in force, in the training thread.
-
-        Raises the error that ended the job before.
-        """
-        self._training_thread = threading.get_ident()
+        """Wait until the first view is in force; raises the error that ended the job before."""
         self._meeting.in_force.wait()
         if self.error:
             raise self.error
