@@ -179,7 +179,7 @@ def allreduce(
                     "fabric": settings.job.fabric.name,
                     "failures": [str(each) for each in sorted(settings.job.fabric.failures)],
                     "servers": len(settings.job.fabric.servers),
-                    "algorithm": _algorithm(settings.job),
+                    "algorithm": _algorithm(settings.job, running.transport),
                     "transport": running.transport,
                     "theory": source,
                     "rows": [row.as_json() for row in table],
@@ -214,8 +214,8 @@ def _job(
     return settings
 
 
-def _algorithm(job: JobSettings) -> str:
-    return "direct" if job.transport == "shm" else plan(job.fabric, job.algorithm, or_auto=True).algorithm
+def _algorithm(job: JobSettings, transport: str) -> str:
+    return "direct" if transport == "shm" else plan(job.fabric, job.algorithm, or_auto=True).algorithm
 
 
 def _peers(against: str) -> tuple[str, ...]:

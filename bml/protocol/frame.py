@@ -19,6 +19,8 @@ from topology.errors import FabricError, InvariantError
 MAGIC = b"BML\xf1"
 LENT_MAGIC = b"BML\xf2"
 """Of a frame whose payload is not behind it."""
+LENT_AT, LENT_BYTE = 3, 0xF2
+"""What tells it from others, for those who look at every frame."""
 VERSION = 1
 MAX_TEXT_NBYTES = 4096
 """Longest payload of a DESCRIBE frame."""
@@ -159,8 +161,3 @@ def unpack_lent(
     if header.kind > Kind.DOWN or not header.nbytes:
         raise FrameError(f"only slices are lent, not {header}")
     return header, Loan(*_LOAN.unpack_from(lent, HEADER_NBYTES))
-
-
-def is_lent(buffer: bytes | bytearray | memoryview, offset: int) -> bool:
-    """Whether the frame that begins at `offset` seems to be lent."""
-    return buffer[offset + len(MAGIC) - 1] == LENT_MAGIC[-1]

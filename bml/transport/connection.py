@@ -128,7 +128,7 @@ class Connection(Stream):
                 self._end("malformed", str(error))
             if self._sock is not sock:
                 return
-            if intake.paused or self._muted:
+            if intake.paused or intake.tired or self._muted:
                 self._pause(intake.paused)
                 return
             if nbytes < sum(map(len, buffers)):

@@ -7,11 +7,12 @@ from collections.abc import Callable
 
 from bml.protocol.frame import (
     HEADER_NBYTES,
+    LENT_AT,
+    LENT_BYTE,
     LENT_NBYTES,
     FrameError,
     Header,
     Loan,
-    is_lent,
     pack_lent,
     unpack,
     unpack_lent,
@@ -30,7 +31,7 @@ _TURN_NBYTES = 4 << 20
 class LentIntake(Intake):
     """An intake that takes lent frames, too; `tired` when it stopped for others, until `go_on`."""
 
-    __slots__ = ("_lending", "_loan", "_peer", "_taken", "tired")
+    __slots__ = ("_lending", "_loan", "_peer", "_taken")
 
     def __init__(
         self,
@@ -42,7 +43,6 @@ class LentIntake(Intake):
         peer: int,
     ) -> None:
         super().__init__(admit, received, counters, max_nbytes)
-        self.tired = False
         self._lending = lending
         self._peer = peer
         self._loan: Loan | None = None
@@ -71,9 +71,10 @@ class LentIntake(Intake):
         self.tired = False
 
     def _parse(self) -> None:
+        scratch = self._scratch
         while self._high - self._low >= HEADER_NBYTES and not self._stopped:
-            if not is_lent(self._scratch, self._low):
-                self._header = unpack(self._scratch, self._low, self._max_nbytes)
+            if scratch[self._low + LENT_AT] != LENT_BYTE:
+                self._header = unpack(scratch, self._low, self._max_nbytes)
                 self._low += HEADER_NBYTES
                 if not self._ask() or (self._missing and not self._fill()):
                     return
@@ -84,7 +85,7 @@ class LentIntake(Intake):
                 return
             if self._high - self._low < LENT_NBYTES:
                 return
-            self._header, loan = unpack_lent(self._scratch, self._low, self._max_nbytes)
+            self._header, loan = unpack_lent(scratch, self._low, self._max_nbytes)
             self._low += LENT_NBYTES
             if not self._borrow(loan):
                 return
@@ -140,29 +141,38 @@ class LentConnection(Connection):
             loan = self._lending.lend(self._peer, payload)
             if loan is not None:
                 self._counters.nbytes_lent += len(payload)
-                head, payload = pack_lent(head, loan), None
+                self._send_lent(priority, pack_lent(head, loan))
+                return
         super().send(priority, head, payload)
+
+    def _send_lent(self, priority: int, frame: bytes) -> None:
+        if self._write_error:
+            return
+        idle = self.queue.nbytes == 0
+        self.queue.push(priority, frame, None)
+        if idle and not self._flush_is_due:
+            self._write_now()
+        self.flush_soon()
 
     def unmute(self) -> None:
         """See Stream."""
         super().unmute()
-        self._rest()
+        if self._lent_intake.tired:
+            self._poller.soon(self._go_on)
 
     def _read(self, sock: socket.socket) -> None:
         if not self._lent_intake.tired:
             super()._read(sock)
-            self._rest()
+            if self._lent_intake.tired:
+                self._poller.soon(self._go_on)
 
     def _resume(self) -> None:
         super()._resume()
-        self._rest()
-
-    def _rest(self) -> None:
-        """Let others have their turn, and go on after them."""
-        if self._lent_intake.tired and self._sock is not None:
+        if self._lent_intake.tired:
             self._poller.soon(self._go_on)
 
     def _go_on(self) -> None:
+        """The others have had their turn."""
         intake = self._lent_intake
         if self._sock is None or self._muted or not intake.tired:
             return
@@ -171,4 +181,5 @@ class LentConnection(Connection):
         except FrameError as error:
             self._end("malformed", str(error))
         self._pause(intake.paused)
-        self._rest()
+        if intake.tired:
+            self._poller.soon(self._go_on)

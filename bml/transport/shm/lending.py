@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +30,7 @@ from bml.transport.shm.pool import SharedPool
 
 _LOG = logging.getLogger("bml.transport")
 
-LEAST_NBYTES = 32 << 10
+LEAST_NBYTES = 64 << 10
 """Shorter payloads are sent: they are copied faster than they are looked for."""
 
 
@@ -62,7 +63,7 @@ class Lending:
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Array:
         """See bml.transport.memory.Memory; what is too short to be lent is no memory of the pool."""
-        count = int(np.prod(shape, dtype=np.int64))
+        count = prod(shape) if isinstance(shape, tuple) else shape
         if count * np.dtype(dtype).itemsize < LEAST_NBYTES:
             return np.empty(shape, dtype)
         return self.pool.empty(shape, dtype)
