@@ -38,7 +38,7 @@ class Counters:
         # Copies of payload made by this process; what the kernel does in a system call is not counted.
         self.nbytes_copied_sent = 0
         self.nbytes_copied_received = 0
-        # Payload that stayed in the sender's memory and was read there: no part of what was sent and received.
+        # Payload that was read where it lay in the sender's memory; no part of what was sent and received.
         self.nbytes_lent = 0
         self.nbytes_borrowed = 0
 

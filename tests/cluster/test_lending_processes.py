@@ -32,7 +32,7 @@ _CAP_SYS_PTRACE = 1 << 19
 
 
 def summed(session: bml.Session) -> dict[str, Any]:
-    """Steps of floats, whose bits tell one order of addition from another, and of integers, which are exact."""
+    """Steps of floats, whose bits tell orders of addition apart, and of integers, which are exact."""
     x, n = session.empty(LENGTH, "float32"), session.empty(LENGTH, "int64")
     said, contributors = hashlib.sha256(), []
     for step in range(STEPS):
@@ -77,7 +77,7 @@ def _hide(train: Any, server: int, folder: str) -> Any:
     words = list(struct.unpack("=6I", sets.raw))
     words[
         0
-    ] &= ~_CAP_SYS_PTRACE  # with it root may read everything; gone from what is effective and permitted
+    ] &= ~_CAP_SYS_PTRACE  # with which root may read everything; of what is effective and permitted
     words[1] &= ~_CAP_SYS_PTRACE
     assert not libc.capset(header, struct.pack("=6I", *words))
     own = next(each for each in gc.get_objects() if isinstance(each, Server))

@@ -69,7 +69,7 @@ class Lending:
         return self.pool.empty(shape, dtype)
 
     def meet(self, plates: Mapping[int, PlateAddress | None]) -> None:
-        """These are the others from now on, and where their plates are; memory of nobody else stays mapped."""
+        """These are the others from now on, and where their plates are; nobody else's memory stays mapped."""
         for server in self._peers.keys() - plates.keys():
             self._forget(server)
         for server, address in plates.items():
