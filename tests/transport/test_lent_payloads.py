@@ -1,4 +1,4 @@
-"""Payloads that servers of one host read in each other's memory: what is lent, what is sent, what is refused."""
+"""Payloads that servers of one host read in each other's memory: what is lent, sent, refused."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_memory_that_cannot_be_mapped_ends_the_connection_and_then_all_is_sent()
         wires.until(lambda: wires.handlers[1].losses, "the loss")
         assert "cannot be mapped" in wires.handlers[1].losses[0][3]
         plates = {server: lending.address for server, lending in enumerate(wires.lendings)}
-        for server, lending in enumerate(wires.lendings):
+        for lending in wires.lendings:
             lending.meet(plates)
         wires.until(lambda: wires.handlers[0].losses, "the loss on the other side")
         wires.connect()
