@@ -75,9 +75,7 @@ def _hide(train: Any, server: int, folder: str) -> Any:
     sets = ctypes.create_string_buffer(24)
     assert not libc.capget(header, sets)
     words = list(struct.unpack("=6I", sets.raw))
-    words[
-        0
-    ] &= ~_CAP_SYS_PTRACE  # with which root may read everything; of what is effective and permitted
+    words[0] &= ~_CAP_SYS_PTRACE  # with which root may read everything; of what is effective and permitted
     words[1] &= ~_CAP_SYS_PTRACE
     assert not libc.capset(header, struct.pack("=6I", *words))
     own = next(each for each in gc.get_objects() if isinstance(each, Server))
