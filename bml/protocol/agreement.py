@@ -87,9 +87,10 @@ class Agreement:
 
     def again(self, server: int) -> list[Instruction]:
         """What a server that reconnects may have missed; Evict is said again to its Status."""
+        returned = self.returned([server])
         if self.ballot is None or server not in self.ballot.members:
-            return []
-        return [Post(server, self.ballot.question(self.term))]
+            return returned
+        return [*returned, Post(server, self.ballot.question(self.term))]
 
     # --- gathering: start-up and takeover --------------------------------------------------------
 
@@ -201,7 +202,13 @@ class Agreement:
         out: list[Instruction] = [
             Post(server, msg.Install(self.term, self.known.epoch)) for server in view.members
         ]
-        return out + self.check_done() + self.grow(now)
+        self.ending.forget_others(view.members)
+        return out + self.returned(view.members) + self.check_done() + self.grow(now)
+
+    def returned(self, servers: Iterable[int]) -> list[Instruction]:
+        """Tell these of a contributor that comes to no more steps; one that leaves makes room for them."""
+        present = [server for server in self.known.contributors if server not in self.findings.dead]
+        return self.ending.tell_returned(servers, present)
 
     def rest_if_steady(self) -> None:
         """There may be less evidence than before."""

@@ -254,6 +254,31 @@ def test_a_mismatch_names_both_calls(running: Driver) -> None:
     assert not running.core.urgent
 
 
+def test_nobody_waits_in_a_step_for_a_server_whose_training_function_returned(running: Driver) -> None:
+    running.submit(text="allreduce float32 10")
+    assert running.told(msg.Returned(1, PEER, 1)) == []  # after the step that is under way here
+    error = only(ev.Stop, running.told(msg.Returned(1, PEER, 0))).error
+    assert isinstance(error, StepMismatch)
+    assert str(error) == (
+        "step 1: server 0 called allreduce float32 10, but the training function of server 1 returned after "
+        "step 0; every server must make the same calls"
+    )
+    assert running.told(msg.Returned(1, PEER, 0)) == []
+
+
+def test_who_returned_and_is_lost_is_waited_for_no_more(running: Driver) -> None:
+    running.told(msg.Returned(1, PEER, 0))
+    running.install(2, failures=(f"server:{PEER}",))
+    none(ev.Stop, running.submit())
+
+
+def test_a_step_that_begins_when_somebody_has_returned_is_a_mismatch(running: Driver) -> None:
+    running.told(msg.Returned(1, PEER, 0))
+    running.submit()
+    assert running.core.urgent
+    assert isinstance(only(ev.Stop, running.give(ev.Tick())).error, StepMismatch)
+
+
 def test_a_token_with_another_signature_is_a_mismatch_too(running: Driver) -> None:
     running.submit()
     assert running.core.admit(PEER, running.frame(Kind.TOKEN, 0, 0, signature=5)) is ev.Verdict.DROP
