@@ -45,7 +45,7 @@ class TcpTransport(LinkTransport):
         handler, peer, level = self._handler, link.peer, link.level
         admit, received = partial(handler.admit, peer, level), partial(handler.received, peer, level)
         heard = partial(handler.heard, peer, level)
-        if self._lending is None:
+        if self._lending is None or not self._lending.reads(peer):
             plain = Intake(admit, received, link.counters, self._max_nbytes)
             return Connection(sock, self._poller, link.queue, plain, heard, on_end)
         intake = LentIntake(admit, received, link.counters, self._max_nbytes, self._lending, peer)

@@ -79,6 +79,10 @@ class Lending:
             if address is not None and server != self._server and server not in self._peers:
                 self._open(server, PlateAddress(*address))
 
+    def reads(self, peer: int) -> bool:
+        """Whether what this peer lends can be read here, until `meet` says otherwise."""
+        return peer in self._peers
+
     def lend(self, peer: int, payload: memoryview) -> Loan | None:
         """Where this peer can read a payload; None if it must be sent."""
         if not self._may_lend(peer):
