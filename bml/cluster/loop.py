@@ -111,6 +111,8 @@ class ServerLoop:
             self.meeting, self.line.tell, self.trace,
         )  # fmt: skip
         self.execution.lending = self._lending
+        if self._lending is not None:
+            self._lending.refer = self._refer
         self._execute = self.execution.execute
         self.direct: DirectSync | None = None
         if isinstance(self.memory, SharedPool) and self.boards is not None:
@@ -287,6 +289,15 @@ class ServerLoop:
             self._texts[peer, level] = bytearray(header.nbytes)
             return memoryview(self._texts[peer, level])
         return wire.WAIT if verdict is ev.Verdict.WAIT else wire.DROP
+
+    def _refer(self, header: Header, lent: memoryview) -> bool:
+        """See bml.transport.shm.lending.Lending.refer; what it reads stays as it is until the sum is made."""
+        place = self.core.term(header)
+        if place is None:
+            return False
+        assert self.execution.workspace is not None
+        self.execution.workspace.refer(place, lent)
+        return True
 
     def received(self, peer: int, level: int, header: Header) -> None:
         """See bml.transport.interface.Handler."""

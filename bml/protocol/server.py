@@ -232,6 +232,11 @@ class ServerCore:
             raise FrameError(f"{nbytes} bytes cannot be elements {start}:{stop}")
         return engine.place(kind, origin, dest, start, stop)
 
+    def term(self, header: Header) -> Place | None:
+        """Where the payload of a frame just admitted belongs, if it need not be there: see Dataflow.term."""
+        step = self._steps.current
+        return None if step is None else step.engine.term(header)
+
     def _admit_other(self, header: Header) -> Place | Verdict:
         """`admit` for all but slices of the step that is running."""
         if header.epoch > self.epoch:

@@ -107,9 +107,11 @@ class LentIntake(Intake):
             return True
         self._taken += header.nbytes
         into = verdict if verdict.format == "B" and verdict.ndim == 1 else verdict.cast("B")
-        if self._lending.borrow(self._peer, loan, into):
-            self._counters.nbytes_borrowed += header.nbytes
-            self._counters.nbytes_copied_received += header.nbytes
+        lending, counters = self._lending, self._counters
+        copied = lending.nbytes_copied
+        if lending.borrow(self._peer, header, loan, into):
+            counters.nbytes_borrowed += header.nbytes
+            counters.nbytes_copied_received += lending.nbytes_copied - copied
             self._received(header)
         return True
 

@@ -1,8 +1,9 @@
 """Payloads that are not copied when they are sent but read where they lie, as late as can be.
 
 The claim of bml.transport.shm.lending about the engines: what a server has sent stays as it is until whoever
-got it has taken it. So here a frame is a reference to its sender's memory; some are held back until nothing
-else is left to deliver, so that everything else has happened that can. Then sums must still be exact.
+got it has used it. So here a frame is a reference to its sender's memory; some are held back until nothing
+else is left to deliver, so that everything else has happened that can. Partial sums are not read even then,
+but when the sum is made of which they are a term. The sums must still be exact.
 """
 
 import random
@@ -29,6 +30,7 @@ class LentWorld(World):
 
     def __init__(self, *arguments: Any, held: float = 0.3):
         self._held = held
+        self.referred = 0
         self._late: list[tuple[int, Send]] = []
         super().__init__(*arguments)
 
@@ -48,7 +50,12 @@ class LentWorld(World):
             lent = self.nodes[sender].workspace.view(send.place, size)
             kind, _, _, origin, dest, _, start, stop, _ = send.header
             node = self.nodes[send.peer]
-            node.workspace.view(node.engine.place(kind, origin, dest, start, stop), size)[:] = lent
+            term = node.engine.term(send.header)
+            if term is not None:
+                node.workspace.refer(term, lent)
+                self.referred += 1
+            else:
+                node.workspace.view(node.engine.place(kind, origin, dest, start, stop), size)[:] = lent
             self.carry_out(send.peer, node.engine.received(kind, origin, dest, start, stop))
         assert all(node.engine.complete for node in self.nodes.values())
         return {server: node.workspace.result for server, node in self.nodes.items()}
@@ -100,8 +107,16 @@ def test_what_is_sent_stays_until_it_was_taken(fabric: Fabric, algorithm: str) -
     made = programs(fabric, algorithm)
     for n in LENGTHS:
         inputs = vectors(fabric, n)
-        for server, result in LentWorld(made, inputs, random.Random(n)).run().items():
+        world = LentWorld(made, inputs, random.Random(n))
+        for server, result in world.run().items():
             assert np.array_equal(result, sum(inputs.values())), f"server {server}, {n} elements"
+
+
+def test_partial_sums_are_read_where_they_lie() -> None:
+    fabric = parse("bcube:3x2")
+    world = LentWorld(programs(fabric, "auto"), vectors(fabric, 41), random.Random(1))
+    world.run()
+    assert world.referred
 
 
 @pytest.mark.parametrize(("fabric", "made"), exchanges(), ids=[str(fabric) for fabric, _ in exchanges()])

@@ -17,13 +17,13 @@ be: of the same job, user and container. Else its payloads are sent, as is what 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
 
 import numpy as np
 import numpy.typing as npt
 
-from bml.protocol.frame import FrameError, Loan
+from bml.protocol.frame import FrameError, Header, Loan
 from bml.transport.memory import Array, address_of
 from bml.transport.shm.plate import MOST_SEGMENTS, PeerPlate, Plate, PlateAddress, host
 from bml.transport.shm.pool import SharedPool
@@ -50,6 +50,10 @@ class Lending:
         self._spans: list[tuple[int, int]] = []  # (start, stop) of each segment that the plate shows
         self._peers: dict[int, PeerPlate] = {}
         self._refused: set[PlateAddress] = set()
+        self.nbytes_copied = 0
+        """Of what was borrowed: what was copied from where it lay."""
+        self.refer: Callable[[Header, memoryview], bool] = _never
+        """Has the payload of an admitted frame read where it lies, later; says whether it will be."""
 
     @property
     def address(self) -> PlateAddress:
@@ -94,10 +98,11 @@ class Lending:
                 return Loan(number, self._plate.fences, start - span[0])
         return self.lend(peer, payload) if self._show_more() else None
 
-    def borrow(self, peer: int, loan: Loan, into: memoryview) -> bool:
-        """Copy what a peer has lent; False if it is not good any more, and `into` may have anything in it.
+    def borrow(self, peer: int, header: Header, loan: Loan, into: memoryview) -> bool:
+        """Take what a peer has lent: refer to it if `refer` allows that, else copy it.
 
-        Raises FrameError for what it cannot have lent, or if its memory cannot be mapped.
+        False if it is not good any more; then `into` may have anything in it. Raises FrameError for what the
+        peer cannot have lent, or if its memory cannot be mapped.
         """
         plate = self._peers.get(peer)
         if plate is None:
@@ -110,7 +115,9 @@ class Lending:
             raise FrameError(f"server {peer} lends what cannot be mapped: {error}") from error
         if len(lent) != len(into):
             raise FrameError(f"server {peer} lends {loan}, which is not {len(into)} bytes of its memory")
-        into[:] = lent
+        if not self.refer(header, lent):
+            into[:] = lent
+            self.nbytes_copied += len(into)
         return plate.fences == loan.fences
 
     def fence(self) -> None:
@@ -149,3 +156,7 @@ class Lending:
     def _forget(self, server: int) -> None:
         self._plate.reads(server, 0)
         self._peers.pop(server, None)
+
+
+def _never(header: Header, lent: memoryview) -> bool:
+    return False
