@@ -1,14 +1,16 @@
 """Payloads that stay where they are: servers of one host read what their neighbours there would send.
 
 The header of a slice still goes over the link, in its turn, and so do heartbeats and everything else. Only
-its bytes do not: the receiver reads them in the sender's memory at the moment at which it would have taken
-them off the wire. That gives the same bytes, because
+its bytes do not: the receiver copies them out of the sender's memory when it would have taken them off the
+wire, or, if they are a term of a sum, reads them there when it makes that sum. It finds what was sent:
 
-- within a step no server overwrites what it has sent until whoever got it has used it (bml.protocol.engine:
-  a place is written again only by what depends on that), and a step is committed when everybody is complete,
-  so that everybody has read everything;
-- whoever leaves an epoch in another way has fenced first, and said so on its plate. The receiver looks there
-  after it has read: what was fenced meanwhile counts as never received, as do frames that a fence drops.
+- Within a step no server overwrites what it has sent until whoever got it has used it: a place is written
+  again only with what depends on that (bml.protocol.engine). When a step is committed everybody is complete,
+  so everybody has used everything.
+- Who leaves an epoch in another way has fenced first, and said so on its plate. Whoever copies looks there
+  afterwards: what was fenced meanwhile was never received. Partial sums need no look afterwards: whoever lent
+  one cannot become complete before the sum is made. If he fenced before, he never does in that epoch, so the
+  step cannot be committed in it; and he writes there only in a view of whose members none makes that sum.
 
 A pair lends only where each has opened the other's plate and found the proof there that it is who it should
 be: of the same job, user and container. Else its payloads are sent, as is what lies outside of the pool.
