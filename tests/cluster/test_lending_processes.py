@@ -112,13 +112,11 @@ def test_sums_have_the_bits_of_tcp_lent_sent_and_mixed(tmp_path: Path) -> None:
     assert {pair for pair, nbytes in lent(mixed).items() if nbytes} == {(0, 1), (1, 0), (1, 3), (3, 1)}
 
 
-@pytest.mark.parametrize(
-    "fault", ["kill:1@step=9,phase=reduce", "freeze:1@step=9,phase=broadcast,for=2s"], ids=["kill", "freeze"]
-)
-def test_a_server_is_lost_in_mid_step(fault: str) -> None:
+def test_a_server_is_frozen_in_mid_step_and_wakes() -> None:
+    """What it has not read yet is other steps' then. Those that die are cells of test_matrix."""
+    fault = "freeze:1@step=9,phase=broadcast,for=2s"
     result = jobs.launch(summed, "bcube:2x2", transport="auto", algorithm="bml", faults=[fault])
-    spared = {1} & set(result.values)  # a frozen one may thaw before anybody misses it
-    assert not spared or fault.startswith("freeze")
+    spared = {1} & set(result.values)  # it may thaw before anybody misses it
     assert set(result.values) == {0, 2, 3} | spared
     assert len({str(value) for value in result.values.values()}) == 1
     assert any(lent(result).values())

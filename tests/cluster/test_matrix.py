@@ -143,7 +143,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         cells = CELLS + SHARING + LENDING
         if wanted != "all":
             cells = rng.sample(CELLS, int(wanted)) + rng.sample(SHARING, int(wanted) // 4)
-            cells += rng.sample(LENDING, int(wanted) // 8)
+            cells += rng.sample(LENDING, int(wanted) // 16)
         metafunc.parametrize("cell", cells, ids=str)
 
 
