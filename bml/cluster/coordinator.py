@@ -203,7 +203,8 @@ class CoordinatorLoop:
             return
         since = self._failing_since.setdefault(server, time.monotonic())
         dead = end.kind == "refused"
-        if dead or time.monotonic() - since > self._timeouts.connect_s:
+        runs = self._core.view is not None  # before, it may still import what its training function needs
+        if dead or (runs and time.monotonic() - since > self._timeouts.connect_s):
             self._lost(server, f"{'its process is gone' if dead else 'cannot be reached'} ({end.kind})")
         if dead:
             self._dialling.discard(server)
