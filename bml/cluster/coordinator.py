@@ -109,7 +109,7 @@ class CoordinatorLoop:
             "failures": list(view.failures) if view else [],
             "reason": view.reason if view else "",
             "detect_s": view.detect_s if view else 0.0,
-            "step": max(self._core.steps.values(), default=0),
+            "step": self._core.step,
             "suspicions": self._core.suspicions,
             "learners": list(view.learners) if view else [],
             "waiting": list(self._core.waiting),

@@ -34,7 +34,7 @@ from bml.protocol.ending import Ending
 from bml.protocol.findings import Findings
 from bml.protocol.known import KnownViews
 from bml.protocol.roster import Roster
-from bml.protocol.timeouts import Timeouts
+from bml.protocol.timeouts import WARM_UP_STEPS, Timeouts
 from faults import Suspicion
 from topology import Fabric
 
@@ -84,6 +84,12 @@ class Agreement:
         due = [self.answer_by] if self.state in ("gathering", "freezing", "proposing") else []
         act_at = self.findings.act_at
         return min([*due, *([act_at] if act_at is not None else [])], default=now + 3600)
+
+    @property
+    def answer_s(self) -> float:
+        """How long a server may take to answer."""
+        warms_up = self.known.committed < WARM_UP_STEPS
+        return self._timeouts.warm_up_s if warms_up else self._timeouts.answer_s
 
     def again(self, server: int) -> list[Instruction]:
         """What a server that reconnects may have missed; Evict is said again to its Status."""
@@ -154,7 +160,7 @@ class Agreement:
         return [*self.evict(self._fabric.servers), *self._ask(ballot, now)]
 
     def _ask(self, ballot: Ballot, now: float) -> list[Instruction]:
-        self.answer_by = now + self._timeouts.answer_s
+        self.answer_by = now + self.answer_s
         question = ballot.question(self.term)
         return [Post(server, question) for server in ballot.members]
 

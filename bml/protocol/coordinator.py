@@ -45,7 +45,6 @@ class Coordinator:
         absent: Iterable[int] = (),
     ):
         self.term = term
-        self.steps: dict[int, int] = {}
         self._timeouts = timeouts
         self._agreement = Agreement(fabric, term, timeouts, min_servers, now, absent)
         self._known, self._findings = self._agreement.known, self._agreement.findings
@@ -55,6 +54,11 @@ class Coordinator:
     def state(self) -> str:
         """See bml.protocol.agreement."""
         return self._agreement.state
+
+    @property
+    def step(self) -> int:
+        """The last step of which it is known that it is committed."""
+        return self._known.committed
 
     @property
     def view(self) -> View | None:
@@ -136,7 +140,7 @@ class Coordinator:
         if self._agreement.ballot is not None and now >= self._agreement.answer_by:
             for server in self._agreement.awaited:
                 self._roster.drop(server)
-                findings.dead.setdefault(server, f"no answer within {self._timeouts.answer_s:g} s")
+                findings.dead.setdefault(server, f"no answer within {self._agreement.answer_s:g} s")
             return self._agreement.change(now)
         if self.state == "gathering" and now >= self._agreement.answer_by:
             for server in self._agreement.awaited:
@@ -266,7 +270,7 @@ class Coordinator:
             case msg.Leaves(_, why):
                 return self._leaves(server, why, now)
             case msg.Progress(_, step):
-                self.steps[server] = step
+                self._known.committed = max(self._known.committed, step)
                 return []
             case msg.Ended(_, outcome, error, step):
                 return [*self._noted(server, outcome, step), *self._ended(server, outcome, error, now)]

@@ -222,8 +222,9 @@ def test_answers_to_another_ballot_do_not_count(steady: Driver) -> None:
     assert steady.ballot.accepted == set()
 
 
-def test_no_answer_in_time_is_a_death(steady: Driver) -> None:
+def test_no_answer_in_time_is_a_death() -> None:
     steady = Driver("bcube:4x1").start()
+    steady.heard(0, msg.Progress(0, 2))
     steady.die(3)
     steady.answer(0, 1)
     assert steady.tick(TIMES.answer_s - 0.01) == []
@@ -231,8 +232,17 @@ def test_no_answer_in_time_is_a_death(steady: Driver) -> None:
     assert abort(end).text.startswith("only 2 of 4 servers are left, [0, 1]")
 
 
+def test_answers_are_awaited_for_longer_during_the_first_steps() -> None:
+    driver = Driver("bcube:3x2").start()
+    driver.die(3)
+    driver.answer(0, 1, 2, 4, 5, 6, 7)
+    assert driver.tick(TIMES.answer_s) == []
+    assert posts(msg.Freeze, driver.tick(TIMES.warm_up_s)) == [0, 1, 2, 4, 5, 6, 7]
+
+
 def test_no_accept_in_time_is_a_death() -> None:
     driver = Driver("bcube:3x2").start()
+    driver.heard(0, msg.Progress(0, 2))
     driver.die(3)
     driver.answer()
     driver.accept(0, 1, 2, 4, 5, 6, 7)
@@ -612,6 +622,7 @@ def test_a_run_may_shrink_step_by_step() -> None:
 
 
 def test_deadlines_are_those_of_the_state(steady: Driver) -> None:
+    steady.heard(0, msg.Progress(0, 2))
     assert steady.core.next_deadline(steady.now) > steady.now + 60
     steady.give(coord.Gone(2, "killed"))
     assert steady.core.next_deadline(steady.now) == pytest.approx(steady.now + TIMES.proof_window_s)
