@@ -166,7 +166,10 @@ class Own(_Ordered):
     @property
     def transport(self) -> str:
         """What moves the data; what was asked for, if no server says."""
-        names = {said["name"] for said in self._transports().values()}
+        names = {
+            said["name"] + (" with lent payloads" if said["lends_to"] else "")
+            for said in self._transports().values()
+        }
         return ", ".join(sorted(names)) or self._settings.transport
 
     def close(self) -> None:

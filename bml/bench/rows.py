@@ -21,6 +21,8 @@ class Traffic(NamedTuple):
     nbytes_received: int
     nbytes_copied_sent: int
     nbytes_copied_received: int
+    nbytes_lent: int = 0
+    nbytes_borrowed: int = 0
 
     def since(self, before: Traffic) -> Traffic:
         """What was added since then."""
@@ -127,7 +129,8 @@ def copies(blocks: Sequence[Block]) -> tuple[float | None, float | None]:
     moved = Traffic(*map(sum, zip(*traffic, strict=True))) if traffic else None
     if moved is None or not moved.nbytes_sent or not moved.nbytes_received:
         return None, None
-    return moved.nbytes_copied_sent / moved.nbytes_sent, moved.nbytes_copied_received / moved.nbytes_received
+    sent, received = moved.nbytes_sent + moved.nbytes_lent, moved.nbytes_received + moved.nbytes_borrowed
+    return moved.nbytes_copied_sent / sent, moved.nbytes_copied_received / received
 
 
 def completions(ends_s: Mapping[int, Sequence[float]]) -> list[float]:

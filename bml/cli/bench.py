@@ -29,7 +29,7 @@ from bml.cluster.constants import constants_of_emulated, default_path, load_cons
 from bml.cluster.job import JobSpec
 from bml.schedule import plan
 from bml.schedule.model import Constants
-from bml.transport.choice import TRANSPORTS
+from bml.transport.choice import AUTO, TRANSPORTS
 from topology import UsageError, parse
 
 _UNITS_OF_CONSTANTS = {
@@ -93,10 +93,10 @@ def calibrate(constants: Path | None, as_json: bool) -> None:
 @click.option("--sizes", default="4KiB,64KiB,1MiB,16MiB,64MiB", show_default=True, help="Of the vector.")
 @click.option(
     "--transport",
-    type=click.Choice(TRANSPORTS),
+    type=click.Choice((*TRANSPORTS, AUTO)),
     default="tcp",
     show_default=True,
-    help="verbs: RDMA; shm: the memory of this host.",
+    help="verbs: RDMA; shm: the memory of this host; auto: what a job takes by itself.",
 )
 @click.option("--shared", is_flag=True, help="With shm: results are read in place, not copied.")
 @click.option("--algorithm", default="auto", show_default=True, help="See bml plan.")
@@ -179,7 +179,7 @@ def allreduce(
                     "fabric": settings.job.fabric.name,
                     "failures": [str(each) for each in sorted(settings.job.fabric.failures)],
                     "servers": len(settings.job.fabric.servers),
-                    "algorithm": _algorithm(settings.job),
+                    "algorithm": _algorithm(settings.job, running.transport),
                     "transport": running.transport,
                     "theory": source,
                     "rows": [row.as_json() for row in table],
@@ -214,8 +214,8 @@ def _job(
     return settings
 
 
-def _algorithm(job: JobSettings) -> str:
-    return "direct" if job.transport == "shm" else plan(job.fabric, job.algorithm, or_auto=True).algorithm
+def _algorithm(job: JobSettings, transport: str) -> str:
+    return "direct" if transport == "shm" else plan(job.fabric, job.algorithm, or_auto=True).algorithm
 
 
 def _peers(against: str) -> tuple[str, ...]:

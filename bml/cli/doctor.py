@@ -140,7 +140,8 @@ def _emulated_fabric() -> Check:
 
 def _transport_shm() -> Check:
     reason = segment.why_not()
-    return Check("transport shm", not reason, reason or "servers of this host can read each other's memory")
+    can = "servers of this host can read each other's memory: transport shm, lent payloads"
+    return Check("shared memory of servers", not reason, reason or can)
 
 
 def _verbs() -> Check:

@@ -67,10 +67,16 @@ def _transport_lines(servers: dict[str, Any]) -> list[str]:
             text += f", traffic class {transport['traffic_class']}"
         if transport["fallback"]:
             text += f", instead of verbs: {transport['fallback']}"
+        if transport["lends_to"]:
+            text += f", but payloads to {_servers(transport['lends_to'])} through shared memory"
         if transport["devices"]:
             text += ", " + "; ".join(f"NIC {i} {name}" for i, name in enumerate(transport["devices"]))
         said.setdefault(text, []).append(server)
     return [f"transport of server {', '.join(who)}: {text}" for text, who in said.items()]
+
+
+def _servers(numbers: list[int]) -> str:
+    return f"server{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
 def _server_table(now: dict[str, Any]) -> Table:

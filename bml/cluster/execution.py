@@ -26,6 +26,7 @@ from bml.protocol.spans import Spans
 from bml.protocol.workspace import Array, Workspace
 from bml.train.communicator import Committed, Retried
 from bml.transport.interface import Transport
+from bml.transport.shm.lending import Lending
 from topology.errors import BmlError, InvariantError
 
 _TEXT_PRIORITY = -2
@@ -55,6 +56,7 @@ class Execution:
         self.workspace: Workspace | None = None
         self.direct: DirectSync | None = None
         self.follower: Follower | None = None
+        self.lending: Lending | None = None
         self.contacts: dict[int, Contact] = {}
         self.lives: dict[int, int] = {}
         self.leave_at: float | None = None
@@ -212,6 +214,8 @@ class Execution:
         self.lives = {life.server: life.number for life in view.joined}
         if self.direct is not None:
             self.direct.admit({server: self.contacts[server].board for server in view.members})
+        if self.lending is not None:
+            self.lending.meet({server: self.contacts[server].plate for server in view.members})
         joins = view.life(self._core.server) is not None
         self._injection.start(time.monotonic(), view.commit if joins else None)
         self._meeting.in_force.set()

@@ -19,6 +19,7 @@ from bml.schedule.model import DEFAULTS, Constants
 from bml.transport.choice import AUTO, check_transport
 from bml.transport.greeting import check_traffic_class
 from bml.transport.shm import BoardAddress, segment
+from bml.transport.shm.plate import PlateAddress
 from faults import FaultPlan
 from faults.notation import KINDS
 from topology import Fabric, LinkFailure, ServerFailure, SwitchFailure, parse
@@ -34,6 +35,7 @@ class JobSpec:
     `min_servers`: fewer survivors stop the job; None: a view must keep more than half of the one before.
     `transport`: "tcp", "shm" (the servers share the memory of one host), "verbs" (RDMA), "verbs,tcp", which
     is tcp where there is no RDMA, or "auto", which `settled` makes one of shm and tcp.
+    `lends`: of tcp, servers of one host read each other's payloads in memory; `settled` decides that, too.
     `traffic_class`: the byte that marks all packets of the job for the switches, a DSCP times 4; None: what
     `BML_TRAFFIC_CLASS` says on each machine.
     `absent` servers are not started; they may join later. `rejoin`: a server that is lost is started again.
@@ -50,6 +52,7 @@ class JobSpec:
     min_servers: int | None = None
     emulated: str | None = None
     transport: str = "tcp"
+    lends: bool = False
     traffic_class: int | None = None
     absent: tuple[int, ...] = ()
     rejoin: bool = False
@@ -101,24 +104,32 @@ class JobSpec:
         return FaultPlan.parse(self.faults)
 
     def settled(self, one_host: bool) -> JobSpec:
-        """The same with the transport decided: shm if all are on one host and nothing needs links."""
+        """The same with the transport decided: shm if all are on one host and nothing needs links.
+
+        Else tcp; those servers that are on one host lend each other payloads, unless all are to be on wires.
+        """
         if self.transport != AUTO:
             return self
         # Who gives NICs, marks packets, or wants to see what goes over links wants links.
         wanted = os.environ.get("BML_NICS") or self.traffic_class is not None or self.trace
         shared = one_host and not (wanted or self._unsharable() or segment.why_not())
-        return replace(self, transport="shm" if shared else "tcp")
+        lends = not (shared or self.traffic_class is not None or self._needs_wires())
+        return replace(self, transport="shm" if shared else "tcp", lends=lends)
 
-    def _unsharable(self) -> str:
-        """Why the servers cannot use shared memory for their data even on one host; empty if they can."""
+    def _needs_wires(self) -> str:
+        """Why all bytes must go over links; empty if they need not."""
         if self.emulated is not None:
             return "on an emulated fabric data takes the cables"
-        if self.algorithm != "auto":
-            return f"servers that share memory need no schedule, {self.algorithm} was asked for"
         for fault in self.fault_plan():
             if isinstance(fault.target, LinkFailure | SwitchFailure):
                 return f"fault '{fault}' strikes data on links, which shared memory does not take"
         return ""
+
+    def _unsharable(self) -> str:
+        """Why the servers cannot use shared memory for their data even on one host; empty if they can."""
+        if self.emulated is None and self.algorithm != "auto":
+            return f"servers that share memory need no schedule, {self.algorithm} was asked for"
+        return self._needs_wires()
 
     def timeouts(self) -> Timeouts:
         """All time-outs of the job."""
@@ -135,6 +146,8 @@ class Contact:
     transport: str = "tcp"
     board: BoardAddress | None = None
     """Where its part of the memory is found that servers of one host share; None if it shares none."""
+    plate: PlateAddress | None = None
+    """Where is said what it lends to servers of its host; None if it lends nothing."""
 
     def encode(self) -> str:
         """As JSON, for those who meet it later (messages.Life)."""

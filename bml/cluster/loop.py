@@ -86,6 +86,7 @@ class ServerLoop:
             connect_s=spec.timeouts().connect_s,
             life=life or 0,
             traffic_class=spec.traffic_class,
+            lends_among=self.fabric.n_servers if spec.lends else 0,
         )
         self.transport, self.memory = self.opened.transport, self.opened.memory
         self.line = CoordinatorLine(
@@ -95,7 +96,11 @@ class ServerLoop:
         if isinstance(self.memory, SharedPool):
             self.boards = Boards(server, spec.token, spec.job)
         board = None if self.boards is None else self.boards.own.address
-        self.contact = Contact(server, self.line.endpoint, self.transport.endpoints, self.opened.name, board)
+        self._lending = self.opened.lending
+        plate = None if self._lending is None else self._lending.address
+        self.contact = Contact(
+            server, self.line.endpoint, self.transport.endpoints, self.opened.name, board, plate
+        )
         joins = None if life is None else msg.Life(server, life, self.contact.encode())
         self.core = ServerCore(
             server, self.fabric, self._programs, spec.timeouts(), self._slice_nbytes, time.monotonic(), joins
@@ -109,6 +114,9 @@ class ServerLoop:
             self.core, self.transport, StepMemory(self.memory.empty), self.injection, self.handover,
             self.meeting, self.line.tell, self.trace,
         )  # fmt: skip
+        self.execution.lending = self._lending
+        if self._lending is not None:
+            self._lending.refer = self._refer
         self._execute = self.execution.execute
         self.direct: DirectSync | None = None
         if isinstance(self.memory, SharedPool) and self.boards is not None:
@@ -135,6 +143,8 @@ class ServerLoop:
             self._rate = rate_of(host for contact in contacts.values() for host, _ in contact.nics)
         if self.boards is not None:
             self.boards.open({server: contact.board for server, contact in contacts.items()})
+        if self._lending is not None:
+            self._lending.meet({server: contact.plate for server, contact in contacts.items()})
         self._thread.start()
 
     def request(self, what: ev.Event | Callable[[], None]) -> None:
@@ -349,6 +359,15 @@ class ServerLoop:
             self._texts[peer, level] = bytearray(header.nbytes)
             return memoryview(self._texts[peer, level])
         return wire.WAIT if verdict is ev.Verdict.WAIT else wire.DROP
+
+    def _refer(self, header: Header, lent: memoryview) -> bool:
+        """See bml.transport.shm.lending.Lending.refer; what it reads stays as it is until the sum is made."""
+        place = self.core.term(header)
+        if place is None:
+            return False
+        assert self.execution.workspace is not None
+        self.execution.workspace.refer(place, lent)
+        return True
 
     def received(self, peer: int, level: int, header: Header) -> None:
         """See bml.transport.interface.Handler."""

@@ -11,7 +11,14 @@ from bml.protocol.server import ServerCore
 from bml.protocol.spans import size
 from bml.transport.interface import Transport
 
-_COUNTERS = ("nbytes_sent", "nbytes_received", "nbytes_copied_sent", "nbytes_copied_received")
+_COUNTERS = (
+    "nbytes_sent",
+    "nbytes_received",
+    "nbytes_copied_sent",
+    "nbytes_copied_received",
+    "nbytes_lent",
+    "nbytes_borrowed",
+)
 
 
 def status(loop: ServerLoop, now: float) -> dict[str, Any]:
@@ -31,6 +38,7 @@ def status(loop: ServerLoop, now: float) -> dict[str, Any]:
             "traffic_class": opened.traffic_class,
             "devices": list(opened.devices),
             "fallback": opened.fallback,
+            "lends_to": [] if opened.lending is None else list(opened.lending.partners),
             **{each: sum(getattr(link, each) for link in stats.values()) for each in _COUNTERS},
         },
         "waits_for": (loop.direct.waits_for() if loop.direct else "") or core.waits_for(),

@@ -85,6 +85,13 @@ class Dataflow:
         """Fraction, 0 to 1, of the elements this server must receive that have arrived."""
         return self.handled / self.expected if self.expected else 1.0
 
+    def term(self, header: Header) -> Place | None:
+        """Where the payload of an admitted frame belongs, if it need never be there.
+
+        That is, if it is read once, as a term of one sum, without which its sender cannot become complete.
+        """
+        return None
+
     def _final(self, start: int, stop: int) -> None:
         """Elements [start, stop) have become final."""
         self.remaining -= stop - start

@@ -332,6 +332,16 @@ class Engine(Dataflow):
             self._spread_result(start, stop, done)
         return done
 
+    def term(self, header: Header) -> Place | None:
+        """See Dataflow: all but what is passed on, or was cut by its sender in another way than here."""
+        kind, _, _, origin, dest, _, start, stop, _ = header
+        if kind != _UP or dest != self.server:
+            return None
+        unit = self._units[bisect_right(self._starts, start) - 1]
+        if (unit.start, unit.stop) != (start, stop):
+            return None
+        return self.place(kind, origin, dest, start, stop)
+
     # --- what happens to a unit ----------------------------------------------------------------
 
     def _add(self, start: int, stop: int, done: list[Instruction]) -> None:

@@ -3,6 +3,9 @@
 Pure: bytes in, `Header` out, or `FrameError`. A frame is one header of `HEADER_NBYTES` bytes and then
 `nbytes` of payload; the payload is opaque here. Relays pass frames on unchanged, so a header names the
 two servers of its tree edge (`origin`, `dest`) and not the two ends of the connection it travels on.
+
+Between servers that share a host the payload of a slice may stay where it is: a lent frame is the header,
+with a magic number of its own, and the `LOAN_NBYTES` bytes of a `Loan`, which says where to read it.
 """
 
 from __future__ import annotations
@@ -14,6 +17,10 @@ from typing import NamedTuple
 from topology.errors import FabricError, InvariantError
 
 MAGIC = b"BML\xf1"
+LENT_MAGIC = b"BML\xf2"
+"""Of a frame whose payload is not behind it."""
+LENT_AT, LENT_BYTE = 3, 0xF2
+"""What tells it from others, for those who look at every frame."""
 VERSION = 1
 MAX_TEXT_NBYTES = 4096
 """Longest payload of a DESCRIBE frame."""
@@ -23,6 +30,11 @@ MAX_NBYTES = 64 << 20
 # magic, version, kind, origin, dest, two reserved bytes, epoch, signature, step, start, stop, nbytes
 _LAYOUT = struct.Struct(">4sBBHHHIIQQQI")
 HEADER_NBYTES = _LAYOUT.size
+# segment, fences, offset
+_LOAN = struct.Struct(">IIQ")
+LOAN_NBYTES = _LOAN.size
+LENT_NBYTES = HEADER_NBYTES + LOAN_NBYTES
+"""All of a lent frame."""
 
 
 class FrameError(FabricError):
@@ -67,6 +79,18 @@ class Header(NamedTuple):
     start: int
     stop: int
     nbytes: int
+
+
+class Loan(NamedTuple):
+    """Where the payload of a lent frame lies in the memory of the server that sent it (not of `origin`).
+
+    `segment` is the number of a piece of its memory and `offset` bytes into it; the loan is good for as long
+    as its owner has fenced `fences` times (modulo 2**32), see bml.transport.shm.lending.
+    """
+
+    segment: int
+    fences: int
+    offset: int
 
 
 def pack(header: Header) -> bytes:
@@ -119,3 +143,21 @@ def _check_small(kind: int, start: int, stop: int, nbytes: int) -> None:
             raise FrameError(f"{nbytes} bytes of state for [{start}, {stop})")
     else:
         raise FrameError(f"unknown kind {kind}")
+
+
+def pack_lent(head: bytes, loan: Loan) -> bytes:
+    """Return the `LENT_NBYTES` bytes of a lent frame, of a packed header and where its payload lies."""
+    return LENT_MAGIC + head[len(MAGIC) :] + _LOAN.pack(*loan)
+
+
+def unpack_lent(
+    buffer: bytes | bytearray | memoryview, offset: int = 0, max_nbytes: int = MAX_NBYTES
+) -> tuple[Header, Loan]:
+    """Read the lent frame at `offset`, of `LENT_NBYTES` bytes; raises FrameError as `unpack` does."""
+    lent = bytes(buffer[offset : offset + LENT_NBYTES])
+    if len(lent) < LENT_NBYTES or not lent.startswith(LENT_MAGIC):
+        raise FrameError(f"no lent frame: {lent!r}")
+    header = unpack(MAGIC + lent[len(MAGIC) :], 0, max_nbytes)
+    if header.kind > Kind.DOWN or not header.nbytes:
+        raise FrameError(f"only slices are lent, not {header}")
+    return header, Loan(*_LOAN.unpack_from(lent, HEADER_NBYTES))

@@ -17,7 +17,7 @@ from bml.errors import Evicted, job_error
 from bml.protocol import events as ev
 from bml.protocol import messages as msg
 from bml.protocol.calls import Calls
-from bml.protocol.dataflow import Buffer, Place
+from bml.protocol.dataflow import Buffer, Dataflow, Place
 from bml.protocol.donor import Donor
 from bml.protocol.events import Event, Instruction, Tell, Verdict
 from bml.protocol.frame import FrameError, Header, Kind
@@ -231,6 +231,11 @@ class ServerCore:
         if nbytes != (stop - start) * engine.stamp.itemsize:
             raise FrameError(f"{nbytes} bytes cannot be elements {start}:{stop}")
         return engine.place(kind, origin, dest, start, stop)
+
+    def term(self, header: Header) -> Place | None:
+        """Where the payload of a frame just admitted belongs, if it need not be there: see Dataflow.term."""
+        step = self._steps.current
+        return step.engine.term(header) if step and isinstance(step.engine, Dataflow) else None
 
     def _admit_other(self, header: Header) -> Place | Verdict:
         """`admit` for all but slices of the step that is running."""

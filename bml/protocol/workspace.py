@@ -43,6 +43,7 @@ class Workspace:
             empty(contribution.size, contribution.dtype),
             empty(scratch_elements, contribution.dtype),
         )
+        self._elsewhere: dict[Place, Array] = {}
         self.itemsize = contribution.itemsize
         self._bytes = tuple(_raw(array) for array in self._arrays)
 
@@ -78,13 +79,20 @@ class Workspace:
         start = place.offset * self.itemsize
         return self._bytes[place.buffer][start : start + n_elements * self.itemsize]
 
+    def refer(self, place: Place, payload: memoryview) -> None:
+        """The next sum with a term that begins at `place` finds it in `payload`, which is read then."""
+        self._elsewhere[place] = np.frombuffer(payload, self._arrays[Buffer.IN].dtype)
+
     def reduce(self, instruction: Reduce) -> None:
         """OUT[start:stop], or what `into` names, = the terms, added in their order."""
         start, stop, terms, into = instruction
         size = stop - start
         buffer, offset = into or (Buffer.OUT, start)
         out = self._arrays[buffer][offset : offset + size]
-        parts = [self._arrays[buffer][offset : offset + size] for buffer, offset in terms]
+        if self._elsewhere:
+            parts = [self._term(place, size) for place in terms]
+        else:
+            parts = [self._arrays[buffer][offset : offset + size] for buffer, offset in terms]
         if len(parts) == 1:
             out[...] = parts[0]
         elif len(parts) == 2:
@@ -96,6 +104,10 @@ class Workspace:
             sums = np.empty(min(block, size), out.dtype)
             for low in range(0, size, block):
                 self._add([part[low : low + block] for part in parts], out[low : low + block], sums)
+
+    def _term(self, place: Place, size: int) -> Array:
+        found = self._elsewhere.pop(place, None)
+        return found if found is not None else self._arrays[place.buffer][place.offset : place.offset + size]
 
     def _add(self, parts: list[Array], out: Array, sums: Array) -> None:
         sums = sums[: out.size]

@@ -17,6 +17,7 @@ from bml.protocol.workspace import Array, Workspace
 from bml.schedule import AnyPrograms, DirectProgram, OneProgram, Programs, Schedules
 from bml.schedule.model import Constants
 from bml.sim.headquarters import Channel
+from bml.sim.lending import Lender
 from bml.sim.process import Process
 from bml.sim.promises import PromiseBroken
 from bml.sim.sharing import Sharing
@@ -71,6 +72,7 @@ class Machine:
             life,
         )
         self._workspace: Workspace | None = None
+        self._lender = Lender(server)
         self.user = User(server, world, self.core, self.process, self.handle)
         self._keeps: dict[int, _Kept] = {}
         self._entered: tuple[int, int] | None = None
@@ -160,6 +162,9 @@ class Machine:
             self.user.gift[verdict.offset : verdict.offset + header.nbytes] = parcel.payload
         elif isinstance(verdict, Place):
             assert self._workspace is not None
+            assert parcel.loan is not None
+            if not parcel.loan.good(self.server, header, parcel.payload) and self._world.lends:
+                return
             self._workspace.view(verdict, header.stop - header.start)[:] = parcel.payload
         self._carry_out_all(self.core.received(peer, header, text, self._world.network.now))
 
@@ -240,6 +245,7 @@ class Machine:
             case ev.Commit(step, epoch, contributors):
                 assert self._workspace is not None
                 assert self._step_view is not None
+                self._lender.committed = step
                 self.user.check_contribution(step)
                 if self._sharing is not None:
                     self._sharing.fetch()
@@ -255,6 +261,7 @@ class Machine:
             case ev.Links(wanted):
                 world.wires.want(self.server, wanted)
             case ev.Fence():
+                self._lender.fences += 1
                 world.wires.fence(self.server)
             case ev.Resume():
                 for peer, level in world.wires.waiting(self.server):
@@ -277,7 +284,7 @@ class Machine:
             self._world.point("complete", f"server {self.server} is complete in step {step}")
 
     def _send(self, peer: int, level: int, header: Header, place: Place | None) -> None:
-        payload = b""
+        payload, loan = b"", None
         if place is not None and place.buffer == Buffer.STATE:
             payload = bytes(self.user.gift[place.offset : place.offset + header.nbytes])
             world = self._world
@@ -286,12 +293,13 @@ class Machine:
             )
         elif place is not None:
             assert self._workspace is not None
-            payload = bytes(self._workspace.view(place, header.stop - header.start))
+            lent = self._workspace.view(place, header.stop - header.start)
+            payload, loan = bytes(lent), self._lender.lend(lent)
         if header.kind == Kind.TOKEN:
             self._enter(header.step, header.epoch)
         # What is sent is what the core said in the view of its stamp, even if it is carried out later.
         view = self.core.view if self.core.epoch == header.epoch else None
-        self._world.wires.send(self.server, peer, level, Parcel(header, payload, view))
+        self._world.wires.send(self.server, peer, level, Parcel(header, payload, view, loan))
 
     # --- the beginning and the end ---------------------------------------------------------------
 

@@ -84,6 +84,8 @@ class Simulation:
             heard=lambda to, origin, level: self.machines[to].heard(origin, level),
         )
         self.host = Host() if shared_memory else None
+        #: Slices are read in their senders' memory, so those that are fenced meanwhile never arrive.
+        self.lends = seed % 2 == 0
         self.machines = {server: Machine(server, self) for server in fabric.servers}
         for server in absent:
             self.machines[server].process.die()

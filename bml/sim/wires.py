@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from bml.protocol.frame import Header
 from bml.protocol.messages import View
+from bml.sim.lending import Loan
 from bml.sim.network import Network
 from bml.sim.process import Process
 
@@ -24,11 +25,12 @@ Key: TypeAlias = tuple[int, int]
 
 
 class Parcel(NamedTuple):
-    """A frame with its payload, and the view that its sender was in: for the checks alone."""
+    """A frame with its payload. For the checks alone: the view that its sender was in, where it lay there."""
 
     header: Header
     payload: bytes
     view: View | None
+    loan: Loan | None = None
 
 
 @dataclass

@@ -33,6 +33,7 @@ class World(Protocol):
     network: Network
     wires: Wires
     host: Host | None
+    lends: bool
     history: History
     promises: Promises
 

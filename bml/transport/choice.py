@@ -12,6 +12,7 @@ from bml.transport.interface import Handler, Transport
 from bml.transport.memory import Memory, PlainMemory
 from bml.transport.poller import Poller
 from bml.transport.shm import segment
+from bml.transport.shm.lending import Lending
 from bml.transport.shm.pool import SharedPool
 from bml.transport.tcp import TcpTransport
 from bml.transport.verbs import VerbsSettings, VerbsTransport
@@ -37,6 +38,8 @@ class Opened(NamedTuple):
     """The RDMA device, port and GID of each level, if there are any."""
     fallback: str = ""
     """Why it is not the transport that was asked for first."""
+    lending: Lending | None = None
+    """By which servers of one host read each other's payloads; None: not in this job, or not here."""
 
 
 def check_transport(name: str) -> str:
@@ -58,12 +61,14 @@ def open_transport(
     connect_s: float,
     life: int = 0,
     traffic_class: int | None = None,
+    lends_among: int = 0,
     environ: Mapping[str, str] = os.environ,
 ) -> Opened:
     """Open the transport of this name with the settings of the environment.
 
     `traffic_class` is the job's; None: that of this machine's environment. With shm the data lies in shared
-    memory (bml.transport.shm); links, and with them heartbeats, are tcp's.
+    memory (bml.transport.shm); links, and with them heartbeats, are tcp's. `lends_among`: the number of
+    servers that may lend each other payloads, in a job that uses tcp and wants that; else 0.
 
     Raises FabricError when the NICs cannot do it, UsageError for settings that cannot be.
     """
@@ -93,6 +98,7 @@ def open_transport(
                 raise
             why = str(error)
             _LOG.warning("server %d uses tcp instead of verbs: %s", server, why)
+    lending = _lending(token, job, server, lends_among) if first == "tcp" and lends_among else None
     tcp = TcpTransport(
         server,
         nics,
@@ -103,7 +109,21 @@ def open_transport(
         connect_s=connect_s,
         life=life,
         traffic_class=settings.traffic_class,
+        lending=lending,
     )
     if first == "shm":
         return Opened(tcp, "shm", SharedPool(), settings.traffic_class)
-    return Opened(tcp, "tcp", PlainMemory(), settings.traffic_class, fallback=why)
+    memory = lending or PlainMemory()
+    return Opened(tcp, "tcp", memory, settings.traffic_class, fallback=why, lending=lending)
+
+
+def _lending(token: bytes, job: str, server: int, n_servers: int) -> Lending | None:
+    """What this machine can do; without it the server sends all payloads."""
+    reason = segment.why_not()
+    if not reason:
+        try:
+            return Lending(token, job, server, n_servers)
+        except OSError as error:
+            reason = str(error)
+    _LOG.info("server %d lends no payloads: %s", server, reason)
+    return None

@@ -103,10 +103,14 @@ class Connection(Stream):
             self._end("malformed", str(error))
         self._pause(self._intake.paused)
 
+    def _tired(self) -> None:
+        """It is other connections' turn; go on after them."""
+        raise NotImplementedError
+
     def _read(self, sock: socket.socket) -> None:
         intake, fd = self._intake, self._fd
         nbytes_read = 0
-        while nbytes_read < PASS_NBYTES:
+        while nbytes_read < PASS_NBYTES and not intake.tired:
             buffers = intake.buffers()
             try:
                 nbytes = os.readv(fd, buffers)
@@ -130,6 +134,9 @@ class Connection(Stream):
                 return
             if intake.paused or self._muted:
                 self._pause(intake.paused)
+                return
+            if intake.tired:
+                self._tired()
                 return
             if nbytes < sum(map(len, buffers)):
                 return  # drained: the next read would only say that it would block

@@ -43,6 +43,7 @@ class Intake:
         "_stopped",
         "_tail",
         "paused",
+        "tired",
     )
 
     def __init__(
@@ -54,6 +55,8 @@ class Intake:
     ) -> None:
         self.paused = False
         """A header waits for `admit` to say something else than WAIT."""
+        self.tired = False
+        """Frames wait because it is other connections' turn; never of this class."""
         self._admit = admit
         self._received = received
         self._counters = counters
@@ -69,7 +72,7 @@ class Intake:
         self._stopped = False
 
     def buffers(self) -> list[memoryview]:
-        """Where to read next; never empty views only. Not to be called while paused."""
+        """Where to read next; never empty views only. Not to be called while paused or tired."""
         missing = self._missing
         if missing:
             if not self._dropped:

@@ -50,6 +50,10 @@ class LinkStats(NamedTuple):
     nbytes_copied_sent: int = 0
     """Payload that this process copied before sending it; over nbytes_sent: copies per byte."""
     nbytes_copied_received: int = 0
+    nbytes_lent: int = 0
+    """Payload that the peer reads in this server's memory; it is not in nbytes_sent."""
+    nbytes_borrowed: int = 0
+    """Payload that was read in the peer's memory; it is not in nbytes_received."""
 
 
 class Handler(Protocol):

@@ -167,6 +167,8 @@ class Link:
             self.queued_nbytes,
             counters.nbytes_copied_sent,
             counters.nbytes_copied_received,
+            counters.nbytes_lent,
+            counters.nbytes_borrowed,
         )
 
     @property

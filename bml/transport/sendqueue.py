@@ -22,8 +22,10 @@ class Counters:
     __slots__ = (
         "frames_received",
         "frames_sent",
+        "nbytes_borrowed",
         "nbytes_copied_received",
         "nbytes_copied_sent",
+        "nbytes_lent",
         "nbytes_received",
         "nbytes_sent",
     )
@@ -36,6 +38,9 @@ class Counters:
         # Copies of payload made by this process; what the kernel does in a system call is not counted.
         self.nbytes_copied_sent = 0
         self.nbytes_copied_received = 0
+        # Payload that was read where it lay in the sender's memory; no part of what was sent and received.
+        self.nbytes_lent = 0
+        self.nbytes_borrowed = 0
 
 
 class SendQueue:

@@ -1,27 +1,54 @@
-"""The tcp transport: frames travel on the stream itself."""
+"""The tcp transport: frames travel on the stream itself, but for what servers of one host lend each other."""
 
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from bml.transport.connection import Connection
 from bml.transport.intake import Intake
+from bml.transport.lent import LentConnection, LentIntake
 from bml.transport.link import Link, LinkConnection, OnEnd
 from bml.transport.links import SNDBUF_NBYTES, LinkTransport
+from bml.transport.shm.lending import Lending
 
 __all__ = ["SNDBUF_NBYTES", "TcpTransport"]
 
 
 class TcpTransport(LinkTransport):
-    """`Transport` over TCP; the arguments are those of `LinkTransport`."""
+    """`Transport` over TCP; the arguments are those of `LinkTransport`.
+
+    With `lending`, which it fences and closes, payloads stay where they are between servers of one host.
+    """
+
+    def __init__(
+        self, server: int, nics: Sequence[str], *, lending: Lending | None = None, **options: Any
+    ) -> None:
+        self._lending = lending
+        super().__init__(server, nics, **options)
+
+    def fence(self) -> None:
+        """See `Transport`."""
+        if self._lending is not None:
+            self._lending.fence()
+        super().fence()
+
+    def close(self) -> None:
+        """See `Transport`."""
+        super().close()
+        if self._lending is not None:
+            self._lending.close()
 
     def _connection(self, link: Link, sock: socket.socket, on_end: OnEnd) -> LinkConnection:
         handler, peer, level = self._handler, link.peer, link.level
-        intake = Intake(
-            partial(handler.admit, peer, level),
-            partial(handler.received, peer, level),
-            link.counters,
-            self._max_nbytes,
+        admit, received = partial(handler.admit, peer, level), partial(handler.received, peer, level)
+        heard = partial(handler.heard, peer, level)
+        if self._lending is None or not self._lending.reads(peer):
+            plain = Intake(admit, received, link.counters, self._max_nbytes)
+            return Connection(sock, self._poller, link.queue, plain, heard, on_end)
+        intake = LentIntake(admit, received, link.counters, self._max_nbytes, self._lending, peer)
+        return LentConnection(
+            sock, self._poller, link.queue, intake, heard, on_end, self._lending, peer, link.counters
         )
-        return Connection(sock, self._poller, link.queue, intake, partial(handler.heard, peer, level), on_end)

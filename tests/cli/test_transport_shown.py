@@ -19,13 +19,14 @@ GIDS = [
 ]
 
 
-def said(name, traffic_class=0, devices=(), fallback=""):
+def said(name, traffic_class=0, devices=(), fallback="", lends_to=()):
     return {
         "transport": {
             "name": name,
             "traffic_class": traffic_class,
             "devices": list(devices),
             "fallback": fallback,
+            "lends_to": list(lends_to),
         }
     }
 
@@ -37,12 +38,16 @@ def test_status_says_it_once_for_all_servers_alike():
         "10": said("tcp"),
         "2": said("tcp"),
         "3": {"answers": False},
+        "4": said("tcp", lends_to=[5]),
+        "5": said("tcp", lends_to=[4, 6]),
     }
     assert _transport_lines(servers) == [
         "transport of server 0: verbs, traffic class 104, "
         "NIC 0 mlx5_0 port 1, GID 3 (::ffff:10.0.0.1, RoCE v2)",
         "transport of server 1: tcp, instead of verbs: no RDMA device has the address 10.0.0.2",
         "transport of server 2, 10: tcp",
+        "transport of server 4: tcp, but payloads to server 5 through shared memory",
+        "transport of server 5: tcp, but payloads to servers 4, 6 through shared memory",
     ]
 
 
@@ -73,11 +78,13 @@ def test_doctor_says_whether_verbs_would_work(monkeypatch, gids, pyverbs, nics, 
 def test_copies_are_per_byte_moved_over_all_turns():
     before, after = Traffic(100, 100, 10, 0), Traffic(1100, 600, 110, 250)
     turn = Block((0.1,), 0.1, after.since(before))
-    assert turn.traffic == (1000, 500, 100, 250)
+    assert turn.traffic == (1000, 500, 100, 250, 0, 0)
     row = rows.row("bml", 4096, 3, [turn, Block((0.1,), 0.1), turn], wrong=0, theory_s=1.0, bound_s=1.0)
     assert (row.copies_sent, row.copies_received) == (0.1, 0.5)
     assert rows.line(row).split()[-1] == "0.10/0.50"
     assert rows.copies([Block((0.1,), 0.1)]) == (None, None)
+    lent = Block((0.1,), 0.1, Traffic(10, 10, 0, 500, 990, 990))
+    assert rows.copies([lent]) == (0, 0.5)
 
 
 @pytest.mark.parametrize("traffic_class", [-1, 256])

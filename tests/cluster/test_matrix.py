@@ -132,15 +132,18 @@ SHARING = [
     for cell in CELLS
     if cell.kind not in ("blackhole", "cut", "switch") and cell.phase != "recovery"
 ]
+#: Servers of one host that lend each other payloads, by the schedules of tcp.
+LENDING = [replace(cell, transport="auto") for cell in SHARING]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     wanted = os.environ.get("BML_MATRIX", str(SAMPLE))
     if "cell" in metafunc.fixturenames:
         rng = random.Random(seed_of(metafunc.config))
-        cells = CELLS + SHARING
+        cells = CELLS + SHARING + LENDING
         if wanted != "all":
             cells = rng.sample(CELLS, int(wanted)) + rng.sample(SHARING, int(wanted) // 4)
+            cells += rng.sample(LENDING, int(wanted) // 16)
         metafunc.parametrize("cell", cells, ids=str)
 
 
@@ -176,9 +179,9 @@ def train_and_wait(joiner: int) -> Any:
 
 
 def run(cell: Cell) -> bml.Result:
-    shares = cell.transport == "shm"
+    shares, wide = cell.transport == "shm", cell.transport != "tcp"
     with bml.start(
-        train_and_wait(cell.joiner) if cell.joiner is not None else train_widely if shares else train,
+        train_and_wait(cell.joiner) if cell.joiner is not None else train_widely if wide else train,
         cell.fabric,
         launcher="processes",
         transport=cell.transport,

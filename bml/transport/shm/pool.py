@@ -26,6 +26,11 @@ class SharedPool(RegisteredPool):
                 return InputPlace(segment.address, address - segment.start)
         return None
 
+    @property
+    def segments(self) -> list[Segment]:
+        """All its memory; only ever more of it."""
+        return self._segments
+
     def close(self) -> None:
         """Let nobody open its memory any more; arrays stay valid. Idempotent."""
         super().close()

@@ -1,0 +1,164 @@
+"""Payloads that stay where they are: servers of one host read what their neighbours there would send.
+
+The header of a slice still goes over the link, in its turn, and so do heartbeats and everything else. Only
+its bytes do not: the receiver copies them out of the sender's memory when it would have taken them off the
+wire, or, if they are a term of a sum, reads them there when it makes that sum. It finds what was sent:
+
+- Within a step no server overwrites what it has sent until whoever got it has used it: a place is written
+  again only with what depends on that (bml.protocol.engine). When a step is committed everybody is complete,
+  so everybody has used everything.
+- Who leaves an epoch in another way has fenced first, and said so on its plate. Whoever copies looks there
+  afterwards: what was fenced meanwhile was never received. Partial sums need no look afterwards: whoever lent
+  one cannot become complete before the sum is made. If he fenced before, he never does in that epoch, so the
+  step cannot be committed in it; and he writes there only in a view of whose members none makes that sum.
+
+A pair lends only where each has opened the other's plate and found the proof there that it is who it should
+be: of the same job, user and container. Else its payloads are sent, as is what lies outside of the pool.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+
+from bml.protocol.frame import FrameError, Header, Loan
+from bml.transport.memory import Array, address_of
+from bml.transport.shm.plate import MOST_SEGMENTS, PeerPlate, Plate, PlateAddress, host
+from bml.transport.shm.pool import SharedPool
+
+_LOG = logging.getLogger("bml.transport")
+
+LEAST_NBYTES = 64 << 10
+"""Shorter payloads are sent: they are copied faster than they are looked for."""
+
+
+class Lending:
+    """What one server lends and borrows. `pool` has the memory that can be lent; one thread uses the rest.
+
+    `server` is one of `n_servers`. Raises OSError when there is no memory for a plate.
+    """
+
+    def __init__(self, token: bytes, job: str, server: int, n_servers: int):
+        self._token = token
+        self._job = job
+        self._server = server
+        self._plate = Plate(token, job, server, n_servers)
+        self.pool = SharedPool()
+        self._host = host()
+        self._spans: list[tuple[int, int]] = []  # (start, stop) of each segment that the plate shows
+        self._peers: dict[int, PeerPlate] = {}
+        self._refused: set[PlateAddress] = set()
+        self.nbytes_copied = 0
+        """Of what was borrowed: what was copied from where it lay."""
+        self.refer: Callable[[Header, memoryview], bool] = _never
+        """Has the payload of an admitted frame read where it lies, later; says whether it will be."""
+
+    @property
+    def address(self) -> PlateAddress:
+        """Where others find this server's plate."""
+        return self._plate.address
+
+    @property
+    def partners(self) -> tuple[int, ...]:
+        """The servers that payloads are lent to."""
+        return tuple(peer for peer in sorted(self._peers) if self._may_lend(peer))
+
+    def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+        """See bml.transport.memory.Memory; what is too short to be lent is no memory of the pool."""
+        count = prod(shape) if isinstance(shape, tuple) else shape
+        if count * np.dtype(dtype).itemsize < LEAST_NBYTES:
+            return np.empty(shape, dtype)
+        return self.pool.empty(shape, dtype)
+
+    def meet(self, plates: Mapping[int, PlateAddress | None]) -> None:
+        """These are the others from now on, and where their plates are; nobody else's memory stays mapped."""
+        for server in self._peers.keys() - plates.keys():
+            self._forget(server)
+        for server, address in plates.items():
+            known = self._peers.get(server)
+            if known is not None and known.address != address:
+                self._forget(server)
+            if address is not None and server != self._server and server not in self._peers:
+                self._open(server, PlateAddress(*address))
+
+    def reads(self, peer: int) -> bool:
+        """Whether what this peer lends can be read here, until `meet` says otherwise."""
+        return peer in self._peers
+
+    def lend(self, peer: int, payload: memoryview) -> Loan | None:
+        """Where this peer can read a payload; None if it must be sent."""
+        if not self._may_lend(peer):
+            return None
+        start = address_of(payload)
+        stop = start + len(payload)
+        for number, span in enumerate(self._spans):
+            if span[0] <= start and stop <= span[1]:
+                return Loan(number, self._plate.fences, start - span[0])
+        return self.lend(peer, payload) if self._show_more() else None
+
+    def borrow(self, peer: int, header: Header, loan: Loan, into: memoryview) -> bool:
+        """Take what a peer has lent: refer to it if `refer` allows that, else copy it.
+
+        False if it is not good any more; then `into` may have anything in it. Raises FrameError for what the
+        peer cannot have lent, or if its memory cannot be mapped.
+        """
+        plate = self._peers.get(peer)
+        if plate is None:
+            raise FrameError(f"server {peer} lends what cannot be read here")
+        try:
+            lent = plate.region(loan.segment)[loan.offset : loan.offset + len(into)]
+        except (OSError, ValueError) as error:
+            self._forget(peer)  # on the next connection everything is sent
+            self._refused.add(plate.address)
+            raise FrameError(f"server {peer} lends what cannot be mapped: {error}") from error
+        if len(lent) != len(into):
+            raise FrameError(f"server {peer} lends {loan}, which is not {len(into)} bytes of its memory")
+        if not self.refer(header, lent):
+            into[:] = lent
+            self.nbytes_copied += len(into)
+        return plate.fences == loan.fences
+
+    def fence(self) -> None:
+        """From now on nobody uses what was lent before."""
+        self._plate.fence()
+
+    def close(self) -> None:
+        """Let nobody open this server's memory any more; what is mapped stays. Idempotent."""
+        self._plate.close()
+        self.pool.close()
+        self._peers.clear()
+
+    def _may_lend(self, peer: int) -> bool:
+        other = self._peers.get(peer)
+        return other is not None and other.reads(self._server) == self._plate.address.nonce
+
+    def _show_more(self) -> bool:
+        """Show segments that the pool has made since; returns whether there were any."""
+        new = self.pool.segments[len(self._spans) : MOST_SEGMENTS]
+        for segment in new:
+            self._plate.add(segment.address)
+            self._spans.append((segment.start, segment.start + segment.address.nbytes))
+        return bool(new)
+
+    def _open(self, server: int, address: PlateAddress) -> None:
+        if address[:2] != self._host or address in self._refused:
+            return
+        try:
+            self._peers[server] = PeerPlate(self._token, self._job, server, address)
+        except (OSError, ValueError) as error:
+            self._refused.add(address)
+            _LOG.info("server %d sends payloads to server %d: %s", self._server, server, error)
+            return
+        self._plate.reads(server, address.nonce)
+
+    def _forget(self, server: int) -> None:
+        self._plate.reads(server, 0)
+        self._peers.pop(server, None)
+
+
+def _never(header: Header, lent: memoryview) -> bool:
+    return False

@@ -1,0 +1,145 @@
+"""What a server shows to those of its host that may read its memory in place of payloads on the wire.
+
+A page of words, which its owner alone writes and every word at once (see `board` for why that is enough):
+
+    0   fences    how often its owner has fenced: what it lent before must not be used any more
+    1   segments  how many there are of them
+    2.. proof     that the owner has the cluster's token, 32 bytes
+    8.. segments  descriptor and size of each piece of memory that it lends from; entries never change
+    520 readable  per server the nonce of its plate, if the owner can read what that server lends
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hmac
+import mmap
+import os
+import secrets
+from pathlib import Path
+from typing import NamedTuple
+
+from bml.transport.shm.board import process_namespace
+from bml.transport.shm.segment import Segment, SegmentAddress
+
+MOST_SEGMENTS = 256
+"""What lies in segments beyond these is sent."""
+
+_FENCES, _SEGMENTS, _PROOF, _TABLE = 0, 1, 2, 8
+_READABLE = _TABLE + 2 * MOST_SEGMENTS
+_PROOF_NBYTES = 32
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_MEMORY_FILE = "/memfd:bml"
+_F_GET_SEALS = 1034
+_SEAL_SHRINK = 0x2
+
+
+class PlateAddress(NamedTuple):
+    """How others find a server's plate: on which running machine, in which container, of which process.
+
+    `nonce` is different for every plate.
+    """
+
+    boot: str
+    namespace: int
+    process: int
+    fd: int
+    nbytes: int
+    nonce: int
+
+
+def host() -> tuple[str, int]:
+    """What all processes have in common that see each other under their numbers: machine and container."""
+    return _BOOT.read_text().strip(), process_namespace()
+
+
+class Plate:
+    """This server's own, with room for `n_servers`. Raises OSError when there is no memory."""
+
+    def __init__(self, token: bytes, job: str, server: int, n_servers: int):
+        n_words = _READABLE + n_servers
+        self._segment = Segment(-(-8 * n_words // mmap.PAGESIZE) * mmap.PAGESIZE)
+        self._words = memoryview(self._segment.memory).cast("Q")
+        process, fd, _, nbytes = self._segment.address
+        self.address = PlateAddress(*host(), process, fd, nbytes, secrets.randbits(62) + 1)
+        proof = _proof(token, job, server, self.address)
+        self._segment.memory[8 * _PROOF : 8 * _PROOF + _PROOF_NBYTES] = proof
+
+    @property
+    def fences(self) -> int:
+        """How often it was fenced."""
+        return self._words[_FENCES]
+
+    def fence(self) -> None:
+        """From now on nothing that was lent before is used."""
+        self._words[_FENCES] = (self._words[_FENCES] + 1) & 0xFFFFFFFF
+
+    def add(self, segment: SegmentAddress) -> None:
+        """Show one more segment; its number is how many there were."""
+        number = self._words[_SEGMENTS]
+        at = _TABLE + 2 * number
+        self._words[at], self._words[at + 1] = segment.fd, segment.nbytes
+        self._words[_SEGMENTS] = number + 1
+
+    def reads(self, server: int, nonce: int) -> None:
+        """Say that this server can read what the one with this plate lends; nonce 0: that it cannot."""
+        self._words[_READABLE + server] = nonce
+
+    def close(self) -> None:
+        """Let nobody open it any more."""
+        self._segment.close()
+
+
+class PeerPlate:
+    """Another server's plate, to be read, and its memory.
+
+    Raises OSError or ValueError if it cannot be mapped, or is not what its address says.
+    """
+
+    def __init__(self, token: bytes, job: str, server: int, address: PlateAddress):
+        self.address = address
+        memory = _map(address.process, address.fd, address.nbytes)
+        if not hmac.compare_digest(
+            memory[8 * _PROOF : 8 * _PROOF + _PROOF_NBYTES], _proof(token, job, server, address)
+        ):
+            raise ValueError("what it shows is not of this job, or without its token")
+        self._words = memoryview(memory).cast("Q")
+        self._regions: dict[int, memoryview] = {}
+
+    @property
+    def fences(self) -> int:
+        """How often it was fenced."""
+        return self._words[_FENCES]
+
+    def reads(self, server: int) -> int:
+        """The nonce of that server's plate, if this peer can read what it lends."""
+        return self._words[_READABLE + server]
+
+    def region(self, number: int) -> memoryview:
+        """The segment of this number, mapped when it is first wanted."""
+        found = self._regions.get(number)
+        if found is None:
+            if number >= min(self._words[_SEGMENTS], MOST_SEGMENTS):
+                raise ValueError(f"there is no segment {number}")
+            fd, nbytes = self._words[_TABLE + 2 * number : _TABLE + 2 * number + 2]
+            found = self._regions[number] = memoryview(_map(self.address.process, fd, nbytes))
+        return found
+
+
+def _map(process: int, fd: int, nbytes: int) -> mmap.mmap:
+    """Map another process's segment to be read, but nothing else that it may have open under that number."""
+    path = f"/proc/{process}/fd/{fd}"
+    if not os.readlink(path).startswith(_MEMORY_FILE):
+        raise ValueError(f"{path} is no memory of ours")
+    own = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        if not fcntl.fcntl(own, _F_GET_SEALS) & _SEAL_SHRINK:
+            raise ValueError(f"{path} may shrink under its readers")
+        return mmap.mmap(own, nbytes, prot=mmap.PROT_READ)
+    finally:
+        os.close(own)
+
+
+def _proof(token: bytes, job: str, server: int, address: PlateAddress) -> bytes:
+    said = f"bml plate {job} {server} {address.process} {address.fd} {address.nonce}"
+    return hmac.digest(token, said.encode(), "sha256")

@@ -1,0 +1,136 @@
+"""Jobs whose servers lend each other payloads, real processes: the bits of tcp, dying and frozen servers."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jobs
+import numpy as np
+import pytest
+
+import bml
+from bml.cluster.job import JobSpec
+from bml.transport.shm import segment
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.timeout(60),
+    pytest.mark.skipif(bool(segment.why_not()), reason=segment.why_not() or "it can"),
+]
+
+LENGTH, STEPS = 300_007, 8
+_PR_SET_DUMPABLE = 4
+_CAPABILITIES = 0x20080522  # version 3: two words each
+_CAP_SYS_PTRACE = 1 << 19
+
+
+def summed(session: bml.Session) -> dict[str, Any]:
+    """Steps of floats, whose bits tell orders of addition apart, and of integers, which are exact."""
+    x, n = session.empty(LENGTH, "float32"), session.empty(LENGTH, "int64")
+    said, contributors = hashlib.sha256(), []
+    for step in range(STEPS):
+        x[:] = np.random.default_rng(100 * step + session.server).standard_normal(LENGTH, np.float32)
+        said.update(session.allreduce(x).tobytes())
+        n[:] = np.arange(LENGTH) * (step + 1) + (1 << session.server)
+        members_sum = session.allreduce(n)
+        members = session.contributors
+        right = np.arange(LENGTH) * (step + 1) * len(members) + sum(1 << each for each in members)
+        np.testing.assert_array_equal(members_sum, right)
+        contributors.append(members)
+    return {"said": said.hexdigest(), "contributors": contributors}
+
+
+class Hidden:
+    """`summed`; one server becomes unreadable to the others before it meets them, as the kernel sees it."""
+
+    def __init__(self, train: Callable[[bml.Session], Any], server: int, folder: Path):
+        self._train, self._server, self._folder = train, server, folder
+
+    def __call__(self, session: bml.Session) -> Any:
+        """Never called: what is unpickled is the training function itself."""
+        raise NotImplementedError
+
+    def __reduce__(self) -> Any:
+        return _hide, (self._train, self._server, str(self._folder))
+
+
+def _hide(train: Any, server: int, folder: str) -> Any:
+    """Runs where the training function is unpickled, in the server's process: see bml.cluster.worker.
+
+    Returns when all four have come so far, as nobody is to meet another before.
+    """
+    import gc
+
+    from bml.cluster.server import Server
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = struct.pack("=Ii", _CAPABILITIES, 0)
+    sets = ctypes.create_string_buffer(24)
+    assert not libc.capget(header, sets)
+    words = list(struct.unpack("=6I", sets.raw))
+    words[0] &= ~_CAP_SYS_PTRACE  # with which root may read everything; of what is effective and permitted
+    words[1] &= ~_CAP_SYS_PTRACE
+    assert not libc.capset(header, struct.pack("=6I", *words))
+    own = next(each for each in gc.get_objects() if isinstance(each, Server))
+    if own.server == server:
+        assert not libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    Path(folder, str(own.server)).touch()
+    deadline = time.monotonic() + 10
+    while len(os.listdir(folder)) < 4:
+        assert time.monotonic() < deadline, os.listdir(folder)
+        time.sleep(0.01)
+    return train
+
+
+def lent(result: bml.Result) -> dict[tuple[int, int], int]:
+    """Bytes lent by one server to another."""
+    found: dict[tuple[int, int], int] = {}
+    for server, report in result.reports.items():
+        for link, stats in report.metrics["links"].items():
+            pair = server, int(link.split("/")[0])
+            found[pair] = found.get(pair, 0) + stats["nbytes_lent"]
+    return found
+
+
+def test_sums_have_the_bits_of_tcp_lent_sent_and_mixed(tmp_path: Path) -> None:
+    def run(train: Any, transport: str) -> bml.Result:
+        return jobs.launch(train, "bcube:2x2", transport=transport, algorithm="bml")
+
+    sent, all_lent = run(summed, "tcp"), run(summed, "auto")
+    mixed = run(Hidden(summed, 2, tmp_path), "auto")
+    digests = {value["said"] for result in (sent, all_lent, mixed) for value in result.values.values()}
+    assert len(digests) == 1
+    assert not any(lent(sent).values())
+    assert all(lent(all_lent).values())
+    assert {pair for pair, nbytes in lent(mixed).items() if nbytes} == {(0, 1), (1, 0), (1, 3), (3, 1)}
+
+
+def test_a_server_is_frozen_in_mid_step_and_wakes() -> None:
+    """What it has not read yet is other steps' then. Those that die are cells of test_matrix."""
+    fault = "freeze:1@step=9,phase=broadcast,for=2s"
+    result = jobs.launch(summed, "bcube:2x2", transport="auto", algorithm="bml", faults=[fault])
+    spared = {1} & set(result.values)  # it may thaw before anybody misses it
+    assert set(result.values) == {0, 2, 3} | spared
+    assert len({str(value) for value in result.values.values()}) == 1
+    assert any(lent(result).values())
+
+
+def test_who_lends() -> None:
+    def lends(one_host: bool = False, **settings: Any) -> bool:
+        return JobSpec("bcube:2x2", **{"transport": "auto", **settings}).settled(one_host).lends
+
+    assert lends()
+    assert lends(one_host=True, algorithm="bml")
+    assert lends(faults=("kill:1@step=3",))
+    assert not lends(one_host=True)  # it is shm altogether
+    assert not lends(transport="tcp")
+    assert not lends(traffic_class=8)
+    assert not lends(faults=("blackhole:1/0@step=3",))
+    assert not lends(emulated="bml")

@@ -1,0 +1,204 @@
+"""Payloads that servers of one host read in each other's memory: what is lent, sent, refused."""
+
+from __future__ import annotations
+
+import gc
+import os
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+from wires import JOB, TOKEN, Recorder, Wires, header
+
+from bml.protocol.frame import FrameError, Loan, pack, pack_lent, unpack, unpack_lent
+from bml.transport import WAIT, Kind
+from bml.transport.shm import segment
+from bml.transport.shm.lending import LEAST_NBYTES, Lending
+
+pytestmark = pytest.mark.skipif(bool(segment.why_not()), reason=segment.why_not() or "it can")
+
+LONG = 2 * LEAST_NBYTES
+
+
+class Neighbours(Wires):
+    """Servers of one host that lend; `strangers` are told of nobody's plate, and show theirs to nobody."""
+
+    def __init__(self, strangers: tuple[int, ...] = (), nbytes: int = 16 * LONG):
+        self.lendings: list[Lending] = []
+        super().__init__(servers=2, nbytes=nbytes)
+        plates = {each: one.address for each, one in enumerate(self.lendings) if each not in strangers}
+        for server, lending in enumerate(self.lendings):
+            lending.meet({} if server in strangers else plates)
+        self.connect()
+
+    def make(self, server: int, handler: Recorder, **options: Any) -> Any:
+        self.lendings.append(Lending(TOKEN, JOB, server, 2))
+        return super().make(server, handler, lending=self.lendings[-1], **options)
+
+    def array(self, nbytes: int = LONG, server: int = 0) -> Any:
+        found = self.lendings[server].pool.empty(nbytes, np.uint8)
+        found[:] = np.arange(nbytes) % 251
+        return found
+
+    def send(self, start: int, array: Any, **how: Any) -> None:
+        payload = memoryview(array)
+        self.transports[0].send(1, 0, header(start=start, stop=start + len(payload), **how), payload)
+
+    def got(self, n_frames: int) -> bytes:
+        there = self.handlers[1]
+        self.until(lambda: len(there.frames) == n_frames, f"{n_frames} frames")
+        return bytes(there.memory)
+
+    def moved(self) -> tuple[int, int]:
+        """Bytes lent by server 0, and borrowed by server 1."""
+        lent = self.transports[0].stats()[1, 0].nbytes_lent
+        return lent, self.transports[1].stats()[0, 0].nbytes_borrowed
+
+
+def test_a_long_payload_of_the_pool_is_read_where_it_lies() -> None:
+    with Neighbours() as wires:
+        x = wires.array()
+        wires.send(0, x)
+        assert wires.got(1)[:LONG] == x.tobytes()
+        assert wires.moved() == (LONG, LONG)
+        assert wires.transports[0].stats()[1, 0].nbytes_sent < 100
+        assert wires.lendings[0].partners == (1,)
+
+
+@pytest.mark.parametrize("which", ["short", "foreign"])
+def test_what_is_short_or_lies_elsewhere_is_sent(which: str) -> None:
+    with Neighbours() as wires:
+        x = wires.array(LEAST_NBYTES - 1) if which == "short" else np.full(LONG, 7, np.uint8)
+        wires.send(0, x)
+        assert wires.got(1)[: len(x)] == x.tobytes()
+        assert wires.moved() == (0, 0)
+
+
+@pytest.mark.parametrize("stranger", [0, 1])
+def test_a_pair_lends_only_if_both_can_read(stranger: int) -> None:
+    with Neighbours(strangers=(stranger,)) as wires:
+        x = wires.array()
+        wires.send(0, x)
+        assert wires.got(1)[:LONG] == x.tobytes()
+        assert wires.moved() == (0, 0)
+
+
+def test_lent_and_sent_frames_mix_beyond_a_turn() -> None:
+    """More than is borrowed in one turn, with long payloads behind that are sent."""
+    with Neighbours(nbytes=200 * LONG) as wires:
+        x, foreign = wires.array(), np.full(LONG, 7, np.uint8)
+        for number in range(200):
+            wires.send(number * LONG, foreign if number % 3 == 1 else x)
+        memory = wires.got(200)
+        for number in range(200):
+            part = memory[number * LONG : (number + 1) * LONG]
+            assert part == (foreign if number % 3 == 1 else x).tobytes(), number
+        assert not wires.handlers[1].losses
+
+
+def test_what_was_fenced_before_it_was_read_is_never_received() -> None:
+    with Neighbours() as wires:
+        there = wires.handlers[1]
+        there.verdict = lambda header: WAIT
+        wires.send(0, wires.array())
+        wires.until(lambda: there.admitted, "a frame that waits")
+        wires.transports[0].fence()
+        there.verdict = None
+        wires.transports[1].resume()
+        wires.send(LONG, wires.array())
+        wires.got(1)
+        assert [frame.start for _, _, frame in there.frames] == [LONG]
+        assert wires.moved() == (2 * LONG, LONG)
+
+
+def test_a_frame_that_waits_is_read_when_it_need_not_wait() -> None:
+    with Neighbours() as wires:
+        there = wires.handlers[1]
+        there.verdict = lambda header: WAIT
+        x = wires.array()
+        wires.send(0, x)
+        wires.until(lambda: there.admitted, "a frame that waits")
+        there.verdict = None
+        wires.transports[1].resume()
+        assert wires.got(1)[:LONG] == x.tobytes()
+
+
+@pytest.mark.parametrize("loan", [Loan(0, 0, 1 << 40), Loan(9, 0, 0), Loan(0, 0, (64 << 20) - LONG + 1)])
+def test_a_loan_of_what_there_is_not_ends_the_connection(loan: Loan, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Neighbours() as wires:
+        x = wires.array()
+        wires.send(0, x)
+        wires.got(1)
+        monkeypatch.setattr(Lending, "lend", lambda *_: loan)
+        wires.send(0, x)
+        wires.until(lambda: wires.handlers[1].losses, "the loss")
+        assert wires.handlers[1].losses[0][2] == "malformed"
+
+
+def test_memory_that_cannot_be_mapped_ends_the_connection_and_then_all_is_sent() -> None:
+    with Neighbours() as wires:
+        x = wires.array()
+        wires.lendings[0].pool.close()  # nobody can open it any more
+        wires.send(0, x)
+        wires.until(lambda: wires.handlers[1].losses, "the loss")
+        assert "cannot be mapped" in wires.handlers[1].losses[0][3]
+        plates = {server: lending.address for server, lending in enumerate(wires.lendings)}
+        for lending in wires.lendings:
+            lending.meet(plates)
+        wires.until(lambda: wires.handlers[0].losses, "the loss on the other side")
+        wires.connect()
+        wires.send(0, x)
+        assert wires.got(1)[:LONG] == x.tobytes()
+        assert wires.moved() == (LONG, 0)
+
+
+def test_a_plate_without_the_token_of_another_host_or_of_nobody_is_not_used() -> None:
+    own, other = Lending(TOKEN, JOB, 0, 2), Lending(b"another token", JOB, 1, 2)
+    good = Lending(TOKEN, JOB, 1, 2)
+    wrong = [
+        other.address,
+        good.address._replace(boot="elsewhere"),
+        good.address._replace(namespace=1),
+        good.address._replace(fd=0),
+        good.address._replace(fd=1 << 20),
+        good.address._replace(nonce=5),
+        good.address._replace(nbytes=1 << 30),
+    ]
+    try:
+        good.meet({0: own.address})
+        for address in wrong:
+            own.meet({1: address})
+            assert (own.partners, good.partners) == ((), ()), address
+        own.meet({1: good.address})
+        assert (own.partners, good.partners) == ((1,), (0,))
+        own.meet({})
+        assert (own.partners, good.partners) == ((), ())
+    finally:
+        for each in (own, other, good):
+            each.close()
+
+
+def test_descriptors_are_given_back() -> None:
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    with Neighbours() as wires:
+        wires.send(0, wires.array())
+        wires.got(1)
+    del wires
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_a_lent_frame_is_read_back_and_nothing_else_is_one() -> None:
+    one, loan = header(start=3, stop=3 + LONG), Loan(2, 7, 4096)
+    frame = pack_lent(pack(one), loan)
+    assert unpack_lent(frame) == (one, loan)
+    with pytest.raises(FrameError):
+        unpack(frame)
+    token = pack_lent(pack(header(Kind.TOKEN)), loan)
+    for wrong in (frame[:-1], pack(one) + bytes(16), token, struct.pack(">4s", b"BML\xf2") + bytes(60)):
+        with pytest.raises(FrameError):
+            unpack_lent(wrong)
+    with pytest.raises(FrameError):
+        unpack_lent(frame, max_nbytes=LONG - 1)
