@@ -200,9 +200,10 @@ def step(host: Host, vectors: list[np.ndarray], op: str = "sum", shared: bool = 
         reduction.bring(vector, op, Use.READ if shared else Use.OWN, 1, "call", len(host))
     for server, (_, _, reduction) in enumerate(host):
         start, stop = min(server * share, size), min((server + 1) * share, size)
-        reduction.add(Sum(1, 1, start, stop, False, share, members))
+        assert not reduction.add(Sum(1, 1, start, stop, share, False, False, members))
         reduction.hold()
     for _, _, reduction in host:
+        reduction.join()
         reduction.fetch()
     return [reduction.take() for _, _, reduction in host]
 

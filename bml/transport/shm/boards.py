@@ -126,6 +126,10 @@ class Boards:
                 return self[server]
         return None
 
+    def in_place(self, members: Iterable[int]) -> bool:
+        """Whether anyone would read the result where it lies; ask when all are ready."""
+        return any(self[server].in_place for server in members)
+
     def free_set(self) -> int:
         """The first result set that no server of the job reads, in or out of the view, of any life."""
         held = set().union(*(board.held() for board in (*self._all.values(), *self._former)))
