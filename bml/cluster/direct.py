@@ -129,7 +129,7 @@ class DirectSync:
         """Carry out a `Post`, under the guard."""
         if post.stage is Stage.COMPLETE:
             self._reduction.hold()
-        self._boards.own.post(*post)
+        self._boards.post(*post)
         self._posted = post
 
     def add(self, instruction: Sum) -> None:

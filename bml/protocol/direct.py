@@ -28,8 +28,8 @@ What the memory adds to the argument:
 4. *A result that a user reads in place is not written again* until the user has let go: every server says
    what it holds, and says so before it posts COMPLETE; shares go where no server of the job, dead ones too,
    holds anything.
-5. *Whoever is complete can bring the result home*, even if all others die now: it has mapped the shares of all
-   before.
+5. *Whoever is complete can bring the result home*, even if all others die now: it has mapped the shares
+   of all before.
 6. *A learner is a member like the others*: it adds its share, posts, and is waited for. All that it brings is
    a contribution that changes nothing. Another life of a server has a board and memory of its own, known by
    the view that has it; of the life before nothing is read any more.

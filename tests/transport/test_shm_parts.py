@@ -6,6 +6,7 @@ import gc
 import mmap
 import os
 import threading
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -158,6 +159,7 @@ def test_a_wait_ends_when_something_is_posted() -> None:
     def post() -> None:
         waiting.wait()
         board.post(1, 1, Stage.READY)
+        board.wake()
 
     thread = threading.Thread(target=post)
     thread.start()
@@ -166,6 +168,25 @@ def test_a_wait_ends_when_something_is_posted() -> None:
         seen.wait(before, 20.0)
     thread.join()
     seen.wait(before, 20.0)  # it has posted since: returns at once
+
+
+def test_who_falls_asleep_while_it_waits_is_woken(host: Host) -> None:
+    (boards, _, _), (others, _, _), _ = host
+    naps: list[float] = []
+
+    def gather() -> None:
+        since_s = time.monotonic()
+        assert boards.gather(1, 1, Stage.READY, (1,), lambda: False)
+        naps.append(time.monotonic() - since_s)
+
+    thread = threading.Thread(target=gather)
+    thread.start()
+    while not others[0].asleep:
+        time.sleep(0)
+    others.post(1, 1, Stage.READY)
+    thread.join(20.0)
+    assert naps
+    assert not others[0].asleep
 
 
 def test_a_wait_has_an_end() -> None:

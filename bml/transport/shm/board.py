@@ -9,6 +9,7 @@ and the word that says how far the server is comes last.
     3.. input          process-wide serial, descriptor, size of its segment, offset in it
     7   result set     which one takes the shares of this step; the first member's counts
     8.. proof          that the owner has the cluster's token, 32 bytes
+    12  asleep         1: sleeps until somebody posts, wants to be woken
     32  held           per entry the number of a result set that this server's user still reads, plus 1
     64  pieces         per result set serial, descriptor and size of this server's segment
     512 text           what the user called: its length, then utf-8
@@ -32,7 +33,8 @@ N_HELD = 32
 N_SETS = N_HELD + 1
 BOARD_NBYTES = 3 * mmap.PAGESIZE
 
-_CHANGES, _STANDING, _CALL, _INPUT, _SET, _PROOF, _HELD, _PIECES, _TEXT = 0, 1, 2, 3, 7, 8, 32, 64, 512
+_CHANGES, _STANDING, _CALL, _INPUT, _SET, _PROOF, _ASLEEP = 0, 1, 2, 3, 7, 8, 12
+_HELD, _PIECES, _TEXT = 32, 64, 512
 _PIECE_WORDS = 3
 _IN_PLACE = 1 << 32
 _TEXT_AT = 8 * (_TEXT + 1)
@@ -96,11 +98,18 @@ class Board:
             self._described = signature
 
     def post(self, epoch: int, step: int, stage: Stage) -> None:
-        """Let everybody see where this server stands."""
+        """Let everybody see where this server stands; who is asleep is to be woken."""
         words = self._words
         words[_STANDING] = standing(epoch, step, stage)
         words[_CHANGES] = (words[_CHANGES] + 1) & 0xFFFFFFFF
+
+    def wake(self) -> None:
+        """Wake all who sleep until this server posts."""
         futex.wake(self._changes_at)
+
+    def sleeps(self, asleep: bool) -> None:
+        """Say whether this server is about to sleep, and wants to be woken."""
+        self._words[_ASLEEP] = asleep
 
     def put_piece(self, result_set: int, segment: SegmentAddress) -> None:
         """Say where this server's shares of a result set lie from now on."""
@@ -156,6 +165,11 @@ class PeerBoard:
     def standing(self) -> int:
         """See the function of this name."""
         return self._words[_STANDING]
+
+    @property
+    def asleep(self) -> bool:
+        """Whether it sleeps until somebody posts."""
+        return bool(self._words[_ASLEEP])
 
     @property
     def signature(self) -> int:
