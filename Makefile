@@ -17,7 +17,8 @@ demo-fabric: $(VENV)/.ready
 	  --fault cut:2/0@step=15 --fault kill:4@step=30 --fault node:6@step=45 --fault switch:1/1@step=60
 
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto -m "not (real or ray or matrix)"
+	$(BIN)/python -m pytest -m "real or ray or matrix"
 
 # RDMA in a virtual machine with soft-RoCE NICs; says so where this machine cannot run one.
 test-rdma: $(VENV)/.ready

@@ -4,7 +4,8 @@ Heartbeats go to the neighbours of every level over that level's NIC, so that a 
 silent server. How long a silence may be adapts to what was heard before, after Hayashibara, Défago, Yared,
 Katayama: "The φ accrual failure detector", SRDS 2004: a silence t is suspicious when -log10 P(gap > t) ≥ φ,
 with gaps normally distributed, that is when t ≥ mean + z(φ) · deviation. `detect_s` bounds it on both sides:
-a quiet network is never more impatient than detect_s, a loaded one never more patient than 3 · detect_s.
+a quiet network is never more impatient than detect_s, a loaded one never more patient than 3 · detect_s. No
+silence shorter than `patience_s`, where that is set, is suspicious.
 
 All times are seconds on one monotonic clock, which the caller reads.
 """
@@ -58,10 +59,9 @@ class _Line:
     gaps: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     suspicion: Suspicion | None = None
 
-    @property
-    def suspect_at_s(self) -> float:
+    def suspect_at_s(self, patience_s: float) -> float:
         """When the silence becomes suspect. Deadline and check must not round it differently."""
-        return self.last_s + self.threshold_s
+        return self.last_s + max(self.threshold_s, patience_s)
 
 
 class Detector:
@@ -79,6 +79,7 @@ class Detector:
         self.observer = observer
         self.detect_s = detect_s
         self.interval_s = detect_s / BEATS_PER_DETECT
+        self.patience_s = 0.0
         self._lines: dict[Link, _Line] = {}
         self._withdrawn: dict[Link, Suspicion] = {}
         self._last_check_s = now
@@ -133,8 +134,9 @@ class Detector:
         self._last_check_s = now
         raised = []
         for (peer, level), line in self._lines.items():
-            if line.suspicion is None and now >= line.suspect_at_s:
-                line.suspicion = self._suspect(peer, level, now - line.last_s, line.threshold_s)
+            if line.suspicion is None and now >= line.suspect_at_s(self.patience_s):
+                allowed_s = max(line.threshold_s, self.patience_s)
+                line.suspicion = self._suspect(peer, level, now - line.last_s, allowed_s)
                 self._withdrawn.pop((peer, level), None)
                 raised.append(line.suspicion)
         return raised
@@ -147,7 +149,8 @@ class Detector:
 
     def next_deadline(self, now: float) -> float:
         """The time (same clock, never before `now`) at which a beat is due or a silence becomes suspect."""
-        silences = [line.suspect_at_s for line in self._lines.values() if line.suspicion is None]
+        patience_s = self.patience_s
+        silences = [line.suspect_at_s(patience_s) for line in self._lines.values() if line.suspicion is None]
         return max(now, min([self._next_beat_s, *silences]))
 
     def _forgive_own_pause(self, now: float) -> None:

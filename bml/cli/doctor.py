@@ -36,6 +36,7 @@ _MEANING = {
     "detect_s": "the one setting: how fast a silent failure must be noticed",
     "answer_s": "1.5 detect_s: a server that does not answer the coordinator for so long has failed",
     "connect_s": "4 detect_s: a connection that cannot be made within this counts as lost",
+    "warm_up_s": "silence is borne for so long before the second step is committed: imports, first kernels",
     "start_s": "at start-up every server must have appeared within this; at least 8 detect_s",
     "orphan_s": "2 start_s: a server that needs a view and hears of no coordinator gives up",
 }

@@ -109,7 +109,7 @@ class CoordinatorLoop:
             "failures": list(view.failures) if view else [],
             "reason": view.reason if view else "",
             "detect_s": view.detect_s if view else 0.0,
-            "step": max(self._core.steps.values(), default=0),
+            "step": self._core.step,
             "suspicions": self._core.suspicions,
             "learners": list(view.learners) if view else [],
             "waiting": list(self._core.waiting),
@@ -203,7 +203,8 @@ class CoordinatorLoop:
             return
         since = self._failing_since.setdefault(server, time.monotonic())
         dead = end.kind == "refused"
-        if dead or time.monotonic() - since > self._timeouts.connect_s:
+        runs = self._core.view is not None  # before, it may still import what its training function needs
+        if dead or (runs and time.monotonic() - since > self._timeouts.connect_s):
             self._lost(server, f"{'its process is gone' if dead else 'cannot be reached'} ({end.kind})")
         if dead:
             self._dialling.discard(server)

@@ -24,6 +24,7 @@ import cloudpickle
 from bml.cluster.fleet import Answers, FleetEvent, Request
 from bml.cluster.job import JobSpec, Place
 from bml.cluster.keeper import KEEPER, MACHINE_FOLDER, Keeper
+from bml.cluster.nursery import what_we_import
 from bml.cluster.processes import Placement
 from bml.cluster.strikes import Strike, StrikeListener
 from bml.errors import BmlError, FabricError, StartError
@@ -265,9 +266,9 @@ class EmulatedRayFleet:
 
 
 def _environment() -> dict[str, str]:
-    """Every machine's: what the launcher can import, its actors can; no cluster but theirs."""
+    """Every machine's; no cluster but theirs."""
     kept = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "BML_NICS")}
-    return {**kept, **_SETTINGS, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    return {**kept, **_SETTINGS, **what_we_import()}
 
 
 def _free_nbytes() -> int:

@@ -43,10 +43,8 @@ class Handover:
 
     # --- the training thread ---------------------------------------------------------------------
 
-    def take(self) -> memoryview | None:
-        """Wait for the state; None for a server that needs none. Raises the error that came instead."""
-        if not self.joins:
-            return None
+    def take(self) -> memoryview:
+        """Wait for the state. Raises the error that came instead."""
         here = self._here.get()
         if isinstance(here, BmlError):
             raise here

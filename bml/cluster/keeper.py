@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from bml.cluster.nursery import ONE_THREAD
+from bml.cluster.nursery import ONE_THREAD, what_we_import
 from bml.errors import FabricError
 from bml.fabric import namespace, seclusion
 
@@ -49,11 +49,7 @@ class Keeper:
         """`inherited` descriptors are open in every machine's process too."""
         Path(MACHINE_FOLDER).mkdir(parents=True, exist_ok=True)
         ours, theirs = socket.socketpair()
-        environment = {
-            **os.environ,
-            **ONE_THREAD,
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        }
+        environment = {**os.environ, **ONE_THREAD, **what_we_import()}
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _ENTRY, *map(str, (theirs.fileno(), *inherited))],

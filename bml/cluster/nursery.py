@@ -31,15 +31,18 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_
 _ENTRY = "import signal; signal.signal(2, signal.SIG_IGN); from bml.cluster import nursery; nursery.main()"
 
 
+def what_we_import() -> dict[str, str]:
+    """Environment of a process that can import what this one can, the user's own modules too."""
+    return {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
 class Nursery:
     """Makes processes that run bml.cluster.worker. One thread may use it. `close` ends all of them."""
 
     def __init__(self, prints: bool):
         ours, theirs = socket.socketpair()
         # Many servers share this machine's cores: one BLAS thread each, unless the user says otherwise.
-        environment = {**ONE_THREAD, **os.environ}
-        # What the launcher can import, the user's own modules too, its processes can.
-        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        environment = {**ONE_THREAD, **os.environ, **what_we_import()}
         self._process = subprocess.Popen(
             [sys.executable, "-c", _ENTRY, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
@@ -130,7 +133,10 @@ def main() -> None:
         _reap(children, sock)
         if sock.fileno() not in ready:
             continue
-        data, descriptors, _, _ = socket.recv_fds(sock, _WORD.size, 1)
+        try:
+            data, descriptors, _, _ = socket.recv_fds(sock, _WORD.size, 1)
+        except ConnectionResetError:  # the launcher went before it had read all
+            return
         if len(data) < _WORD.size:
             return
         kind, process, _ = _WORD.unpack(data)

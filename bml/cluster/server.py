@@ -25,7 +25,7 @@ from bml.protocol.transfer import Rope
 from bml.protocol.workspace import Array
 from bml.train.communicator import Committed, Outcome
 from faults import Fault
-from topology.errors import BmlError
+from topology.errors import BmlError, UsageError
 
 
 class Server:
@@ -55,20 +55,23 @@ class Server:
         """Start the loop; the coordinator may call from now on."""
         self._loop.start(contacts)
 
-    def wait_for_view(self) -> msg.View:
+    def wait_for_view(self) -> None:
         """Wait until the first view is in force; raises the error that ended the job before."""
         self._meeting.in_force.wait()
         if self.error:
             raise self.error
-        return self.view
 
     # --- steps -----------------------------------------------------------------------------------
 
     @property
     def view(self) -> msg.View:
-        """The view in force."""
+        """The view in force. Raises UsageError on a joiner that has not been let in."""
         view = self._loop.core.view
-        assert view is not None
+        if view is None:
+            raise UsageError(
+                f"server {self.server} joins a running job: it is in no view, and can call nothing that "
+                "others take part in, before its first session.batches or session.steps begins"
+            )
         return view
 
     @property
@@ -129,8 +132,12 @@ class Server:
     def joined(self) -> memoryview | None:
         """The training state, if this server joined a running job; waits until it is here.
 
+        It is not let in before, so that nobody keeps results for it while it imports and loads its data.
         Raises the error that ended the job before, FabricError if the state was damaged on its way.
         """
+        if not self._handover.joins:
+            return None
+        self._loop.request(ev.Ready())
         return self._handover.take()
 
     def boundary(self, state: Callable[[], Rope]) -> None:
@@ -146,6 +153,11 @@ class Server:
         given = self._handover.give(self._loop.core.giving, state)
         if given is not None:
             self._loop.request(given)
+
+    @property
+    def joins(self) -> bool:
+        """See Communicator."""
+        return self._handover.joins
 
     @property
     def contributes(self) -> bool:

@@ -31,7 +31,8 @@ def run_training(server: Server, contacts: Contacts, train: Train) -> ServerRepo
     session: Session | None = None
     value, error, trace = None, None, ""
     try:
-        server.wait_for_view()
+        if not server.joins:
+            server.wait_for_view()
         session = Session(server)
         value = train(session)
         session.finish()

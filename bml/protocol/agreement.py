@@ -34,7 +34,7 @@ from bml.protocol.ending import Ending
 from bml.protocol.findings import Findings
 from bml.protocol.known import KnownViews
 from bml.protocol.roster import Roster
-from bml.protocol.timeouts import Timeouts
+from bml.protocol.timeouts import WARM_UP_STEPS, Timeouts
 from faults import Suspicion
 from topology import Fabric
 
@@ -85,11 +85,18 @@ class Agreement:
         act_at = self.findings.act_at
         return min([*due, *([act_at] if act_at is not None else [])], default=now + 3600)
 
+    @property
+    def answer_s(self) -> float:
+        """How long a server may take to answer."""
+        warms_up = self.known.committed < WARM_UP_STEPS
+        return self._timeouts.warm_up_s if warms_up else self._timeouts.answer_s
+
     def again(self, server: int) -> list[Instruction]:
         """What a server that reconnects may have missed; Evict is said again to its Status."""
+        returned = self.returned([server])
         if self.ballot is None or server not in self.ballot.members:
-            return []
-        return [Post(server, self.ballot.question(self.term))]
+            return returned
+        return [*returned, Post(server, self.ballot.question(self.term))]
 
     # --- gathering: start-up and takeover --------------------------------------------------------
 
@@ -153,7 +160,7 @@ class Agreement:
         return [*self.evict(self._fabric.servers), *self._ask(ballot, now)]
 
     def _ask(self, ballot: Ballot, now: float) -> list[Instruction]:
-        self.answer_by = now + self._timeouts.answer_s
+        self.answer_by = now + self.answer_s
         question = ballot.question(self.term)
         return [Post(server, question) for server in ballot.members]
 
@@ -201,7 +208,13 @@ class Agreement:
         out: list[Instruction] = [
             Post(server, msg.Install(self.term, self.known.epoch)) for server in view.members
         ]
-        return out + self.check_done() + self.grow(now)
+        self.ending.forget_others(view.members)
+        return out + self.returned(view.members) + self.check_done() + self.grow(now)
+
+    def returned(self, servers: Iterable[int]) -> list[Instruction]:
+        """Tell these of a contributor that comes to no more steps; one that leaves makes room for them."""
+        present = [server for server in self.known.contributors if server not in self.findings.dead]
+        return self.ending.tell_returned(servers, present)
 
     def rest_if_steady(self) -> None:
         """There may be less evidence than before."""

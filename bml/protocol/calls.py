@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 
 from bml.errors import StepMismatch
-from bml.protocol.events import SendText, Submit
+from bml.protocol.events import SendText, Submit, Verdict
 from bml.protocol.frame import Header, Kind
 
 _TEXTS_KEPT = 8
@@ -23,10 +23,12 @@ class Calls:
         self._server = server
         self._texts: dict[tuple[int, int], str] = {}
         self._announced: int | None = None
+        self._returned: dict[int, int] = {}
 
-    def install(self) -> None:
-        """A view is in force: its neighbours have been told nothing yet."""
+    def install(self, contributors: Container[int]) -> None:
+        """A view is in force: its neighbours have been told nothing yet, and others may come again."""
         self._announced = None
+        self._returned = {each: step for each, step in self._returned.items() if each in contributors}
 
     def announce(
         self, submit: Submit, links: Iterable[tuple[int, int]], learners: Container[int], shown: bool
@@ -47,16 +49,31 @@ class Calls:
                 done.append(SendText(peer, level, header, text))
         return done
 
+    def returned(self, server: int, step: int) -> None:
+        """The training function of `server` returned after this step."""
+        self._returned[server] = step
+
+    def check_present(self, submit: Submit, contributors: Container[int]) -> None:
+        """It is a conflict if one of these contributors never comes to the step."""
+        for server, last in self._returned.items():
+            if server in contributors and submit.step > last:
+                self.conflict = StepMismatch(
+                    f"step {submit.step}: server {self._server} called {submit.call.text}, but the training "
+                    f"function of server {server} returned after step {last}; "
+                    "every server must make the same calls"
+                )
+
     def described(self, header: Header, text: str, n_links: int) -> None:
         """A neighbour, over one of so many links, says what is called on it."""
         while len(self._texts) >= _TEXTS_KEPT * max(1, n_links):
             self._texts.pop(next(iter(self._texts)))
         self._texts[header.origin, header.signature] = text.partition("\n")[2] or text
 
-    def clashes(self, submit: Submit, header: Header) -> None:
-        """A frame of this step has another signature than its call here."""
+    def clashes(self, submit: Submit, header: Header) -> Verdict:
+        """A frame of this step has another signature than its call here: what to do with it."""
         said = self._texts.get((header.origin, header.signature), "something else")
         self.differs(submit, header.origin, said)
+        return Verdict.DROP
 
     def differs(self, submit: Submit, origin: int, text: str) -> None:
         """Server `origin` called `text` in this step."""

@@ -45,7 +45,6 @@ class Coordinator:
         absent: Iterable[int] = (),
     ):
         self.term = term
-        self.steps: dict[int, int] = {}
         self._timeouts = timeouts
         self._agreement = Agreement(fabric, term, timeouts, min_servers, now, absent)
         self._known, self._findings = self._agreement.known, self._agreement.findings
@@ -55,6 +54,11 @@ class Coordinator:
     def state(self) -> str:
         """See bml.protocol.agreement."""
         return self._agreement.state
+
+    @property
+    def step(self) -> int:
+        """The last step of which it is known that it is committed."""
+        return self._known.committed
 
     @property
     def view(self) -> View | None:
@@ -136,7 +140,7 @@ class Coordinator:
         if self._agreement.ballot is not None and now >= self._agreement.answer_by:
             for server in self._agreement.awaited:
                 self._roster.drop(server)
-                findings.dead.setdefault(server, f"no answer within {self._timeouts.answer_s:g} s")
+                findings.dead.setdefault(server, f"no answer within {self._agreement.answer_s:g} s")
             return self._agreement.change(now)
         if self.state == "gathering" and now >= self._agreement.answer_by:
             for server in self._agreement.awaited:
@@ -161,8 +165,11 @@ class Coordinator:
         news = self._learn(status, now)
         if not self._is_known(status):
             return self._stranger(status, news, now)
-        if status.outcome:
-            self._ending.outcomes[status.server] = status.outcome
+        told = self._noted(status.server, status.outcome, status.committed) if status.outcome else []
+        return [*told, *self._answer(status, news, now)]
+
+    def _answer(self, status: msg.Status, news: bool, now: float) -> list[Instruction]:
+        """What follows from the Status of a server that is a member, or was one."""
         if self.state == "gathering":
             self._agreement.statuses[status.server] = status
             return self._agreement.gathered(now)
@@ -198,7 +205,8 @@ class Coordinator:
                 msg.Evict(self.term, self._known.epoch, "another life of it is in its place"),
             )
             return [evict, *(self._agreement.change(now) if news and ballot is not None else [])]
-        self._roster.knocks(status.life)
+        if status.ready:
+            self._roster.knocks(status.life)
         if server in self.members and server not in self._findings.dead:
             return self._lost(server, "it was started again", now)
         if ballot is not None and (news or server in ballot.newcomers):
@@ -262,10 +270,10 @@ class Coordinator:
             case msg.Leaves(_, why):
                 return self._leaves(server, why, now)
             case msg.Progress(_, step):
-                self.steps[server] = step
+                self._known.committed = max(self._known.committed, step)
                 return []
-            case msg.Ended(_, outcome, error):
-                return self._ended(server, outcome, error, now)
+            case msg.Ended(_, outcome, error, step):
+                return [*self._noted(server, outcome, step), *self._ended(server, outcome, error, now)]
             case msg.Inject():
                 return []  # for the shell alone
 
@@ -280,8 +288,11 @@ class Coordinator:
         self._findings.note(now, 0.0)
         return []
 
+    def _noted(self, server: int, outcome: str, step: int) -> list[Instruction]:
+        news = self._ending.ended(server, outcome, step)
+        return self._agreement.returned(self.members) if news else []
+
     def _ended(self, server: int, outcome: str, error: str, now: float) -> list[Instruction]:
-        self._ending.outcomes[server] = outcome
         if outcome == "failed" and server in self.contributors:
             return self._agreement.abort("training", error, server)
         if outcome == "failed" and server in self.members:  # a learner is the loss of nobody

@@ -16,6 +16,7 @@ class Ending:
 
     def __init__(self, term: int, servers: Iterable[int]):
         self.outcomes: dict[int, str] = {}
+        self._returned: dict[int, int] = {}
         self._term = term
         self._servers = tuple(servers)
         self._farewell: msg.ToServer | None = None
@@ -23,6 +24,31 @@ class Ending:
     def done(self, servers: Iterable[int]) -> bool:
         """Whether the training functions of all of these returned."""
         return all(self.outcomes.get(server) == "done" for server in servers)
+
+    def ended(self, server: int, outcome: str, step: int) -> bool:
+        """A training function has ended, its last result being that of `step`; returns whether that is news.
+
+        It is if nobody returned as early: one whom nobody need wait for is enough, as in the end all return.
+        """
+        self.outcomes[server] = outcome
+        if outcome != "done" or server in self._returned:
+            return False
+        earlier = min(self._returned.values(), default=step + 1)
+        self._returned[server] = step
+        return step < earlier
+
+    def forget_others(self, members: Iterable[int]) -> None:
+        """A view of these is in force: the others may come again, in another life."""
+        self._returned = {each: self._returned[each] for each in members if each in self._returned}
+
+    def tell_returned(self, servers: Iterable[int], contributors: Iterable[int]) -> list[Instruction]:
+        """Tell these which contributor returned first: nobody need wait for it in a later step."""
+        returned = ((self._returned[each], each) for each in contributors if each in self._returned)
+        first = min(returned, default=None)
+        if first is None:
+            return []
+        step, gone = first
+        return [Post(server, msg.Returned(self._term, gone, step)) for server in servers]
 
     def finish(self) -> list[Instruction]:
         """The work is done."""

@@ -51,6 +51,11 @@ class Follow:
 
 
 @dataclass(frozen=True)
+class Ready:
+    """The training function of a joiner is where it can be given the state: let it in."""
+
+
+@dataclass(frozen=True)
 class Ended:
     """The training function returned ("done") or raised ("failed", with its error)."""
 
@@ -148,7 +153,7 @@ class Differs:
 
 
 Meeting = Gathered | Summed | Differs
-FromUser = Submit | Follow | Gives | Give | Prepared | Go | Ended
+FromUser = Submit | Follow | Ready | Gives | Give | Prepared | Go | Ended
 Event = FromUser | PeerLost | OwnNicLost | Control | Tick | Meeting
 
 

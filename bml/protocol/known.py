@@ -10,13 +10,15 @@ from bml.protocol.messages import Life, View
 class KnownViews:
     """`view` is the newest, whose decisions count; `epoch` is the highest that anybody has promised.
 
-    `first` are the servers that are to be in the first view. With fewer than `min_servers` no view may be;
-    None: it must have more than half of the contributors of the one before.
+    `committed` is the last step of which it is known that it is. `first` are the servers that are to be in
+    the first view. With fewer than `min_servers` no view may be; None: it must have more than half of the
+    contributors of the one before.
     """
 
     def __init__(self, first: tuple[int, ...], min_servers: int | None):
         self.view: View | None = None
         self.epoch = 0
+        self.committed = 0
         self.min_servers = min_servers
         self._first = first
         self._chosen: View | None = None  # the newest one known to be in force
@@ -54,6 +56,7 @@ class KnownViews:
         """Take over what another coordinator did: newer promises and views. Returns whether there was any."""
         news = status.promised > self.epoch
         self.epoch = max(self.epoch, status.promised)
+        self.committed = max(self.committed, status.committed)
         for view in (status.installed, status.accepted):
             # One of ours that is not in force yet may never be: only we could have said so.
             if view is not None and view not in self._proposals and view.epoch > epoch_of(self.view):

@@ -45,6 +45,8 @@ class Member:
     frozen: bool = field(default=True)  # nothing may run before the first view
     stopped: BmlError | None = None
     """What ended the job here."""
+    ready: bool = True
+    """Whether it wants to be let in."""
 
     @property
     def epoch(self) -> int:
@@ -77,6 +79,7 @@ class Member:
             life=self.life,
             final=final,
             n_elements=n_elements,
+            ready=self.ready,
         )
 
     def freeze(self, message: Freeze) -> Refused | None:

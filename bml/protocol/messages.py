@@ -118,6 +118,14 @@ class Shutdown(_Message, frozen=True):
     term: int
 
 
+class Returned(_Message, frozen=True):
+    """The training function of `server` returned after `step`: it brings nothing to later ones."""
+
+    term: int
+    server: int
+    step: int
+
+
 class Inject(_Message, frozen=True):
     """Suffer this fault now (fault injection; see faults/plan.py for the notation)."""
 
@@ -137,7 +145,8 @@ class Status(_Message, frozen=True):
     `complete` is the step whose outputs are all final here although it is not committed, else -1.
     `outcome` is "" while the training function runs, then "done" or "failed". `life`: None for the first.
     `final` are the elements of step `committed` + 1 that are final here, in the view that is installed, of
-    `n_elements` in all (0: that step was not begun).
+    `n_elements` in all (0: that step was not begun). `ready`: its training function is where a joiner can be
+    given the state; before, it stays outside.
     """
 
     server: int
@@ -153,6 +162,7 @@ class Status(_Message, frozen=True):
     life: Life | None = None
     final: tuple[tuple[int, int], ...] = ()
     n_elements: int = 0
+    ready: bool = True
 
 
 class Accepted(_Message, frozen=True):
@@ -241,14 +251,15 @@ class Progress(_Message, frozen=True):
 
 
 class Ended(_Message, frozen=True):
-    """The training function returned ("done") or raised ("failed", with its error)."""
+    """The training function returned ("done") after `step`, or raised ("failed", with its error)."""
 
     server: int
     outcome: str
     error: str
+    step: int
 
 
-ToServer = Who | Freeze | Propose | Install | Evict | Abort | Shutdown | Inject
+ToServer = Who | Freeze | Propose | Install | Evict | Abort | Shutdown | Returned | Inject
 ToCoordinator = (
     Status
     | Accepted

@@ -25,7 +25,7 @@ from bml.protocol.learner import Learner
 from bml.protocol.lived import Lived, ViewRecord
 from bml.protocol.member import Member
 from bml.protocol.steps import Steps
-from bml.protocol.timeouts import Timeouts
+from bml.protocol.timeouts import WARM_UP_STEPS, Timeouts
 from bml.protocol.transfer import Giving
 from bml.protocol.watch import Watch
 from bml.schedule import AnyPrograms
@@ -56,7 +56,7 @@ class ServerCore:
         self.timeouts = timeouts
         self._base = fabric
         self._planner = planner
-        self._member = Member(server, life)
+        self._member = Member(server, life, ready=life is None)
         self._learner = Learner(server) if life else None
         self._donor = Donor(server, slice_nbytes)
         self._goes: msg.Leaves | None = None
@@ -180,6 +180,9 @@ class ServerCore:
                 return self._steps.submit(event, now)
             case ev.Follow(submit):
                 return self._steps.begin_to_follow(submit, now)
+            case ev.Ready():
+                self._member.ready = True
+                return [Tell(self._status(self._term, 0))] if self._term >= 0 else []
             case ev.Gives():
                 self._donor.gives = True
                 return [Tell(msg.Gives(self.server))]
@@ -198,7 +201,7 @@ class ServerCore:
                 return [self._watch.suspect(self.server, level, "own-nic", 0.0, why)]
             case ev.Ended():
                 self._outcome = event
-                return [Tell(msg.Ended(self.server, event.outcome, event.error))]
+                return [Tell(msg.Ended(self.server, event.outcome, event.error, self.committed))]
             case ev.Gathered() | ev.Summed() | ev.Differs():
                 return self.met(event, now)
 
@@ -222,7 +225,7 @@ class ServerCore:
         if step is None or header[1:3] != step.stamp or header.kind > Kind.DOWN or self._member.frozen:
             return self._admit_other(header)
         if header.signature != step.submit.signature:
-            return self._clashes(step.submit, header)
+            return self._calls.clashes(step.submit, header)
         kind, _, _, origin, dest, _, start, stop, nbytes = header
         engine = step.engine
         if nbytes != (stop - start) * engine.stamp.itemsize:
@@ -247,12 +250,8 @@ class ServerCore:
         if step is None or header.step != step.submit.step:
             return Verdict.WAIT
         if header.signature != step.submit.signature:
-            return self._clashes(step.submit, header)
+            return self._calls.clashes(step.submit, header)
         return Verdict.TOKEN
-
-    def _clashes(self, submit: ev.Submit, header: Header) -> Verdict:
-        self._calls.clashes(submit, header)
-        return Verdict.DROP
 
     def _admit_state(self, header: Header) -> Place | Verdict:
         if self._learner is None or header.dest != self.server:
@@ -276,8 +275,9 @@ class ServerCore:
         if kind == Kind.TOKEN:
             return self._steps.token(peer, header.start, now)
         engine = step.engine
-        done: list[Instruction] = []
-        done += engine.received(kind, header.origin, header.dest, header.start, header.stop)
+        done: list[Instruction] = [
+            *engine.received(kind, header.origin, header.dest, header.start, header.stop)
+        ]
         if engine.remaining == 0 and not step.entered:
             done += self._steps.enter_if_complete(now)
         return done
@@ -308,6 +308,7 @@ class ServerCore:
         done = self._steps.clash()
         if self._may_install(self._proven_epoch):
             done += self._install(now)
+        self._watch.be_patient(self.timeouts.warm_up_s if self.committed < WARM_UP_STEPS else 0.0)
         return done + self._watch.tick(now)
 
     def _orphaned(self, now: float) -> bool:
@@ -345,6 +346,8 @@ class ServerCore:
                 return self._steps.stop(job_error(kind, text, server))
             case msg.Shutdown():
                 return self._shut_down()
+            case msg.Returned(_, server, step):
+                return self._steps.returned(server, step)
             case msg.Inject():
                 return []  # for the shell alone
 

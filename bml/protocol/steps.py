@@ -195,6 +195,8 @@ class Steps:
         engine = engines.engine(stamp, n_elements, slice_elements)
         barrier, at = Barrier(self._phases), (view.epoch, event.step)
         self.current = Running(event, view.contributors, engine, barrier, at, follows, left or whole)
+        if not follows:
+            self._calls.check_present(event, view.contributors)
         called = event.call if follows else None
         done: list[Instruction] = [ev.Open(event.step, engine.scratch_elements, called, left)]
         shown = engines.programs.direct is not None
@@ -237,6 +239,13 @@ class Steps:
             return self._commit(step, now)
         todo = engine.summed(event.whole) if isinstance(event, ev.Summed) else engine.gathered(event.stage)
         return [*todo, *self.enter_if_complete(now)]
+
+    def returned(self, server: int, step: int) -> list[Instruction]:
+        """The training function of another server returned after this step."""
+        self._calls.returned(server, step)
+        if self.current is not None and not self.current.follows:
+            self._calls.check_present(self.current.submit, self.current.contributors)
+        return self.clash()
 
     def clash(self) -> list[Instruction]:
         """End the job here when a neighbour called another thing."""
@@ -287,7 +296,8 @@ class Steps:
         self._engines = Engines(programs)
         self._phases = direct_phases(direct) if direct else barrier_phases(fabric, self._member.server)
         self._links = links
-        self._calls.install()
+        assert self._member.installed is not None
+        self._calls.install(self._member.installed.contributors)
 
     def settle(self, view: msg.View, now: float) -> list[Instruction]:
         """Commit, go on with, or retry the step that the old view was in the middle of."""

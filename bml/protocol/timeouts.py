@@ -9,6 +9,11 @@ from topology.errors import UsageError
 
 DEFAULT_DETECT_S = 0.5
 
+_WARM_UP_S = 10.0
+WARM_UP_STEPS = 2
+"""Until so many steps are committed, training functions do things for the first time: they import, initialise
+devices, compile. That may keep Python's interpreter lock, without which nothing goes out, for seconds."""
+
 
 @dataclass(frozen=True)
 class Timeouts:
@@ -30,6 +35,8 @@ class Timeouts:
     answer_s: float
     #: A connection that cannot be made within this counts as lost.
     connect_s: float
+    #: During the first steps (WARM_UP_STEPS) silence is borne, and an answer awaited, for this long.
+    warm_up_s: float
     #: At start-up every server must have appeared within this.
     start_s: float
     #: A server that needs a view from a coordinator gives up after this.
@@ -50,6 +57,7 @@ class Timeouts:
             silence_window_s=detect_s / 4,
             answer_s=1.5 * detect_s,
             connect_s=4 * detect_s,
+            warm_up_s=max(_WARM_UP_S, 5 * detect_s),
             start_s=max(start_s, 8 * detect_s),
             orphan_s=2 * max(start_s, 8 * detect_s),
         )

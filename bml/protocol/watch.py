@@ -45,6 +45,10 @@ class Watch:
         standing = {part: times for part, times in failed.items() if part in view.failures}
         self._recovery.set_links(listened(self._fabric, self._server, standing, self._detector.detect_s))
 
+    def be_patient(self, for_s: float) -> None:
+        """Bear so much silence before it is suspicious; 0: as much as the detector does by itself."""
+        self._detector.patience_s = for_s
+
     def heard(self, peer: int, level: int, now: float) -> None:
         """A sign of life of (peer, level)."""
         self._detector.heard(peer, level, now)

@@ -82,7 +82,13 @@ class Machine:
 
     def start(self) -> None:
         """The process starts to run."""
-        self._wake(self._world.network.now + self._world.network.random.uniform(0, 0.02))
+        network = self._world.network
+        self._wake(network.now + network.random.uniform(0, 0.02))
+        if self.life is not None:
+            network.after(network.random.uniform(0, 0.05), lambda: self.process.run(self._ready))
+
+    def _ready(self) -> None:
+        self.handle(ev.Ready())
 
     def leave(self) -> None:
         """The user is told that his server must go: he stops before the next step."""

@@ -45,6 +45,11 @@ class Communicator(Protocol):
         """The servers with which the job began, lost ones too."""
         ...
 
+    @property
+    def joins(self) -> bool:
+        """Whether this server comes while the job runs."""
+        ...
+
     def joined(self) -> memoryview | None:
         """The training state, if this server joined a running job; waits until it is here."""
         ...

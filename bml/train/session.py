@@ -79,8 +79,13 @@ class Session:
         return self._communicator.server
 
     @property
+    def joins(self) -> bool:
+        """Whether this server came while the job ran: its first training loop begins with the state."""
+        return self._communicator.joins
+
+    @property
     def view(self) -> View:
-        """The view in force: epoch, members, failures, and why."""
+        """The view in force: epoch, members, failures, why. UsageError on a joiner that is in none yet."""
         return self._communicator.view
 
     @property

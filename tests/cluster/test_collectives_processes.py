@@ -102,6 +102,16 @@ def test_calls_that_do_not_agree_are_named(odd: Any, even: Any, message: str) ->
     assert "step 2: server" in str(caught.value)
 
 
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_a_server_that_makes_a_call_less_is_named(transport: str) -> None:
+    def train(session: bml.Session) -> None:
+        for _ in range(3 - (session.server == 2)):
+            session.allreduce(np.ones(5))
+
+    with pytest.raises(StepMismatch, match=r"step 3: .*function of server 2 returned after step 2"):
+        jobs.launch(train, "bcube:2x2", transport=transport)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

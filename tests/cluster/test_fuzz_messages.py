@@ -89,12 +89,13 @@ VIEW = View(2, (0, 1, 3), ("server:2",), 4, "test", 0.1, (("link:1/0", 1),), (3,
 TO_SERVER = (
     msg.Who(1), msg.Freeze(1, 3, "x"), msg.Propose(1, VIEW), msg.Install(1, 2), msg.Evict(1, 3, "x"),
     msg.Abort(1, "start", "x"), msg.Shutdown(1), msg.Inject("kill:1"),
+    msg.Returned(1, 2, 9),
 )  # fmt: skip
 STATUS = msg.Status(1, 7, 0, 2, VIEW, VIEW, 4, -1, "", "", None)
 TO_COORDINATOR = (
     STATUS, msg.Accepted(1, 7, 2), msg.Refused(1, 7, 3), msg.Deposed(1, 2), msg.Withdraw(1, 0, 0),
     msg.Suspect(1, 0, 0, "silence", 0.5, "x"), msg.Healthy(1, 0, 0), msg.Relapsed(1, 0, 0), msg.Gives(1),
-    msg.CaughtUp(1, 2), msg.Leaves(1, "x"), msg.Progress(1, 9), msg.Ended(1, "done", ""),
+    msg.CaughtUp(1, 2), msg.Leaves(1, "x"), msg.Progress(1, 9), msg.Ended(1, "done", "", 9),
     msg.Inject("join:2"),
 )  # fmt: skip
 
@@ -161,7 +162,7 @@ def test_what_no_coordinator_says(message: msg.Message) -> None:
         msg.Suspect(1, 0, 9, "silence", 0.0, "no level"),
         msg.Suspect(1, 77, 0, "silence", 0.0, "no server"),
         msg.Leaves(2, "another"),
-        msg.Ended(3, "failed", "another"),
+        msg.Ended(3, "failed", "another", 4),
         STATUS.__class__(1, 7, 0, 2**32, None, None, 0, -1, "", "", None),
         STATUS.__class__(1, 7, 0, 2, None, None, 0, -1, "", "", Life(2, 1)),
         msg.Freeze(1, 2, ""),

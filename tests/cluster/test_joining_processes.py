@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import jobs
@@ -127,7 +128,7 @@ def test_servers_come_and_go_by_hand() -> None:
 
 
 def other_shape(session: bml.Session) -> float:
-    late = session.view.epoch > 1
+    late = session.joins
     w = session.empty(7 if late else 5)
     w[:] = 0
     session.state(params=w)
@@ -141,6 +142,39 @@ def test_a_joiner_with_another_state_is_told_and_the_others_go_on() -> None:
     result = jobs.launch(other_shape, "bcube:2x2", faults=["kill:1@step=20", "join:1@step=30"])
     assert sorted(result.values) == [0, 2, 3]
     assert len(set(result.values.values())) == 1
+    assert "joins with the state" in result.dead[1]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_joiner_is_let_in_when_it_has_loaded_its_data(transport: str, tmp_path: Path) -> None:
+    """Results would be kept for it otherwise, as many as the others get meanwhile."""
+    died, go = tmp_path / "died", tmp_path / "go"
+
+    def train(session: bml.Session) -> str:
+        x, refused = np.zeros(2), ""
+        session.state(params=x)
+        if died.exists():
+            with pytest.raises(UsageError) as caught:
+                session.allreduce(x)
+            refused = str(caught.value)
+            while not go.exists():
+                time.sleep(0.005)
+        for step in session.steps(300):
+            x += session.allreduce(np.ones(2))
+            time.sleep(0.002)
+            if (session.server, step) == (0, 20):
+                died.touch()
+            elif (session.server, step) == (0, 150):
+                go.touch()
+        return refused
+
+    faults = ["kill:3@step=20", "join:3@step=30"]
+    result = jobs.launch(train, "bcube:2x2", faults=faults, transport=transport)
+    assert "server 3 joins a running job" in result.values[3]
+    assert len(set(result.report["digests"].values())) == 1
+    _, gone, came, _ = result.report["views"]
+    assert gone["failures"] == ["server:3"]
+    assert came["commit"] > 150
 
 
 @pytest.mark.parametrize("absent", [[4], [0, 1, 2, 3]])

@@ -208,17 +208,23 @@ def test_cell(cell: Cell) -> None:
         check_end(cell, run(cell))
 
 
-def check_joined(cell: Cell, result: bml.Result) -> None:
+def check_survivors(cell: Cell, result: bml.Result) -> None:
+    """All of them are done, with the same bits, and every sample was used."""
     report = result.report
     views = [(view["epoch"], view["commit"], view["reason"]) for view in report["views"]]
     print("views:", *views, "dead:", report["dead"])
     done = set(result.values)
     spared = {cell.server} if cell.kind == "freeze" else set()  # it may thaw before anybody misses it
     assert done - spared == cell.survivors - spared
-    assert any(f"server {cell.joiner} joins" in reason for _, _, reason in views)
     assert len(set(report["digests"].values())) == 1, "they hold different bits"
-    assert len({str(each.samples) for server, each in result.reports.items() if server in done}) == 1
     assert report["samples"]["complete"], "a sample was used never, or twice"
+
+
+def check_joined(cell: Cell, result: bml.Result) -> None:
+    check_survivors(cell, result)
+    done = set(result.values)
+    assert any(f"server {cell.joiner} joins" in view["reason"] for view in result.report["views"])
+    assert len({str(each.samples) for server, each in result.reports.items() if server in done}) == 1
     longest = max((value["contributors"] for value in result.values.values()), key=len)
     assert len(longest) == LONG_STEPS
     for value in result.values.values():
@@ -228,18 +234,11 @@ def check_joined(cell: Cell, result: bml.Result) -> None:
 
 
 def check_end(cell: Cell, result: bml.Result) -> None:
-    report = result.report
-    views = [(view["epoch"], view["commit"], view["reason"]) for view in report["views"]]
-    print("views:", *views, "dead:", report["dead"])
-    done = set(result.values)
-    spared = {cell.server} if cell.kind == "freeze" else set()  # it may thaw before anybody misses it
-    assert done - spared == cell.survivors - spared
-    assert len(set(report["digests"].values())) == 1, "they hold different bits"
+    check_survivors(cell, result)
     histories = {server: value["history"] for server, value in result.values.items()}
     first = histories[min(histories)]
     assert all(history == first for history in histories.values())
     assert [step for step, _, _ in first] == list(range(1, STEPS + 1)), "a step is missing, or taken twice"
-    assert report["samples"]["complete"], "a sample was used never, or twice"
     np.testing.assert_allclose(result.value["params"], jobs.reference(EPOCHS), rtol=1e-4, atol=1e-6)
 
 

@@ -39,7 +39,7 @@ def training(stop: Path) -> Callable[[bml.Session], dict[str, Any]]:
         w = session.empty(jobs.LENGTH)
         w[:] = 0
         session.state(params=w)
-        joined, steps = session.view.epoch > 1, 0
+        joined, steps = session.joins, 0
 
         def again(indices: Any) -> Any:
             return jobs.sample_rows(indices, w)

@@ -222,8 +222,9 @@ def test_answers_to_another_ballot_do_not_count(steady: Driver) -> None:
     assert steady.ballot.accepted == set()
 
 
-def test_no_answer_in_time_is_a_death(steady: Driver) -> None:
+def test_no_answer_in_time_is_a_death() -> None:
     steady = Driver("bcube:4x1").start()
+    steady.heard(0, msg.Progress(0, 2))
     steady.die(3)
     steady.answer(0, 1)
     assert steady.tick(TIMES.answer_s - 0.01) == []
@@ -231,8 +232,18 @@ def test_no_answer_in_time_is_a_death(steady: Driver) -> None:
     assert abort(end).text.startswith("only 2 of 4 servers are left, [0, 1]")
 
 
+def test_answers_are_awaited_for_longer_during_the_first_steps() -> None:
+    driver = Driver("bcube:3x2").start()
+    driver.die(3)
+    driver.answer(0, 1, 2, 4, 5, 6, 7)
+    assert driver.tick(TIMES.answer_s) == []
+    assert posts(msg.Freeze, driver.tick(TIMES.warm_up_s)) == [0, 1, 2, 4, 5, 6, 7]
+
+
 def test_no_accept_in_time_is_a_death() -> None:
     driver = Driver("bcube:3x2").start()
+    driver.heard(0, msg.Progress(0, 2))
+    driver.heard(0, msg.Progress(0, 2))
     driver.die(3)
     driver.answer()
     driver.accept(0, 1, 2, 4, 5, 6, 7)
@@ -319,7 +330,7 @@ def test_an_evicted_server_that_comes_back_is_told_again(steady: Driver) -> None
 def test_an_end_that_was_lost_with_the_connection_is_learnt_when_it_is_back(steady: Driver) -> None:
     """All are done, but the last one said so while its connection was down: nobody would ever leave."""
     for server in (0, 1):
-        assert steady.heard(server, msg.Ended(server, "done", "")) == []
+        steady.heard(server, msg.Ended(server, "done", "", 1))
     steady.give(coord.Connected(2))
     assert posts(msg.Shutdown, steady.heard(2, steady.status(2, outcome="done"))) == [0, 1, 2]
 
@@ -484,7 +495,7 @@ def test_a_deposed_coordinator_says_nothing_more(phase: str) -> None:
 
 def test_a_coordinator_that_gave_up_is_deposed_too(steady: Driver) -> None:
     """Seed 11109: thawed, it found nobody, gave up, and took the servers' connections from its successor."""
-    steady.heard(1, msg.Ended(1, "failed", "no answer"))
+    steady.heard(1, msg.Ended(1, "failed", "no answer", 1))
     assert steady.heard(0, msg.Deposed(0, 2)) == [coord.Finished(None, deposed=True)]
     assert steady.give(coord.Connected(1)) == []
 
@@ -498,17 +509,38 @@ def test_only_a_successor_deposes(steady: Driver) -> None:
 
 
 def test_the_job_ends_when_every_member_is_done(steady: Driver) -> None:
-    for server in (0, 1):
-        assert steady.heard(server, msg.Ended(server, "done", "")) == []
-    done = steady.heard(2, msg.Ended(2, "done", ""))
+    told = steady.heard(0, msg.Ended(0, "done", "", 1))
+    assert told == [coord.Post(server, msg.Returned(1, 0, 1)) for server in (0, 1, 2)]
+    assert steady.heard(1, msg.Ended(1, "done", "", 1)) == []
+    done = steady.heard(2, msg.Ended(2, "done", "", 1))
     assert posts(msg.Shutdown, done) == [0, 1, 2]
     assert done[-1] == coord.Finished(None)
     assert steady.give(coord.Connected(0)) == [coord.Post(0, msg.Shutdown(1))]
 
 
+def test_who_returns_first_is_told_to_all_that_might_wait_for_it(steady: Driver) -> None:
+    def told(done: list[coord.Instruction]) -> list[tuple[int, int, int]]:
+        posted = [each for each in done if isinstance(each, coord.Post)]
+        return [
+            (each.server, each.message.server, each.message.step)
+            for each in posted
+            if isinstance(each.message, msg.Returned)
+        ]
+
+    assert told(steady.heard(1, msg.Ended(1, "done", "", 7))) == [(0, 1, 7), (1, 1, 7), (2, 1, 7)]
+    assert told(steady.heard(0, msg.Ended(0, "done", "", 8))) == []
+    assert told(steady.give(coord.Connected(2))) == [(2, 1, 7)]
+    new = takeover(steady)
+    new.appear()
+    assert told(new.heard(1, new.status(1, outcome="done")))
+    steady.die(1)
+    steady.answer()
+    assert told(steady.accept()) == [(0, 0, 8), (2, 0, 8)]
+
+
 def test_the_dead_need_not_be_done(steady: Driver) -> None:
     for server in (0, 1):
-        steady.heard(server, msg.Ended(server, "done", ""))
+        steady.heard(server, msg.Ended(server, "done", "", 1))
     assert posts(msg.Shutdown, steady.die(2)) == [0, 1, 2]
 
 
@@ -530,7 +562,7 @@ def test_a_training_error_ends_the_job_for_all(phase: str) -> None:
         driver.die(2)
     if phase == "proposing":
         driver.answer()
-    end = driver.heard(1, msg.Ended(1, "failed", "ValueError: no"))
+    end = driver.heard(1, msg.Ended(1, "failed", "ValueError: no", 1))
     assert abort(end) == msg.Abort(1, "training", "ValueError: no", 1)
     assert posts(msg.Abort, end) == list(range(9))
     assert driver.give(coord.Connected(5)) == [coord.Post(5, abort(end))]
@@ -541,7 +573,7 @@ def test_an_error_of_an_evicted_server_is_its_own(steady: Driver) -> None:
     steady.die(2)
     steady.answer()
     steady.accept()
-    assert steady.heard(2, msg.Ended(2, "failed", "ValueError: no")) == []
+    assert steady.heard(2, msg.Ended(2, "failed", "ValueError: no", 1)) == []
     assert steady.core.state == "steady"
 
 
@@ -591,6 +623,7 @@ def test_a_run_may_shrink_step_by_step() -> None:
 
 
 def test_deadlines_are_those_of_the_state(steady: Driver) -> None:
+    steady.heard(0, msg.Progress(0, 2))
     assert steady.core.next_deadline(steady.now) > steady.now + 60
     steady.give(coord.Gone(2, "killed"))
     assert steady.core.next_deadline(steady.now) == pytest.approx(steady.now + TIMES.proof_window_s)

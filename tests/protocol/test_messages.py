@@ -33,7 +33,8 @@ ALL: list[msg.Message] = [
     msg.CaughtUp(2, 7),
     msg.Leaves(2, "it was asked to"),
     msg.Progress(2, 99),
-    msg.Ended(2, "done", ""),
+    msg.Ended(2, "done", "", 7),
+    msg.Returned(1, 2, 7),
 ]
 
 
@@ -76,7 +77,7 @@ def test_two_messages_in_one_are_refused() -> None:
 def test_text_that_is_no_utf8_is_refused() -> None:
     """Found by the fuzz above: it was a UnicodeDecodeError, which would have ended the server's loop."""
     with pytest.raises(msg.MessageError):
-        msg.decode(msg.encode(msg.Ended(2, "done", "")).replace(b"done", b"don\xcf"))
+        msg.decode(msg.encode(msg.Ended(2, "done", "", 7)).replace(b"done", b"don\xcf"))
 
 
 def test_deep_nesting_is_refused() -> None:

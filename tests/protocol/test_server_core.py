@@ -36,6 +36,13 @@ class Driver:
         self.term = term
         self.said: list[ev.Instruction] = []
 
+    def warm_up(self) -> None:
+        """The first steps are over, in no time."""
+        for step in range(1, 3):
+            self.submit(step)
+            self.complete()
+            only(ev.Commit, self.token())
+
     def give(self, event: ev.Event) -> list[ev.Instruction]:
         done = self.core.handle(event, self.now)
         self.said += done
@@ -254,6 +261,31 @@ def test_a_mismatch_names_both_calls(running: Driver) -> None:
     assert not running.core.urgent
 
 
+def test_nobody_waits_in_a_step_for_a_server_whose_training_function_returned(running: Driver) -> None:
+    running.submit(text="allreduce float32 10")
+    assert running.told(msg.Returned(1, PEER, 1)) == []  # after the step that is under way here
+    error = only(ev.Stop, running.told(msg.Returned(1, PEER, 0))).error
+    assert isinstance(error, StepMismatch)
+    assert str(error) == (
+        "step 1: server 0 called allreduce float32 10, but the training function of server 1 returned after "
+        "step 0; every server must make the same calls"
+    )
+    assert running.told(msg.Returned(1, PEER, 0)) == []
+
+
+def test_who_returned_and_is_lost_is_waited_for_no_more(running: Driver) -> None:
+    running.told(msg.Returned(1, PEER, 0))
+    running.install(2, failures=(f"server:{PEER}",))
+    none(ev.Stop, running.submit())
+
+
+def test_a_step_that_begins_when_somebody_has_returned_is_a_mismatch(running: Driver) -> None:
+    running.told(msg.Returned(1, PEER, 0))
+    running.submit()
+    assert running.core.urgent
+    assert isinstance(only(ev.Stop, running.give(ev.Tick())).error, StepMismatch)
+
+
 def test_a_token_with_another_signature_is_a_mismatch_too(running: Driver) -> None:
     running.submit()
     assert running.core.admit(PEER, running.frame(Kind.TOKEN, 0, 0, signature=5)) is ev.Verdict.DROP
@@ -462,7 +494,19 @@ def test_the_end_of_a_job_that_went_on_without_this_server_reaches_its_user(runn
 # --- suspicion -------------------------------------------------------------------------------------
 
 
+def test_silence_is_borne_for_longer_during_the_first_steps(running: Driver) -> None:
+    """A training function that imports its libraries may keep the interpreter's lock."""
+    running.now = 0.01
+    running.submit()
+    for tick in range(1, 199):
+        running.now = tick * 0.05
+        none(ev.Tell, running.give(ev.Tick()))
+    running.now = 10.1
+    assert only(ev.Tell, running.give(ev.Tick())).message.kind == "silence"
+
+
 def test_heartbeats_go_out_and_silence_is_told(running: Driver) -> None:
+    running.warm_up()
     running.now = 0.1
     assert only(ev.Beat, running.give(ev.Tick())) == ev.Beat(PEER, 0)
     told: list[msg.ToCoordinator] = []
@@ -483,9 +527,10 @@ def test_silence_counts_from_the_beginning_of_a_view() -> None:
     """
     driver = Driver()
     driver.install(1)
+    driver.warm_up()
     driver.now = 0.4
     driver.give(ev.Tick())
-    driver.install(2)
+    driver.install(2, commit=2)
     for tick in range(1, 10):
         driver.now = 0.4 + tick * 0.05
         none(ev.Tell, driver.give(ev.Tick()))

@@ -12,6 +12,9 @@ from bml.sim.check import JOINS_EVERY, Scenario, Tally, check, report, run, shri
 
 MOST_SEEDS = 1000
 
+FIRST_TRIED = {"takeover_with_the_epoch_in_force": 500, "let_a_joiner_forget_its_promises": 370}
+"""Seeds shortly before those that find the rarest bugs: it is found in any order, but sooner from there."""
+
 
 @pytest.mark.parametrize("first", range(0, 400, 50))
 def test_these_seeds_hold(first: int) -> None:
@@ -27,7 +30,9 @@ def test_these_seeds_hold(first: int) -> None:
 def test_a_planted_bug_is_found(plant: Callable[[pytest.MonkeyPatch], None]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         plant(patch)
-        broken = next((seed for seed in range(MOST_SEEDS) if run(Scenario.of(seed)).broken), None)
+        first = FIRST_TRIED.get(plant.__name__, 0)
+        seeds = (*range(first, MOST_SEEDS), *range(first))
+        broken = next((seed for seed in seeds if run(Scenario.of(seed)).broken), None)
     assert broken is not None
 
 
