@@ -232,7 +232,8 @@ class Reduction:
 
     def _add(self, parts: list[Array], out: Array, start: int, stop: int) -> None:
         """out[0:stop-start] = the parts' elements [start, stop), added in order."""
-        size = max(1, _BLOCK_NBYTES // out.itemsize)
+        blocks = len(parts) > 2  # with two there is no sum to come back to
+        size = max(1, _BLOCK_NBYTES // out.itemsize) if blocks else stop - start
         op = self._op
         for a in range(start, stop, size):
             b = min(a + size, stop)
