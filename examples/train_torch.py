@@ -52,7 +52,7 @@ def train(session: Any) -> dict[str, float]:
 
     def loss(indices: Indices) -> torch.Tensor:
         """The cross-entropy, SUMMED over training samples."""
-        chosen = torch.from_numpy(indices) + TEST_SAMPLES
+        chosen = torch.tensor(indices) + TEST_SAMPLES
         return functional.cross_entropy(model(images[chosen]), labels[chosen], reduction="sum")
 
     def again(indices: Indices) -> list[npt.NDArray[np.float32]]:

@@ -115,7 +115,8 @@ class Listener:
 
         def failed(kind: GreetingKind, why: str) -> None:
             del self._pending[number]
-            self._say(f"closed a connection from {address}: {why} ({kind})")
+            if kind != "eof":  # who hangs up may only be impatient
+                self._say(f"closed a connection from {address}: {why} ({kind})")
 
         if len(self._pending) >= _MAX_PENDING:
             oldest = next(iter(self._pending))

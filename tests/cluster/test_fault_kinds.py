@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import jobs
@@ -43,6 +46,43 @@ def test_a_server_that_holds_the_gil_is_evicted_and_told() -> None:
     check_sound(result, 400)
     assert sorted(result.values) == [0, 1, 2, 3, 5, 6, 7, 8]
     assert "server 4 is out of view 2" in result.dead[4]
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_gil_held_during_the_first_steps_harms_nobody(step: int) -> None:
+    """Imports and first kernels do that."""
+    result = jobs.launch(jobs.descend, faults=[f"gil:4@step={step},for=1.5s"])
+    check_sound(result)
+    assert len(result.report["views"]) == 1
+
+
+class Imports:
+    """Something of a training function that takes long to be loaded, on one server only."""
+
+    def __init__(self, lock: Path):
+        self.lock = lock
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _load, (self.lock,)
+
+
+def _load(lock: Path) -> Path:
+    with suppress(FileExistsError):
+        lock.touch(exist_ok=False)
+        time.sleep(1.2)
+    return lock
+
+
+def test_a_server_that_imports_for_long_is_waited_for(tmp_path: Path) -> None:
+    """Until then it does not answer; it was given up after 4 x detect_s, and the job hung."""
+    imports = Imports(tmp_path / "first")
+
+    def train(session: bml.Session) -> float:
+        assert Path(str(imports)).exists()
+        return float(session.allreduce(np.ones(1))[0])
+
+    result = jobs.launch(train, "bcube:2x2", detect_s=0.2)
+    assert result.values == dict.fromkeys(range(4), 4.0)
 
 
 def test_a_gil_held_for_less_than_detect_s_harms_nobody() -> None:

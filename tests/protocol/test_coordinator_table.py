@@ -243,7 +243,6 @@ def test_answers_are_awaited_for_longer_during_the_first_steps() -> None:
 def test_no_accept_in_time_is_a_death() -> None:
     driver = Driver("bcube:3x2").start()
     driver.heard(0, msg.Progress(0, 2))
-    driver.heard(0, msg.Progress(0, 2))
     driver.die(3)
     driver.answer()
     driver.accept(0, 1, 2, 4, 5, 6, 7)
