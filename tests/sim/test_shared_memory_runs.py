@@ -31,7 +31,7 @@ def scenarios() -> Iterator[Scenario]:
     for seed in range(MOST_SEEDS):
         yield Scenario.of(seed, shared_memory=True)
         after_s = random.Random(seed).uniform(0, 0.004)
-        freeze = Mishap("freeze", (1,), When("complete", 5, after_s), 2.0)
+        freeze = Mishap("freeze", (1,), When("complete", 13, after_s), 2.0)
         yield Scenario(seed, "bcube:2x2", 6, 40, 8, (freeze,), shared_memory=True)
 
 
@@ -109,7 +109,7 @@ def test_a_bug_of_shared_memory_is_found(plant: Callable[[pytest.MonkeyPatch], N
 
 def test_a_frozen_server_that_wakes_disturbs_nobody() -> None:
     """Frozen while all were ready, evicted, thawed while the others are two steps further."""
-    freeze = Mishap("freeze", (1,), When("complete", 5, 0.0), 2.0)
+    freeze = Mishap("freeze", (1,), When("complete", 13, 0.0), 2.0)
     simulation = Simulation(
         parse("bcube:2x2"),
         seed=4,
