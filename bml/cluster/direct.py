@@ -129,7 +129,7 @@ class DirectSync:
         """Carry out a `Post`, under the guard."""
         if post.stage is Stage.COMPLETE:
             self._reduction.hold()
-        self._boards.own.post(*post)
+        self._boards.post(*post)
         self._posted = post
 
     def add(self, instruction: Sum) -> None:
@@ -173,8 +173,8 @@ class DirectSync:
             return
         instruction, self._sum = self._sum, None
         assert instruction is not None
-        self._reduction.add(instruction)
-        self._feel(ev.Summed(instruction.epoch, instruction.step))
+        whole = self._reduction.add(instruction)
+        self._feel(ev.Summed(instruction.epoch, instruction.step, whole))
 
     def _meet(self, post: Post, signature: int) -> None:
         epoch, step, stage = post
@@ -193,9 +193,9 @@ class DirectSync:
                 self._sum = None
                 self._feel(ev.Differs(epoch, step, other.server, other.text))
                 return
-            if self._sum is not None:
-                return  # it was asked for together with the meeting
+            return  # the sum was asked for together with the meeting
         if stage is Stage.DONE:
+            self._reduction.join()
             self._results_are_there(epoch, step)
         self._feel(ev.Gathered(epoch, step, stage))
 

@@ -8,8 +8,9 @@ Servers that see each other's memory meet at stages. Each says where it stands i
     all are DONE      -- every share is final: complete -->  Post COMPLETE, this server's token of the barrier
     all are COMPLETE                                    -->  commit
 
-A small vector is added whole by everybody, as soon as all are READY: who has done that is complete, and the
-stage DONE is left out.
+Where that moves fewer bytes (bml.schedule.direct), everybody adds the whole vector as soon as all are READY:
+who has done that is complete, and the stage DONE is left out. It hangs on whether any member reads the result
+where it lies, which each says with its READY, for as long as that stands: so all choose alike.
 
 The barrier is the one of docs/architecture.md with words for tokens: passing takes the COMPLETE of every
 member; a server posts it when it is complete itself and, like everything, not after it has reported to a
@@ -27,7 +28,9 @@ What the memory adds to the argument:
 4. *A result that a user reads in place is not written again* until the user has let go: every server says
    what it holds, and says so before it posts COMPLETE; shares go where no server of the job, dead ones too,
    holds anything.
-5. *A learner is a member like the others*: it adds its share, posts, and is waited for. All that it brings is
+5. *Whoever is complete can bring the result home*, even if all others die now: it has mapped the shares
+   of all before.
+6. *A learner is a member like the others*: it adds its share, posts, and is waited for. All that it brings is
    a contribution that changes nothing. Another life of a server has a board and memory of its own, known by
    the view that has it; of the life before nothing is read any more.
 """
@@ -74,21 +77,26 @@ class Post(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """When all are READY, add elements [start, stop) of all contributions, in id order of `members`.
+    """When all are READY, add all contributions, in id order of `members`; then say `Summed`.
 
-    Then say `Summed`.
+    Either everything into this server's own result, or elements [start, stop) into its share, which all can
+    read. All shares have the length `share`, but the last ones may be shorter or empty.
 
-    `whole`: into this server's own result; else into its share, which all can read. All shares have the
-    length `share`, but the last ones may be shorter or empty.
+    `whole`: everything, if no member reads the result where it lies; `whole_in_place`: even if one does.
     """
 
     epoch: int
     step: int
     start: int
     stop: int
-    whole: bool
     share: int
+    whole: bool
+    whole_in_place: bool
     members: tuple[int, ...]
+
+    def adds_whole(self, in_place: bool) -> bool:
+        """Whether to add everything; `in_place`: some member reads the result where it lies."""
+        return self.whole_in_place if in_place else self.whole
 
 
 class DirectEngine:
@@ -104,8 +112,7 @@ class DirectEngine:
         self.complete = False
         self.handled = 0
         self._program = program
-        self._whole = program.adds_whole(n_elements * stamp.itemsize)
-        self.expected = 1 if self._whole else 2
+        self.expected = 2
 
     @property
     def remaining(self) -> int:
@@ -114,30 +121,26 @@ class DirectEngine:
 
     @property
     def progress(self) -> float:
-        """Fraction, 0 to 1, of the meetings before completion that this server has passed."""
+        """Fraction, 0 to 1, of the way to completion: a half when its share is added."""
         return self.handled / self.expected
 
     def start(self) -> Iterator[Post | Sum]:
         """What can be done with this server's own contribution alone."""
         yield self._post(Stage.READY)
-        if self._whole:
-            yield self._sum(0, self.n_elements)
+        yield self._sum()
 
-    def gathered(self, stage: Stage) -> Iterator[Post | Sum]:
-        """All members stand at READY, or at DONE; what can be done now."""
-        self.handled += 1
-        if stage == Stage.DONE:
-            yield from self._completed()
-            return
-        yield self._sum(*self._program.share(self.n_elements, self.stamp.itemsize))
-
-    def summed(self) -> Iterator[Post]:
-        """The sum that was asked for is there; what can be done now."""
-        if self._whole:
-            self.handled += 1
-            yield from self._completed()
+    def summed(self, whole: bool) -> Iterator[Post]:
+        """The sum that was asked for is there, the whole of it or a share; what can be done now."""
+        self.handled = 1
+        if whole:
+            yield self._completed()
         else:
             yield self._post(Stage.DONE)
+
+    def gathered(self, stage: Stage) -> Iterator[Post]:
+        """All members stand at DONE; what can be done now."""
+        assert stage is Stage.DONE
+        yield self._completed()
 
     def place(self, kind: Kind, origin: int, dest: int, start: int, stop: int) -> Place:
         """Raise FrameError: servers that share memory send each other no data."""
@@ -147,14 +150,17 @@ class DirectEngine:
         """See `place`: never called."""
         raise FrameError(f"server {self.server} shares memory, it expects no frame from server {origin}")
 
-    def _completed(self) -> Iterator[Post]:
+    def _completed(self) -> Post:
+        self.handled = self.expected
         self.complete = True
-        yield self._post(Stage.COMPLETE)
+        return self._post(Stage.COMPLETE)
 
-    def _sum(self, start: int, stop: int) -> Sum:
-        epoch, step, _, itemsize = self.stamp
-        share = self._program.share_elements(self.n_elements, itemsize)
-        return Sum(epoch, step, start, stop, self._whole, share, self._program.members)
+    def _sum(self) -> Sum:
+        (epoch, step, _, itemsize), program, n = self.stamp, self._program, self.n_elements
+        start, stop = program.share(n, itemsize)
+        share = program.share_elements(n, itemsize)
+        whole, whole_in_place = (program.adds_whole(n * itemsize, in_place) for in_place in (False, True))
+        return Sum(epoch, step, start, stop, share, whole, whole_in_place, program.members)
 
     def _post(self, stage: Stage) -> Post:
         return Post(self.stamp.epoch, self.stamp.step, stage)

@@ -126,7 +126,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Gathered:
-    """All members of the view stand at this stage of this step, or beyond it, in this epoch."""
+    """All members of the view stand at DONE or COMPLETE of this step, or beyond it, in this epoch."""
 
     epoch: int
     step: int
@@ -135,10 +135,11 @@ class Gathered:
 
 @dataclass(frozen=True)
 class Summed:
-    """The `Sum` of this step was carried out."""
+    """The `Sum` of this step was carried out; `whole`: all of it, not only this server's share."""
 
     epoch: int
     step: int
+    whole: bool
 
 
 @dataclass(frozen=True)

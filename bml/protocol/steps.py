@@ -237,7 +237,7 @@ class Steps:
             if not step.entered:
                 raise InvariantError(f"server {self._member.server} passes the barrier of {event} incomplete")
             return self._commit(step, now)
-        todo = engine.summed() if isinstance(event, ev.Summed) else engine.gathered(event.stage)
+        todo = engine.summed(event.whole) if isinstance(event, ev.Summed) else engine.gathered(event.stage)
         return [*todo, *self.enter_if_complete(now)]
 
     def returned(self, server: int, step: int) -> list[Instruction]:

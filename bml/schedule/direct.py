@@ -2,8 +2,17 @@
 
 Every server adds its share of the vector straight from the contributions of all servers, in the order of
 their ids, into memory of its own that all others can read; the result is the shares one behind the other.
-A small vector is added whole by everybody instead: that saves a meeting of all servers, which costs more
-than the additions. Either way all servers add the same terms in the same order, so all hold the same bits.
+Or everybody adds the whole vector into its own result, which saves a meeting of all servers. Either way all
+servers add the same terms in the same order, so all hold the same bits.
+
+What costs is moving bytes. Of n contributions of P bytes each, a server moves
+
+    whole                        reads n·P, writes P
+    shares, copied               reads P, writes P/n; then reads P, writes P
+    shares, read where they lie  reads P, writes P/n
+
+and whichever is less, a meeting counted as `MEETING_NBYTES`, is done: two servers that want results of their
+own add everything whatever the size, more of them only small vectors.
 """
 
 from __future__ import annotations
@@ -12,8 +21,16 @@ from dataclasses import dataclass
 
 SHARE_GRAIN_NBYTES = 4096
 """Shares begin at multiples of this: a page, so that they can be mapped one behind the other."""
-WHOLE_NBYTES = 2 << 20
-"""Additions of so many bytes, over all contributions, cost no more than another meeting."""
+MEETING_NBYTES = 1 << 20
+"""Moving so many bytes costs a server as much as another meeting."""
+
+
+def adds_whole(n_servers: int, nbytes: int, in_place: bool, meeting_nbytes: int = MEETING_NBYTES) -> bool:
+    """Whether everybody adds the whole vector of so many bytes; `in_place`: some read it where it lies."""
+    n = n_servers
+    whole = (n + 1) * n * nbytes  # all times n, to stay with integers
+    shares = (n + 1) * nbytes if in_place else (3 * n + 1) * nbytes
+    return whole <= shares + n * meeting_nbytes
 
 
 @dataclass(frozen=True)
@@ -24,17 +41,17 @@ class DirectProgram:
         server: its id.
         members: all live servers, in id order.
         grain_nbytes: shares begin at multiples of this.
-        whole_nbytes: up to so many bytes of all contributions together, everybody adds all.
+        meeting_nbytes: what a meeting costs; see the module's text.
     """
 
     server: int
     members: tuple[int, ...]
     grain_nbytes: int = SHARE_GRAIN_NBYTES
-    whole_nbytes: int = WHOLE_NBYTES
+    meeting_nbytes: int = MEETING_NBYTES
 
-    def adds_whole(self, nbytes: int) -> bool:
-        """Whether everybody adds the whole vector of so many bytes."""
-        return nbytes * len(self.members) <= self.whole_nbytes
+    def adds_whole(self, nbytes: int, in_place: bool) -> bool:
+        """See the function of this name."""
+        return adds_whole(len(self.members), nbytes, in_place, self.meeting_nbytes)
 
     def share_elements(self, n_elements: int, itemsize: int) -> int:
         """Length of every share but the last ones, which may be shorter or empty.

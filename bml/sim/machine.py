@@ -305,8 +305,8 @@ class Machine:
 
     def _planner(self, fabric: Fabric, server: int) -> AnyPrograms:
         if self._world.host is not None:
-            grain = 4 * self._world.slice_nbytes
-            return OneProgram(DirectProgram(server, fabric.servers, _GRAIN_NBYTES, grain))
+            meeting_nbytes = self._world.slice_nbytes // 4  # so that vectors are added in both ways
+            return OneProgram(DirectProgram(server, fabric.servers, _GRAIN_NBYTES, meeting_nbytes))
         return _programs(fabric, self._world.algorithm, self._world.constants, server)
 
     def _installed(self, view: View) -> None:

@@ -19,14 +19,18 @@ from bml.sim.process import Process
 
 _LOOK_S = 0.002
 _WORK_S = 0.003
+_IN_PLACE = 0.3
+"""How likely a server says that its user reads the result in place."""
 
 
 @dataclass
 class Host:
-    """Per server where it stands, its contribution, the memory for its shares, and how it looks again."""
+    """Per server where it stands, its contribution, whether its user reads the result in place, the memory
+    for its shares, and how it looks again."""
 
     standing: dict[int, int] = field(default_factory=dict)
     inputs: dict[int, Array] = field(default_factory=dict)
+    in_place: dict[int, bool] = field(default_factory=dict)
     shares: dict[int, Array] = field(default_factory=dict)
     waiting: dict[int, Callable[[], None]] = field(default_factory=dict)
 
@@ -48,13 +52,15 @@ class Sharing:
         self._tries = 0
         self._sum: Sum | None = None
         self._done: Sum | None = None
+        self._whole = False
         self._members: tuple[int, ...] = ()
         self._result: Array = np.empty(0)
         self._fetched = 0
 
     def bring(self, contribution: Array, result: Array, members: tuple[int, ...]) -> None:
-        """Begin a try: the result belongs into `result`."""
+        """Begin a try: the result belongs into `result`. Some users would read it where it lies."""
         self._tries += 1
+        self._host.in_place[self._server] = self._network.random.random() < _IN_PLACE
         self._host.waiting.pop(self._server, None)
         self._host.inputs[self._server] = contribution
         if self._server not in self._host.shares:
@@ -75,10 +81,8 @@ class Sharing:
             self._later(_LOOK_S, lambda: self._look(post))
 
     def add(self, instruction: Sum) -> None:
-        """Add when all are ready; `instruction` comes with the Post or after the meeting."""
+        """Add when all are ready; `instruction` comes with the Post."""
         self._sum = instruction
-        if not instruction.whole:
-            self._later(_WORK_S, self._add)
 
     def fetch(self) -> None:
         """Bring home what is missing of the result."""
@@ -87,7 +91,7 @@ class Sharing:
     def _fetch(self, upto: int) -> None:
         done = self._done
         assert done is not None
-        for index, owner in enumerate(() if done.whole else done.members):
+        for index, owner in enumerate(() if self._whole else done.members):
             start = max(self._fetched, index * done.share)
             stop = min((index + 1) * done.share, upto)
             if start < stop:
@@ -116,13 +120,15 @@ class Sharing:
         done, self._sum = self._sum, None
         assert done is not None
         self._done = done
-        out = self._result if done.whole else self._host.shares[self._server]
-        parts = [self._host.inputs[server][done.start : done.stop] for server in done.members]
+        self._whole = done.adds_whole(any(self._host.in_place[server] for server in done.members))
+        out = self._result if self._whole else self._host.shares[self._server]
+        start, stop = (0, len(out)) if self._whole else (done.start, done.stop)
+        parts = [self._host.inputs[server][start:stop] for server in done.members]
         total = parts[0]
         for part in parts[1:]:
             total = np.add(total, part)
-        out[done.start : done.stop] = total
-        self._feel(ev.Summed(done.epoch, done.step))
+        out[start:stop] = total
+        self._feel(ev.Summed(done.epoch, done.step, self._whole))
 
     def _later(self, within_s: float, action: Callable[[], None]) -> None:
         tries = self._tries

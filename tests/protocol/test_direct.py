@@ -37,18 +37,23 @@ def test_shares_tile_the_vector_at_pages(servers: tuple[int, ...], n: int, items
     assert at == n
 
 
-def test_small_vectors_are_added_whole_and_the_choice_does_not_hang_on_the_server() -> None:
-    servers = (0, 3, 5)
-    for nbytes in (0, 4096, 699_050, 699_051, 1 << 20):
-        assert {DirectProgram(server, servers).adds_whole(nbytes) for server in servers} == {
-            nbytes <= 699_050
-        }
+@pytest.mark.parametrize(
+    ("n", "in_place", "most_nbytes"),
+    [(1, False, None), (2, False, None), (2, True, 699_050), (3, False, 3 << 19), (9, False, 152_212)],
+)
+def test_the_whole_is_added_where_that_moves_fewer_bytes(
+    n: int, in_place: bool, most_nbytes: int | None
+) -> None:
+    program = DirectProgram(0, tuple(range(n)))
+    assert program.adds_whole(0, in_place)
+    assert program.adds_whole(most_nbytes or 1 << 36, in_place)
+    assert most_nbytes is None or not program.adds_whole(most_nbytes + 1, in_place)
 
 
 class Room:
     """The servers of one step; `chance` says who acts next, on what it sees of the others' words."""
 
-    def __init__(self, servers: tuple[int, ...], n: int, whole_nbytes: int, chance: random.Random):
+    def __init__(self, servers: tuple[int, ...], n: int, meeting_nbytes: int, chance: random.Random):
         self.inputs = {server: np.random.default_rng(server).standard_normal(n) for server in servers}
         self.shares = {server: np.full(n, np.nan) for server in servers}
         self.results = {server: np.full(n, np.nan) for server in servers}
@@ -58,9 +63,11 @@ class Room:
         self.waits: dict[int, Post] = {}
         self.committed: set[int] = set()
         self.chance, self.servers = chance, servers
+        self.whole = False
+        self.in_place = chance.random() < 0.5
         for server in servers:
             engine = engine_for(
-                DirectProgram(server, servers, 8, whole_nbytes), Stamp(4, 9, 1, 8), n, slice_elements=7
+                DirectProgram(server, servers, 8, meeting_nbytes), Stamp(4, 9, 1, 8), n, slice_elements=7
             )
             assert isinstance(engine, DirectEngine)
             self.engines[server] = engine
@@ -80,10 +87,12 @@ class Room:
                         self._fetch(server)
                 case Sum() as done:
                     self.sum = done
-                    out = self.results[server] if done.whole else self.shares[server]
-                    parts = [self.inputs[each][done.start : done.stop] for each in done.members]
-                    out[done.start : done.stop] = sum(parts[1:], parts[0])
-                    self.todo[server] += engine.summed()
+                    self.whole = done.adds_whole(self.in_place)
+                    out = self.results[server] if self.whole else self.shares[server]
+                    start, stop = (0, len(out)) if self.whole else (done.start, done.stop)
+                    parts = [self.inputs[each][start:stop] for each in done.members]
+                    out[start:stop] = sum(parts[1:], parts[0])
+                    self.todo[server] += engine.summed(self.whole)
 
     def _look(self, server: int) -> None:
         low, high = standings(*self.waits[server])
@@ -95,7 +104,7 @@ class Room:
                 self.todo[server] += self.engines[server].gathered(stage)
 
     def _fetch(self, server: int) -> None:
-        if not self.sum.whole:
+        if not self.whole:
             for index, owner in enumerate(self.servers):
                 part = slice(index * self.sum.share, (index + 1) * self.sum.share)
                 self.results[server][part] = self.shares[owner][part]
@@ -159,7 +168,7 @@ def core() -> ServerCore:
     for message in (msg.Freeze(0, 1, "why"), msg.Propose(0, view), msg.Install(0, 1)):
         made.handle(ev.Control(message), 0.0)
     done = made.handle(ev.Submit(1, 1, Call("sum", "<f8", N, "allreduce"), 77), 0.0)
-    assert Post(1, 1, Stage.READY) in done
+    assert done[-2:] == [Post(1, 1, Stage.READY), Sum(1, 1, 0, 100_352, 100_352, True, False, (0, 1))]
     assert not [one for one in done if isinstance(one, ev.SendText)]
     return made
 
@@ -170,9 +179,8 @@ def meet(core: ServerCore, stage: Stage, epoch: int = 1, step: int = 1) -> list[
 
 def test_a_step_goes_through_its_stages(core: ServerCore) -> None:
     assert core.phase == "compute"
-    assert meet(core, Stage.READY) == [Sum(1, 1, 0, 100_352, False, 100_352, (0, 1))]
+    assert core.handle(ev.Summed(1, 1, whole=False), 0.0) == [Post(1, 1, Stage.DONE)]
     assert core.phase == "reduce"
-    assert core.handle(ev.Summed(1, 1), 0.0) == [Post(1, 1, Stage.DONE)]
     assert meet(core, Stage.DONE) == [Post(1, 1, Stage.COMPLETE)]
     assert core.phase == "complete"
     assert "servers [1]" in core.waits_for()
@@ -180,17 +188,20 @@ def test_a_step_goes_through_its_stages(core: ServerCore) -> None:
     assert core.committed == 1
 
 
+def test_who_has_added_the_whole_is_complete(core: ServerCore) -> None:
+    assert core.handle(ev.Summed(1, 1, whole=True), 0.0) == [Post(1, 1, Stage.COMPLETE)]
+    assert core.phase == "complete"
+
+
 def test_a_frozen_server_posts_nothing_and_does_not_commit(core: ServerCore) -> None:
-    meet(core, Stage.READY)
-    core.handle(ev.Summed(1, 1), 0.0)
+    core.handle(ev.Summed(1, 1, whole=False), 0.0)
     core.handle(ev.Control(msg.Freeze(0, 2, "why")), 0.0)
     assert meet(core, Stage.DONE) == []
-    assert core.handle(ev.Summed(1, 1), 0.0) == []
+    assert core.handle(ev.Summed(1, 1, whole=True), 0.0) == []
 
 
 def test_a_complete_server_commits_by_decision_alone_once_it_is_frozen(core: ServerCore) -> None:
-    meet(core, Stage.READY)
-    core.handle(ev.Summed(1, 1), 0.0)
+    core.handle(ev.Summed(1, 1, whole=False), 0.0)
     meet(core, Stage.DONE)
     told = core.handle(ev.Control(msg.Freeze(0, 2, "why")), 0.0)
     assert [one.message.complete for one in told if isinstance(one, ev.Tell)] == [1]
@@ -201,8 +212,8 @@ def test_a_complete_server_commits_by_decision_alone_once_it_is_frozen(core: Ser
 
 
 def test_what_is_of_another_epoch_or_step_is_over(core: ServerCore) -> None:
-    assert meet(core, Stage.READY, epoch=2) == []
-    assert meet(core, Stage.READY, step=2) == []
+    assert meet(core, Stage.DONE, epoch=2) == []
+    assert meet(core, Stage.DONE, step=2) == []
     assert core.handle(ev.Differs(2, 1, 1, "barrier"), 0.0) == []
 
 

@@ -6,6 +6,7 @@ import gc
 import mmap
 import os
 import threading
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -158,6 +159,7 @@ def test_a_wait_ends_when_something_is_posted() -> None:
     def post() -> None:
         waiting.wait()
         board.post(1, 1, Stage.READY)
+        board.wake()
 
     thread = threading.Thread(target=post)
     thread.start()
@@ -166,6 +168,25 @@ def test_a_wait_ends_when_something_is_posted() -> None:
         seen.wait(before, 20.0)
     thread.join()
     seen.wait(before, 20.0)  # it has posted since: returns at once
+
+
+def test_who_falls_asleep_while_it_waits_is_woken(host: Host) -> None:
+    (boards, _, _), (others, _, _), _ = host
+    naps: list[float] = []
+
+    def gather() -> None:
+        since_s = time.monotonic()
+        assert boards.gather(1, 1, Stage.READY, (1,), lambda: False)
+        naps.append(time.monotonic() - since_s)
+
+    thread = threading.Thread(target=gather)
+    thread.start()
+    while not others[0].asleep:
+        time.sleep(0)
+    others.post(1, 1, Stage.READY)
+    thread.join(20.0)
+    assert naps
+    assert not others[0].asleep
 
 
 def test_a_wait_has_an_end() -> None:
@@ -200,9 +221,10 @@ def step(host: Host, vectors: list[np.ndarray], op: str = "sum", shared: bool = 
         reduction.bring(vector, op, Use.READ if shared else Use.OWN, 1, "call", len(host))
     for server, (_, _, reduction) in enumerate(host):
         start, stop = min(server * share, size), min((server + 1) * share, size)
-        reduction.add(Sum(1, 1, start, stop, False, share, members))
+        assert not reduction.add(Sum(1, 1, start, stop, share, False, False, members))
         reduction.hold()
     for _, _, reduction in host:
+        reduction.join()
         reduction.fetch()
     return [reduction.take() for _, _, reduction in host]
 

@@ -5,10 +5,11 @@ and the word that says how far the server is comes last.
 
     0   changes        counts posts; its lower half is what others sleep on
     1   standing       epoch, step and stage of the last post; grows within an epoch
-    2   signature      of the call that this step is
+    2   call           signature of what this step is; the bit above it: its user reads the result in place
     3.. input          process-wide serial, descriptor, size of its segment, offset in it
     7   result set     which one takes the shares of this step; the first member's counts
     8.. proof          that the owner has the cluster's token, 32 bytes
+    12  asleep         1: sleeps until somebody posts, wants to be woken
     32  held           per entry the number of a result set that this server's user still reads, plus 1
     64  pieces         per result set serial, descriptor and size of this server's segment
     512 text           what the user called: its length, then utf-8
@@ -32,8 +33,10 @@ N_HELD = 32
 N_SETS = N_HELD + 1
 BOARD_NBYTES = 3 * mmap.PAGESIZE
 
-_CHANGES, _STANDING, _SIGNATURE, _INPUT, _SET, _PROOF, _HELD, _PIECES, _TEXT = 0, 1, 2, 3, 7, 8, 32, 64, 512
+_CHANGES, _STANDING, _CALL, _INPUT, _SET, _PROOF, _ASLEEP = 0, 1, 2, 3, 7, 8, 12
+_HELD, _PIECES, _TEXT = 32, 64, 512
 _PIECE_WORDS = 3
+_IN_PLACE = 1 << 32
 _TEXT_AT = 8 * (_TEXT + 1)
 _PROOF_NBYTES = 32
 _NOTHING_HELD = bytes(8 * N_HELD)
@@ -69,10 +72,15 @@ class Board:
         self._described: int | None = None
         self._placed: InputPlace | None = None
 
-    def describe(self, signature: int, text: str, place: InputPlace | None, result_set: int) -> None:
-        """Say what the next READY is about; `place` is None for a vector without elements."""
+    def describe(
+        self, signature: int, text: str, place: InputPlace | None, result_set: int, in_place: bool = False
+    ) -> None:
+        """Say what the next READY is about; `place` is None for a vector without elements.
+
+        `in_place`: the user would read the result where it lies.
+        """
         words = self._words
-        words[_SIGNATURE] = signature
+        words[_CALL] = signature | _IN_PLACE if in_place else signature
         words[_SET] = result_set
         if place is not None and place != self._placed:
             self._placed = place
@@ -90,11 +98,18 @@ class Board:
             self._described = signature
 
     def post(self, epoch: int, step: int, stage: Stage) -> None:
-        """Let everybody see where this server stands."""
+        """Let everybody see where this server stands; who is asleep is to be woken."""
         words = self._words
         words[_STANDING] = standing(epoch, step, stage)
         words[_CHANGES] = (words[_CHANGES] + 1) & 0xFFFFFFFF
+
+    def wake(self) -> None:
+        """Wake all who sleep until this server posts."""
         futex.wake(self._changes_at)
+
+    def sleeps(self, asleep: bool) -> None:
+        """Say whether this server is about to sleep, and wants to be woken."""
+        self._words[_ASLEEP] = asleep
 
     def put_piece(self, result_set: int, segment: SegmentAddress) -> None:
         """Say where this server's shares of a result set lie from now on."""
@@ -152,9 +167,19 @@ class PeerBoard:
         return self._words[_STANDING]
 
     @property
+    def asleep(self) -> bool:
+        """Whether it sleeps until somebody posts."""
+        return bool(self._words[_ASLEEP])
+
+    @property
     def signature(self) -> int:
         """Of the call that its step is."""
-        return self._words[_SIGNATURE]
+        return self._words[_CALL] & ~_IN_PLACE
+
+    @property
+    def in_place(self) -> bool:
+        """Whether its user would read the result where it lies."""
+        return bool(self._words[_CALL] & _IN_PLACE)
 
     @property
     def text(self) -> str:

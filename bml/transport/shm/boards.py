@@ -79,6 +79,18 @@ class Boards:
             raise FabricError(f"what server {server} shares is not of this job, or without its token")
         self._all[server] = board
 
+    def post(self, epoch: int, step: int, stage: Stage) -> None:
+        """Let everybody see where this server stands.
+
+        Waking costs a system call, so it is left out if nobody is asleep. Who falls asleep meanwhile says so
+        before it looks for the last time; should it miss this post all the same, it sleeps a nap longer.
+        """
+        self.own.post(epoch, step, stage)
+        for board in self._all.values():
+            if board.asleep:
+                self.own.wake()
+                return
+
     def gather(
         self,
         epoch: int,
@@ -110,8 +122,10 @@ class Boards:
                 continue
             board = waiting[-1]
             changes = board.changes
+            self.own.sleeps(True)
             if not low <= board.standing < high:
                 board.wait(changes, _NAP_S)
+            self.own.sleeps(False)
 
     def behind(self, epoch: int, step: int, stage: Stage, members: Iterable[int]) -> list[int]:
         """Members that do not stand there now."""
@@ -121,10 +135,16 @@ class Boards:
 
     def differing(self, signature: int, members: Iterable[int]) -> PeerBoard | None:
         """One who called something else; ask when all are ready."""
+        boards = self._all
         for server in members:
-            if self[server].signature != signature:
-                return self[server]
+            board = boards.get(server) or self[server]
+            if board.signature != signature:
+                return board
         return None
+
+    def in_place(self, members: Iterable[int]) -> bool:
+        """Whether anyone would read the result where it lies; ask when all are ready."""
+        return any(self[server].in_place for server in members)
 
     def free_set(self) -> int:
         """The first result set that no server of the job reads, in or out of the view, of any life."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from bml.protocol.direct import Sum
 from bml.protocol.workspace import OPS
-from bml.schedule.direct import WHOLE_NBYTES
+from bml.schedule.direct import adds_whole
 from bml.transport.memory import Array, RegisteredPool
 from bml.transport.shm.board import InputPlace
 from bml.transport.shm.boards import Boards
@@ -19,7 +19,7 @@ from bml.transport.shm.joined import Joined
 from bml.transport.shm.pool import SharedPool, result_pool
 from bml.transport.shm.segment import Segment, SegmentAddress, map_to_read
 
-_BLOCK_NBYTES = 128 << 10
+_BLOCK_NBYTES = 256 << 10
 """Additions go block by block through all contributions, so that the sum stays in the cache meanwhile."""
 _SMALL_NBYTES = 32 << 10
 """Memory for smaller results comes from the heap: that is warm, and quicker than the pool."""
@@ -36,9 +36,9 @@ class Use(Enum):
 
 
 class Reduction:
-    """One step after the other: `bring`, `add`, perhaps `hold`, `fetch`. One thread.
+    """One step after the other: `bring`, `add`, perhaps `join` and `hold`, `fetch`. One thread.
 
-    `add` and `fetch` read memory of other servers. When a step is over for those, as in another view, what
+    `add` and `join` open memory of other servers. When a step is over for those, as in another view, what
     they find there may be anything: they raise OSError or ValueError, or return numbers that mean nothing.
     """
 
@@ -57,6 +57,8 @@ class Reduction:
         self._op = OPS["sum"]
         self._use = Use.OWN
         self._sum: Sum | None = None
+        self._whole = False
+        self._shares: Joined | None = None
         self._set = 0
         self._entry: int | None = None
         self._result: Array | None = None
@@ -93,31 +95,44 @@ class Reduction:
         self._vector, self._op, self._use = vector, OPS[op], use
         if self._entry is not None:
             self._boards.own.let_go(self._entry)  # of a try that came to nothing
-        self._sum = self._result = self._entry = None
+        self._sum = self._result = self._entry = self._shares = None
         place = self._place(vector) if vector.size else None
-        # All servers together add the whole vector if it is small, so that no result set is used.
-        choice = self._boards.free_set() if vector.nbytes * n_members > WHOLE_NBYTES else 0
-        self._boards.own.describe(signature, text, place, choice)
+        # No result set is used when everybody adds the whole vector in any case.
+        choice = 0 if adds_whole(n_members, vector.nbytes, in_place=True) else self._boards.free_set()
+        self._boards.own.describe(signature, text, place, choice, use is Use.READ)
 
-    def add(self, instruction: Sum) -> None:
-        """Carry out a `Sum`: all members are ready."""
+    def add(self, instruction: Sum) -> bool:
+        """Carry out a `Sum`: all members are ready. Returns whether it was everything, not a share."""
         self._sum = instruction
         start, stop, members = instruction.start, instruction.stop, instruction.members
         dtype = self._vector.dtype
-        if instruction.whole:
+        self._whole = instruction.adds_whole(self._boards.in_place(members))
+        if self._whole:
             self._result = self._empty_result()
-            if stop > start:
-                self._add([self._contribution(server) for server in members], self._result, start, stop)
-            return
+            if self._vector.size:
+                self._add(
+                    [self._contribution(server) for server in members], self._result, 0, self._vector.size
+                )
+            return True
         self._set = self._boards[members[0]].result_set
         if stop > start:
             share = self._own_share(instruction.share * dtype.itemsize, dtype)[: stop - start]
             parts = [self._contribution(server) for server in members]
             self._add(parts, share, start, stop)
+        return False
+
+    def join(self) -> None:
+        """Map the shares of all, unless this server has added everything: all members are done.
+
+        Whoever is complete must be able to bring the result home, even if the others die now.
+        """
+        if not self._whole:
+            assert self._sum is not None
+            self._shares = self._join(self._sum)
 
     def hold(self) -> None:
         """If the user will read the result in place, let nobody write there any more; before COMPLETE."""
-        if self._use is Use.READ and self._sum is not None and not self._sum.whole:
+        if self._use is Use.READ and self._sum is not None and not self._whole:
             self._entry = self._boards.own.hold(self._set)
 
     def fetch(self) -> None:
@@ -127,14 +142,15 @@ class Reduction:
         """
         if self._result is None:
             assert self._sum is not None
+            assert self._shares is not None
             size, dtype = self._vector.size, self._vector.dtype
-            joined = self._join(self._sum)
+            joined, self._shares = self._shares, None
             if self._entry is not None:
                 entry, self._entry = self._entry, None
                 self._result = joined.array(size, dtype, partial(self._boards.own.let_go, entry))
             else:
                 self._result = self._empty_result()
-                self._result[...] = joined.array(size, dtype)
+                _copy_from(self._sum.start, joined.array(size, dtype), self._result)
 
     def take(self) -> Array:
         """Hand over the result, and forget it."""
@@ -216,7 +232,8 @@ class Reduction:
 
     def _add(self, parts: list[Array], out: Array, start: int, stop: int) -> None:
         """out[0:stop-start] = the parts' elements [start, stop), added in order."""
-        size = max(1, _BLOCK_NBYTES // out.itemsize)
+        blocks = len(parts) > 2  # with two there is no sum to come back to
+        size = max(1, _BLOCK_NBYTES // out.itemsize) if blocks else stop - start
         op = self._op
         for a in range(start, stop, size):
             b = min(a + size, stop)
@@ -227,3 +244,9 @@ class Reduction:
                 op(parts[0][a:b], parts[1][a:b], out=block)
             for part in parts[2:]:
                 op(block, part[a:b], out=block)
+
+
+def _copy_from(start: int, source: Array, result: Array) -> None:
+    """Copy all, this server's own share first: so servers read different shares at once."""
+    result[start:] = source[start:]
+    result[:start] = source[:start]
