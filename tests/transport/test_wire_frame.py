@@ -42,7 +42,7 @@ def test_a_damaged_byte_is_noticed_or_gives_another_sane_header(header: Header, 
     except FrameError:
         return
     assert other != header
-    assert at >= 6
+    assert at >= 5, "magic and version are fixed, the kind may be another"
     assert pack(other) == damaged
 
 
