@@ -14,7 +14,7 @@ import pytest
 
 from faults.pytest_plugin import seed_of
 
-SECONDS = float(os.environ.get("BML_SOAK_SECONDS", "7"))
+SECONDS = float(os.environ.get("BML_SOAK_SECONDS", "5"))
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(SECONDS + 120)]
 
