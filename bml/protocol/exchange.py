@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 from bml.protocol.dataflow import Buffer, Dataflow, Instruction, Place, Reduce, Send, Stamp
 from bml.protocol.direct import DirectEngine
-from bml.protocol.engine import Engine, Layout
+from bml.protocol.engine import Engine
 from bml.protocol.frame import FrameError, Header, Kind
+from bml.protocol.layout import Layout
 from bml.schedule import AnyProgram, AnyPrograms, DirectProgram, ExchangeProgram, Hop, Program
 
 _MOST_LAYOUTS = 64

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from bml.protocol.events import Ended
 from bml.protocol.messages import Accepted, Freeze, Life, Propose, Refused, Status, View
 from bml.protocol.spans import Spans
 from topology.errors import BmlError
@@ -58,13 +59,14 @@ class Member:
         term: int,
         epoch: int,
         committed: int,
-        complete: int,
-        outcome: str,
-        error: str,
-        final: Spans = (),
-        n_elements: int = 0,
+        standing: tuple[int, Spans, int],
+        ended: Ended,
     ) -> Status:
-        """What to report to a coordinator that asks with `epoch` (0: it only asks who is there)."""
+        """What to report to a coordinator that asks with `epoch` (0: it only asks who is there).
+
+        `standing`: the step that is complete, what is final of the current one, and of how many elements.
+        """
+        complete, final, n_elements = standing
         return Status(
             server=self.server,
             term=term,
@@ -74,8 +76,8 @@ class Member:
             accepted=self.accepted,
             committed=committed,
             complete=complete,
-            outcome=outcome,
-            error=error,
+            outcome=ended.outcome,
+            error=ended.error,
             life=self.life,
             final=final,
             n_elements=n_elements,

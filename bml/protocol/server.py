@@ -195,8 +195,10 @@ class ServerCore:
                 return [Tell(self._goes)]
             case ev.Control(message):
                 return self._control(message, now)
+            case ev.PeerLost(peer, level, _, why) if (peer, level) in self._watch.links:
+                return [] if self._member.stopped else [self._watch.suspect(peer, level, "reset", 0.0, why)]
             case ev.PeerLost():
-                return self._peer_lost(event)
+                return []  # of a link that is out of the view
             case ev.OwnNicLost(level, why):
                 return [self._watch.suspect(self.server, level, "own-nic", 0.0, why)]
             case ev.Ended():
@@ -208,11 +210,6 @@ class ServerCore:
     def heard(self, peer: int, level: int, now: float) -> None:
         """A sign of life of (peer, level): a heartbeat or any byte."""
         self._watch.heard(peer, level, now)
-
-    def _peer_lost(self, event: ev.PeerLost) -> list[Instruction]:
-        if (event.peer, event.level) not in self._watch.links or self._member.stopped:
-            return []
-        return [self._watch.suspect(event.peer, event.level, "reset", 0.0, event.why)]
 
     # --- frames ----------------------------------------------------------------------------------
 
@@ -280,9 +277,8 @@ class ServerCore:
         if kind == Kind.TOKEN:
             return self._steps.token(peer, header.start, now)
         engine = step.engine
-        done: list[Instruction] = [
-            *engine.received(kind, header.origin, header.dest, header.start, header.stop)
-        ]
+        done: list[Instruction] = []
+        done += engine.received(kind, header.origin, header.dest, header.start, header.stop)
         if engine.remaining == 0 and not step.entered:
             done += self._steps.enter_if_complete(now)
         return done
@@ -371,11 +367,7 @@ class ServerCore:
         return self._member.stopped is None and self._member.may_install(epoch)
 
     def _status(self, term: int, epoch: int) -> msg.Status:
-        complete, final, n_elements = self._steps.standing
-        ended = self._outcome
-        return self._member.status(
-            term, epoch, self.committed, complete, ended.outcome, ended.error, final, n_elements
-        )
+        return self._member.status(term, epoch, self.committed, self._steps.standing, self._outcome)
 
     def _freeze(self, message: msg.Freeze, now: float) -> list[Instruction]:
         if self._member.stopped:

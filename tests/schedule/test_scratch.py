@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bml.protocol.dataflow import Buffer, Place, Stamp
-from bml.protocol.engine import Engine, Layout
+from bml.protocol.engine import Engine
 from bml.protocol.frame import Kind
+from bml.protocol.layout import Layout
 from bml.protocol.spans import apart, size
 from bml.schedule import Programs, Schedules, plan
 from topology import Fabric, parse
