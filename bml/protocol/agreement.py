@@ -34,7 +34,7 @@ from bml.protocol.ending import Ending
 from bml.protocol.findings import Findings
 from bml.protocol.known import KnownViews
 from bml.protocol.roster import Roster
-from bml.protocol.timeouts import WARM_UP_STEPS, Timeouts
+from bml.protocol.timeouts import Timeouts
 from faults import Suspicion
 from topology import Fabric
 
@@ -88,8 +88,7 @@ class Agreement:
     @property
     def answer_s(self) -> float:
         """How long a server may take to answer."""
-        warms_up = self.known.committed < WARM_UP_STEPS
-        return self._timeouts.warm_up_s if warms_up else self._timeouts.answer_s
+        return max(self._timeouts.answer_s, self._timeouts.patience_s(self.known.committed))
 
     def again(self, server: int) -> list[Instruction]:
         """What a server that reconnects may have missed; Evict is said again to its Status."""

@@ -19,7 +19,8 @@ from topology.errors import FabricError, InvariantError
 MAGIC = b"BML\xf1"
 LENT_MAGIC = b"BML\xf2"
 """Of a frame whose payload is not behind it."""
-LENT_AT, LENT_BYTE = 3, 0xF2
+LENT_AT = 3
+LENT_BYTE = LENT_MAGIC[LENT_AT]
 """What tells it from others, for those who look at every frame."""
 VERSION = 1
 MAX_TEXT_NBYTES = 4096

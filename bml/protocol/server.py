@@ -25,7 +25,7 @@ from bml.protocol.learner import Learner
 from bml.protocol.lived import Lived, ViewRecord
 from bml.protocol.member import Member
 from bml.protocol.steps import Steps
-from bml.protocol.timeouts import WARM_UP_STEPS, Timeouts
+from bml.protocol.timeouts import Timeouts
 from bml.protocol.transfer import Giving
 from bml.protocol.watch import Watch
 from bml.schedule import AnyPrograms
@@ -309,7 +309,7 @@ class ServerCore:
         done = self._steps.clash()
         if self._may_install(self._proven_epoch):
             done += self._install(now)
-        self._watch.be_patient(self.timeouts.warm_up_s if self.committed < WARM_UP_STEPS else 0.0)
+        self._watch.be_patient(self.timeouts.patience_s(self.committed))
         return done + self._watch.tick(now)
 
     def _orphaned(self, now: float) -> bool:

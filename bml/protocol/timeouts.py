@@ -10,7 +10,7 @@ from topology.errors import UsageError
 DEFAULT_DETECT_S = 0.5
 
 _WARM_UP_S = 10.0
-WARM_UP_STEPS = 2
+_WARM_UP_STEPS = 2
 """Until so many steps are committed, training functions do things for the first time: they import, initialise
 devices, compile. That may keep Python's interpreter lock, without which nothing goes out, for seconds."""
 
@@ -35,7 +35,7 @@ class Timeouts:
     answer_s: float
     #: A connection that cannot be made within this counts as lost.
     connect_s: float
-    #: During the first steps (WARM_UP_STEPS) silence is borne, and an answer awaited, for this long.
+    #: During the first steps (_WARM_UP_STEPS) silence is borne, and an answer awaited, for this long.
     warm_up_s: float
     #: At start-up every server must have appeared within this.
     start_s: float
@@ -63,6 +63,10 @@ class Timeouts:
         )
         made.check()
         return made
+
+    def patience_s(self, committed: int) -> float:
+        """How much silence is borne, whatever the detector says, when so many steps are committed."""
+        return self.warm_up_s if committed < _WARM_UP_STEPS else 0.0
 
     def check(self) -> None:
         """Raise UsageError unless the time-outs stand in their safe order."""

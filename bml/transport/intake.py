@@ -129,13 +129,18 @@ class Intake:
         self._rest = _SINK[:0]
 
     def _parse(self) -> None:
-        scratch = self._scratch
         while self._high - self._low >= HEADER_NBYTES and not self._stopped:
-            self._header = unpack(scratch, self._low, self._max_nbytes)
-            self._low += HEADER_NBYTES
-            if not self._ask() or (self._missing and not self._fill()):
+            if not self._take():
                 return
-            self._finish()
+
+    def _take(self) -> bool:
+        """Take the frame that begins next; return whether to go on."""
+        self._header = unpack(self._scratch, self._low, self._max_nbytes)
+        self._low += HEADER_NBYTES
+        if not self._ask() or (self._missing and not self._fill()):
+            return False
+        self._finish()
+        return True
 
     def _ask(self) -> bool:
         """Find out where the payload goes; return whether to go on."""
