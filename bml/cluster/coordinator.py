@@ -153,10 +153,16 @@ class CoordinatorLoop:
         for instruction in instructions:
             if isinstance(instruction, core.Finished):
                 self._finished = instruction
-                # One that was deposed has nothing more to say, its successor speaks.
-                self._over_at = time.monotonic() + (0.0 if instruction.deposed else _LINGER_S)
+                self._over_at = time.monotonic() + self._linger_s(instruction)
             elif instruction.server in self._channels:
                 self._channels[instruction.server].send(msg.encode(instruction.message))
+
+    def _linger_s(self, end: core.Finished) -> float:
+        """For how long those that cannot be reached now are dialled, to be told of the end."""
+        if end.deposed:
+            return 0.0  # it has nothing more to say, its successor speaks
+        # Of a job that never began, who is missing may still import.
+        return _LINGER_S if self._core.view is not None else self._timeouts.orphan_s
 
     # --- connections -----------------------------------------------------------------------------
 

@@ -85,6 +85,28 @@ def test_a_server_that_imports_for_long_is_waited_for(tmp_path: Path) -> None:
     assert result.values == dict.fromkeys(range(4), 4.0)
 
 
+def test_a_server_that_imports_for_too_long_is_named_as_soon_as_it_answers() -> None:
+    """The coordinator had gone by then, and everybody waited for another one."""
+    imports = Sleeps(4.5)
+
+    def train(session: bml.Session) -> None:
+        assert imports is None
+        session.barrier()
+
+    with pytest.raises(StartError, match=r"cannot start: server \d \(did not appear\)"):
+        jobs.launch(train, "bcube:2x1", start_s=3.0, detect_s=0.2)
+
+
+class Sleeps:
+    """Something that takes so long to be loaded, on every server."""
+
+    def __init__(self, seconds: float):
+        self.seconds = seconds
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return time.sleep, (self.seconds,)
+
+
 def test_a_gil_held_for_less_than_detect_s_harms_nobody() -> None:
     result = jobs.launch(jobs.descend, faults=["gil:4@step=9,for=200ms"])
     check_sound(result)
