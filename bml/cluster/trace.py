@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from bml.protocol.dataflow import Reduce
 from bml.protocol.frame import Header, Kind
 from bml.protocol.workspace import Workspace
 from bml.transport.interface import Handler, LinkKey, LostKind, Verdict
+from bml.transport.shm.plate import boot_id
 
 MOST_EVENTS = 200_000
 """Of one server: the newest are kept."""
@@ -23,7 +23,6 @@ MOST_EVENTS = 200_000
 _STEPS, _ARITHMETIC, _NICS = 0, 1, 10
 _NEIGHBOURS = 10_000  # tracks of one NIC
 _NAMES = {Kind.UP: "sum", Kind.DOWN: "result", Kind.TOKEN: "token", Kind.DESCRIBE: "call"}
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Event(NamedTuple):
@@ -104,7 +103,7 @@ class Trace:
     def taken(self) -> ServerTrace:
         """All that was recorded."""
         wall_s = time.time() - time.monotonic()
-        return ServerTrace(self._server, _BOOT.read_text().strip(), wall_s, list(self._events))
+        return ServerTrace(self._server, boot_id(), wall_s, list(self._events))
 
 
 class TracedWorkspace(Workspace):

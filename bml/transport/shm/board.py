@@ -17,7 +17,6 @@ and the word that says how far the server is comes last.
 
 from __future__ import annotations
 
-import hmac
 import mmap
 import os
 from typing import NamedTuple
@@ -26,6 +25,7 @@ from bml.protocol.direct import Stage, standing
 from bml.protocol.frame import MAX_TEXT_NBYTES
 from bml.transport.memory import address_of
 from bml.transport.shm import futex
+from bml.transport.shm.proof import PROOF_NBYTES, proof_of, proves
 from bml.transport.shm.segment import Segment, SegmentAddress, map_to_read
 
 N_HELD = 32
@@ -38,7 +38,7 @@ _HELD, _PIECES, _TEXT = 32, 64, 512
 _PIECE_WORDS = 3
 _IN_PLACE = 1 << 32
 _TEXT_AT = 8 * (_TEXT + 1)
-_PROOF_NBYTES = 32
+_WHAT = "board"
 _NOTHING_HELD = bytes(8 * N_HELD)
 
 
@@ -67,8 +67,8 @@ class Board:
         self._changes_at = self._segment.start
         process, fd, _, _ = self._segment.address
         self.address = BoardAddress(process, fd, process_namespace())
-        proof = _proof(token, job, server, self.address)
-        self._segment.memory[8 * _PROOF : 8 * _PROOF + _PROOF_NBYTES] = proof
+        proof = proof_of(token, _WHAT, job, server, self.address)
+        self._segment.memory[8 * _PROOF : 8 * _PROOF + PROOF_NBYTES] = proof
         self._described: int | None = None
         self._placed: InputPlace | None = None
 
@@ -148,8 +148,8 @@ class PeerBoard:
 
     def proves(self, token: bytes, job: str) -> bool:
         """Whether its owner has the cluster's token and is this server of this job."""
-        shown = self._memory[8 * _PROOF : 8 * _PROOF + _PROOF_NBYTES]
-        return hmac.compare_digest(shown, _proof(token, job, self.server, self.address))
+        shown = self._memory[8 * _PROOF : 8 * _PROOF + PROOF_NBYTES]
+        return proves(shown, token, _WHAT, job, self.server, self.address)
 
     @property
     def lives(self) -> bool:
@@ -223,8 +223,3 @@ class PeerBoard:
 def process_namespace() -> int:
     """What this process shares with all that see it under its number."""
     return os.stat("/proc/self/ns/pid").st_ino
-
-
-def _proof(token: bytes, job: str, server: int, address: BoardAddress) -> bytes:
-    said = f"bml board {job} {server} {address.process} {address.fd}"
-    return hmac.digest(token, said.encode(), "sha256")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bml.transport.memory import Array
-from bml.transport.shm.segment import SegmentAddress
+from bml.transport.shm.segment import SegmentAddress, open_to_read
 
 _MAP_FIXED, _MAP_NORESERVE, _MAP_POPULATE = 0x10, 0x4000, 0x8000
 _FAILED = ctypes.c_void_p(-1).value
@@ -43,7 +43,7 @@ class Joined:
         start = _map(None, self.nbytes, 0, nowhere, -1)
         weakref.finalize(self, _libc.munmap, start, self.nbytes).atexit = False
         for index, segment in enumerate(segments):
-            fd = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = open_to_read(segment)
             try:
                 if os.fstat(fd).st_size < piece_nbytes:
                     raise OSError(f"{segment} is shorter than {piece_nbytes} bytes")

@@ -11,27 +11,22 @@ A page of words, which its owner alone writes and every word at once (see `board
 
 from __future__ import annotations
 
-import fcntl
-import hmac
 import mmap
-import os
 import secrets
 from pathlib import Path
 from typing import NamedTuple
 
 from bml.transport.shm.board import process_namespace
-from bml.transport.shm.segment import Segment, SegmentAddress
+from bml.transport.shm.proof import PROOF_NBYTES, proof_of, proves
+from bml.transport.shm.segment import Segment, SegmentAddress, map_to_read
 
 MOST_SEGMENTS = 256
 """What lies in segments beyond these is sent."""
 
 _FENCES, _SEGMENTS, _PROOF, _TABLE = 0, 1, 2, 8
 _READABLE = _TABLE + 2 * MOST_SEGMENTS
-_PROOF_NBYTES = 32
+_WHAT = "plate"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-_MEMORY_FILE = "/memfd:bml"
-_F_GET_SEALS = 1034
-_SEAL_SHRINK = 0x2
 
 
 class PlateAddress(NamedTuple):
@@ -48,9 +43,14 @@ class PlateAddress(NamedTuple):
     nonce: int
 
 
+def boot_id() -> str:
+    """What is different for every run of every machine."""
+    return _BOOT.read_text().strip()
+
+
 def host() -> tuple[str, int]:
     """What all processes have in common that see each other under their numbers: machine and container."""
-    return _BOOT.read_text().strip(), process_namespace()
+    return boot_id(), process_namespace()
 
 
 class Plate:
@@ -62,8 +62,8 @@ class Plate:
         self._words = memoryview(self._segment.memory).cast("Q")
         process, fd, _, nbytes = self._segment.address
         self.address = PlateAddress(*host(), process, fd, nbytes, secrets.randbits(62) + 1)
-        proof = _proof(token, job, server, self.address)
-        self._segment.memory[8 * _PROOF : 8 * _PROOF + _PROOF_NBYTES] = proof
+        proof = proof_of(token, _WHAT, job, server, self.address)
+        self._segment.memory[8 * _PROOF : 8 * _PROOF + PROOF_NBYTES] = proof
 
     @property
     def fences(self) -> int:
@@ -98,10 +98,9 @@ class PeerPlate:
 
     def __init__(self, token: bytes, job: str, server: int, address: PlateAddress):
         self.address = address
-        memory = _map(address.process, address.fd, address.nbytes)
-        if not hmac.compare_digest(
-            memory[8 * _PROOF : 8 * _PROOF + _PROOF_NBYTES], _proof(token, job, server, address)
-        ):
+        memory = map_to_read(SegmentAddress(address.process, address.fd, 0, address.nbytes))
+        shown = memory[8 * _PROOF : 8 * _PROOF + PROOF_NBYTES]
+        if not proves(shown, token, _WHAT, job, server, address):
             raise ValueError("what it shows is not of this job, or without its token")
         self._words = memoryview(memory).cast("Q")
         self._regions: dict[int, memoryview] = {}
@@ -122,24 +121,6 @@ class PeerPlate:
             if number >= min(self._words[_SEGMENTS], MOST_SEGMENTS):
                 raise ValueError(f"there is no segment {number}")
             fd, nbytes = self._words[_TABLE + 2 * number : _TABLE + 2 * number + 2]
-            found = self._regions[number] = memoryview(_map(self.address.process, fd, nbytes))
+            segment = SegmentAddress(self.address.process, fd, number, nbytes)
+            found = self._regions[number] = memoryview(map_to_read(segment))
         return found
-
-
-def _map(process: int, fd: int, nbytes: int) -> mmap.mmap:
-    """Map another process's segment to be read, but nothing else that it may have open under that number."""
-    path = f"/proc/{process}/fd/{fd}"
-    if not os.readlink(path).startswith(_MEMORY_FILE):
-        raise ValueError(f"{path} is no memory of ours")
-    own = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        if not fcntl.fcntl(own, _F_GET_SEALS) & _SEAL_SHRINK:
-            raise ValueError(f"{path} may shrink under its readers")
-        return mmap.mmap(own, nbytes, prot=mmap.PROT_READ)
-    finally:
-        os.close(own)
-
-
-def _proof(token: bytes, job: str, server: int, address: PlateAddress) -> bytes:
-    said = f"bml plate {job} {server} {address.process} {address.fd} {address.nonce}"
-    return hmac.digest(token, said.encode(), "sha256")

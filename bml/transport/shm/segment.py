@@ -17,7 +17,9 @@ from typing import NamedTuple
 from bml.transport.memory import address_of
 from topology.errors import FabricError
 
-_F_ADD_SEALS = 1033
+_NAME = "bml"
+_LINK = f"/memfd:{_NAME}"
+_F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
 _SEALS = 0x1 | 0x2 | 0x4 | 0x10  # no more seals, no shrinking, no growing, no writing but through our map
 _serials = itertools.count(1)
 
@@ -43,7 +45,7 @@ class Segment:
     """
 
     def __init__(self, nbytes: int):
-        self._fd = os.memfd_create("bml", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self._fd, nbytes)
             self.memory = mmap.mmap(self._fd, nbytes)
@@ -61,9 +63,26 @@ class Segment:
             self._fd = -1
 
 
+def open_to_read(address: SegmentAddress) -> int:
+    """A descriptor of a segment of any process of this user.
+
+    Raises OSError if that is gone, or another user's, or anything else that is open under this number.
+    """
+    if not os.readlink(address.path).startswith(_LINK):
+        raise OSError(f"{address.path} is no memory of ours")
+    fd = os.open(address.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        if fcntl.fcntl(fd, _F_GET_SEALS) & _SEALS != _SEALS:
+            raise OSError(f"{address.path} may change under its readers")
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
 def map_to_read(address: SegmentAddress) -> mmap.mmap:
-    """Map a segment of any process of this user; raises OSError if that is gone, or another user's."""
-    fd = os.open(address.path, os.O_RDONLY | os.O_CLOEXEC)
+    """Map a segment; raises OSError as `open_to_read` does, ValueError if it is shorter."""
+    fd = open_to_read(address)
     try:
         return mmap.mmap(fd, address.nbytes, prot=mmap.PROT_READ)
     finally:
