@@ -122,7 +122,7 @@ def test_peers_take_part():
 @pytest.mark.real
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 1), (signal.SIGTERM, 143)])
 def test_interrupt_and_termination_leave_nothing(tmp_path, number, status):
-    command = [sys.executable, "-m", "bml.cli", "bench", "allreduce", "--fabric", "bcube:2x1", "--sizes"]
+    command = [sys.executable, "-m", "bml", "bench", "allreduce", "--fabric", "bcube:2x1", "--sizes"]
     process = subprocess.Popen(
         [*command, "4KiB,64MiB", "--repetitions", "9", "--block-s", "0.1"],
         stdout=subprocess.PIPE,

@@ -15,7 +15,7 @@ import pytest
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
 
-BML = [sys.executable, "-m", "bml.cli"]
+BML = [sys.executable, "-m", "bml"]
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = str(ROOT / "examples" / "train_digits.py")
 TRAIN = """

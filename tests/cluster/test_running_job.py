@@ -25,7 +25,7 @@ from bml.errors import FabricError, UsageError
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
 
-BML = [sys.executable, "-m", "bml.cli"]
+BML = [sys.executable, "-m", "bml"]
 
 
 @pytest.fixture(autouse=True)

@@ -283,7 +283,7 @@ def test_the_launcher_can_be_killed_and_nothing_stays(tmp_path: Path) -> None:
         f"        pathlib.Path({str(tmp_path)!r}, f'pid{{session.server}}').write_text(str(os.getpid()))\n"
     )
     before = left_behind()
-    command = [sys.executable, "-m", "bml.cli", "run", str(script), "--fabric", "bcube:2x1", "--launcher"]
+    command = [sys.executable, "-m", "bml", "run", str(script), "--fabric", "bcube:2x1", "--launcher"]
     launcher = subprocess.Popen([*command, "processes", "--transport", "shm", "--quiet"])
     try:
         pids = [tmp_path / f"pid{server}" for server in range(2)]

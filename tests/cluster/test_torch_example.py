@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_a_torch_model_trains_in_step_while_a_server_dies() -> None:
-    command = [sys.executable, "-m", "bml.cli", "run", "examples/train_torch.py", "--fabric", "bcube:2x2"]
+    command = [sys.executable, "-m", "bml", "run", "examples/train_torch.py", "--fabric", "bcube:2x2"]
     faults = ["--fault", "kill:1@step=20"]
     done = subprocess.run(
         [*command, "--launcher", "processes", "--json", *faults],

@@ -55,7 +55,7 @@ def test_trace_of_a_job_accounts_for_every_byte_and_step() -> None:
 @pytest.mark.timeout(60)
 def test_run_writes_a_trace(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("def train(session):\n    session.barrier()\n")
-    command = [sys.executable, "-m", "bml.cli", "run", str(tmp_path / "script.py"), "--launcher", "processes"]
+    command = [sys.executable, "-m", "bml", "run", str(tmp_path / "script.py"), "--launcher", "processes"]
     file = tmp_path / "out.json"
     done = subprocess.run(
         [*command, "--fabric", "bcube:2x1", "--trace", str(file)], capture_output=True, text=True, check=False

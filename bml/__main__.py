@@ -1,4 +1,4 @@
-"""`python -m bml.cli`, the same as the command `bml`."""
+"""`python -m bml`, the same as the command `bml`."""
 
 from bml.cli import main
 
