@@ -17,6 +17,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from bml.cluster.launch import LAUNCHERS, launch
+from bml.cluster.placement import Reservation
 from bml.cluster.result import Result
 from bml.errors import UsageError
 from bml.fabric import DEFAULT_NAME
@@ -36,6 +37,13 @@ _SEEDED_STEPS = 50
 @click.option("--fault-seed", type=int, help=f"Draw two faults within the first {_SEEDED_STEPS} steps.")
 @click.option("--launcher", type=click.Choice(LAUNCHERS), default="ray", show_default=True)
 @click.option("--address", help="Address of a running Ray cluster; without it a local Ray is started.")
+@click.option(
+    "--resource",
+    "resources",
+    multiple=True,
+    metavar="R=AMOUNT",
+    help="What each server reserves of the Ray cluster, like GPU=1; repeatable.",
+)
 @click.option("--algorithm", default="auto", show_default=True, help="See bml plan.")
 @click.option("--detect-s", type=float, help="How fast a silent failure must be noticed. [default: 0.5]")
 @click.option("--min-servers", type=int, help="Fewer survivors stop the job. [default: more than half]")
@@ -77,6 +85,7 @@ def run(
     fault_seed: int | None,
     launcher: str,
     address: str | None,
+    resources: tuple[str, ...],
     algorithm: str,
     detect_s: float | None,
     min_servers: int | None,
@@ -108,6 +117,7 @@ def run(
             faults=texts,
             launcher=launcher,
             address=address,
+            resources=Reservation.parse(resources).amounts,
             algorithm=algorithm,
             detect_s=detect_s,
             min_servers=min_servers,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import cloudpickle
@@ -14,6 +14,7 @@ from bml.cluster.emulated import EmulatedFleet
 from bml.cluster.emulated_ray import OnStart
 from bml.cluster.fleet import Fleet
 from bml.cluster.job import JobSpec
+from bml.cluster.placement import Reservation
 from bml.cluster.processes import ProcessFleet
 from bml.cluster.result import Result
 from bml.cluster.running import Job, OnChange
@@ -39,6 +40,7 @@ def start(
     faults: Iterable[str | Fault] = (),
     launcher: str = "ray",
     address: str | None = None,
+    resources: Mapping[str, float] | None = None,
     algorithm: str = "auto",
     detect_s: float | None = None,
     start_s: float = START_S,
@@ -78,7 +80,8 @@ def start(
         constants=load_constants()[0],
         trace=trace,
     )
-    fleet = _fleet(spec, launcher, address, prints, on_start or _say_nothing)
+    reserves = Reservation(resources or {})
+    fleet = _fleet(spec, launcher, address, reserves, prints, on_start or _say_nothing)
     job = Job(fleet, fleet.spec, launcher, on_change)
     job.begin(_pickled(train))
     return job
@@ -101,8 +104,11 @@ def launch(*arguments: Any, **options: Any) -> Result:
     """Run `train(session)` on every server of `fabric` and return when all survivors are done.
 
     `launcher` is "ray" (a local Ray, the cluster at `address`, or the one this process belongs to) or
-    "processes" (plain processes on this machine). `faults` are injected: texts, or a faults.FaultPlan.
-    `detect_s`: how fast a silent failure must be noticed. `start_s`: how long servers may take to appear.
+    "processes" (plain processes on this machine). `resources` is what every server reserves of a Ray
+    cluster, such as {"GPU": 1, "CPU": 8}; without it servers reserve nothing, see no GPU where Ray hides
+    those that are not reserved, and are spread evenly over the machines, neighbours together. `faults` are
+    injected: texts, or a faults.FaultPlan. `detect_s`: how fast a silent failure must be noticed. `start_s`:
+    how long servers may take to appear.
     `min_servers`: fewer survivors stop the job (default: a view must keep more than half of the one
     before). `emulated`: the servers live on the emulated fabric of this name that is up on this machine, and
     cables really break; True: on "bml", which is made for the job if it is not up. With the launcher "ray"
@@ -126,11 +132,17 @@ def launch(*arguments: Any, **options: Any) -> Result:
         return job.wait()
 
 
-def _fleet(spec: JobSpec, launcher: str, address: str | None, prints: bool, on_start: OnStart) -> Fleet:
+def _fleet(
+    spec: JobSpec, launcher: str, address: str | None, reserves: Reservation, prints: bool, on_start: OnStart
+) -> Fleet:
     if launcher not in LAUNCHERS:
         raise UsageError(f"launcher is {launcher!r}: give one of {', '.join(LAUNCHERS)}")
     if address is not None and launcher == "processes":
         raise UsageError("an address is for the ray launcher; processes run on this machine")
+    if reserves and (launcher == "processes" or spec.emulated is not None):
+        raise UsageError(
+            "resources are reserved of a Ray cluster; processes, or an emulated fabric, have none"
+        )
     if spec.emulated is not None:
         if address is not None:
             raise UsageError("on the emulated fabric a Ray of its own is started: give no address")
@@ -139,7 +151,7 @@ def _fleet(spec: JobSpec, launcher: str, address: str | None, prints: bool, on_s
         return ProcessFleet(spec, prints)
     from bml.cluster.ray_fleet import RayFleet  # importing Ray takes seconds
 
-    return RayFleet(spec, address, prints)
+    return RayFleet(spec, address, prints, reserves)
 
 
 def _say_nothing(_: str) -> None:

@@ -29,7 +29,7 @@ import cloudpickle
 import ray
 
 from bml.cluster.keeper import MACHINE_FOLDER
-from bml.cluster.ray_fleet import NAMESPACE, OBJECT_STORE_NBYTES, Machines, RayFleet
+from bml.cluster.ray_fleet import NAMESPACE, OBJECT_STORE_NBYTES, Machines, RayFleet, living_machines
 from bml.errors import BmlError, StartError
 
 _POLL_S = 0.05
@@ -48,7 +48,7 @@ class _Driver:
     def run(self) -> None:
         spec, prints, host, places, strikes = self._hear()
         self._machines = Machines(places, strikes, _start_ray(host, prints))
-        self._fleet = RayFleet(spec, None, prints, self._machines)
+        self._fleet = RayFleet(spec, None, prints, machines=self._machines)
         self.say("head", ray.get_runtime_context().gcs_address)
         threading.Thread(target=self._listen, name="bml-launcher", daemon=True).start()
         while True:
@@ -106,7 +106,7 @@ class _Driver:
 
     def _look_for_nodes(self) -> None:
         nodes = self._machines.nodes
-        alive = {node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        alive = {each.address: each.node for each in living_machines()}
         for server in sorted(self._awaited):
             found = alive.get(self._machines.places[server].control_host)
             if found is not None and found != nodes.get(server):

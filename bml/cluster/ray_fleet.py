@@ -25,11 +25,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from bml.cluster.fleet import Answers, Changed, Died, FleetEvent, Reported, Request
 from bml.cluster.job import Contact, Endpoint, JobSpec, Place
+from bml.cluster.placement import Machine, Reservation, blocks
 from bml.cluster.ray_actors import CoordinatorActor, ServerActor
-from bml.errors import StartError
+from bml.errors import StartError, UsageError
 
 NAMESPACE = "bml"
 _SNAPSHOT_S = 0.1
+_HEAD = "node:__internal_head__"  # what Ray adds to the resources of the node with its head
 OBJECT_STORE_NBYTES = 100 << 20
 """Of every Ray that is started here: nothing of a job passes through it."""
 
@@ -54,8 +56,16 @@ class RayFleet:
     With `machines` every server lives on the node that is its machine, of the Ray that this process is in.
     """
 
-    def __init__(self, spec: JobSpec, address: str | None, prints: bool, machines: Machines | None = None):
+    def __init__(
+        self,
+        spec: JobSpec,
+        address: str | None,
+        prints: bool,
+        reserves: Reservation | None = None,
+        machines: Machines | None = None,
+    ):
         self._prints = prints
+        self._reserves = reserves or Reservation()
         self._machines = machines
         self._folder: str | None = None
         self._train = b""
@@ -82,7 +92,11 @@ class RayFleet:
         else:
             self._own_cluster = True
             self._start_ray()
-        self._one_machine = machines is None and (self._own_cluster or _is_loopback_cluster())
+        living = living_machines()
+        self._head = max(living, key=lambda each: each.is_head).node
+        self._homes = blocks(spec.parsed_fabric().servers, living)
+        # On one machine, loopback addresses reach everybody.
+        self._one_machine = machines is None and (self._own_cluster or len(living) == 1)
         self.spec = self._spec = spec.settled(self._one_machine)
 
     def start(self, train: bytes) -> None:
@@ -101,7 +115,8 @@ class RayFleet:
                 num_cpus=0,
                 max_restarts=-1,
                 max_task_retries=-1,
-                scheduling_strategy=_on(self._machines.head) if self._machines else "DEFAULT",
+                # If Ray's head dies all is over; any other machine may die, and must not take it along.
+                scheduling_strategy=_on(self._machines.head if self._machines else self._head),
             )
             .remote(self._spec, self._contacts)
         )
@@ -109,30 +124,53 @@ class RayFleet:
             self._runs[handle.run.remote(self._contacts, train)] = server
 
     def _actor(self, server: int, life: int | None = None) -> Any:
-        # SPREAD puts them on as many machines as there are; they may share one, so they reserve no CPU.
         # Two calls at a time: the training function, and whoever asks how it is going.
         machines = self._machines
         options = {
-            "num_cpus": 0,
+            **self._reserves.options,
             "max_restarts": 0,
             "max_concurrency": 2,
-            "scheduling_strategy": _on(machines.nodes[server]) if machines else "SPREAD",
+            "scheduling_strategy": self._strategy(server),
         }
         spec = self._spec if life is None else self._spec.for_joiner(again=server in self._lives)
         place = machines.places[server] if machines else Place() if self._one_machine else None
         strikes = machines.strikes if machines else None
-        return ray.remote(ServerActor).options(**options).remote(spec, server, place, life, strikes)
+        try:
+            return ray.remote(ServerActor).options(**options).remote(spec, server, place, life, strikes)
+        except ValueError as error:
+            raise UsageError(f"Ray refuses to reserve {self._reserves}: {error}") from None
+
+    def _strategy(self, server: int) -> Any:
+        """Where Ray is to put a server."""
+        if self._machines:
+            return _on(self._machines.nodes[server])
+        if self._reserves:
+            return "SPREAD"  # it must be where that is free
+        return _on(self._homes[server])
 
     def join(self, server: int) -> None:
         """See Fleet."""
         if server in self._actors:
             self._end(server)
-        life = time.time_ns()
-        self._actors[server] = self._actor(server, life)
-        self._contacts[server] = self._contact(server, time.monotonic() + self._spec.start_s)
+        life, deadline = time.time_ns(), time.monotonic() + self._spec.start_s
+        try:
+            self._come(server, life, deadline)
+        except StartError as error:
+            if not isinstance(error.__cause__, ActorDiedError):
+                raise
+            # Ray had put it on a machine that it did not know to be dead; now it does.
+            self._come(server, life, deadline)
         self._lives[server] = life
         self._runs[self._actors[server].run.remote(self._contacts, self._train)] = server
         self._coordinator.join.remote(server, life, self._contacts[server])
+
+    def _come(self, server: int, life: int, deadline: float) -> None:
+        """Start a server that joins, elsewhere if its machine is dead, and hear where it can be reached."""
+        living = living_machines()
+        if self._homes[server] not in {each.node for each in living}:
+            self._homes[server] = blocks(list(self._homes), living)[server]
+        self._actors[server] = self._actor(server, life)
+        self._contacts[server] = self._contact(server, deadline)
 
     def _end(self, server: int) -> None:
         """End what is left of a server; a frozen one cannot hear Ray."""
@@ -226,10 +264,12 @@ class RayFleet:
         try:
             found = ray.get(handle.contact.remote(), timeout=max(0.1, deadline - time.monotonic()))
         except GetTimeoutError:
-            resources = ray.cluster_resources()
-            raise StartError(f"Ray did not start server {server} in time; it has {resources}") from None
+            wanted = f", of which each server reserves {self._reserves}" if self._reserves else ""
+            raise StartError(
+                f"Ray did not start server {server} in time; it has {ray.cluster_resources()}{wanted}"
+            ) from None
         except RayError as error:
-            raise StartError(f"server {server} died at start-up: {error}") from None
+            raise StartError(f"server {server} died at start-up: {error}") from error
         contact: Contact
         contact, self._pids[server] = found
         return contact
@@ -276,7 +316,15 @@ def _on(node: str) -> NodeAffinitySchedulingStrategy:
     return NodeAffinitySchedulingStrategy(node, soft=False)
 
 
-def _is_loopback_cluster() -> bool:
-    """Whether the whole cluster is this one machine, so that loopback addresses reach everybody."""
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    return len(nodes) == 1
+def living_machines() -> list[Machine]:
+    """The nodes that Ray takes to be alive."""
+    return [
+        Machine(
+            node["NodeManagerAddress"],
+            node["NodeID"],
+            node["Resources"].get("CPU", 0.0),
+            _HEAD in node["Resources"],
+        )
+        for node in ray.nodes()
+        if node["Alive"]
+    ]

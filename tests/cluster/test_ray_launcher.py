@@ -25,9 +25,14 @@ BIN = Path(sys.executable).parent
 ENVIRONMENT = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
 
 
-def run(*command: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+def run(*command: str, timeout_s: float = 120, **settings: str) -> subprocess.CompletedProcess[str]:
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=ENVIRONMENT
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**ENVIRONMENT, **settings},
     )
     try:
         stdout, stderr = process.communicate(timeout=timeout_s)
@@ -169,7 +174,7 @@ def cluster() -> Iterator[tuple[str, str]]:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=ENVIRONMENT,
+            env={**ENVIRONMENT, "TMPDIR": folder},
             start_new_session=True,
         )
         try:
@@ -217,3 +222,56 @@ def test_a_ray_job_and_an_address(cluster: tuple[str, str]) -> None:
     )
     assert attached.returncode == 0, attached.stderr
     assert json.loads(attached.stdout)["values"]["3"]["accuracy"] >= 0.95
+
+
+_ON_TWO_MACHINES = """
+import json
+import bml
+import numpy as np
+import ray
+from ray.cluster_utils import Cluster
+
+
+def train(session):
+    w, lost = np.zeros(1, "f4"), session.joins
+    session.state(w=w)
+    for _ in session.steps(10**6):
+        w += session.allreduce(np.ones(1, "f4"))
+        lost |= len(session.contributors) < 4
+        if lost and len(session.contributors) == 4:
+            return ray.get_runtime_context().get_node_id()
+
+
+def where(session):
+    assert session.allreduce(np.ones(2, "f4"))[0] == 4
+    return ray.get_runtime_context().get_node_id()
+
+
+quick = {"health_check_period_ms": 300, "health_check_failure_threshold": 2}
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "_system_config": quick})
+try:
+    machines = [cluster.add_node(num_cpus=2) for _ in range(2)]
+    found = {"machines": [each.node_id for each in machines]}
+    found["reserved"] = bml.launch(where, "bcube:2x2", address=cluster.address, resources={"CPU": 1}).values
+    with bml.start(train, "bcube:2x2", address=cluster.address, rejoin=True, min_servers=2) as job:
+        cluster.remove_node(machines[1], allow_graceful=False)
+        result = job.wait(60)
+    found |= {"rejoined": result.values, "views": result.report["views"]}
+    print(json.dumps(found))
+finally:
+    cluster.shutdown()
+"""
+
+
+def test_a_dead_machine_of_a_cluster_has_its_servers_started_on_another_one(tmp_path: Path) -> None:
+    (tmp_path / "machines.py").write_text(_ON_TWO_MACHINES)
+    with tempfile.TemporaryDirectory(prefix="ray-") as folder:  # for what Ray leaves, with a short name
+        done = run(sys.executable, str(tmp_path / "machines.py"), timeout_s=100, TMPDIR=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    machines = found["machines"]
+    assert sorted(found["reserved"].values()) == sorted(2 * machines), "two fit on each, on the head none"
+    views = [set(view["members"]) for view in found["views"]]
+    assert min(views, key=len) in ({0, 1}, {2, 3}), "neighbours live together"
+    assert views[-1] == {0, 1, 2, 3}
+    assert found["rejoined"] == dict.fromkeys("0123", machines[0])

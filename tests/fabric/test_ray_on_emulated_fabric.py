@@ -133,7 +133,7 @@ def test_a_launcher_that_is_ended_takes_everything_along(
 ) -> None:
     network = emulated_fabric("bcube:2x1")
     (tmp_path / "endless.py").write_text("def train(session):\n    while True:\n        session.barrier()\n")
-    command = [sys.executable, "-m", "bml.cli", "run", str(tmp_path / "endless.py"), "--fabric", "bcube:2x1"]
+    command = [sys.executable, "-m", "bml", "run", str(tmp_path / "endless.py"), "--fabric", "bcube:2x1"]
     process = subprocess.Popen(
         [*command, "--fabric-emulated", "--fabric-name", network.name],
         stdout=subprocess.PIPE,

@@ -1,0 +1,75 @@
+"""On which machine of a Ray cluster each server lives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bml.errors import UsageError
+
+
+@dataclass(frozen=True, order=True)
+class Machine:
+    """A Ray node that lives: its address, Ray's id of it, how many CPUs it offers, whether it is the head."""
+
+    address: str
+    node: str
+    cpus: float
+    is_head: bool = False
+
+
+def blocks(servers: Sequence[int], machines: Sequence[Machine]) -> dict[int, str]:
+    """The node of every server: neighbours by number together, as many on each machine, give or take one.
+
+    Servers of neighbouring numbers share a switch of level 0, so that as many bytes as can be stay inside of
+    a machine. Machines without CPUs, as heads of clusters often are, get none if there are others.
+    """
+    usable = sorted(each for each in machines if each.cpus > 0) or sorted(machines)
+    most = min(len(servers), len(usable))
+    return {server: usable[i * most // len(servers)].node for i, server in enumerate(servers)}
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """What every server reserves of a Ray cluster, as `CPU`, `GPU` or a resource of one's own: amounts.
+
+    Raises UsageError for what is no amount.
+    """
+
+    amounts: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, amount in self.amounts.items():
+            is_amount = isinstance(amount, int | float) and math.isfinite(amount) and amount > 0
+            if not name or not is_amount:
+                raise UsageError(f"a server cannot reserve {amount!r} of {name!r}: write GPU=1 or the like")
+
+    @classmethod
+    def parse(cls, texts: Sequence[str]) -> Reservation:
+        """Read `GPU=1`, `CPU=8`. Raises UsageError."""
+        amounts: dict[str, float] = {}
+        for text in texts:
+            name, _, amount = text.partition("=")
+            try:
+                amounts[name] = float(amount)
+            except ValueError:
+                raise UsageError(f"'{text}' reserves nothing: write it like GPU=1 or CPU=8") from None
+        return cls(amounts)
+
+    def __bool__(self) -> bool:
+        return bool(self.amounts)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={amount:g}" for name, amount in self.amounts.items())
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """As options of a Ray actor; who reserves no CPU takes none."""
+        own = {name: amount for name, amount in self.amounts.items() if name not in ("CPU", "GPU")}
+        return {
+            "num_cpus": self.amounts.get("CPU", 0),
+            "num_gpus": self.amounts.get("GPU", 0),
+            "resources": own,
+        }
