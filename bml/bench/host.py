@@ -46,8 +46,7 @@ class Ranks:
             if time.monotonic() > deadline:
                 raise RankError(f"{self.who}: rank {min(missing)} did not start in {timeout_s:g} s")
             if wait([self._listener], _POLL_S):
-                connection: Connection[Any, Any] = Connection(self._listener.accept()[0].detach())
-                self._ranks[self._answer("a new rank", connection, deadline)["rank"]] = connection
+                self._admit(Connection(self._listener.accept()[0].detach()), deadline)
 
     def ask(self, ranks: Collection[int], check: Callable[[], None], **order: Any) -> dict[int, Any]:
         """Give an order to these ranks at once and return their answers."""
@@ -80,13 +79,14 @@ class Ranks:
         while self._ranks:
             self._ranks.popitem()[1].close()
 
-    def _answer(self, name: str, connection: Connection[Any, Any], deadline: float) -> Any:
+    def _admit(self, connection: Connection[Any, Any], deadline: float) -> None:
+        """Learn who dialled in. Who is gone at once was killed, perhaps as wanted: `check` knows."""
         try:
-            if connection.poll(max(0.0, deadline - time.monotonic())):
-                return json.loads(connection.recv_bytes())
-        except (EOFError, OSError) as error:
-            raise RankError(f"{self.who}: {name} is gone") from error
-        raise RankError(f"{self.who}: {name} does not answer")
+            if not connection.poll(max(0.0, deadline - time.monotonic())):
+                raise RankError(f"{self.who}: a new rank does not say which it is")
+            self._ranks[json.loads(connection.recv_bytes())["rank"]] = connection
+        except (EOFError, OSError):
+            connection.close()
 
     def _gone(self, name: str, check: Callable[[], None]) -> RankError:
         deadline = time.monotonic() + _LAST_WORDS_S

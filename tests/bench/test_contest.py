@@ -1,7 +1,9 @@
 """Turns and what becomes of peers that fail, with contenders that only pretend; and the orders of ranks."""
 
+import socket
 import tempfile
 import threading
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -150,3 +152,16 @@ def test_a_rank_that_does_not_come_is_named():
         with pytest.raises(RankError, match="rank 3 did not start in 0 s"):
             host.gather([3], lambda: None, 0)
         host.close()
+
+
+def test_a_rank_that_dials_in_and_is_killed_before_it_says_a_word_does_not_end_the_others():
+    with tempfile.TemporaryDirectory() as folder:
+        host = Ranks("pretend", Path(folder))
+        with socket.socket(socket.AF_UNIX) as killed:
+            killed.connect(host.path)
+        survivor = threading.Thread(target=serve, args=(host.path, 1, Pretend(1, [1])))
+        survivor.start()
+        with closing(host):
+            host.gather([1], lambda: None, 5)
+        survivor.join(5)
+        assert not survivor.is_alive()
