@@ -53,7 +53,7 @@ def up(shape: str, rate: str, one_switch_rate: str | None, name: str, as_json: b
     start_s = time.perf_counter()
     network = bring_up(shape, rate, one_switch_rate=one_switch_rate, name=name)
     seconds = round(time.perf_counter() - start_s, 3)
-    _show(network, as_json, f"up in {seconds:.2f} s", seconds=seconds)
+    _say(network, as_json, f"up in {seconds:.2f} s", addresses=True, seconds=seconds)
 
 
 @fabric.command()
@@ -83,7 +83,7 @@ def status(name: str, as_json: bool) -> None:
     Example:
       bml fabric status --json
     """
-    _show(find(name), as_json)
+    _say(find(name), as_json, addresses=True)
 
 
 @fabric.command()
@@ -101,7 +101,7 @@ def shape(rate: str | None, one_switch_rate: str | None, name: str, as_json: boo
         raise click.UsageError("give --rate, --one-switch-rate, or both")
     network = find(name)
     network.shape(rate, one_switch_rate)
-    _show(network, as_json)
+    _say(network, as_json)
 
 
 @fabric.command()
@@ -188,36 +188,42 @@ def heal(link: str | None, everything: bool, name: str, as_json: bool) -> None:
         return
     network = find(name)
     network.heal_all()
-    _show(network, as_json)
+    _say(network, as_json)
 
 
 def _damage(name: str, text: str, as_json: bool) -> None:
     damage, network = Damage.parse(text), find(name)
     network.damage(damage)
-    _show(network, as_json)
+    _say(network, as_json)
 
 
 def _mend(name: str, text: str, as_json: bool) -> None:
     part, network = Damage.parse(text), find(name)
     network.mend(part)
-    _show(network, as_json)
+    _say(network, as_json)
 
 
-def _show(network: Emulated, as_json: bool, remark: str = "", **more: Any) -> None:
+def _say(network: Emulated, as_json: bool, remark: str = "", *, addresses: bool = False, **more: Any) -> None:
+    """What it is now. A change leaves `addresses` as they are: they are for JSON and those who ask."""
     now = {**network.status(), **more}
     if as_json:
         click.echo(json.dumps(now))
         return
+    console = Console(markup=False, highlight=False)
+    if addresses:
+        console.print(_table(now))
+    rates = f"{rate_text(now['rate'])} a NIC, one-switch network {rate_text(now['one_switch_rate'])}"
+    console.print(f"{now['servers']} servers, {now['switches']} switches, {rates}")
+    console.print("broken: " + (", ".join(now["failures"]) or "nothing"))
+    if remark:
+        console.print(remark)
+
+
+def _table(now: dict[str, Any]) -> Table:
     table = Table(
         "server", "namespace", "NICs", "one switch", "management", title=f"{now['name']}: {now['fabric']}"
     )
     for server, place in now["addresses"].items():
         nics = ", ".join(place["nics"])
         table.add_row(str(server), place["namespace"], nics, place["one_switch"], place["management"])
-    console = Console(markup=False, highlight=False)
-    console.print(table)
-    rates = f"{rate_text(now['rate'])} a NIC, one-switch network {rate_text(now['one_switch_rate'])}"
-    console.print(f"{now['servers']} servers, {now['switches']} switches, {rates}")
-    console.print("broken: " + (", ".join(now["failures"]) or "nothing"))
-    if remark:
-        console.print(remark)
+    return table

@@ -240,6 +240,10 @@ def test_commands(name: str) -> None:
     assert now["rate"] == 50 * MBIT
     assert now["one_switch_rate"] == 200 * MBIT
     assert now["addresses"]["4"]["nics"] == ["10.10.1.5", "10.11.1.5"]
+    assert bml("cut", "4/0", "--name", name) == (
+        0,
+        "9 servers, 6 switches, 50mbit a NIC, one-switch network 200mbit\nbroken: cut:4/0\n",
+    )
     code, output = bml("down", "--name", name, "--json")
     assert json.loads(output) == {"name": name, "processes": {}}
     assert bml("status", "--name", name) == (
