@@ -66,6 +66,7 @@ class DirectSync:
         self._posted: Post | None = None
         self._meeting: Post | None = None
         self._members: tuple[int, ...] = ()
+        self._nbytes = 0
         self._mapped_epoch = 0
         self._turn = threading.Lock()
         self._over: Callable[[], bool] = lambda: False
@@ -146,11 +147,11 @@ class DirectSync:
 
     def _bring(self, submit: ev.Submit, vector: Array, op: str, use: Use, members: tuple[int, ...]) -> None:
         self._sum = self._posted = None
-        self._members = members
+        self._members, self._nbytes = members, vector.nbytes
         if self._mapped_epoch != submit.epoch:
             self._mapped_epoch = submit.epoch
             self._reduction.renew()
-        self._reduction.bring(vector, op, use, submit.signature, submit.call.text, len(members))
+        self._reduction.bring(vector, op, use, submit.signature, submit.call.text, members)
 
     def _changes_nothing(self, call: Call) -> Array:
         """A neutral contribution, in memory that others read; steps that are alike have the same."""
@@ -182,7 +183,7 @@ class DirectSync:
             self._reduction.fetch()  # before looking for COMPLETE; see bml.protocol.direct
         members = self._members
         self._meeting = post
-        there = self._boards.gather(epoch, step, stage, members, self._over)
+        there = self._boards.gather(epoch, step, stage, members, self._nbytes, self._over)
         self._meeting = None
         if not there:
             self._sum = None

@@ -8,11 +8,12 @@ servers add the same terms in the same order, so all hold the same bits.
 What costs is moving bytes. Of n contributions of P bytes each, a server moves
 
     whole                        reads n·P, writes P
-    shares, copied               reads P, writes P/n; then reads P, writes P
+    shares, copied               reads P, writes P/n twice; then reads and writes P - P/n
     shares, read where they lie  reads P, writes P/n
 
-and whichever is less, a meeting counted as `MEETING_NBYTES`, is done: two servers that want results of their
-own add everything whatever the size, more of them only small vectors.
+A server copies its own share block by block as it adds it, out of the cache. Whichever is less, a meeting
+counted as `MEETING_NBYTES`, is done: two servers that want results of their own add everything whatever the
+size, more of them only small vectors.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def adds_whole(n_servers: int, nbytes: int, in_place: bool, meeting_nbytes: int 
     """Whether everybody adds the whole vector of so many bytes; `in_place`: some read it where it lies."""
     n = n_servers
     whole = (n + 1) * n * nbytes  # all times n, to stay with integers
-    shares = (n + 1) * nbytes if in_place else (3 * n + 1) * nbytes
+    shares = (n + 1) * nbytes if in_place else 3 * n * nbytes
     return whole <= shares + n * meeting_nbytes
 
 

@@ -92,6 +92,8 @@ class Sharing:
         done = self._done
         assert done is not None
         for index, owner in enumerate(() if self._whole else done.members):
+            if owner == self._server and self._copies:
+                continue  # it was brought home when it was added
             start = max(self._fetched, index * done.share)
             stop = min((index + 1) * done.share, upto)
             if start < stop:
@@ -128,7 +130,14 @@ class Sharing:
         for part in parts[1:]:
             total = np.add(total, part)
         out[start:stop] = total
+        if self._copies:
+            self._result[start:stop] = total
         self._feel(ev.Summed(done.epoch, done.step, self._whole))
+
+    @property
+    def _copies(self) -> bool:
+        """Whether its user wants a result of his own."""
+        return not self._host.in_place[self._server]
 
     def _later(self, within_s: float, action: Callable[[], None]) -> None:
         tries = self._tries

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import mmap
 import threading
-import weakref
 from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Callable
 from ctypes import addressof, c_char
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -68,11 +68,18 @@ class Located(NamedTuple):
     registrations: list[Registration]
 
 
-class _Block(np.ndarray[Any, Any]):
-    """What an array of the pool has as its base: when the last view is gone, so is this.
+class Block(np.ndarray[Any, Any]):
+    """What an array in memory that is lent has as its base: `on_gone` is called when its last view is gone.
 
-    It must be made from the memory itself: numpy leaves out an array between a view and another array.
+    It must be made from the memory itself: numpy leaves out an array between a view and another array. In any
+    thread, as a finalizer is, but made with less: a step that makes one finds little of it in the cache.
     """
+
+    on_gone: Callable[[], object] | None = None
+
+    def __del__(self) -> None:
+        if self.on_gone is not None:
+            self.on_gone()
 
 
 Map = Callable[[int], mmap.mmap]
@@ -161,9 +168,9 @@ class RegisteredPool:
         nbytes = -(-wanted // _ALIGN_NBYTES) * _ALIGN_NBYTES
         with self._lock:
             region, start = self._take(nbytes)
-        block = _Block((wanted,), np.uint8, region.memory, start)
-        weakref.finalize(block, self._returned.append, (region, start, nbytes)).atexit = False
-        return block.view(np.ndarray).view(kind).reshape(shape)
+        block = Block((wanted,), np.uint8, region.memory, start)
+        block.on_gone = partial(self._returned.append, (region, start, nbytes))
+        return np.ndarray(shape, kind, block)
 
     def find(self, view: memoryview | Array) -> Located | None:
         """Where these bytes lie, or None if they are not the pool's."""

@@ -101,7 +101,7 @@ def test_who_is_dead_already_has_no_board_and_is_named_when_it_is_needed() -> No
     dead = other.own.address._replace(fd=9999)
     mine.open({0: mine.own.address, 1: dead})
     with pytest.raises(OSError, match="the process of server 1 is gone"):
-        mine.gather(1, 1, Stage.READY, (0, 1), lambda: False)
+        mine.gather(1, 1, Stage.READY, (0, 1), 8, lambda: False)
     assert mine.behind(1, 1, Stage.READY, (1,)) == [1]
     mine.admit({0: mine.own.address, 1: dead})
     with pytest.raises(OSError, match=r"cannot map the memory of server 1.*use tcp"):
@@ -176,7 +176,7 @@ def test_who_falls_asleep_while_it_waits_is_woken(host: Host) -> None:
 
     def gather() -> None:
         since_s = time.monotonic()
-        assert boards.gather(1, 1, Stage.READY, (1,), lambda: False)
+        assert boards.gather(1, 1, Stage.READY, (1,), 8, lambda: False)
         naps.append(time.monotonic() - since_s)
 
     thread = threading.Thread(target=gather)
@@ -213,20 +213,31 @@ def host() -> Iterator[Host]:
         reduction.close()
 
 
-def step(host: Host, vectors: list[np.ndarray], op: str = "sum", shared: bool = False) -> list[np.ndarray]:
+def begin(host: Host, vectors: list[np.ndarray], op: str, uses: list[Use]) -> None:
+    """Everybody brings a vector and adds a share."""
     members = tuple(range(len(host)))
     size, itemsize = vectors[0].size, vectors[0].itemsize
     share = -(-size * itemsize // len(host) // 4096) * 4096 // itemsize or 1
-    for (_, _, reduction), vector in zip(host, vectors, strict=True):
-        reduction.bring(vector, op, Use.READ if shared else Use.OWN, 1, "call", len(host))
+    for (_, _, reduction), vector, use in zip(host, vectors, uses, strict=True):
+        reduction.bring(vector, op, use, 1, "call", members)
     for server, (_, _, reduction) in enumerate(host):
         start, stop = min(server * share, size), min((server + 1) * share, size)
         assert not reduction.add(Sum(1, 1, start, stop, share, False, False, members))
+
+
+def end(host: Host) -> list[np.ndarray]:
+    """All are done: the results."""
+    for _, _, reduction in host:
         reduction.hold()
     for _, _, reduction in host:
         reduction.join()
         reduction.fetch()
     return [reduction.take() for _, _, reduction in host]
+
+
+def step(host: Host, vectors: list[np.ndarray], op: str = "sum", shared: bool = False) -> list[np.ndarray]:
+    begin(host, vectors, op, [Use.READ if shared else Use.OWN] * len(host))
+    return end(host)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float16", "float32", "int64", "complex128"])
@@ -241,6 +252,16 @@ def test_reductions_of_every_kind(host: Host, dtype: str, op: str) -> None:
         assert result.tobytes() == right.tobytes()
     for result in step(host, vectors, op, shared=True):
         assert result.tobytes() == right.tobytes()
+
+
+def test_a_try_that_came_to_nothing_leaves_no_trace_whoever_copies(host: Host) -> None:
+    uses = [Use.OWN, Use.READ, Use.KEPT]
+    for number in range(3):
+        begin(host, [np.full(70_001, -1.0) for _ in host], "sum", uses)
+        uses = [*uses[1:], uses[0]]
+        begin(host, [np.arange(70_001.0) + number * server for server in range(3)], "sum", uses)
+        for result in end(host):
+            np.testing.assert_array_equal(result, 3 * np.arange(70_001.0) + 3 * number)
 
 
 def test_results_in_place_are_not_overwritten_by_later_steps_of_any_size(host: Host) -> None:

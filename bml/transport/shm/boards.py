@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 
 from bml.protocol.direct import Stage, standings
+from bml.transport.giving_way import Crowding, give_way, n_cores
 from bml.transport.shm.board import N_SETS, Board, BoardAddress, PeerBoard
 from topology.errors import FabricError
 
 _SPINS = 60
+_SMALL_NBYTES = 64 << 10
+"""In steps of larger vectors servers that share cores wait for what others compute, not for a word."""
+_MOST_PER_CORE = 2
+"""With more servers to a core, shares of it differ too little to move for."""
 _NAP_S = 0.005
 """How long a sleep lasts at most: then `interrupted` is asked again."""
 
@@ -25,6 +29,7 @@ class Boards:
         self._all: dict[int, PeerBoard] = {}
         self._former: list[PeerBoard] = []
         self._missing: dict[int, str] = {}
+        self._small = self._large = Crowding(0, 1, 1, most_per_core=1)
 
     def __getitem__(self, server: int) -> PeerBoard:
         """Its board. Raises OSError if it could not be mapped."""
@@ -47,6 +52,9 @@ class Boards:
                 self._missing[server] = f"the process of server {server} is gone: {error}"
             except OSError as error:
                 raise FabricError(self._refused(server, error)) from error
+        self._small, self._large = (
+            Crowding(self.server, len(addresses), n_cores(), most) for most in (_MOST_PER_CORE, 1)
+        )
 
     def admit(self, addresses: Mapping[int, BoardAddress | None]) -> None:
         """These are the members of a view; those who came, or came again, have new boards.
@@ -97,9 +105,12 @@ class Boards:
         step: int,
         stage: Stage,
         members: Iterable[int],
+        nbytes: int,
         interrupted: Callable[[], bool],
     ) -> bool:
         """Wait until all members stand at this stage of this step, or beyond it, in this epoch.
+
+        The step is of a vector of `nbytes`.
 
         Returns False as soon as `interrupted()` says so, which is asked again and again. Waits by giving the
         processor to others first, as they are usually about to post, and by sleeping later. Raises OSError
@@ -108,6 +119,7 @@ class Boards:
         low, high = standings(epoch, step, stage)
         boards = self._all
         waiting = [boards.get(server) or self[server] for server in members]
+        crowding = self._small if nbytes <= _SMALL_NBYTES else self._large
         spins = 0
         while True:
             while waiting and low <= waiting[-1].standing < high:
@@ -117,8 +129,7 @@ class Boards:
             if interrupted():
                 return False
             if spins < _SPINS:
-                spins += 1
-                os.sched_yield()
+                spins += give_way(crowding)
                 continue
             board = waiting[-1]
             changes = board.changes

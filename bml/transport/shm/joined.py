@@ -7,11 +7,12 @@ import mmap
 import os
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from bml.transport.memory import Array
+from bml.transport.memory import Array, Block
 from bml.transport.shm.segment import SegmentAddress, open_to_read
 
 _MAP_FIXED, _MAP_NORESERVE, _MAP_POPULATE = 0x10, 0x4000, 0x8000
@@ -28,10 +29,6 @@ _libc.mmap.argtypes = [
     ctypes.c_long,
 ]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-
-
-class _Block(np.ndarray[Any, Any]):
-    """What an array in the mapping has as its base: when the last view is gone, so is this."""
 
 
 class Joined:
@@ -60,10 +57,10 @@ class Joined:
 
         `on_gone()` is called then, in any thread.
         """
-        block = _Block((n_elements * dtype.itemsize,), np.uint8, self._buffer)
+        block = Block((n_elements * dtype.itemsize,), np.uint8, self._buffer)
         block.flags.writeable = False
-        weakref.finalize(block, _gone, self, on_gone).atexit = False
-        return block.view(np.ndarray).view(dtype)
+        block.on_gone = partial(_gone, self, on_gone)
+        return np.ndarray(n_elements, dtype, block)
 
 
 def _gone(joined: Joined, on_gone: Callable[[], None] | None) -> None:

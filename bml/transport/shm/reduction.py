@@ -61,6 +61,8 @@ class Reduction:
         self._shares: Joined | None = None
         self._set = 0
         self._entry: int | None = None
+        self._home: Array | None = None
+        """The user's own result while only this server's share of it is there."""
         self._result: Array | None = None
 
     @property
@@ -85,9 +87,9 @@ class Reduction:
         use: Use,
         signature: int,
         text: str,
-        n_members: int,
+        members: tuple[int, ...],
     ) -> None:
-        """Take this contribution to the next step, of so many servers, and describe it on the board.
+        """Take this contribution to the next step of these servers, and describe it on the board.
 
         `vector` is one-dimensional and contiguous, and must not change until the step is committed or
         brought anew. `use`: what becomes of the result.
@@ -95,14 +97,19 @@ class Reduction:
         self._vector, self._op, self._use = vector, OPS[op], use
         if self._entry is not None:
             self._boards.own.let_go(self._entry)  # of a try that came to nothing
-        self._sum = self._result = self._entry = self._shares = None
+        self._sum = self._home = self._result = self._entry = self._shares = None
         place = self._place(vector) if vector.size else None
-        # No result set is used when everybody adds the whole vector in any case.
-        choice = 0 if adds_whole(n_members, vector.nbytes, in_place=True) else self._boards.free_set()
+        # Nobody looks at what others choose; and everybody may add the whole vector in any case.
+        chooses = self._boards.server == members[0]
+        whole = adds_whole(len(members), vector.nbytes, in_place=True)
+        choice = self._boards.free_set() if chooses and not whole else 0
         self._boards.own.describe(signature, text, place, choice, use is Use.READ)
 
     def add(self, instruction: Sum) -> bool:
-        """Carry out a `Sum`: all members are ready. Returns whether it was everything, not a share."""
+        """Carry out a `Sum`: all members are ready. Returns whether it was everything, not a share.
+
+        A share goes into the user's own result as well, block by block, while it is in the cache.
+        """
         self._sum = instruction
         start, stop, members = instruction.start, instruction.stop, instruction.members
         dtype = self._vector.dtype
@@ -115,10 +122,12 @@ class Reduction:
                 )
             return True
         self._set = self._boards[members[0]].result_set
+        if self._use is not Use.READ:
+            self._home = self._empty_result()
         if stop > start:
             share = self._own_share(instruction.share * dtype.itemsize, dtype)[: stop - start]
             parts = [self._contribution(server) for server in members]
-            self._add(parts, share, start, stop)
+            self._add(parts, share, start, stop, None if self._home is None else self._home[start:stop])
         return False
 
     def join(self) -> None:
@@ -149,8 +158,7 @@ class Reduction:
                 entry, self._entry = self._entry, None
                 self._result = joined.array(size, dtype, partial(self._boards.own.let_go, entry))
             else:
-                self._result = self._empty_result()
-                _copy_from(self._sum.start, joined.array(size, dtype), self._result)
+                self._result = self._bring_home(joined.array(size, dtype), self._sum)
 
     def take(self) -> Array:
         """Hand over the result, and forget it."""
@@ -164,6 +172,19 @@ class Reduction:
         self._pool.close()
         for piece in self._pieces.values():
             piece.close()
+
+    def _bring_home(self, shares: Array, done: Sum) -> Array:
+        """The user's own result; what this server has not copied while it added is copied now.
+
+        Those behind its own share first: so servers read different shares at once.
+        """
+        result, self._home = self._home, None
+        there = done.stop
+        if result is None:  # it could not be read in place
+            result, there = self._empty_result(), done.start
+        result[there:] = shares[there:]
+        result[: done.start] = shares[: done.start]
+        return result
 
     # --- where things lie ------------------------------------------------------------------------
 
@@ -230,9 +251,9 @@ class Reduction:
 
     # --- arithmetic ------------------------------------------------------------------------------
 
-    def _add(self, parts: list[Array], out: Array, start: int, stop: int) -> None:
-        """out[0:stop-start] = the parts' elements [start, stop), added in order."""
-        blocks = len(parts) > 2  # with two there is no sum to come back to
+    def _add(self, parts: list[Array], out: Array, start: int, stop: int, copy: Array | None = None) -> None:
+        """out[0:stop-start] = the parts' elements [start, stop), added in order; the same into `copy`."""
+        blocks = len(parts) > 2 or copy is not None  # else there is no sum to come back to
         size = max(1, _BLOCK_NBYTES // out.itemsize) if blocks else stop - start
         op = self._op
         for a in range(start, stop, size):
@@ -244,9 +265,5 @@ class Reduction:
                 op(parts[0][a:b], parts[1][a:b], out=block)
             for part in parts[2:]:
                 op(block, part[a:b], out=block)
-
-
-def _copy_from(start: int, source: Array, result: Array) -> None:
-    """Copy all, this server's own share first: so servers read different shares at once."""
-    result[start:] = source[start:]
-    result[:start] = source[:start]
+            if copy is not None:
+                copy[a - start : b - start] = block
