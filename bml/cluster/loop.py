@@ -5,7 +5,6 @@ The training function runs in another thread, see bml.cluster.server; what it as
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import deque
@@ -29,11 +28,12 @@ from bml.protocol.dataflow import Buffer, Place
 from bml.protocol.frame import Header, Kind
 from bml.protocol.reuse import StepMemory
 from bml.protocol.server import ServerCore
-from bml.protocol.slices import LAN_RATE, SAME_HOST_RATE, rate_of, slice_nbytes
+from bml.protocol.slices import LAN_RATE, on_one_host, rate_of, slice_nbytes
 from bml.schedule import AnyPrograms, DirectProgram, OneProgram, Programs, Schedules
 from bml.schedule.packed import prepare
 from bml.transport import interface as wire
 from bml.transport.choice import open_transport
+from bml.transport.giving_way import Crowding, give_way, n_cores
 from bml.transport.poller import Poller
 from bml.transport.shm import Boards, Reduction, SharedPool
 from faults import Fault
@@ -68,11 +68,15 @@ class ServerLoop:
         _prepare(spec, self.fabric)
         self._spec = spec
         self._rate = spec.nic_rate or LAN_RATE
+        self.one_host = False
+        """Whether all servers share one machine."""
         self.meeting = Meeting()
         self.handover = Handover(life is not None)
         self.poller = Poller(on_wake=self._take_requests)
         self.guard = self.poller.guard = threading.Lock()
         self._baton = Baton(self.poller)
+        # Servers have unequal parts in most schedules: who has less to do than another is not crowded out.
+        self._crowding = Crowding(server, self.fabric.n_servers, n_cores(), most_per_core=1)
         self.deferral = Deferral(self.poller.wake)
         self.trace = Trace(server, self) if spec.trace else None
         self.opened = open_transport(
@@ -85,6 +89,7 @@ class ServerLoop:
             handler=self.trace or self,
             connect_s=spec.timeouts().connect_s,
             life=life or 0,
+            nic_rate=spec.nic_rate,
             traffic_class=spec.traffic_class,
             lends_among=self.fabric.n_servers if spec.lends else 0,
         )
@@ -139,8 +144,10 @@ class ServerLoop:
         if set(others.values()) != {self.opened.name}:
             raise FabricError(f"servers fell back to different transports: {others}; ask for tcp everywhere")
         self.execution.contacts = dict(contacts)
+        hosts = [host for contact in contacts.values() for host, _ in contact.nics]
+        self.one_host = on_one_host(hosts)
         if self._spec.nic_rate is None:
-            self._rate = rate_of(host for contact in contacts.values() for host, _ in contact.nics)
+            self._rate = rate_of(hosts, self._spec.lends)
         if self.boards is not None:
             self.boards.open({server: contact.board for server, contact in contacts.items()})
         if self._lending is not None:
@@ -152,15 +159,15 @@ class ServerLoop:
         self._requests.append(what)
         self.poller.wake()
 
-    def answer(self, what: ev.Event, yields: int = 0) -> Reply:
+    def answer(self, what: ev.Event, yields: int = 0, beside: bool = False) -> Reply:
         """Bring an event to the core, and poll in the calling thread until there is a reply.
 
-        Before it sleeps it looks again `yields` times, giving the processor to others in between. Raises what
-        the handler of a signal raises that comes meanwhile.
+        Before it sleeps it looks again `yields` times, giving the processor to others in between. `beside`:
+        the training thread computes meanwhile. Raises what a handler raises of a signal that comes in here.
         """
         self._requests.append(what)
         replies = self.meeting.replies
-        while replies.empty() and self._poll_for_reply(yields):
+        while replies.empty() and self._poll_for_reply(yields, beside):
             pass
         return replies.get()
 
@@ -168,11 +175,6 @@ class ServerLoop:
         """Wait until the thread has ended."""
         self.meeting.left.wait()
         self._thread.join()
-
-    @property
-    def one_host(self) -> bool:
-        """Whether all servers share one machine."""
-        return self._rate == SAME_HOST_RATE
 
     @property
     def nbytes_copied(self) -> int:
@@ -219,13 +221,13 @@ class ServerLoop:
             self._turn(0.0)
             self._rests_until = self._due()
 
-    def _poll_for_reply(self, yields: int) -> bool:
+    def _poll_for_reply(self, yields: int, beside: bool) -> bool:
         """Have the baton until there is a reply, or a signal; returns whether the loop still goes on."""
         with self.deferral:
             self._baton.take()
             try:
                 if self._crash is None and not self.meeting.left.is_set():
-                    self._poll_until_reply(yields)
+                    self._poll_until_reply(yields, beside)
                     return True
             except BaseException as error:  # the loop's thread ends the job
                 self._crash = error
@@ -234,9 +236,10 @@ class ServerLoop:
                 self._baton.give()
         return False
 
-    def _poll_until_reply(self, yields: int) -> None:
+    def _poll_until_reply(self, yields: int, beside: bool) -> None:
         replies, deferral, left = self.meeting.replies, self.deferral, yields
         with self.guard:
+            self.transport.beside_computation(beside)
             self._take_requests()
         while replies.empty() and not deferral.came:
             if left == 0:
@@ -245,8 +248,7 @@ class ServerLoop:
             elif self._turn(0.0):
                 left = yields
             else:
-                left -= 1
-                os.sched_yield()
+                left -= give_way(self._crowding)
         if self._due() < self._rests_until:
             self.poller.wake()
 

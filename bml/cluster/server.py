@@ -117,13 +117,17 @@ class Server:
 
     def _yields(self, nbytes: int) -> int:
         """How often to look again: on one host always, but never beside a training thread that computes."""
-        if threading.get_ident() != self._training_thread:
+        if self._beside():
             return 0
         return _YIELDS if nbytes <= _SMALL_NBYTES or self._loop.one_host else 0
 
+    def _beside(self) -> bool:
+        """Whether the training thread computes while this one waits."""
+        return threading.get_ident() != self._training_thread
+
     def _answer(self, event: ev.Event, yields: int = 0) -> Outcome | ev.Replay:
         while True:
-            reply = self._loop.answer(event, yields)
+            reply = self._loop.answer(event, yields, self._beside())
             if isinstance(reply, Exception):
                 raise reply
             if not isinstance(reply, ev.Prepare):

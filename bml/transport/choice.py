@@ -60,15 +60,17 @@ def open_transport(
     handler: Handler,
     connect_s: float,
     life: int = 0,
+    nic_rate: float | None = None,
     traffic_class: int | None = None,
     lends_among: int = 0,
     environ: Mapping[str, str] = os.environ,
 ) -> Opened:
     """Open the transport of this name with the settings of the environment.
 
-    `traffic_class` is the job's; None: that of this machine's environment. With shm the data lies in shared
-    memory (bml.transport.shm); links, and with them heartbeats, are tcp's. `lends_among`: the number of
-    servers that may lend each other payloads, in a job that uses tcp and wants that; else 0.
+    `nic_rate` is that of every NIC in bytes per second, where it is known. `traffic_class` is the job's;
+    None: that of this machine's environment. With shm the data lies in shared memory (bml.transport.shm);
+    links, and with them heartbeats, are tcp's. `lends_among`: the number of servers that may lend each other
+    payloads, in a job that uses tcp and wants that; else 0.
 
     Raises FabricError when the NICs cannot do it, UsageError for settings that cannot be.
     """
@@ -108,6 +110,7 @@ def open_transport(
         handler=handler,
         connect_s=connect_s,
         life=life,
+        nic_rate=nic_rate,
         traffic_class=settings.traffic_class,
         lending=lending,
     )

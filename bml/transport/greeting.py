@@ -154,7 +154,6 @@ class Dial:
         on_fail: OnFailed,
         *,
         source: str | None = None,
-        sndbuf_nbytes: int | None = None,
         traffic_class: int = 0,
         timeout_s: float = HANDSHAKE_S,
     ) -> None:
@@ -172,7 +171,7 @@ class Dial:
         # Even a failure that is known at once is reported from the poll, like all others.
         try:
             mark(self._sock, traffic_class)
-            error = self._connect(self._sock, source, sndbuf_nbytes)
+            error = self._connect(self._sock, source)
         except OSError as raised:
             error = raised.errno or errno.EIO
         if error:
@@ -197,9 +196,7 @@ class Dial:
         if sock is not None:
             sock.close()
 
-    def _connect(self, sock: socket.socket, source: str | None, sndbuf_nbytes: int | None) -> int:
-        if sndbuf_nbytes is not None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, sndbuf_nbytes)
+    def _connect(self, sock: socket.socket, source: str | None) -> int:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if source is not None:
             sock.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)

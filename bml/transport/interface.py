@@ -122,6 +122,10 @@ class Transport(Protocol):
         """Ask `admit` again for every frame that was told to wait; happens in the next poll."""
         ...
 
+    def beside_computation(self, beside: bool) -> None:
+        """Say whether, from now on, this process computes while steps go on; at first it does not."""
+        ...
+
     def beat(self, peer: int, level: int, endpoint: Endpoint) -> None:
         """Send one heartbeat over this NIC to a peer, wanted or not; best effort, never fails."""
         ...

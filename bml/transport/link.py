@@ -88,6 +88,7 @@ class Link:
         self.counters = Counters()
         self.queue = SendQueue(self.counters)
         self._connect = connect
+        self._sock: socket.socket | None = None
         self._nbytes_at_attach = 0
 
     def send(self, priority: int, header: Header, payload: memoryview | None) -> None:
@@ -112,6 +113,7 @@ class Link:
         """Use this authenticated socket; what is queued goes out over it."""
         self._end_opening()
         self._nbytes_at_attach = self._nbytes_moved()
+        self._sock = sock
         self.connection = self._connect(self, sock, on_end)
         self.connection.start()
         if muted:
@@ -122,6 +124,7 @@ class Link:
         """Leave UP or OPENING for `state`; hand over the socket, if there is one, for closing."""
         self._end_opening()
         self.state = state
+        self._sock = None
         connection, self.connection = self.connection, None
         sock = connection.detach() if connection is not None else None
         self.queue.clear()
@@ -132,6 +135,11 @@ class Link:
         if self.connection is not None:
             self.connection.close()
         self.attach(sock, on_end, muted)
+
+    def set_sndbuf(self, nbytes: int) -> None:
+        """Set the kernel's send buffer of the connection, if there is one."""
+        if self._sock is not None:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, nbytes)
 
     @property
     def untouched(self) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from bml.protocol.frame import MAX_NBYTES, Header
+from bml.protocol.slices import LAN_RATE, on_one_host
 from bml.transport.auth import DialerHandshake, Hello, Role, check_token, job_bytes
 from bml.transport.beats import BeatSocket
 from bml.transport.greeting import (
@@ -36,7 +37,12 @@ _LOG = logging.getLogger("bml.transport")
 SNDBUF_NBYTES = 64 << 10
 """Small, so that what waits waits in our queue by priority and not in the kernel's in order."""
 LOOPBACK_SNDBUF_NBYTES = 128 << 10
-"""There nothing waits for a wire, and every full buffer costs two switches between processes."""
+"""There nothing waits for a wire, and every full buffer costs two switches between processes; but what does
+not fit into the processor's cache is copied more slowly."""
+BESIDE_SNDBUF_NBYTES = 512 << 10
+"""At most, beside a computation, and no more than leaves soon: a server that sleeps until it can go on has to
+get back a core and the interpreter's lock."""
+_SOON_S = 2e-3
 _BIND_TRIES = 100
 
 
@@ -45,9 +51,9 @@ class LinkTransport:
 
     `life` numbers this server's own, 0 is the first.
     `nics` has one local IP address per level; `token` is the cluster's secret and `job` (at most 64 bytes)
-    keeps jobs apart. A link that is wanted but not up after `connect_s` seconds is lost. `sndbuf_nbytes` is
-    the kernel's send buffer of each stream (None: small, but on loopback); `max_nbytes` the longest payload
-    that is accepted; `traffic_class` the byte that marks all packets for switches (DSCP times 4).
+    keeps jobs apart. A link that is wanted but not up after `connect_s` seconds is lost. `nic_rate` is
+    that of every NIC in bytes per second, where it is known; `max_nbytes` the longest payload that is
+    accepted; `traffic_class` the byte that marks all packets for switches (DSCP times 4).
     Raises FabricError if an address is not on this machine, UsageError on bad arguments.
     """
 
@@ -61,8 +67,8 @@ class LinkTransport:
         poller: Poller,
         handler: Handler,
         connect_s: float = 5.0,
+        nic_rate: float | None = None,
         max_nbytes: int = MAX_NBYTES,
-        sndbuf_nbytes: int | None = None,
         traffic_class: int = 0,
         life: int = 0,
     ) -> None:
@@ -75,7 +81,6 @@ class LinkTransport:
         self._handler = handler
         self._connect_s = connect_s
         self._max_nbytes = max_nbytes
-        self._sndbuf_nbytes = sndbuf_nbytes or _sndbuf_nbytes(nics)
         self._traffic_class = check_traffic_class(traffic_class)
         self._links: dict[LinkKey, Link] = {}
         self._parking = Parking(poller)
@@ -91,6 +96,8 @@ class LinkTransport:
         except BaseException:
             self.close()
             raise
+        self._sndbufs = _sndbufs(nics, nic_rate or LAN_RATE)
+        self._sndbuf_nbytes = self._sndbufs[False]
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -135,6 +142,14 @@ class LinkTransport:
         for link in self._links.values():
             if link.connection is not None:
                 link.connection.resume()
+
+    def beside_computation(self, beside: bool) -> None:
+        """See `Transport`."""
+        wanted = self._sndbufs[beside]
+        if wanted != self._sndbuf_nbytes:
+            self._sndbuf_nbytes = wanted
+            for link in self._links.values():
+                link.set_sndbuf(wanted)
 
     def beat(self, peer: int, level: int, endpoint: Endpoint) -> None:
         """See `Transport`."""
@@ -231,8 +246,6 @@ class LinkTransport:
             try:
                 tcp.bind((address, 0))
                 udp.bind((address, tcp.getsockname()[1]))
-                # Accepted sockets inherit the size.
-                tcp.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._sndbuf_nbytes)
                 mark(tcp, self._traffic_class)
                 mark(udp, self._traffic_class)
                 tcp.listen(BACKLOG)
@@ -270,7 +283,6 @@ class LinkTransport:
                 lambda sock, hello: self._attach(link, sock),
                 on_fail,
                 source=self._nics[link.level],
-                sndbuf_nbytes=self._sndbuf_nbytes,
                 traffic_class=self._traffic_class,
                 timeout_s=self._connect_s,
             )
@@ -297,6 +309,7 @@ class LinkTransport:
             self._attach(link, sock)
         elif link is not None and known and link.state is LinkState.UP and link.untouched:
             link.swap(sock, partial(self._lost, link), muted=False)
+            link.set_sndbuf(self._sndbuf_nbytes)
         else:
             # A later life than we know of waits for the view that says so; the earlier one keeps its place.
             self._parking.put((peer, level), sock, hello.life)
@@ -306,6 +319,7 @@ class LinkTransport:
 
     def _attach(self, link: Link, sock: socket.socket) -> None:
         link.attach(sock, partial(self._lost, link), muted=link.level in self._silent)
+        link.set_sndbuf(self._sndbuf_nbytes)
 
     def _lost(self, link: Link, kind: LostKind, why: str) -> None:
         self._bury(link.level, link.detach(LinkState.LOST))
@@ -353,6 +367,8 @@ class LinkTransport:
         return f"server {self._server} NIC {level} ({self._nics[level]})"
 
 
-def _sndbuf_nbytes(nics: Sequence[str]) -> int:
-    local = all(address.startswith("127.") or address == "::1" for address in nics)
-    return LOOPBACK_SNDBUF_NBYTES if local else SNDBUF_NBYTES
+def _sndbufs(nics: Sequence[str], rate: float) -> tuple[int, int]:
+    """Sizes of the kernel's send buffers: as a rule, and beside a computation."""
+    if on_one_host(nics):
+        return LOOPBACK_SNDBUF_NBYTES, BESIDE_SNDBUF_NBYTES
+    return SNDBUF_NBYTES, min(max(SNDBUF_NBYTES, int(rate * _SOON_S)), BESIDE_SNDBUF_NBYTES)

@@ -392,6 +392,35 @@ def test_many_links_share_a_pass() -> None:
         assert wires.transports[2].stats()[0, 0].nbytes_received < nbytes
 
 
+def test_beside_a_computation_more_is_written_at_once() -> None:
+    """Of links that were open before, and of those that are opened then."""
+    nbytes = 4 << 20
+    data = memoryview(bytes(nbytes))
+    with Wires(3, 1, nbytes=nbytes) as wires:
+        sender = wires.transports[0]
+
+        def written_at_once(peer: int) -> int:
+            before = len(wires.handlers[peer].frames)
+            sender.send(peer, 0, header(0, 0, nbytes), data)
+            waiting = sender.queued_nbytes
+            wires.until(lambda: len(wires.handlers[peer].frames) > before, "the frame")
+            return nbytes - waiting
+
+        wires.connect()
+        alone = written_at_once(1)
+        sender.beside_computation(True)
+        beside = written_at_once(1)
+        assert beside > 2 * alone
+        for server, peer in ((0, 2), (2, 0)):
+            wanted = wires.wanted(server)
+            wires.transports[server].set_peers({key: wanted[key] for key in wanted if key[0] != peer})
+        wires.connect()
+        assert written_at_once(2) > 2 * alone
+        sender.beside_computation(False)
+        assert written_at_once(1) < beside / 2
+        assert written_at_once(2) < beside / 2
+
+
 def test_bad_arguments_say_what_is_wrong() -> None:
     poller = Poller()
     with pytest.raises(FabricError, match=r"server 0 NIC 1 \(192\.0\.2\.1\)"):
