@@ -84,7 +84,10 @@ class Cutter:
                 self._healed[link] = time.monotonic()
 
     def _choose(self) -> tuple[int, int]:
-        """A link that is in use, on a switch and a server where nothing else is broken."""
+        """A link that is in use, on a switch and a server where nothing else is broken.
+
+        Three broken links of three switches and servers can part a fabric, too.
+        """
         fabric, deadline = self._network.fabric, time.monotonic() + DEADLINE_S
         while True:
             self.heal()
@@ -94,7 +97,9 @@ class Cutter:
             free = [
                 (server, level)
                 for server, level in fabric.links
-                if server not in servers and (level, fabric.group(server, level)) not in groups
+                if server not in servers
+                and (level, fabric.group(server, level)) not in groups
+                and fabric.without(*(LinkFailure(*link) for link in {*out, (server, level)})).is_connected
             ]
             if free and len(out) < 3:
                 fewest = min(self._struck.get(link, 0) for link in free)
@@ -140,6 +145,7 @@ def run(network: Emulated, n_cuts: int, seed: int) -> dict[str, Any]:
         "same_on_all": len(set(result.values.values())) == 1,
         "servers_left": sorted(result.values),
         "views": len(views),
+        "reasons": [view["reason"] for view in views],
         "views_with_damage": sum(bool(view["failures"]) for view in views),
         "steps_gone_on_with": sum(view["kept"] > 0 for view in views),
     }
