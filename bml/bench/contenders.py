@@ -30,6 +30,7 @@ PEERS = ("gloo", "openmpi", "openmpi-tcp")
 START_S = 60.0
 _DAMAGE_S = 30.0
 _END_S = 10.0
+_SAY_S = 10.0
 _DETECT_S = 3.0
 """Slow enough that nobody is taken for dead on a machine that is overloaded, as in a benchmark it may be."""
 _POLL_S = 0.05
@@ -165,10 +166,18 @@ class Own(_Ordered):
 
     @property
     def transport(self) -> str:
-        """What moves the data; what was asked for, if no server says."""
+        """What moves the data; what was asked for, if no server says.
+
+        On an overloaded machine a server that has just started may not answer the first time.
+        """
+        deadline = time.monotonic() + _SAY_S
+        while not (all_said := self._transports()).keys() >= set(self.members):
+            self._well()
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_POLL_S)
         names = {
-            said["name"] + (" with lent payloads" if said["lends_to"] else "")
-            for said in self._transports().values()
+            said["name"] + (" with lent payloads" if said["lends_to"] else "") for said in all_said.values()
         }
         return ", ".join(sorted(names)) or self._settings.transport
 
