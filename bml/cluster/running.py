@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +21,8 @@ OnChange = Callable[[dict[str, Any]], None]
 #: How long servers may take to end once the first has ended, in seconds; then they are killed.
 _GRACE_S = 10.0
 _EVICTED_GRACE_S = 1.0
+#: No wait is longer: one that begins just after Ctrl-C is not ended by it, and Python acts on it afterwards.
+#: And a join that it does end takes the thread for ended (CPython 3.11), so events are waited for.
 _POLL_S = 0.2
 #: How long a server may take to answer a question; a frozen one never does.
 _ANSWER_S = 1.0
@@ -46,6 +49,7 @@ class Job:
         self._error: BaseException | None = None
         self._begun = threading.Event()
         self._ending = threading.Event()
+        self._over = threading.Event()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=f"follow-{spec.job}", daemon=True)
         self._socket: JobSocket | None = None
@@ -60,7 +64,7 @@ class Job:
     @property
     def running(self) -> bool:
         """Whether a server still runs."""
-        return self._thread.is_alive()
+        return self._thread.ident is not None and not self._over.is_set()
 
     def begin(self, train: bytes) -> None:
         """Start every process and follow them; returns when the first view is in force, or the job over.
@@ -71,7 +75,8 @@ class Job:
             self._fleet.start(train)
             self._socket = JobSocket.open(self.spec.job, self._serve)
             self._thread.start()
-            self._begun.wait()
+            while not self._begun.wait(_POLL_S):
+                pass
         except BaseException:
             self.close()
             raise
@@ -133,8 +138,10 @@ class Job:
 
         Raises FabricError if it still runs after `timeout_s`.
         """
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
+        until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while not self._over.is_set() and (left_s := until_s - time.monotonic()) > 0:
+            self._over.wait(min(left_s, _POLL_S))
+        if not self._over.is_set():
             raise FabricError(f"the job {self.name} still runs after {timeout_s:g} s; see bml status")
         self.close()
         if self._error is not None:
@@ -179,6 +186,7 @@ class Job:
         except BaseException as error:
             self._error = error
         finally:
+            self._over.set()
             self._begun.set()
 
     def _follow(self) -> None:

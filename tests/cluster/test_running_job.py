@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from rich.console import Console
 
 import bml
 from bml.cli.status import _show
-from bml.cluster import jobsocket
+from bml.cluster import jobsocket, running
 from bml.errors import FabricError, UsageError
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
@@ -60,6 +62,27 @@ def wait_for(condition: Callable[[], Any], within_s: float = 20.0) -> Any:
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*BML, *arguments], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_an_interrupt_that_does_not_wake_who_waits_is_not_lost(tmp_path: Path) -> None:
+    """As when it comes just before the wait begins; here another thread gets the signal."""
+    waiter = threading.get_ident()
+
+    def waits() -> bool:
+        stack = traceback.extract_stack(sys._current_frames()[waiter])
+        return {running.__file__, threading.__file__} <= {frame.filename for frame in stack}
+
+    def interrupt() -> None:
+        wait_for(waits)
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    with bml.start(until_told(tmp_path / "stop"), "bcube:2x1", launcher="processes") as job:
+        other = threading.Thread(target=interrupt)
+        other.start()
+        with pytest.raises(KeyboardInterrupt):
+            job.wait(timeout_s=20)
+        other.join()
+        assert job.running
 
 
 def test_status_and_inject_from_python(tmp_path: Path, own_folder: Path) -> None:
