@@ -3,9 +3,9 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 
+import commands
 import psutil
 import pytest
 from click.testing import CliRunner
@@ -123,23 +123,14 @@ def test_peers_take_part():
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 1), (signal.SIGTERM, 143)])
 def test_interrupt_and_termination_leave_nothing(tmp_path, number, status):
     command = [sys.executable, "-m", "bml", "bench", "allreduce", "--fabric", "bcube:2x1", "--sizes"]
-    process = subprocess.Popen(
-        [*command, "4KiB,64MiB", "--repetitions", "9", "--block-s", "0.1"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-    )
-    assert process.stdout is not None
-    while "bml" not in process.stdout.readline():  # the first row
-        assert process.poll() is None
-    family = psutil.Process(process.pid).children(recursive=True)
-    if number == signal.SIGINT:
-        os.killpg(process.pid, number)
-    else:
-        process.send_signal(number)
-    _, stderr = process.communicate(timeout=20)
+    command += ["4KiB,64MiB", "--repetitions", "9", "--block-s", "0.1"]
+    with commands.begun(*command, env={**os.environ, "TMPDIR": str(tmp_path)}) as process:
+        assert process.stdout is not None
+        while "bml" not in process.stdout.readline():  # the first row
+            assert process.poll() is None
+        family = psutil.Process(process.pid).children(recursive=True)
+        commands.interrupt(process, number)
+        _, stderr = process.communicate(timeout=20)
     assert process.returncode == status
     assert "Traceback" not in stderr
     assert psutil.wait_procs(family, timeout=5)[1] == []

@@ -11,10 +11,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import commands
 import psutil
 import pytest
 
@@ -26,31 +26,9 @@ ENVIRONMENT = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABL
 
 
 def run(*command: str, timeout_s: float = 120, **settings: str) -> subprocess.CompletedProcess[str]:
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env={**ENVIRONMENT, **settings},
-    )
-    try:
+    with commands.begun(*command, cwd=ROOT, env={**ENVIRONMENT, **settings}) as process:
         stdout, stderr = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        kill_family(process)
-        raise
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
-
-
-def kill_family(process: subprocess.Popen[str]) -> None:
-    """SIGKILL for a process and all below it; Ray drains for 30 s when it is asked nicely."""
-    family = psutil.Process(process.pid).children(recursive=True)
-    process.kill()
-    for each in family:
-        with suppress(psutil.NoSuchProcess):
-            each.kill()
-    process.communicate(timeout=30)
-    psutil.wait_procs(family, timeout=10)
 
 
 def ray_leftovers() -> set[str]:
@@ -83,23 +61,13 @@ def test_interrupt_and_termination_leave_no_ray_behind(tmp_path: Path, number: i
         "import numpy as np\ndef train(session):\n    while True:\n        session.allreduce(np.ones(3))\n"
     )
     command = [str(BIN / "bml"), "run", str(tmp_path / "endless.py"), "--fabric", "bcube:2x1"]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=ENVIRONMENT,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    assert "view 1" in process.stdout.readline()
-    family = psutil.Process(process.pid).children(recursive=True)
-    assert len(family) >= 4
-    if number == signal.SIGINT:
-        os.killpg(process.pid, number)
-    else:
-        process.send_signal(number)
-    process.communicate(timeout=30)
+    with commands.begun(*command, env=ENVIRONMENT) as process:
+        assert process.stdout is not None
+        assert "view 1" in process.stdout.readline()
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) >= 4
+        commands.interrupt(process, number)
+        process.communicate(timeout=30)
     assert process.returncode == status
     assert psutil.wait_procs(family, timeout=10)[1] == []
     assert ray_leftovers() == before
@@ -115,13 +83,6 @@ def test_a_running_ray_job_can_be_looked_at_and_hurt(tmp_path: Path) -> None:
     )
     environment = {**ENVIRONMENT, "XDG_RUNTIME_DIR": str(tmp_path)}
     bml = [str(BIN / "bml")]
-    process = subprocess.Popen(
-        [*bml, "run", str(tmp_path / "until.py"), "--fabric", "bcube:2x2", "--json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
 
     def ask(*arguments: str) -> dict[str, Any]:
         done = subprocess.run(
@@ -141,7 +102,8 @@ def test_a_running_ray_job_can_be_looked_at_and_hurt(tmp_path: Path) -> None:
             assert process.poll() is None
         return now
 
-    try:
+    command = [*bml, "run", str(tmp_path / "until.py"), "--fabric", "bcube:2x2", "--json"]
+    with commands.begun(*command, env=environment) as process:
         now = until(lambda now: now.get("epoch") == 1)
         assert now["launcher"] == "ray"
         assert sorted(now["servers"]) == ["0", "1", "2", "3"]
@@ -154,9 +116,6 @@ def test_a_running_ray_job_can_be_looked_at_and_hurt(tmp_path: Path) -> None:
         stdout, stderr = process.communicate(timeout=60)
         assert process.returncode == 0, stderr
         assert [len(view["members"]) for view in json.loads(stdout)["views"]] == [4, 3]
-    finally:
-        if process.poll() is None:
-            kill_family(process)
     assert list((tmp_path / "bml").iterdir()) == []
 
 
@@ -181,7 +140,7 @@ def cluster() -> Iterator[tuple[str, str]]:
             assert process.stdout is not None
             yield _addresses(process.stdout)
         finally:
-            kill_family(process)
+            commands.kill_family(process)
 
 
 def _addresses(lines: Iterator[str]) -> tuple[str, str]:

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import commands
 import psutil
 import pytest
 
@@ -98,18 +99,13 @@ def test_fault_plan_of_a_file(script: str, tmp_path: Path) -> None:
 def test_interrupt_and_termination_leave_nothing(script: str, number: int, status: int) -> None:
     shared = set(os.listdir("/dev/shm"))
     command = [*BML, "run", f"{script}:endless", "--launcher", "processes", "--fabric", "bcube:2x2"]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    assert process.stdout is not None
-    assert "view 1" in process.stdout.readline()
-    family = psutil.Process(process.pid).children(recursive=True)
-    assert len(family) == 6, "four servers, the coordinator, and where they were born"
-    if number == signal.SIGINT:
-        os.killpg(process.pid, number)  # what a terminal does on Ctrl-C: to the whole group
-    else:
-        process.send_signal(number)
-    _, stderr = process.communicate(timeout=20)
+    with commands.begun(*command) as process:
+        assert process.stdout is not None
+        assert "view 1" in process.stdout.readline()
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) == 6, "four servers, the coordinator, and where they were born"
+        commands.interrupt(process, number)
+        _, stderr = process.communicate(timeout=20)
     assert process.returncode == status
     assert "Traceback" not in stderr
     assert psutil.wait_procs(family, timeout=5)[1] == []
@@ -118,12 +114,12 @@ def test_interrupt_and_termination_leave_nothing(script: str, number: int, statu
 
 def test_servers_end_when_their_launcher_is_killed(script: str) -> None:
     command = [*BML, "run", f"{script}:endless", "--launcher", "processes", "--fabric", "bcube:2x2"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    assert process.stdout is not None
-    assert "view 1" in process.stdout.readline()
-    family = psutil.Process(process.pid).children(recursive=True)
-    process.kill()
-    process.communicate(timeout=20)
+    with commands.begun(*command) as process:
+        assert process.stdout is not None
+        assert "view 1" in process.stdout.readline()
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        process.communicate(timeout=20)
     deadline = time.monotonic() + 10
     while any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in family):
         assert time.monotonic() < deadline, "servers outlive their launcher"

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import commands
 import jobs
 import numpy as np
 import pytest
@@ -271,7 +272,6 @@ def test_copies_are_counted_and_own_memory_is_not_copied() -> None:
 def test_the_launcher_can_be_killed_and_nothing_stays(tmp_path: Path) -> None:
     """Memory has no name, so there is nothing to remove; the processes end with their launcher."""
     import signal
-    import subprocess
     import sys
 
     script = tmp_path / "forever.py"
@@ -284,8 +284,7 @@ def test_the_launcher_can_be_killed_and_nothing_stays(tmp_path: Path) -> None:
     )
     before = left_behind()
     command = [sys.executable, "-m", "bml", "run", str(script), "--fabric", "bcube:2x1", "--launcher"]
-    launcher = subprocess.Popen([*command, "processes", "--transport", "shm", "--quiet"])
-    try:
+    with commands.begun(*command, "processes", "--transport", "shm", "--quiet") as launcher:
         pids = [tmp_path / f"pid{server}" for server in range(2)]
         while not all(path.exists() and path.read_text() for path in pids):
             assert launcher.poll() is None
@@ -294,7 +293,5 @@ def test_the_launcher_can_be_killed_and_nothing_stays(tmp_path: Path) -> None:
         for path in pids:
             while os.path.exists(f"/proc/{path.read_text()}/fd"):
                 pass  # the test's deadline ends this
-    finally:
-        launcher.kill()
-        launcher.wait()
+        launcher.communicate()
     assert left_behind() == before

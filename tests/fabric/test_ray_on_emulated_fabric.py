@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import commands
 import jobs
 import numpy as np
 import psutil
@@ -134,20 +135,14 @@ def test_a_launcher_that_is_ended_takes_everything_along(
     network = emulated_fabric("bcube:2x1")
     (tmp_path / "endless.py").write_text("def train(session):\n    while True:\n        session.barrier()\n")
     command = [sys.executable, "-m", "bml", "run", str(tmp_path / "endless.py"), "--fabric", "bcube:2x1"]
-    process = subprocess.Popen(
-        [*command, "--fabric-emulated", "--fabric-name", network.name],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
-    assert process.stdout is not None
-    assert any(until_said in line for line in iter(process.stdout.readline, ""))
-    deadline = time.monotonic() + 20
-    while len(family := psutil.Process(process.pid).children(recursive=True)) < 4:
-        assert time.monotonic() < deadline, "no driver is started"
-    process.send_signal(sign)
-    process.communicate(timeout=30)
+    with commands.begun(*command, "--fabric-emulated", "--fabric-name", network.name, cwd=ROOT) as process:
+        assert process.stdout is not None
+        assert any(until_said in line for line in iter(process.stdout.readline, ""))
+        deadline = time.monotonic() + 20
+        while len(family := psutil.Process(process.pid).children(recursive=True)) < 4:
+            assert time.monotonic() < deadline, "no driver is started"
+        process.send_signal(sign)
+        process.communicate(timeout=30)
     assert process.returncode == status
     assert psutil.wait_procs(family, timeout=10)[1] == []
     check_nothing_is_left(network)
