@@ -241,11 +241,13 @@ class ServerLoop:
         with self.guard:
             self.transport.beside_computation(beside)
             self._take_requests()
+        self._crowding.waits()
         while replies.empty() and not deferral.came:
             if left == 0:
                 self._turn(max(0.0, self._due() - time.monotonic()))
                 left = yields
             elif self._turn(0.0):
+                self._crowding.waits()
                 left = yields
             else:
                 left -= give_way(self._crowding)

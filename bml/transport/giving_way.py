@@ -41,6 +41,7 @@ class Crowding:
         self._most_given = 1 - _CLEARLY * min(1.0, n_cores / n_threads)
         self._shortest_s = self._window_s = _SHORTEST_S * (1 + rank)
         self._last_s = 0.0
+        self._awake_until_s = 0.0
         self._begin(0.0)
 
     def gave(self, from_s: float, to_s: float) -> bool:
@@ -59,8 +60,17 @@ class Crowding:
         self._begin(to_s)
         return crowded
 
+    def waits(self) -> None:
+        """A wait begins: for as long as moving may take, it is not to sleep beside somebody who may move."""
+        if self.moves:
+            self._awake_until_s = perf_counter() + _LONGEST_S
+
+    def stays_awake(self, now_s: float) -> bool:
+        """Whether it has shared its core just now, perhaps with somebody who is about to move."""
+        return self.lately(now_s) and now_s < self._awake_until_s
+
     def lately(self, now_s: float) -> bool:
-        """Whether it has shared its core just now: somebody may be about to move."""
+        """Whether it has shared its core just now."""
         return now_s - self._last_s <= _GAP_S
 
     def _begin(self, now_s: float) -> None:
@@ -81,7 +91,7 @@ def give_way(crowding: Crowding) -> bool:
     to_s = perf_counter()
     if to_s - from_s > _GIVEN_S and crowding.gave(from_s, to_s):
         _move()
-    return not crowding.lately(to_s)
+    return not crowding.stays_awake(to_s)
 
 
 def n_cores() -> int:

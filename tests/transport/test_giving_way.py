@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 from itertools import pairwise
+from time import perf_counter
 
 import pytest
 
@@ -79,10 +80,22 @@ def test_too_many_for_the_cores_stay_where_they_are(n_threads: int, n_cores: int
 
 def test_who_has_shared_his_core_just_now_does_not_go_to_sleep() -> None:
     crowding = Crowding(0, 2, 2, 1)
-    assert not crowding.lately(1.0)
-    crowding.gave(1.0, 1.0 + 0.05 * MS)
-    assert crowding.lately(1.0 + 0.5 * MS)
-    assert not crowding.lately(1.0 + 0.6 * MS)
+    crowding.waits()
+    now_s = perf_counter()
+    assert not crowding.stays_awake(now_s)
+    crowding.gave(now_s, now_s + 0.05 * MS)
+    assert crowding.stays_awake(now_s + 0.5 * MS)
+    assert not crowding.stays_awake(now_s + 0.6 * MS)
+
+
+def test_a_long_wait_ends_in_sleep_however_many_share_the_core() -> None:
+    crowding = Crowding(0, 2, 2, 1)
+    for _ in range(2):
+        crowding.waits()
+        now_s = began_s = perf_counter()
+        while crowding.gave(now_s, now_s + 0.1 * MS) or crowding.stays_awake(now_s + 0.1 * MS):
+            now_s += 0.1 * MS
+        assert 10 * MS < now_s - began_s < 30 * MS
 
 
 def test_who_moves_may_use_the_cores_that_he_might_before(monkeypatch: pytest.MonkeyPatch) -> None:

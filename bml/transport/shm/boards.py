@@ -120,6 +120,7 @@ class Boards:
         boards = self._all
         waiting = [boards.get(server) or self[server] for server in members]
         crowding = self._small if nbytes <= _SMALL_NBYTES else self._large
+        crowding.waits()
         spins = 0
         while True:
             while waiting and low <= waiting[-1].standing < high:
