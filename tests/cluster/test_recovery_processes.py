@@ -91,7 +91,7 @@ def test_dead_switch_and_cut_cable() -> None:
     assert sorted(result.values) == list(range(9)), "no server was lost"
     last = result.report["views"][-1]
     assert set(last["failures"]) == {"switch:1/0", "link:5/0"}
-    assert last["detect_s"] < 0.2, "the end of a cut cable notices at once"
+    assert last["detect_s"] < 0.5, "the end of a cut cable notices at once, not by silence"
     np.testing.assert_allclose(result.value["params"], jobs.reference(), rtol=1e-4, atol=1e-6)
 
 

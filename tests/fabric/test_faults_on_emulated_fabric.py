@@ -22,6 +22,10 @@ from topology.errors import FabricError
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
 
+SLOW = {"detect_s": 2.0}
+AT_ONCE_S = 1.0
+"""Silence tells after 2 s: what is known sooner was noticed by other means, however busy the machine is."""
+
 
 def run(network: Emulated, *faults: str, epochs: int = 16, **settings: Any) -> bml.Result:
     def train(session: bml.Session) -> dict[str, Any]:
@@ -50,28 +54,28 @@ def test_a_fault_by_step_strikes_in_that_step(emulated_fabric: BringUp, fault: s
 
 @pytest.mark.parametrize("shape", ["bcube:3x2", "bcube:2x2"])
 def test_a_real_cut_is_noticed_at_once_and_by_the_right_nic(emulated_fabric: BringUp, shape: str) -> None:
-    view = run(emulated_fabric(shape, "100mbit"), "cut:1/0@step=20").report["views"][1]
+    view = run(emulated_fabric(shape, "100mbit"), "cut:1/0@step=20", **SLOW).report["views"][1]
     assert view["failures"] == ["link:1/0"], "also where the switch has two ports only"
     assert "its own server says: NIC 1/0 (b0) has no carrier" in view["reason"]
-    assert view["detect_s"] < 0.1
+    assert view["detect_s"] < AT_ONCE_S
 
 
 def test_a_dead_switch_takes_its_nics_and_no_others(emulated_fabric: BringUp) -> None:
     network = emulated_fabric("bcube:3x2", "100mbit")
-    result = run(network, "switch:0/1@step=20")
+    result = run(network, "switch:0/1@step=20", **SLOW)
     # All its NICs say so, together as a rule: then it is one failure. On a loaded machine one of them may be
     # a view earlier or later; then its link is named, too.
     seen = network.fabric.without(*result.report["views"][-1]["failures"])
     np.testing.assert_array_equal(seen.nics, network.fabric.without("switch:0/1").nics)
-    assert result.report["views"][1]["detect_s"] < 0.2
+    assert result.report["views"][1]["detect_s"] < AT_ONCE_S
 
 
 def test_a_node_dies_with_all_its_processes(emulated_fabric: BringUp) -> None:
-    result = run(emulated_fabric("bcube:3x2", "100mbit"), "node:4@step=20")
+    result = run(emulated_fabric("bcube:3x2", "100mbit"), "node:4@step=20", **SLOW)
     died = result.report["views"][1]
     assert died["failures"] == ["server:4"]
     assert died["commit"] in (19, 20)
-    assert died["detect_s"] < 0.2
+    assert died["detect_s"] < AT_ONCE_S
     assert result.dead[4] == "its process was killed by signal 9"
 
 

@@ -13,6 +13,7 @@ from bml.sim.check import JOINS_EVERY, Scenario, Tally, check, report, run, shri
 MOST_SEEDS = 1000
 
 FIRST_TRIED = {
+    "forget_what_was_accepted": 90,
     "work_on_while_frozen": 290,
     "let_a_joiner_forget_its_promises": 370,
     "takeover_with_the_epoch_in_force": 500,
