@@ -31,7 +31,7 @@ from topology.errors import BmlError, InvariantError
 
 _TEXT_PRIORITY = -2
 _NO_RESULT: Array = np.empty(0, np.uint8)
-#: How long after `Leave` the loop still delivers what it has said, in seconds.
+#: How long the loop of a job that failed still delivers what it has said, in seconds.
 _LINGER_S = 0.2
 
 
@@ -201,8 +201,8 @@ class Execution:
                 self._transport.beat(peer, level, self.contacts[peer].nics[level])
             case ev.Tell(message):
                 self._tell(message)
-            case ev.Leave():
-                self.leave_at = time.monotonic() + _LINGER_S
+            case ev.Leave():  # all are done: nobody needs anything of it
+                self.leave_at = time.monotonic()
             case _:
                 raise InvariantError(
                     f"server {self._core.server} ({self._core.waits_for()}): unknown {instruction}"

@@ -65,7 +65,7 @@ def standing(epoch: int, step: int, stage: int) -> int:
 
 def standings(epoch: int, step: int, stage: Stage) -> tuple[int, int]:
     """(low, high) of low <= standing < high: at this stage of this step or beyond it, in this epoch."""
-    return standing(epoch, step, stage), standing(epoch + 1, 0, 0)
+    return standing(epoch, step, stage), epoch + 1 << _STEP_BITS + _STAGE_BITS
 
 
 class Post(NamedTuple):
@@ -156,11 +156,8 @@ class DirectEngine:
         return self._post(Stage.COMPLETE)
 
     def _sum(self) -> Sum:
-        (epoch, step, _, itemsize), program, n = self.stamp, self._program, self.n_elements
-        start, stop = program.share(n, itemsize)
-        share = program.share_elements(n, itemsize)
-        whole, whole_in_place = (program.adds_whole(n * itemsize, in_place) for in_place in (False, True))
-        return Sum(epoch, step, start, stop, share, whole, whole_in_place, program.members)
+        (epoch, step, _, itemsize), program = self.stamp, self._program
+        return Sum(epoch, step, *program.part(self.n_elements, itemsize), program.members)
 
     def _post(self, stage: Stage) -> Post:
         return Post(self.stamp.epoch, self.stamp.step, stage)

@@ -12,6 +12,7 @@ its own in SCRATCH for every round, as the partners' sums have, because what is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from bml.protocol.dataflow import Buffer, Dataflow, Instruction, Place, Reduce, Send, Stamp
@@ -179,17 +180,23 @@ AnyEngine = Engine | ExchangeEngine | DirectEngine
 
 
 class Engines:
-    """Makes the engines of a view, step after step, and keeps what steps of one shape have in common."""
+    """Makes the engines of a view, step after step, and keeps what steps of one shape have in common.
 
-    def __init__(self, programs: AnyPrograms):
+    `slice_nbytes(nbytes)` is the size of the slices, in bytes, of a vector of so many.
+    """
+
+    def __init__(self, programs: AnyPrograms, slice_nbytes: Callable[[int], int]):
         self.programs = programs
+        self._slice_nbytes = slice_nbytes
         self._layouts: dict[tuple[int, int, int], Layout | ExchangeLayout] = {}
 
-    def engine(self, stamp: Stamp, n_elements: int, slice_elements: int) -> AnyEngine:
-        """The engine of one try of one step; arguments as of `Layout`."""
-        program = self.programs.for_nbytes(n_elements * stamp.itemsize)
+    def engine(self, stamp: Stamp, n_elements: int) -> AnyEngine:
+        """The engine of one try of one step."""
+        nbytes = n_elements * stamp.itemsize
+        program = self.programs.for_nbytes(nbytes)
         if isinstance(program, DirectProgram):
             return DirectEngine(program, stamp, n_elements)
+        slice_elements = max(1, self._slice_nbytes(nbytes) // stamp.itemsize)
         key = (n_elements, slice_elements, stamp.itemsize)
         layout = self._layouts.get(key)
         if layout is None:

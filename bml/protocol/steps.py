@@ -187,12 +187,10 @@ class Steps:
         view, engines = self._member.installed, self._engines
         assert view is not None
         assert engines is not None
-        itemsize = event.itemsize
-        stamp = Stamp(view.epoch, event.step, event.signature, itemsize)
+        stamp = Stamp(view.epoch, event.step, event.signature, event.itemsize)
         whole = ((0, event.n_elements),)
         n_elements = size(left or whole)
-        slice_elements = max(1, self._slice_nbytes(n_elements * itemsize) // itemsize)
-        engine = engines.engine(stamp, n_elements, slice_elements)
+        engine = engines.engine(stamp, n_elements)
         barrier, at = Barrier(self._phases), (view.epoch, event.step)
         self.current = Running(event, view.contributors, engine, barrier, at, follows, left or whole)
         if not follows:
@@ -293,7 +291,7 @@ class Steps:
     def install(self, programs: AnyPrograms, fabric: Fabric, links: Links) -> None:
         """A view is in force on this (damaged) fabric, in which this server has these links."""
         direct = programs.direct
-        self._engines = Engines(programs)
+        self._engines = Engines(programs, self._slice_nbytes)
         self._phases = direct_phases(direct) if direct else barrier_phases(fabric, self._member.server)
         self._links = links
         assert self._member.installed is not None

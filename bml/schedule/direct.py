@@ -19,6 +19,8 @@ size, more of them only small vectors.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 SHARE_GRAIN_NBYTES = 4096
 """Shares begin at multiples of this: a page, so that they can be mapped one behind the other."""
@@ -32,6 +34,20 @@ def adds_whole(n_servers: int, nbytes: int, in_place: bool, meeting_nbytes: int 
     whole = (n + 1) * n * nbytes  # all times n, to stay with integers
     shares = (n + 1) * nbytes if in_place else 3 * n * nbytes
     return whole <= shares + n * meeting_nbytes
+
+
+class Part(NamedTuple):
+    """What one server does of a vector: its share is elements [start, stop).
+
+    All shares have the length `share`, but the last ones may be shorter or empty. `whole`: it adds everything
+    instead, if no member reads the result where it lies; `whole_in_place`: even if one does.
+    """
+
+    start: int
+    stop: int
+    share: int
+    whole: bool
+    whole_in_place: bool
 
 
 @dataclass(frozen=True)
@@ -67,3 +83,15 @@ class DirectProgram:
         size = self.share_elements(n_elements, itemsize)
         start = self.members.index(self.server) * size
         return min(start, n_elements), min(start + size, n_elements)
+
+    def part(self, n_elements: int, itemsize: int) -> Part:
+        """All of it together; steps that are alike have the same."""
+        return _part(self, n_elements, itemsize)
+
+
+@lru_cache(maxsize=256)
+def _part(program: DirectProgram, n_elements: int, itemsize: int) -> Part:
+    start, stop = program.share(n_elements, itemsize)
+    share = program.share_elements(n_elements, itemsize)
+    nbytes = n_elements * itemsize
+    return Part(start, stop, share, program.adds_whole(nbytes, False), program.adds_whole(nbytes, True))

@@ -377,10 +377,10 @@ def _flatten(arrays: Any, memory: StepMemory) -> tuple[Array, list[tuple[int, ..
     parts = [np.asarray(array) for array in (arrays if isinstance(arrays, list | tuple) else [arrays])]
     if not parts:
         raise UsageError("an empty list of arrays cannot be reduced: give at least one array")
-    dtypes = sorted({part.dtype.str for part in parts})
-    if len(dtypes) > 1:
-        raise UsageError(f"arrays of one step must have one dtype, these have {', '.join(dtypes)}")
     dtype = parts[0].dtype
+    if any(part.dtype != dtype for part in parts[1:]):
+        dtypes = sorted({part.dtype.str for part in parts})
+        raise UsageError(f"arrays of one step must have one dtype, these have {', '.join(dtypes)}")
     if dtype.kind not in "iufc" or not dtype.isnative:
         raise UsageError(f"dtype {dtype} cannot be reduced: give integers or floats in native byte order")
     shapes = [part.shape for part in parts]

@@ -99,6 +99,7 @@ def test_status_and_inject_from_python(tmp_path: Path, own_folder: Path) -> None
         assert first["epoch"] == 1
         assert first["waits_for"]
         assert len(first["nics"]) == 2
+        wait_for(lambda: job.status()["step"] > 2)  # silence is borne for longer before
         done = job.inject("kill:4")
         assert done["fault"] == "kill:4"
         assert done["done"] == [

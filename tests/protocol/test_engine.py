@@ -200,10 +200,10 @@ def test_a_layout_that_is_used_again_changes_nothing() -> None:
     fabric = parse("bcube:3x2").without("server:4")
     heads = [send.header for send in expected_frames(1, fabric, 90)]
     frames = dict.fromkeys((head.kind, head.origin, head.dest, head.start, head.stop) for head in heads)
-    engines = Engines(Programs(Schedules(fabric, "packed"), 1))
+    engines = Engines(Programs(Schedules(fabric, "packed"), 1), lambda nbytes: 4 * 8)
     for step in range(3):
         stamp = Stamp(3, step, 99, 8)
-        again, alone = engines.engine(stamp, 90, 4), Engine(plan(fabric).program(1), stamp, 90, 4)
+        again, alone = engines.engine(stamp, 90), Engine(plan(fabric).program(1), stamp, 90, 4)
         assert again.start() == alone.start()
         for frame in frames:
             assert again.place(*frame) == alone.place(*frame)
