@@ -13,8 +13,8 @@ import ctypes
 import os
 from time import perf_counter
 
-_GIVEN_S = 4e-6
-"""A yield that takes longer has let another thread run."""
+_GIVEN_S = 12e-6
+"""A yield that takes longer has let another thread work; in less it has waited, too, and given way itself."""
 _GAP_S = 0.5e-3
 """So long without such a yield, and the core is not shared any more; longer than it takes to move."""
 _FEWEST = 4
