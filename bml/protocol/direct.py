@@ -65,7 +65,7 @@ def standing(epoch: int, step: int, stage: int) -> int:
 
 def standings(epoch: int, step: int, stage: Stage) -> tuple[int, int]:
     """(low, high) of low <= standing < high: at this stage of this step or beyond it, in this epoch."""
-    return standing(epoch, step, stage), epoch + 1 << _STEP_BITS + _STAGE_BITS
+    return standing(epoch, step, stage), standing(epoch + 1, 0, 0)
 
 
 class Post(NamedTuple):
@@ -80,9 +80,7 @@ class Sum(NamedTuple):
     """When all are READY, add all contributions, in id order of `members`; then say `Summed`.
 
     Either everything into this server's own result, or elements [start, stop) into its share, which all can
-    read. All shares have the length `share`, but the last ones may be shorter or empty.
-
-    `whole`: everything, if no member reads the result where it lies; `whole_in_place`: even if one does.
+    read; `start` to `whole_in_place` are those of bml.schedule.direct.Part.
     """
 
     epoch: int
