@@ -31,6 +31,7 @@ from bml.errors import StartError, UsageError
 
 NAMESPACE = "bml"
 _SNAPSHOT_S = 0.1
+_LOOK_S = 1.0
 _HEAD = "node:__internal_head__"  # what Ray adds to the resources of the node with its head
 OBJECT_STORE_NBYTES = 100 << 20
 """Of every Ray that is started here: nothing of a job passes through it."""
@@ -156,7 +157,7 @@ class RayFleet:
         try:
             self._come(server, life, deadline)
         except StartError as error:
-            if not isinstance(error.__cause__, ActorDiedError):
+            if self._has_machine(server) and not isinstance(error.__cause__, ActorDiedError):
                 raise
             # Ray had put it on a machine that it did not know to be dead; now it does.
             self._come(server, life, deadline)
@@ -166,11 +167,15 @@ class RayFleet:
 
     def _come(self, server: int, life: int, deadline: float) -> None:
         """Start a server that joins, elsewhere if its machine is dead, and hear where it can be reached."""
-        living = living_machines()
-        if self._homes[server] not in {each.node for each in living}:
-            self._homes[server] = blocks(list(self._homes), living)[server]
+        if not self._has_machine(server):
+            self._homes[server] = blocks(list(self._homes), living_machines())[server]
         self._actors[server] = self._actor(server, life)
         self._contacts[server] = self._contact(server, deadline)
+
+    def _has_machine(self, server: int) -> bool:
+        """Whether Ray takes the machine to be alive on which it is to put this server, if not any will do."""
+        home = self._machines.nodes[server] if self._machines else self._homes[server]
+        return bool(self._reserves) or home in {each.node for each in living_machines()}
 
     def _end(self, server: int) -> None:
         """End what is left of a server; a frozen one cannot hear Ray."""
@@ -260,9 +265,13 @@ class RayFleet:
             return Died(server, why)
 
     def _contact(self, server: int, deadline: float) -> Contact:
-        handle = self._actors[server]
+        ref = self._actors[server].contact.remote()
+        # Ray may let who was to be on a machine that has died wait for ever.
+        while not ray.wait([ref], timeout=_LOOK_S)[0] and time.monotonic() < deadline:
+            if not self._has_machine(server):
+                break
         try:
-            found = ray.get(handle.contact.remote(), timeout=max(0.1, deadline - time.monotonic()))
+            found = ray.get(ref, timeout=0)
         except GetTimeoutError:
             wanted = f", of which each server reserves {self._reserves}" if self._reserves else ""
             raise StartError(
