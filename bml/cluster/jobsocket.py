@@ -31,7 +31,7 @@ _SUFFIX = ".sock"
 _MOST_FOLDER = 107 - 24
 _MOST_REQUEST_NBYTES = 1 << 16
 _IDLE_S = 60.0
-_POLL_S = 0.02
+_POLL_S = 0.02  # so long may `close` take
 _CALL_S = 5.0
 
 Serve = Callable[[dict[str, Any]], dict[str, Any]]

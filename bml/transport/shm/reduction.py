@@ -100,9 +100,8 @@ class Reduction:
         self._sum = self._home = self._result = self._entry = self._shares = None
         place = self._place(vector) if vector.size else None
         # Nobody looks at what others choose; and everybody may add the whole vector in any case.
-        chooses = self._boards.server == members[0]
-        whole = adds_whole(len(members), vector.nbytes, in_place=True)
-        choice = self._boards.free_set() if chooses and not whole else 0
+        chooses = self._boards.server == members[0] and not adds_whole(len(members), vector.nbytes, True)
+        choice = self._boards.free_set() if chooses else 0
         self._boards.own.describe(signature, text, place, choice, use is Use.READ)
 
     def add(self, instruction: Sum) -> bool:
