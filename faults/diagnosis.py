@@ -79,18 +79,19 @@ def diagnose(fabric: Fabric, evidence: Evidence) -> Diagnosis:
     return Diagnosis(failures, "; ".join(found[one] for one in failures))
 
 
-def settle(fabric: Fabric, failures: Iterable[Failure]) -> Settlement:
+def settle(fabric: Fabric, failures: Iterable[Failure], heard: Iterable[int] = ()) -> Settlement:
     """Decide who goes on after `failures`: the largest part whose servers reach one another.
 
-    Of parts of one size, the one with the lowest id goes on. Live servers outside it become server failures,
-    "cut off"; the reason is empty when there are none. Raises FabricError when no server is left.
+    Of parts of one size, that goes on of which most servers were `heard`, as the others may be dead; then the
+    one with the lowest id. Live servers outside it become server failures, "cut off"; the reason is empty
+    when there are none. Raises FabricError when no server is left.
     """
     broken = set(failures)
     parts = fabric.without(*broken).components()
     if not parts:
         raise FabricError(f"no server of {fabric.name} is left alive; start the job again")
-    members = parts[0]
-    outside = sorted(server for part in parts[1:] for server in part)
+    members = max(parts, key=lambda part: (len(part), len({*heard}.intersection(part))))
+    outside = sorted(server for part in parts if part is not members for server in part)
     broken.update(ServerFailure(server) for server in outside)
     reason = f"{_servers(outside)} cut off from the other {len(members)}" if outside else ""
     return Settlement(members, tuple(sorted(broken)), reason)

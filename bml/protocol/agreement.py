@@ -7,9 +7,9 @@ State table:
     gathering  every server of the newest view has      steady     goes on with that view, or changes
                answered Who, or is known to be gone                it if any is missing or frozen
     steady     evidence, its window is over             freezing   diagnoses; Freeze(epoch+1) to the
-                                                                   survivors, Evict to the others
+                                                                   survivors
     freezing   every Status is there                    proposing  decides COMMIT or RETRY; Propose
-    proposing  every Accepted is there                  steady     Install
+    proposing  every Accepted is there                  steady     Install; Evict to the others
     freezing,  more evidence, or no answer in time      freezing   again, with a higher epoch
     proposing
     any        too few servers, a training error        stopped    Abort to all
@@ -18,7 +18,8 @@ State table:
     any        a change, all who are left are done      stopped    Shutdown to them
     any        Deposed: a successor is at work          stopped    nothing more is said to anybody
 
-A new coordinator starts in `gathering` too: start-up and takeover are one path.
+A new coordinator starts in `gathering` too: start-up and takeover are one path. Nobody is put out before a
+view without him is in force: if its members turn out to be dead, it is the others who go on.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ class Agreement:
         self.state = "freezing"
         self.findings.act_at = None
         self.findings.astray.clear()  # whoever is asked now is told
-        return [*self.evict(self._fabric.servers), *self._ask(ballot, now)]
+        return self._ask(ballot, now)
 
     def _ask(self, ballot: Ballot, now: float) -> list[Instruction]:
         self.answer_by = now + self.answer_s
@@ -179,7 +180,8 @@ class Agreement:
 
     def evict(self, servers: Iterable[int]) -> list[Instruction]:
         """Tell those that are out, now and whenever they appear again: they would wait for ever."""
-        members = self.ballot.members if self.ballot else self.known.members
+        asked = self.ballot.members if self.ballot else ()
+        members = {*self.known.members, *asked}
         evict = msg.Evict(self.term, self.known.epoch, self.reason or "a view without it is in force")
         out = (server for server in servers if server not in members and not self.roster.waits(server))
         return [Post(server, evict) for server in out]
@@ -207,6 +209,7 @@ class Agreement:
         out: list[Instruction] = [
             Post(server, msg.Install(self.term, self.known.epoch)) for server in view.members
         ]
+        out += self.evict(self._fabric.servers)
         self.ending.forget_others(view.members)
         return out + self.returned(view.members) + self.check_done() + self.grow(now)
 

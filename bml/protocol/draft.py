@@ -65,11 +65,12 @@ def draft(
     admitted, promoted = roster.admitted(view), roster.promoted(view)
     back = works_again(fabric, standing, admitted)
     damaged = fabric.without(*(part for part in standing if part not in back))
-    diagnosis = diagnose(damaged, findings.evidence(damaged))
+    evidence = findings.evidence(damaged)
+    diagnosis = diagnose(damaged, evidence)
     dead = {failure.server for failure in diagnosis.failures if isinstance(failure, ServerFailure)}
     if dead.issuperset(damaged.servers):
         return Draft(diagnosis.reason)
-    settlement = settle(damaged, diagnosis.failures)
+    settlement = settle(damaged, diagnosis.failures, {each.observer for each in evidence.suspicions})
     broken = {*damaged.failures, *settlement.failures}
     admitted = roster.reached(admitted, settlement.members, broken)
     failures = tuple(str(each) for each in sorted(broken))

@@ -246,6 +246,13 @@ def test_settling_a_split_in_halves_keeps_the_lower() -> None:
     assert split.reason == "servers 1 and 3 are cut off from the other 2"
 
 
+def test_settling_a_split_in_halves_keeps_the_one_that_was_heard() -> None:
+    broken = [SwitchFailure(0, 0), SwitchFailure(0, 1)]
+    assert settle(bcube(2, 2), broken, heard={1}).members == (1, 3)
+    assert settle(bcube(2, 2), broken, heard={1, 2}).members == (0, 2)
+    assert settle(FABRIC, [SwitchFailure(0, 1), LinkFailure(4, 1)], heard={4}).members != (4,)
+
+
 def test_settling_knows_earlier_failures() -> None:
     assert settle(FABRIC.without("server:0"), [LinkFailure(1, 0)]).members == (1, 2, 3, 4, 5, 6, 7, 8)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from bml.errors import Evicted, TooFewServers
@@ -72,6 +74,30 @@ def test_min_servers_allows_more() -> None:
         "bcube:2x2", *(Mishap("crash", (server,), at("commit", 6)) for server in (1, 3)), min_servers=2
     )
     assert done(simulation) == [0, 2]
+
+
+@pytest.mark.parametrize("half", [(0, 1), (2, 3), (0, 2), (1, 3)])
+def test_of_two_halves_the_one_that_lives_goes_on(half: tuple[int, ...]) -> None:
+    """Broken cables between two halves explain best what the others see of a half that is frozen."""
+    mishaps = [Mishap("freeze", (server,), at("commit", 26), 9.0) for server in half]
+    simulation = simulate("bcube:2x2", *mishaps, steps=10, min_servers=2)
+    assert done(simulation) == [server for server in range(4) if server not in half]
+    assert _longest_step_s(simulation) < 0.8
+
+
+def test_nobody_is_put_out_for_the_sake_of_servers_that_do_not_answer() -> None:
+    """Two thirds freeze. They would be the larger part, if they lived."""
+    mishaps = [Mishap("freeze", (server,), at("commit", 50), 9.0) for server in range(6)]
+    simulation = simulate("bcube:3x2", *mishaps, steps=10, min_servers=3)
+    assert done(simulation) == [6, 7, 8]
+    assert set(simulation.history.commits[10]) == {6, 7, 8}
+    assert _longest_step_s(simulation) < 1.6
+
+
+def _longest_step_s(simulation: Simulation) -> float:
+    """Between the first commits of two steps."""
+    firsts = [min(times) for _, times in sorted(simulation.history.commit_at_s.items())]
+    return max(after - before for before, after in pairwise(firsts))
 
 
 @pytest.mark.parametrize("server", range(4))
