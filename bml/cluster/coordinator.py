@@ -99,11 +99,16 @@ class CoordinatorLoop:
         return told or time.monotonic() >= self._over_at
 
     def snapshot(self) -> dict[str, Any]:
-        """Where the job stands, ready for JSON."""
+        """Where the job stands, ready for JSON.
+
+        `state` is that of the core, or "deposed" when a successor has taken over. `abort` is None or, if
+        the job was given up, what bml.errors.job_error makes its error of: {"kind", "text", "server"}.
+        """
         view = self._core.view
+        deposed = self._finished is not None and self._finished.deposed
         abort = self._finished.abort if self._finished else None
         return {
-            "state": self._core.state,
+            "state": "deposed" if deposed else self._core.state,
             "epoch": view.epoch if view else 0,
             "members": list(self._core.members),
             "failures": list(view.failures) if view else [],
@@ -116,7 +121,7 @@ class CoordinatorLoop:
             "lives": dict(self._lives),
             "term": self._core.term,
             "asked": list(self._asked),
-            "abort": abort.text if abort else "",
+            "abort": abort and {"kind": abort.kind, "text": abort.text, "server": abort.server},
         }
 
     def _report(self) -> None:

@@ -21,11 +21,15 @@ _OWN = {
 
 @dataclass
 class Result:
-    """The outcome of a job: `reports` of the members that ended, `dead`: server -> why it was lost."""
+    """The outcome of a job: `reports` of the members that ended, `dead`: server -> why it was lost.
+
+    `abort` is the error with which the coordinator ended it, if nobody may be left to report that.
+    """
 
     spec: JobSpec
     reports: dict[int, ServerReport] = field(default_factory=dict)
     dead: dict[int, str] = field(default_factory=dict)
+    abort: BmlError | None = None
 
     @property
     def values(self) -> dict[int, Any]:
@@ -73,7 +77,7 @@ class Result:
             known: type[BmlError] = getattr(errors, kind, BmlError)
             return known(text)
         if not self.values:
-            return BmlError(f"no server reached the end: {self.dead}")
+            return self.abort or BmlError(f"no server reached the end: {self.dead}")
         return None
 
     def _by(self, outcome: str) -> dict[int, ServerReport]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 from bml.cluster.fleet import Changed, Died, Fleet, Reported
 from bml.cluster.job import JobSpec, ServerReport, check_possible
 from bml.cluster.jobsocket import JobSocket
 from bml.cluster.result import Result
-from bml.errors import FabricError, StartError, UsageError
+from bml.errors import FabricError, StartError, UsageError, job_error
 from faults import Fault, FaultPlan
 from topology import ServerFailure
 
@@ -54,6 +54,7 @@ class Job:
         self._thread = threading.Thread(target=self._run, name=f"follow-{spec.job}", daemon=True)
         self._socket: JobSocket | None = None
         self._wanted: list[int] = []
+        self._started_in: dict[int, int] = {}  # epochs, of servers that were to join
         self._asked = (0, 0)
 
     @property
@@ -190,7 +191,7 @@ class Job:
             self._begun.set()
 
     def _follow(self) -> None:
-        """Until every server has reported or is dead, or the grace after the first end is over."""
+        """Until every server has reported or is dead, or the grace after the end is over."""
         give_up_at: dict[int, float] = {}
         result = self._result
         missing = set(self.spec.servers)
@@ -202,14 +203,18 @@ class Job:
                         if report.kind == "Evicted":
                             self._lost(report.server)
                     case Reported(report):
+                        if not result.reports:
+                            give_up_at = _patience(missing, _last_members(report, missing))
                         result.reports[report.server] = report
-                        give_up_at = give_up_at or _patience(missing, report)
                     case Died(server, why):
                         result.dead[server] = why
                         self._lost(server)
                     case Changed(snapshot):
                         self._snapshot = snapshot
                         self._read_asked(snapshot)
+                        if self._is_over and not give_up_at:  # perhaps nobody is left to report it
+                            give_up_at = _patience(missing, self._inside(snapshot))
+                            result.abort = job_error(**snapshot["abort"]) if snapshot["abort"] else None
                         if snapshot["epoch"]:
                             self._begun.set()
                         if self._on_change is not None:
@@ -220,11 +225,21 @@ class Job:
                 result.dead[server] = "did not end after the others had; it was killed"
                 missing.discard(server)
 
+    @property
+    def _is_over(self) -> bool:
+        """Whether servers have ended, or the coordinator has: nobody would let in who came now."""
+        return bool(self._result.reports) or self._snapshot.get("state") == "stopped"
+
+    def _inside(self, snapshot: dict[str, Any]) -> list[int]:
+        """The members of the last view that were not started after it: those hear of the end."""
+        epoch = snapshot["epoch"]
+        return [server for server in snapshot["members"] if self._started_in.get(server, -1) < epoch]
+
     # --- servers that come -----------------------------------------------------------------------
 
     def _lost(self, server: int) -> None:
-        """A server is gone: it is started again if that is wanted, unless the others have ended."""
-        if self.spec.rejoin and not self._result.reports:
+        """A server is gone: it is started again if that is wanted, unless the job is over."""
+        if self.spec.rejoin:
             self._wanted.append(server)
 
     def _read_asked(self, snapshot: dict[str, Any]) -> None:
@@ -241,9 +256,10 @@ class Job:
         wanted, self._wanted = self._wanted, []
         for server in wanted:
             here = server in self._snapshot.get("members", ()) and server not in self._result.dead
-            if here or self._result.reports:
+            if here or self._is_over:
                 continue
             self._result.dead.pop(server, None)
+            self._started_in[server] = self._snapshot.get("epoch", 0)
             try:
                 self._fleet.join(server)
                 missing.add(server)
@@ -251,8 +267,13 @@ class Job:
                 self._result.dead[server] = str(error)
 
 
-def _patience(servers: set[int], first: ServerReport) -> dict[int, float]:
-    """Until when to wait for each server once the first has ended: a frozen one may never end."""
-    members = first.views[-1]["members"] if first.views else servers
+def _patience(servers: Iterable[int], members: Container[int]) -> dict[int, float]:
+    """Until when to wait for each server once the job is over: a frozen one may never end."""
     now = time.monotonic()
     return {server: now + (_GRACE_S if server in members else _EVICTED_GRACE_S) for server in servers}
+
+
+def _last_members(report: ServerReport, otherwise: Container[int]) -> Container[int]:
+    """Those of the last view that who reports has seen."""
+    members: Container[int] = report.views[-1]["members"] if report.views else otherwise
+    return members

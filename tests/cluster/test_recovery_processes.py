@@ -106,6 +106,24 @@ def test_frozen_server_is_evicted_and_cannot_disturb_when_it_thaws() -> None:
     np.testing.assert_allclose(result.value["params"], jobs.reference(60), rtol=1e-3, atol=1e-5)
 
 
+def test_of_two_halves_the_one_that_lives_goes_on() -> None:
+    """Two dead cables explain as well what the others see; then servers 0 and 1 would be put before them."""
+    faults = ["freeze:0@step=20", "freeze:1@step=20"]
+    result = jobs.launch(jobs.descend, "bcube:2x2", min_servers=2, faults=faults)
+    check_sound(result)
+    assert sorted(result.values) == [2, 3]
+    assert result.report["samples"]["complete"]
+    np.testing.assert_allclose(result.value["params"], jobs.reference(), rtol=1e-4, atol=1e-6)
+
+
+def test_nobody_comes_back_to_a_job_that_was_given_up() -> None:
+    """All are started again after their death, but the coordinator has given up, with nobody to tell."""
+    faults = [f"kill:{server}@step=5" for server in range(4)]
+    with pytest.raises(TooFewServers, match=r"only [012] of 4 servers are left"):
+        jobs.launch(jobs.descend, "bcube:2x2", faults=faults, rejoin=True)
+    assert jobs.children() == set()
+
+
 def test_too_few_servers_stop_with_the_state_intact() -> None:
     def train(session: bml.Session) -> dict[str, object]:
         w = np.zeros(5, np.float32)
