@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from bml.cluster.injection import Injection
 from bml.cluster.meeting import Replies, Reply
 from bml.protocol import events as ev
 from bml.protocol.call import Call, neutral
@@ -43,8 +44,8 @@ class Shell:
     replies: Replies
     execute: Callable[[Iterable[ev.Instruction]], None]
     """Carry out what the core says; Post and Sum come back to `DirectSync.post` and `DirectSync.add`."""
-    armed: Callable[[], bool]
-    """Whether faults are still to come."""
+    injection: Injection
+    """The faults that are still to come."""
     stopped: Callable[[], bool]
     """Whether the job is over for this server."""
     suffer: Callable[[Header | None], None]
@@ -69,7 +70,7 @@ class DirectSync:
         self._nbytes = 0
         self._mapped_epoch = 0
         self._turn = threading.Lock()
-        self._over: Callable[[], bool] = lambda: False
+        self._over: Callable[[], object] = shell.replies.qsize
         self._kept: queue.SimpleQueue[Committed] = queue.SimpleQueue()
         self._neutral: tuple[Call, Array] | None = None
 
@@ -86,9 +87,9 @@ class DirectSync:
             self._carry_on(shell.core.handle, submit)
             return self._finish(shell.replies.get())
         with self._turn:
-            self._over = self._replied
+            self._over = self._shell.replies.qsize
             self._bring(submit, vector, op, Use.READ if shared else Use.OWN, view.members)
-            if shell.armed():
+            if shell.injection.pending:
                 shell.suffer(None)
             self._carry_on(shell.core.handle, submit)
             try:
@@ -175,7 +176,7 @@ class DirectSync:
         instruction, self._sum = self._sum, None
         assert instruction is not None
         whole = self._reduction.add(instruction)
-        self._feel(ev.Summed(instruction.epoch, instruction.step, whole))
+        self._carry_on(self._shell.core.met, ev.Summed(instruction.epoch, instruction.step, whole))
 
     def _meet(self, post: Post, signature: int) -> None:
         epoch, step, stage = post
@@ -192,30 +193,23 @@ class DirectSync:
             other = self._boards.differing(signature, members)
             if other is not None:
                 self._sum = None
-                self._feel(ev.Differs(epoch, step, other.server, other.text))
-                return
+                self._carry_on(self._shell.core.met, ev.Differs(epoch, step, other.server, other.text))
             return  # the sum was asked for together with the meeting
         if stage is Stage.DONE:
             self._reduction.join()
             self._results_are_there(epoch, step)
-        self._feel(ev.Gathered(epoch, step, stage))
-
-    def _replied(self) -> bool:
-        return not self._shell.replies.empty()
+        self._carry_on(self._shell.core.met, ev.Gathered(epoch, step, stage))
 
     def _results_are_there(self, epoch: int, step: int) -> None:
         me = self._boards.server
-        if self._shell.armed():
+        if self._shell.injection.pending:
             self._shell.suffer(Header(Kind.DOWN, epoch, step, me, me, 0, 0, 0, 0))
-
-    def _feel(self, event: ev.Gathered | ev.Summed | ev.Differs) -> None:
-        self._carry_on(self._shell.core.met, event)
 
     def _carry_on(self, handle: Callable[[Any, float], list[ev.Instruction]], event: ev.Event) -> None:
         shell = self._shell
         with shell.guard:
             shell.execute(handle(event, time.monotonic()))
-        if shell.armed():
+        if shell.injection.pending:
             shell.suffer(None)
 
     def _finish(self, reply: Reply) -> Outcome | ev.Replay:

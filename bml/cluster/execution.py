@@ -81,8 +81,11 @@ class Execution:
                 self.workspace.reduce(instruction)  # type: ignore[arg-type]
             elif kind is ev.Resume:
                 self._transport.resume()
-            elif kind is Post or kind is Sum:
-                self._go_direct(instruction)  # type: ignore[arg-type]
+            elif kind is Post:
+                self._post(instruction)  # type: ignore[arg-type]
+            elif kind is Sum:
+                assert self.direct is not None
+                self.direct.add(instruction)  # type: ignore[arg-type]
             else:
                 self._carry_out(instruction)
 
@@ -106,7 +109,7 @@ class Execution:
 
     def _send(self, send: Send) -> None:
         peer, level, header, place, priority = send
-        if self._injection.armed:
+        if self._injection.pending:
             self._injection.saw(header)
             if header.kind == Kind.TOKEN:
                 self._injection.before_token(header.step, self._core, time.monotonic())
@@ -118,14 +121,11 @@ class Execution:
             payload = self.workspace.view(place, header.stop - header.start)
         self._transport.send(peer, level, header, payload, priority)
 
-    def _go_direct(self, instruction: Post | Sum) -> None:
+    def _post(self, post: Post) -> None:
         assert self.direct is not None
-        if isinstance(instruction, Sum):
-            self.direct.add(instruction)
-            return
-        if instruction.stage is Stage.COMPLETE and self._injection.armed:
-            self._injection.before_token(instruction.step, self._core, time.monotonic())
-        self.direct.post(instruction)
+        if post.stage is Stage.COMPLETE and self._injection.pending:
+            self._injection.before_token(post.step, self._core, time.monotonic())
+        self.direct.post(post)
 
     def _open(self, step: int, scratch_elements: int, follows: Call | None, left: Spans) -> None:
         if self._trace is not None:
@@ -159,7 +159,7 @@ class Execution:
     def _carry_out(self, instruction: ev.Instruction) -> None:
         match instruction:
             case ev.SendText(peer, level, header, text):
-                if header.kind == Kind.HEAD and self._injection.armed:
+                if header.kind == Kind.HEAD and self._injection.pending:
                     self._injection.before_state(self._core, time.monotonic())
                 self._transport.send(peer, level, header, memoryview(text), _TEXT_PRIORITY)
             case ev.Open() if self.direct is not None:

@@ -92,25 +92,15 @@ class Hands:
 
 
 class Injection:
-    """The faults that are still to come on `server`; steps are the session's, counted from 1."""
+    """The faults that are still to come on `server`, which are `pending`; steps are the session's, from 1."""
 
     def __init__(self, server: int, plan: FaultPlan, fabric: Fabric, hands: Hands):
         self._server = server
         self._fabric = fabric
         self._hands = hands
-        self._pending = plan.for_server(server, fabric) + plan.for_anybody
+        self.pending = plan.for_server(server, fabric) + plan.for_anybody
         self._started_s: float | None = None
         self._results_of = 0
-
-    @property
-    def armed(self) -> bool:
-        """Whether anything is still to come."""
-        return bool(self._pending)
-
-    @property
-    def pending(self) -> tuple[Fault, ...]:
-        """What is still to come."""
-        return self._pending
 
     def start(self, now: float, joined_after: int | None) -> None:
         """A view is in force: times of the plan count from the first.
@@ -122,7 +112,7 @@ class Injection:
             return
         self._started_s = now
         if joined_after is not None:
-            self._pending = tuple(fault for fault in self._pending if _comes(fault, joined_after))
+            self.pending = tuple(fault for fault in self.pending if _comes(fault, joined_after))
 
     def saw(self, header: Header) -> None:
         """A frame arrived or is sent: results of a step mean that its broadcast is under way.
@@ -140,7 +130,7 @@ class Injection:
         """Until when, at the latest, `poll` is due."""
         if self._started_s is None:
             return now + _FOREVER_S
-        times = [self._started_s + f.trigger.t_s for f in self._pending if isinstance(f.trigger, AtTime)]
+        times = [self._started_s + f.trigger.t_s for f in self.pending if isinstance(f.trigger, AtTime)]
         return min(times, default=now + _FOREVER_S)
 
     def poll(self, core: Core, now: float) -> None:
@@ -162,7 +152,7 @@ class Injection:
         return None if self._started_s is None else now - self._started_s
 
     def _poll(self, core: Core, moment: Moment) -> None:
-        firings, self._pending = due(self._pending, moment)
+        firings, self.pending = due(self.pending, moment)
         for firing in firings:
             self._suffer(firing.fault, core)
 
@@ -178,7 +168,7 @@ class Injection:
             return ""
         if isinstance(fault.trigger, AtTime) and self._started_s is not None:
             fault = replace(fault, trigger=AtTime(now - self._started_s + fault.trigger.t_s))
-        self._pending = (*self._pending, fault)
+        self.pending = (*self.pending, fault)
         when = "" if isinstance(fault.trigger, AtOnce) else f" ({Fault.parse(text, at_once=True).trigger})"
         return f"server {self._server} (process {os.getpid()}) {self._deed(fault)}{when}"
 

@@ -257,7 +257,7 @@ class ServerLoop:
     def _due(self) -> float:
         """Until when, at the latest, somebody is to poll."""
         due = self._tick_at
-        if self.injection.armed:
+        if self.injection.pending:
             due = min(due, self.injection.next_deadline(time.monotonic()))
         if self.execution.leave_at is not None:
             due = min(due, self.execution.leave_at)
@@ -267,7 +267,7 @@ class ServerLoop:
         """One pass of the poller, and what the time asks for, by whoever has the baton; see `Poller.poll`."""
         ready = self.poller.poll(timeout_s)
         now = time.monotonic()
-        if now >= self._tick_at or self.core.urgent or self.injection.armed:
+        if now >= self._tick_at or self.core.urgent or self.injection.pending:
             with self.guard:
                 if now >= self._tick_at or self.core.urgent:
                     self._tick(now)
@@ -297,7 +297,7 @@ class ServerLoop:
 
     def _inject(self) -> None:
         """Suffer the faults that are due; called wherever something may have brought a moment of the plan."""
-        if self.injection.armed:
+        if self.injection.pending:
             self.injection.poll(self.core, time.monotonic())
 
     def _feel(self, event: ev.Event) -> None:
@@ -320,7 +320,7 @@ class ServerLoop:
             self.guard,
             self.meeting.replies,
             self._execute_beside,
-            armed=lambda: self.injection.armed,
+            injection=self.injection,
             stopped=lambda: self.meeting.error is not None or self.meeting.left.is_set(),
             suffer=self._suffer,
         )
@@ -378,7 +378,7 @@ class ServerLoop:
         text = ""
         if header.kind in (Kind.DESCRIBE, Kind.HEAD):
             text = self._texts.pop((peer, level)).decode(errors="replace")
-        armed = self.injection.armed
+        armed = bool(self.injection.pending)
         if armed:
             self.injection.saw(header)
         self._execute(self.core.received(peer, header, text, time.monotonic()))

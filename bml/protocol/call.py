@@ -46,7 +46,7 @@ class Call(NamedTuple):
     @property
     def itemsize(self) -> int:
         """Bytes of an element."""
-        return np.dtype(self.dtype).itemsize
+        return _ITEMSIZES[self.dtype]
 
 
 def neutral(call: Call) -> np.ndarray[tuple[int], np.dtype[np.generic]]:

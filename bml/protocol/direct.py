@@ -37,7 +37,6 @@ What the memory adds to the argument:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -65,7 +64,7 @@ def standing(epoch: int, step: int, stage: int) -> int:
 
 def standings(epoch: int, step: int, stage: Stage) -> tuple[int, int]:
     """(low, high) of low <= standing < high: at this stage of this step or beyond it, in this epoch."""
-    return standing(epoch, step, stage), standing(epoch + 1, 0, 0)
+    return standing(epoch, step, stage), (epoch + 1) << _STEP_BITS + _STAGE_BITS
 
 
 class Post(NamedTuple):
@@ -122,29 +121,27 @@ class DirectEngine:
         """Fraction, 0 to 1, of the way to completion: a half when its share is added."""
         return self.handled / self.expected
 
-    def start(self) -> Iterator[Post | Sum]:
+    def start(self) -> tuple[Post, Sum]:
         """What can be done with this server's own contribution alone."""
-        yield self._post(Stage.READY)
-        yield self._sum()
+        (epoch, step, _, itemsize), program = self.stamp, self._program
+        part = program.part(self.n_elements, itemsize)
+        return Post(epoch, step, Stage.READY), Sum(epoch, step, *part, program.members)
 
-    def summed(self, whole: bool) -> Iterator[Post]:
+    def summed(self, whole: bool) -> tuple[Post]:
         """The sum that was asked for is there, the whole of it or a share; what can be done now."""
         self.handled = 1
-        if whole:
-            yield self._completed()
-        else:
-            yield self._post(Stage.DONE)
+        return (self._completed() if whole else self._post(Stage.DONE),)
 
-    def gathered(self, stage: Stage) -> Iterator[Post]:
+    def gathered(self, stage: Stage) -> tuple[Post]:
         """All members stand at DONE; what can be done now."""
         assert stage is Stage.DONE
-        yield self._completed()
+        return (self._completed(),)
 
     def place(self, kind: Kind, origin: int, dest: int, start: int, stop: int) -> Place:
         """Raise FrameError: servers that share memory send each other no data."""
         raise FrameError(f"server {self.server} shares memory, it expects no frame from server {origin}")
 
-    def received(self, kind: Kind, origin: int, dest: int, start: int, stop: int) -> Iterator[Post]:
+    def received(self, kind: Kind, origin: int, dest: int, start: int, stop: int) -> tuple[Post]:
         """See `place`: never called."""
         raise FrameError(f"server {self.server} shares memory, it expects no frame from server {origin}")
 
@@ -152,10 +149,6 @@ class DirectEngine:
         self.handled = self.expected
         self.complete = True
         return self._post(Stage.COMPLETE)
-
-    def _sum(self) -> Sum:
-        (epoch, step, _, itemsize), program = self.stamp, self._program
-        return Sum(epoch, step, *program.part(self.n_elements, itemsize), program.members)
 
     def _post(self, stage: Stage) -> Post:
         return Post(self.stamp.epoch, self.stamp.step, stage)

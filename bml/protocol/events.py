@@ -5,8 +5,9 @@ Events go in through `ServerCore.handle`, instructions come out, to be carried o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+
+from msgspec import Struct
 
 from bml.protocol.call import Call
 from bml.protocol.dataflow import Reduce, Send
@@ -20,8 +21,7 @@ from topology.errors import BmlError
 # --- events --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Submit:
+class Submit(Struct, frozen=True):
     """The user's thread brings this server's contribution to a step, prepared under view `epoch`.
 
     `signature` hashes what the user called; all servers must agree on it.
@@ -43,33 +43,28 @@ class Submit:
         return self.call.itemsize
 
 
-@dataclass(frozen=True)
-class Follow:
+class Follow(Struct, frozen=True):
     """What `Called` asked for is brought; it may be of an epoch, or a step, that is over."""
 
     submit: Submit
 
 
-@dataclass(frozen=True)
-class Ready:
+class Ready(Struct, frozen=True):
     """The training function of a joiner is where it can be given the state: let it in."""
 
 
-@dataclass(frozen=True)
-class Ended:
+class Ended(Struct, frozen=True):
     """The training function returned ("done") or raised ("failed", with its error)."""
 
     outcome: str
     error: str = ""
 
 
-@dataclass(frozen=True)
-class Gives:
+class Gives(Struct, frozen=True):
     """The training function is at a step boundary: it can hand over its state there, now and later."""
 
 
-@dataclass(frozen=True)
-class Give:
+class Give(Struct, frozen=True):
     """The user's thread has copied what `giving` asks for, at the boundary after `step`.
 
     `heads` are those of the gifts, in order; their pieces lie one after the other in Buffer.STATE.
@@ -80,22 +75,19 @@ class Give:
     heads: tuple[Head, ...]
 
 
-@dataclass(frozen=True)
-class Prepared:
+class Prepared(Struct, frozen=True):
     """What `Prepare` asked for in this epoch is done."""
 
     epoch: int
 
 
-@dataclass(frozen=True)
-class Go:
+class Go(Struct, frozen=True):
     """The user's thread has stopped before the step that comes: this server was asked to leave."""
 
     why: str
 
 
-@dataclass(frozen=True)
-class PeerLost:
+class PeerLost(Struct, frozen=True):
     """The connection to (peer, level) broke."""
 
     peer: int
@@ -104,28 +96,24 @@ class PeerLost:
     why: str
 
 
-@dataclass(frozen=True)
-class OwnNicLost:
+class OwnNicLost(Struct, frozen=True):
     """This server's own NIC of `level` has no carrier."""
 
     level: int
     why: str
 
 
-@dataclass(frozen=True)
-class Control:
+class Control(Struct, frozen=True):
     """A message of the coordinator."""
 
     message: ToServer
 
 
-@dataclass(frozen=True)
-class Tick:
+class Tick(Struct, frozen=True):
     """Time passed; sent at every pass of the loop."""
 
 
-@dataclass(frozen=True)
-class Gathered:
+class Gathered(Struct, frozen=True):
     """All members of the view stand at DONE or COMPLETE of this step, or beyond it, in this epoch."""
 
     epoch: int
@@ -133,8 +121,7 @@ class Gathered:
     stage: Stage
 
 
-@dataclass(frozen=True)
-class Summed:
+class Summed(Struct, frozen=True):
     """The `Sum` of this step was carried out; `whole`: all of it, not only this server's share."""
 
     epoch: int
@@ -142,8 +129,7 @@ class Summed:
     whole: bool
 
 
-@dataclass(frozen=True)
-class Differs:
+class Differs(Struct, frozen=True):
     """A server that is ready for the same step called something else, `text`."""
 
     epoch: int
@@ -160,8 +146,7 @@ Event = FromUser | PeerLost | OwnNicLost | Control | Tick | Meeting
 # --- instructions --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Open:
+class Open(Struct, frozen=True):
     """Make the workspace of this step, with so much scratch; frames for it are welcome from now on.
 
     `follows`: there is no contribution to this call, bring a neutral one. `left`: the step is the one of the
@@ -174,15 +159,13 @@ class Open:
     left: Spans = ()
 
 
-@dataclass(frozen=True)
-class Called:
+class Called(Struct, frozen=True):
     """A learner can take part in this step over shared memory: bring a neutral contribution, say `Follow`."""
 
     submit: Submit
 
 
-@dataclass(frozen=True)
-class SendText:
+class SendText(Struct, frozen=True):
     """Send a neighbour a short text: what this server's user called, or what state will come."""
 
     peer: int
@@ -191,8 +174,7 @@ class SendText:
     text: bytes
 
 
-@dataclass(frozen=True)
-class Commit:
+class Commit(Struct, frozen=True):
     """The step is committed by everybody: give the result to the user."""
 
     step: int
@@ -200,16 +182,14 @@ class Commit:
     contributors: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Prepare:
+class Prepare(Struct, frozen=True):
     """Have the program for so many bytes compiled, by a thread that may take its time; then say so."""
 
     epoch: int
     nbytes: int
 
 
-@dataclass(frozen=True)
-class Keep:
+class Keep(Struct, frozen=True):
     """The step that was followed is committed: keep the result until the user comes to it (`Replay`)."""
 
     step: int
@@ -217,84 +197,72 @@ class Keep:
     contributors: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Replay:
+class Replay(Struct, frozen=True):
     """The user has come to a step that was committed before: give him what was kept."""
 
     step: int
 
 
-@dataclass(frozen=True)
-class Expect:
+class Expect(Struct, frozen=True):
     """Make Buffer.STATE, of so many bytes."""
 
     nbytes: int
 
 
-@dataclass(frozen=True)
-class StateHere:
+class StateHere(Struct, frozen=True):
     """Buffer.STATE holds the training state after `step`; its parts have these hashes, or it is damaged."""
 
     step: int
     digests: dict[Part, str]
 
 
-@dataclass(frozen=True)
-class Retry:
+class Retry(Struct, frozen=True):
     """The view changed: prepare the contribution to this step again, for the view `epoch`."""
 
     step: int
     epoch: int
 
 
-@dataclass(frozen=True)
-class Stop:
+class Stop(Struct, frozen=True):
     """The job is over for this server's user; every further call raises this."""
 
     error: BmlError
 
 
-@dataclass(frozen=True)
-class Installed:
+class Installed(Struct, frozen=True):
     """A new view is in force."""
 
     view: View
 
 
-@dataclass(frozen=True)
-class Links:
+class Links(Struct, frozen=True):
     """These (peer, level) connections are wanted, no others."""
 
     wanted: frozenset[tuple[int, int]]
 
 
-@dataclass(frozen=True)
-class Fence:
+class Fence(Struct, frozen=True):
     """Drop what is queued or half received: its epoch is over."""
 
 
-@dataclass(frozen=True)
-class Resume:
+class Resume(Struct, frozen=True):
     """Frames that had to wait may be welcome now: ask again."""
 
 
-@dataclass(frozen=True)
-class Beat:
+class Beat(Struct, frozen=True):
     """Send a heartbeat."""
 
     peer: int
     level: int
 
 
-@dataclass(frozen=True)
-class Tell:
+class Tell(Struct, frozen=True):
     """Send a message to the coordinator; lost when there is none, its successor will ask."""
 
     message: ToCoordinator
 
 
-@dataclass(frozen=True)
-class Leave:
+class Leave(Struct, frozen=True):
     """Everybody is done: the server may go."""
 
 

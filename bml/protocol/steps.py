@@ -13,7 +13,9 @@ The user's contribution is only read, so a step can be tried as often as the fab
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from bml.errors import StepMismatch
 from bml.protocol import events as ev
@@ -126,7 +128,7 @@ class Steps:
             return [ev.Stop(self._member.stopped)]
         if event.step <= self.committed and self._learner is not None:
             return self._replay(event, self._learner)
-        if event.step != self.next:
+        if event.step != self.committed + 1:
             raise InvariantError(
                 f"server {self._member.server}: step {event.step} submitted, {self.next} is next"
             )
@@ -187,14 +189,13 @@ class Steps:
         view, engines = self._member.installed, self._engines
         assert view is not None
         assert engines is not None
-        stamp = Stamp(view.epoch, event.step, event.signature, event.itemsize)
-        whole = ((0, event.n_elements),)
-        n_elements = size(left or whole)
-        engine = engines.engine(stamp, n_elements)
-        barrier, at = Barrier(self._phases), (view.epoch, event.step)
-        self.current = Running(event, view.contributors, engine, barrier, at, follows, left or whole)
+        stamp = Stamp(view.epoch, event.step, event.signature, event.call.itemsize)
+        n_elements = event.call.n_elements
+        engine = engines.engine(stamp, size(left) if left else n_elements)
+        barrier, at, contributors = Barrier(self._phases), (view.epoch, event.step), view.contributors
+        self.current = Running(event, contributors, engine, barrier, at, follows, left or ((0, n_elements),))
         if not follows:
-            self._calls.check_present(event, view.contributors)
+            self._calls.check_present(event, contributors)
         called = event.call if follows else None
         done: list[Instruction] = [ev.Open(event.step, engine.scratch_elements, called, left)]
         shown = engines.programs.direct is not None

@@ -50,7 +50,7 @@ class Part(NamedTuple):
     whole_in_place: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DirectProgram:
     """What one server does.
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy.typing as npt
+from msgspec import Struct
 
 from bml.protocol.messages import View
 from bml.protocol.transfer import Rope
 from bml.protocol.workspace import Array
 
 
-@dataclass(frozen=True)
-class Committed:
+class Committed(Struct, frozen=True):
     """The step is committed by every live server; `result` is new memory, the caller's own, or
     read-only memory that all share if that was allowed."""
 
@@ -24,8 +23,7 @@ class Committed:
     result: Array
 
 
-@dataclass(frozen=True)
-class Retried:
+class Retried(Struct, frozen=True):
     """The view changed before the step was committed: prepare the contribution for this `epoch`."""
 
     step: int

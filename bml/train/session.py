@@ -147,9 +147,10 @@ class Session:
         return self._steps.begin(*self._collective(arrays, op, shared))
 
     def _collective(self, arrays: Arrays, op: str, shared: bool) -> tuple[Work, Finish]:
+        if op not in OPS:
+            raise UsageError(f"op is {op!r}: give one of {', '.join(OPS)}")
         flat, shapes, dtype = _flatten(arrays, self._vectors)
         many = isinstance(arrays, list | tuple)
-        _check(op)
 
         def finish(outcome: Committed) -> Any:
             self._took(outcome)
@@ -251,13 +252,13 @@ class Session:
         self,
         call: str,
         op: str,
-        shapes: list[tuple[int, ...]],
+        shapes: tuple[tuple[int, ...], ...],
         dtype: np.dtype[Any],
         prepare: Prepare,
         shared: bool = False,
     ) -> Committed:
         """Synchronise one step, preparing the contribution anew for every view until it is committed."""
-        text, signature = _describe(call, dtype, tuple(shapes))
+        text, signature = _describe(call, dtype, shapes)
         while True:
             view = self._communicator.view
             outcome = self._communicator.sync(view.epoch, prepare(view), op, text, signature, shared)
@@ -352,11 +353,6 @@ class Batch:
         return used_indices(assigned, recomputed=recomputed)
 
 
-def _check(op: str) -> None:
-    if op not in OPS:
-        raise UsageError(f"op is {op!r}: give one of {', '.join(OPS)}")
-
-
 @lru_cache(maxsize=256)
 def _describe(call: str, dtype: np.dtype[Any], shapes: tuple[tuple[int, ...], ...]) -> tuple[str, int]:
     """A call in words, and the hash that all servers must agree on."""
@@ -371,21 +367,24 @@ def _divide(total: Array, n: int, empty: Callable[[tuple[int, ...], npt.DTypeLik
     return np.true_divide(total, max(n, 1))
 
 
-def _flatten(arrays: Any, memory: StepMemory) -> tuple[Array, list[tuple[int, ...]], np.dtype[Any]]:
+def _flatten(arrays: Any, memory: StepMemory) -> tuple[Array, tuple[tuple[int, ...], ...], np.dtype[Any]]:
     """One contiguous vector, without a copy where there is one already, and the shapes in it."""
-    bucket = arrays.vector if isinstance(arrays, Bucket) else None
-    parts = [np.asarray(array) for array in (arrays if isinstance(arrays, list | tuple) else [arrays])]
+    if not isinstance(arrays, list | tuple):
+        array = np.asarray(arrays)
+        _check_dtype(array.dtype)
+        whole = np.ascontiguousarray(array)
+        return whole if whole.ndim == 1 else whole.reshape(-1), (array.shape,), array.dtype
+    parts = [np.asarray(array) for array in arrays]
     if not parts:
         raise UsageError("an empty list of arrays cannot be reduced: give at least one array")
     dtype = parts[0].dtype
     if any(part.dtype != dtype for part in parts[1:]):
         dtypes = sorted({part.dtype.str for part in parts})
         raise UsageError(f"arrays of one step must have one dtype, these have {', '.join(dtypes)}")
-    if dtype.kind not in "iufc" or not dtype.isnative:
-        raise UsageError(f"dtype {dtype} cannot be reduced: give integers or floats in native byte order")
-    shapes = [part.shape for part in parts]
-    if bucket is not None:
-        return bucket, shapes, dtype
+    _check_dtype(dtype)
+    shapes = tuple(part.shape for part in parts)
+    if isinstance(arrays, Bucket):
+        return arrays.vector, shapes, dtype
     flats = [np.ascontiguousarray(part).reshape(-1) for part in parts]
     if len(flats) == 1:
         return flats[0], shapes, dtype
@@ -393,7 +392,12 @@ def _flatten(arrays: Any, memory: StepMemory) -> tuple[Array, list[tuple[int, ..
     return np.concatenate(flats, out=vector), shapes, dtype
 
 
-def _unflatten(vector: Array, shapes: list[tuple[int, ...]], many: bool) -> Any:
+def _check_dtype(dtype: np.dtype[Any]) -> None:
+    if dtype.kind not in "iufc" or not dtype.isnative:
+        raise UsageError(f"dtype {dtype} cannot be reduced: give integers or floats in native byte order")
+
+
+def _unflatten(vector: Array, shapes: tuple[tuple[int, ...], ...], many: bool) -> Any:
     if not many:
         return vector.reshape(shapes[0])
     stops = np.cumsum([int(np.prod(shape)) for shape in shapes])

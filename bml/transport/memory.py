@@ -14,7 +14,7 @@ from collections.abc import Callable
 from ctypes import addressof, c_char
 from functools import partial
 from math import prod
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -201,6 +201,11 @@ class RegisteredPool:
             self._nics.clear()
 
     def _take(self, nbytes: int) -> tuple[_Region, int]:
+        if self._returned:  # what was dropped last is wanted again, as a rule
+            last = self._returned.pop()
+            if last[2] == nbytes:
+                return last[:2]
+            last[0].give_back(*last[1:])
         self._collect()
         for region in self._regions:
             start = region.take(nbytes)
@@ -243,7 +248,8 @@ class RegisteredPool:
 def address_of(view: memoryview | Array) -> int:
     """The address of a contiguous view's first byte."""
     try:
-        return addressof(c_char.from_buffer(cast(Any, view)))  # asked for every frame, and numpy takes longer
+        # It is asked for every frame, and numpy takes longer.
+        return addressof(c_char.from_buffer(view))  # type: ignore[arg-type]
     except (TypeError, ValueError):  # it is read-only, or empty
         pass
     array = view if isinstance(view, np.ndarray) else np.frombuffer(view, np.uint8)

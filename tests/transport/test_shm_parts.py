@@ -14,7 +14,7 @@ import pytest
 
 from bml.protocol.direct import Stage, Sum, standing
 from bml.transport.shm import Boards, Reduction, SharedPool, Use, futex
-from bml.transport.shm.board import N_HELD, Board, PeerBoard
+from bml.transport.shm.board import ASLEEP, CALL, N_HELD, STANDING, Board, PeerBoard
 from bml.transport.shm.joined import Joined
 from bml.transport.shm.segment import Segment, map_to_read, why_not
 from topology.errors import FabricError
@@ -70,9 +70,9 @@ def test_a_board_says_what_was_posted() -> None:
     board.describe(0xFFFFFFFF, "allreduce sum ä" * 300, place, 2)
     board.post(7, 12, Stage.DONE)
     board.put_piece(2, Segment(4096).address)
-    assert seen.standing == standing(7, 12, Stage.DONE)
+    assert seen.words[STANDING] == standing(7, 12, Stage.DONE)
     assert seen.changes == before + 1
-    assert (seen.signature, seen.result_set, seen.input) == (0xFFFFFFFF, 2, place)
+    assert (seen.words[CALL], seen.result_set, seen.input) == (0xFFFFFFFF, 2, place)
     assert seen.text.startswith("allreduce sum ä")
     assert len(seen.text.encode()) <= 4096 + 3
     assert seen.piece(2).nbytes == 4096
@@ -181,12 +181,12 @@ def test_who_falls_asleep_while_it_waits_is_woken(host: Host) -> None:
 
     thread = threading.Thread(target=gather)
     thread.start()
-    while not others[0].asleep:
+    while not others[0].words[ASLEEP]:
         time.sleep(0)
     others.post(1, 1, Stage.READY)
     thread.join(20.0)
     assert naps
-    assert not others[0].asleep
+    assert not others[0].words[ASLEEP]
 
 
 def test_a_wait_has_an_end() -> None:

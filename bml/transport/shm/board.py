@@ -33,10 +33,13 @@ N_HELD = 32
 N_SETS = N_HELD + 1
 BOARD_NBYTES = 3 * mmap.PAGESIZE
 
-_CHANGES, _STANDING, _CALL, _INPUT, _SET, _PROOF, _ASLEEP = 0, 1, 2, 3, 7, 8, 12
+STANDING, CALL, ASLEEP = 1, 2, 12
+"""Words that are looked at in every wait."""
+IN_PLACE = 1 << 32
+"""The bit above the signature of a call."""
+_CHANGES, _INPUT, _SET, _PROOF = 0, 3, 7, 8
 _HELD, _PIECES, _TEXT = 32, 64, 512
 _PIECE_WORDS = 3
-_IN_PLACE = 1 << 32
 _TEXT_AT = 8 * (_TEXT + 1)
 _WHAT = "board"
 _NOTHING_HELD = bytes(8 * N_HELD)
@@ -80,7 +83,7 @@ class Board:
         `in_place`: the user would read the result where it lies.
         """
         words = self._words
-        words[_CALL] = signature | _IN_PLACE if in_place else signature
+        words[CALL] = signature | IN_PLACE if in_place else signature
         words[_SET] = result_set
         if place is not None and place != self._placed:
             self._placed = place
@@ -100,7 +103,7 @@ class Board:
     def post(self, epoch: int, step: int, stage: Stage) -> None:
         """Let everybody see where this server stands; who is asleep is to be woken."""
         words = self._words
-        words[_STANDING] = standing(epoch, step, stage)
+        words[STANDING] = standing(epoch, step, stage)
         words[_CHANGES] = (words[_CHANGES] + 1) & 0xFFFFFFFF
 
     def wake(self) -> None:
@@ -109,7 +112,7 @@ class Board:
 
     def sleeps(self, asleep: bool) -> None:
         """Say whether this server is about to sleep, and wants to be woken."""
-        self._words[_ASLEEP] = asleep
+        self._words[ASLEEP] = asleep
 
     def put_piece(self, result_set: int, segment: SegmentAddress) -> None:
         """Say where this server's shares of a result set lie from now on."""
@@ -137,13 +140,13 @@ class Board:
 
 
 class PeerBoard:
-    """Another server's board, or this one's, to be read. Raises OSError if it cannot be mapped."""
+    """Another server's board, or this one's, to be read: `words`. Raises OSError if it cannot be mapped."""
 
     def __init__(self, server: int, address: BoardAddress):
         self.server = server
         self.address = address
         self._memory = map_to_read(SegmentAddress(address.process, address.fd, 0, BOARD_NBYTES))
-        self._words = memoryview(self._memory).cast("Q")
+        self.words = memoryview(self._memory).cast("Q")
         self._changes_at = address_of(memoryview(self._memory))
 
     def proves(self, token: bytes, job: str) -> bool:
@@ -159,61 +162,41 @@ class PeerBoard:
     @property
     def changes(self) -> int:
         """Counts posts; read it before `standing`, then `wait` misses none."""
-        return self._words[_CHANGES]
-
-    @property
-    def standing(self) -> int:
-        """See the function of this name."""
-        return self._words[_STANDING]
-
-    @property
-    def asleep(self) -> bool:
-        """Whether it sleeps until somebody posts."""
-        return bool(self._words[_ASLEEP])
-
-    @property
-    def signature(self) -> int:
-        """Of the call that its step is."""
-        return self._words[_CALL] & ~_IN_PLACE
-
-    @property
-    def in_place(self) -> bool:
-        """Whether its user would read the result where it lies."""
-        return bool(self._words[_CALL] & _IN_PLACE)
+        return self.words[_CHANGES]
 
     @property
     def text(self) -> str:
         """What its user called."""
-        nbytes = min(self._words[_TEXT], MAX_TEXT_NBYTES)
+        nbytes = min(self.words[_TEXT], MAX_TEXT_NBYTES)
         return self._memory[_TEXT_AT : _TEXT_AT + nbytes].decode(errors="replace")
 
     @property
     def result_set(self) -> int:
         """Which result set it has chosen."""
-        return min(self._words[_SET], N_SETS - 1)
+        return min(self.words[_SET], N_SETS - 1)
 
     @property
     def input_key(self) -> tuple[int, int]:
         """What tells where its contribution lies from where others lay: serial and offset."""
-        return self._words[_INPUT], self._words[_INPUT + 3]
+        return self.words[_INPUT], self.words[_INPUT + 3]
 
     @property
     def input(self) -> InputPlace:
         """Where its contribution lies."""
-        serial, fd, nbytes, offset = self._words[_INPUT : _INPUT + 4]
+        serial, fd, nbytes, offset = self.words[_INPUT : _INPUT + 4]
         return InputPlace(SegmentAddress(self.address.process, fd, serial, nbytes), offset)
 
     def piece(self, result_set: int) -> SegmentAddress:
         """Where its shares of a result set lie."""
         at = _PIECES + _PIECE_WORDS * result_set
-        serial, fd, nbytes = self._words[at : at + _PIECE_WORDS]
+        serial, fd, nbytes = self.words[at : at + _PIECE_WORDS]
         return SegmentAddress(self.address.process, fd, serial, nbytes)
 
     def held(self) -> set[int]:
         """Result sets that its user reads, or read when it died."""
         if self._memory[8 * _HELD : 8 * (_HELD + N_HELD)] == _NOTHING_HELD:  # as a rule
             return set()
-        return {entry - 1 for entry in self._words[_HELD : _HELD + N_HELD] if entry}
+        return {entry - 1 for entry in self.words[_HELD : _HELD + N_HELD] if entry}
 
     def wait(self, changes: int, timeout_s: float) -> None:
         """Sleep until it posts again, if it has not since `changes`, at most so long; may return early."""

@@ -6,7 +6,16 @@ from collections.abc import Callable, Iterable, Mapping
 
 from bml.protocol.direct import Stage, standings
 from bml.transport.giving_way import Crowding, give_way, n_cores
-from bml.transport.shm.board import N_SETS, Board, BoardAddress, PeerBoard
+from bml.transport.shm.board import (
+    ASLEEP,
+    CALL,
+    IN_PLACE,
+    N_SETS,
+    STANDING,
+    Board,
+    BoardAddress,
+    PeerBoard,
+)
 from topology.errors import FabricError
 
 _SPINS = 60
@@ -29,6 +38,8 @@ class Boards:
         self._all: dict[int, PeerBoard] = {}
         self._former: list[PeerBoard] = []
         self._missing: dict[int, str] = {}
+        self._members: Iterable[int] = ()
+        self._boards: list[PeerBoard] = []
         self._small = self._large = Crowding(0, 1, 1, most_per_core=1)
 
     def __getitem__(self, server: int) -> PeerBoard:
@@ -67,6 +78,7 @@ class Boards:
                 continue
             if known is not None:
                 self._former.append(self._all.pop(server))
+                self._members, self._boards = (), []
             try:
                 self._map(server, BoardAddress(*address))
             except (OSError, FabricError) as error:
@@ -86,6 +98,7 @@ class Boards:
         if not board.proves(self._token, self._job):
             raise FabricError(f"what server {server} shares is not of this job, or without its token")
         self._all[server] = board
+        self._members, self._boards = (), []
 
     def post(self, epoch: int, step: int, stage: Stage) -> None:
         """Let everybody see where this server stands.
@@ -95,7 +108,7 @@ class Boards:
         """
         self.own.post(epoch, step, stage)
         for board in self._all.values():
-            if board.asleep:
+            if board.words[ASLEEP]:
                 self.own.wake()
                 return
 
@@ -106,7 +119,7 @@ class Boards:
         stage: Stage,
         members: Iterable[int],
         nbytes: int,
-        interrupted: Callable[[], bool],
+        interrupted: Callable[[], object],
     ) -> bool:
         """Wait until all members stand at this stage of this step, or beyond it, in this epoch.
 
@@ -117,13 +130,12 @@ class Boards:
         when a member's board is missing.
         """
         low, high = standings(epoch, step, stage)
-        boards = self._all
-        waiting = [boards.get(server) or self[server] for server in members]
+        waiting = list(self._of(members))
         crowding = self._small if nbytes <= _SMALL_NBYTES else self._large
         crowding.waits()
         spins = 0
         while True:
-            while waiting and low <= waiting[-1].standing < high:
+            while waiting and low <= waiting[-1].words[STANDING] < high:
                 waiting.pop()
             if not waiting:
                 return True
@@ -135,33 +147,43 @@ class Boards:
             board = waiting[-1]
             changes = board.changes
             self.own.sleeps(True)
-            if not low <= board.standing < high:
+            if not low <= board.words[STANDING] < high:
                 board.wait(changes, _NAP_S)
             self.own.sleeps(False)
+
+    def _of(self, members: Iterable[int]) -> list[PeerBoard]:
+        """Their boards; as a rule those that were asked for last. Raises OSError if one is missing."""
+        if members != self._members:
+            self._boards = [self[server] for server in members]
+            self._members = members
+        return self._boards
 
     def behind(self, epoch: int, step: int, stage: Stage, members: Iterable[int]) -> list[int]:
         """Members that do not stand there now."""
         low, high = standings(epoch, step, stage)
         boards = {server: self._all.get(server) for server in members}
-        return [each for each, board in boards.items() if not board or not low <= board.standing < high]
+        return [
+            each for each, board in boards.items() if not board or not low <= board.words[STANDING] < high
+        ]
 
     def differing(self, signature: int, members: Iterable[int]) -> PeerBoard | None:
         """One who called something else; ask when all are ready."""
-        boards = self._all
-        for server in members:
-            board = boards.get(server) or self[server]
-            if board.signature != signature:
+        for board in self._of(members):
+            if board.words[CALL] & ~IN_PLACE != signature:
                 return board
         return None
 
     def in_place(self, members: Iterable[int]) -> bool:
         """Whether anyone would read the result where it lies; ask when all are ready."""
-        return any(self[server].in_place for server in members)
+        calls = [board.words[CALL] for board in self._of(members)]
+        return max(calls) >= IN_PLACE
 
     def free_set(self) -> int:
         """The first result set that no server of the job reads, in or out of the view, of any life."""
-        held = set().union(*(board.held() for board in (*self._all.values(), *self._former)))
-        return next(number for number in range(N_SETS) if number not in held)
+        held: set[int] = set()
+        for board in (*self._all.values(), *self._former):
+            held |= board.held()
+        return min(set(range(N_SETS)) - held) if held else 0
 
     def close(self) -> None:
         """Let nobody open this server's board any more; all stay mapped."""

@@ -53,6 +53,7 @@ class Reduction:
         self._joined: OrderedDict[tuple[int, tuple[SegmentAddress, ...]], Joined] = OrderedDict()
         self._pieces: dict[int, Segment] = {}
         self._vector: Array = np.empty(0, np.uint8)
+        self._place: InputPlace | None = None
         self._staged: Array | None = None
         self._op = OPS["sum"]
         self._use = Use.OWN
@@ -94,15 +95,16 @@ class Reduction:
         `vector` is one-dimensional and contiguous, and must not change until the step is committed or
         brought anew. `use`: what becomes of the result.
         """
+        if vector is not self._vector or self._staged is not None:
+            self._place = self._locate(vector) if vector.size else None
         self._vector, self._op, self._use = vector, OPS[op], use
         if self._entry is not None:
             self._boards.own.let_go(self._entry)  # of a try that came to nothing
         self._sum = self._home = self._result = self._entry = self._shares = None
-        place = self._place(vector) if vector.size else None
         # Nobody looks at what others choose; and everybody may add the whole vector in any case.
         chooses = self._boards.server == members[0] and not adds_whole(len(members), vector.nbytes, True)
         choice = self._boards.free_set() if chooses else 0
-        self._boards.own.describe(signature, text, place, choice, use is Use.READ)
+        self._boards.own.describe(signature, text, self._place, choice, use is Use.READ)
 
     def add(self, instruction: Sum) -> bool:
         """Carry out a `Sum`: all members are ready. Returns whether it was everything, not a share.
@@ -193,11 +195,11 @@ class Reduction:
             return np.empty(size, dtype)
         return self._results.empty(size, dtype)
 
-    def _place(self, vector: Array) -> InputPlace:
+    def _locate(self, vector: Array) -> InputPlace:
         """Where others find the contribution; copied into the pool if it lies elsewhere."""
+        self._staged = None  # its place can be the new one's
         place = self._pool.locate(vector)
         if place is None:
-            self._staged = None  # its place can be the new one's
             self._staged = self._pool.empty(vector.size, vector.dtype)
             self._staged[...] = vector
             self.nbytes_copied += vector.nbytes
