@@ -132,10 +132,26 @@ class Detector:
         """The links that became suspect; each is returned once, until it is heard or a new view begins."""
         self._forgive_own_pause(now)
         self._last_check_s = now
+        late = [link for link, line in self._lines.items() if now >= line.suspect_at_s(self.patience_s)]
+        return self._raise(late, self.patience_s, now)
+
+    def deaf(self, level: int, besides: int, now: float) -> list[Suspicion]:
+        """Suspicions of all neighbours on `level` but `besides`, if patience alone lets their silence pass.
+
+        None if any of them was heard lately: then this server's own NIC works.
+        """
+        others = {link: line for link, line in self._lines.items() if link[1] == level and link[0] != besides}
+        if any(now < line.suspect_at_s(0.0) for line in others.values()):
+            return []
+        return self._raise(others, 0.0, now)
+
+    def _raise(self, links: Iterable[Link], patience_s: float, now: float) -> list[Suspicion]:
+        """Suspect those of these links that are not suspected yet."""
         raised = []
-        for (peer, level), line in self._lines.items():
-            if line.suspicion is None and now >= line.suspect_at_s(self.patience_s):
-                allowed_s = max(line.threshold_s, self.patience_s)
+        for peer, level in links:
+            line = self._lines[peer, level]
+            if line.suspicion is None:
+                allowed_s = max(line.threshold_s, patience_s)
                 line.suspicion = self._suspect(peer, level, now - line.last_s, allowed_s)
                 self._withdrawn.pop((peer, level), None)
                 raised.append(line.suspicion)

@@ -195,8 +195,8 @@ class ServerCore:
                 return [Tell(self._goes)]
             case ev.Control(message):
                 return self._control(message, now)
-            case ev.PeerLost(peer, level, _, why) if (peer, level) in self._watch.links:
-                return [] if self._member.stopped else [self._watch.suspect(peer, level, "reset", 0.0, why)]
+            case ev.PeerLost(peer, level, kind, why) if (peer, level) in self._watch.links:
+                return [] if self._member.stopped else [*self._watch.lost(peer, level, kind, why, now)]
             case ev.PeerLost():
                 return []  # of a link that is out of the view
             case ev.OwnNicLost(level, why):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bml.protocol import messages as msg
 from bml.protocol.events import Beat, Tell
-from faults import Detector
+from faults import Detector, Suspicion
 from faults.healing import Recovery, listened
 from topology import Fabric
 
@@ -60,8 +60,7 @@ class Watch:
         beats = self._detector.beats_due(now)
         if beats or not self.links:
             done += [Beat(peer, level) for peer, level in (*beats, *self._recovery.links)]
-        for found in self._detector.check(now):
-            done.append(self.suspect(found.peer, found.level, "silence", found.silent_s, found.why))
+        done += map(self._silence, self._detector.check(now))
         for gone in self._detector.take_withdrawn():
             suspect = self._suspicions.get((gone.peer, gone.level))
             # A broken connection stays broken, however well heartbeats come through again.
@@ -72,6 +71,18 @@ class Watch:
         done += [Tell(msg.Healthy(self._server, peer, level)) for peer, level in came]
         done += [Tell(msg.Relapsed(self._server, peer, level)) for peer, level in went]
         return done
+
+    def lost(self, peer: int, level: int, kind: str, why: str, now: float) -> list[Tell]:
+        """The connection to (peer, level) broke.
+
+        If it was silence that broke it, one of the two is cut off. Who hears nobody else on that NIC says so,
+        however patient he is to be: he may be the one, and nobody else can tell.
+        """
+        deaf = self._detector.deaf(level, peer, now) if kind == "timeout" else []
+        return [self.suspect(peer, level, "reset", 0.0, why), *map(self._silence, deaf)]
+
+    def _silence(self, found: Suspicion) -> Tell:
+        return self.suspect(found.peer, found.level, "silence", found.silent_s, found.why)
 
     def suspect(self, peer: int, level: int, kind: str, silent_s: float, why: str) -> Tell:
         """Note a suspicion, and say so."""

@@ -160,6 +160,19 @@ def test_raised_once_and_withdrawn_when_heard_again() -> None:
     assert [suspicion.peer for suspicion in again] == [1, 2]
 
 
+def test_who_hears_nobody_says_so_however_patient_he_is() -> None:
+    detector = Detector(0, [(1, 0), (2, 0), (3, 0), (3, 1)], DETECT_S, 0.0)
+    detector.patience_s = 10.0
+    for i in range(1, 10):
+        detector.heard(3, 1, i * 0.09)
+        assert detector.check(i * 0.09) == []
+    assert [s.peer for s in detector.deaf(0, 1, 0.81)] == [2, 3]
+    assert detector.deaf(0, 1, 0.82) == [], "each is raised once"
+    detector.heard(2, 0, 0.83)
+    assert [s.peer for s in detector.take_withdrawn()] == [2]
+    assert detector.deaf(0, 1, 0.84) == [], "his NIC works, so he says no more"
+
+
 def test_all_links_beat_together_once_an_interval() -> None:
     detector = Detector(0, LINKS, DETECT_S, 0.0)
     sent = [i for i in range(100) if detector.beats_due(i * 0.01 + 1e-9) == LINKS]

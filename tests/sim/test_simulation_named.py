@@ -290,6 +290,15 @@ def test_members_that_missed_an_install_are_reminded_however_many_reconnect() ->
     assert run(scenario).broken is None
 
 
+@pytest.mark.parametrize("server", range(4))
+@pytest.mark.parametrize("when", [at("installed"), at("installed", 2, 0.001), at("submit")], ids=str)
+def test_who_falls_silent_while_connections_are_made_is_blamed_himself(server: int, when: When) -> None:
+    """Found by seed 5315: one connection timed out while all were patient, and either end was taken."""
+    for seed in range(10):
+        scenario = Scenario(seed, "bcube:4x1", 1, 0, 8, (Mishap("silent", (server, 0), when),))
+        assert run(scenario).broken is None
+
+
 def test_a_new_coordinator_decides_when_it_knows_all_suspicions() -> None:
     """Found by seed 54510: what was on its way was left out."""
     assert run(Scenario.of(54510)).broken is None
