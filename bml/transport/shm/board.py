@@ -180,6 +180,10 @@ class PeerBoard:
         """What tells where its contribution lies from where others lay: serial and offset."""
         return self.words[_INPUT], self.words[_INPUT + 3]
 
+    def piece_key(self, result_set: int) -> int:
+        """What tells its shares of a result set from those that lay there before: a serial."""
+        return self.words[_PIECES + _PIECE_WORDS * result_set]
+
     @property
     def input(self) -> InputPlace:
         """Where its contribution lies."""

@@ -130,10 +130,9 @@ class Boards:
         when a member's board is missing.
         """
         low, high = standings(epoch, step, stage)
-        waiting = list(self._of(members))
+        waiting = list(self.of(members))
         crowding = self._small if nbytes <= _SMALL_NBYTES else self._large
-        crowding.waits()
-        spins = 0
+        spins, waits = 0, False
         while True:
             while waiting and low <= waiting[-1].words[STANDING] < high:
                 waiting.pop()
@@ -141,6 +140,9 @@ class Boards:
                 return True
             if interrupted():
                 return False
+            if not waits:
+                waits = True
+                crowding.waits()
             if spins < _SPINS:
                 spins += give_way(crowding)
                 continue
@@ -151,7 +153,7 @@ class Boards:
                 board.wait(changes, _NAP_S)
             self.own.sleeps(False)
 
-    def _of(self, members: Iterable[int]) -> list[PeerBoard]:
+    def of(self, members: Iterable[int]) -> list[PeerBoard]:
         """Their boards; as a rule those that were asked for last. Raises OSError if one is missing."""
         if members != self._members:
             self._boards = [self[server] for server in members]
@@ -168,14 +170,14 @@ class Boards:
 
     def differing(self, signature: int, members: Iterable[int]) -> PeerBoard | None:
         """One who called something else; ask when all are ready."""
-        for board in self._of(members):
+        for board in self.of(members):
             if board.words[CALL] & ~IN_PLACE != signature:
                 return board
         return None
 
     def in_place(self, members: Iterable[int]) -> bool:
         """Whether anyone would read the result where it lies; ask when all are ready."""
-        calls = [board.words[CALL] for board in self._of(members)]
+        calls = [board.words[CALL] for board in self.of(members)]
         return max(calls) >= IN_PLACE
 
     def free_set(self) -> int:

@@ -50,6 +50,10 @@ class Joined:
                 os.close(fd)
         self._buffer = memoryview((ctypes.c_char * self.nbytes).from_address(start)).cast("B")
 
+    def view(self, n_elements: int, dtype: np.dtype[Any]) -> Array:
+        """The first elements, to be read while this object is there."""
+        return np.frombuffer(self._buffer, dtype, n_elements)
+
     def array(
         self, n_elements: int, dtype: np.dtype[Any], on_gone: Callable[[], None] | None = None
     ) -> Array:

@@ -13,7 +13,7 @@ from bml.protocol.direct import Sum
 from bml.protocol.workspace import OPS
 from bml.schedule.direct import adds_whole
 from bml.transport.memory import Array, RegisteredPool
-from bml.transport.shm.board import InputPlace
+from bml.transport.shm.board import InputPlace, PeerBoard
 from bml.transport.shm.boards import Boards
 from bml.transport.shm.joined import Joined
 from bml.transport.shm.pool import SharedPool, result_pool
@@ -24,6 +24,7 @@ _BLOCK_NBYTES = 256 << 10
 _SMALL_NBYTES = 32 << 10
 """Memory for smaller results comes from the heap: that is warm, and quicker than the pool."""
 _MOST_JOINED = 16
+_NOTHING: Array = np.empty(0, np.uint8)
 _MOST_FOUND = 1024
 
 
@@ -49,8 +50,8 @@ class Reduction:
         self._pool = pool
         self._results: RegisteredPool = result_pool()
         self._regions: dict[tuple[int, int], Array] = {}
-        self._found: dict[tuple[object, ...], Array] = {}
-        self._joined: OrderedDict[tuple[int, tuple[SegmentAddress, ...]], Joined] = OrderedDict()
+        self._found: dict[tuple[object, ...], list[Array]] = {}
+        self._joined: OrderedDict[tuple[int, ...], Joined] = OrderedDict()
         self._pieces: dict[int, Segment] = {}
         self._vector: Array = np.empty(0, np.uint8)
         self._place: InputPlace | None = None
@@ -118,16 +119,14 @@ class Reduction:
         if self._whole:
             self._result = self._empty_result()
             if self._vector.size:
-                self._add(
-                    [self._contribution(server) for server in members], self._result, 0, self._vector.size
-                )
+                self._add(self._contributions(members), self._result, 0, self._vector.size)
             return True
         self._set = self._boards[members[0]].result_set
         if self._use is not Use.READ:
             self._home = self._empty_result()
         if stop > start:
             share = self._own_share(instruction.share * dtype.itemsize, dtype)[: stop - start]
-            parts = [self._contribution(server) for server in members]
+            parts = self._contributions(members)
             self._add(parts, share, start, stop, None if self._home is None else self._home[start:stop])
         return False
 
@@ -159,7 +158,7 @@ class Reduction:
                 entry, self._entry = self._entry, None
                 self._result = joined.array(size, dtype, partial(self._boards.own.let_go, entry))
             else:
-                self._result = self._bring_home(joined.array(size, dtype), self._sum)
+                self._result = self._bring_home(joined.view(size, dtype), self._sum)
 
     def take(self) -> Array:
         """Hand over the result, and forget it."""
@@ -207,20 +206,24 @@ class Reduction:
             assert place is not None
         return place
 
-    def _contribution(self, server: int) -> Array:
-        vector = self._vector
-        if server == self._boards.server:
-            return vector
-        board = self._boards[server]
-        key = (server, *board.input_key, vector.size, vector.dtype)
+    def _contributions(self, members: tuple[int, ...]) -> list[Array]:
+        """What these servers bring; as a rule it lies where it lay in a step before."""
+        vector, boards = self._vector, self._boards.of(members)
+        key = (members, vector.size, vector.dtype, *[board.input_key for board in boards])
         found = self._found.get(key)
         if found is None:
             if len(self._found) >= _MOST_FOUND:
                 self._found.clear()
-            segment, offset = board.input
-            found = self._region(server, segment)[offset : offset + vector.nbytes].view(vector.dtype)
-            self._found[key] = found
-        return found
+            found = self._found[key] = [self._contribution(board) for board in boards]
+        parts = found.copy()
+        parts[members.index(self._boards.server)] = vector
+        return parts
+
+    def _contribution(self, board: PeerBoard) -> Array:
+        if board.server == self._boards.server:
+            return _NOTHING  # to keep its memory would keep it from being used again
+        vector, (segment, offset) = self._vector, board.input
+        return self._region(board.server, segment)[offset : offset + vector.nbytes].view(vector.dtype)
 
     def _region(self, server: int, segment: SegmentAddress) -> Array:
         region = self._regions.get((server, segment.serial))
@@ -242,10 +245,12 @@ class Reduction:
     def _join(self, done: Sum) -> Joined:
         """The shares of all members, mapped one behind the other; kept, as the same are wanted each step."""
         nbytes = done.share * self._vector.itemsize
-        used = done.members[: -(-self._vector.nbytes // nbytes)]
-        segments = tuple(self._boards[server].piece(self._set) for server in used)
-        joined = self._joined.pop((nbytes, segments), None) or Joined(segments, nbytes)
-        self._joined[nbytes, segments] = joined
+        used = self._boards.of(done.members)[: -(-self._vector.nbytes // nbytes)]
+        key = (nbytes, *[board.piece_key(self._set) for board in used])
+        joined = self._joined.pop(key, None)
+        if joined is None:
+            joined = Joined([board.piece(self._set) for board in used], nbytes)
+        self._joined[key] = joined
         if len(self._joined) > _MOST_JOINED:
             self._joined.popitem(last=False)
         return joined
