@@ -164,19 +164,17 @@ class DirectSync:
         return self._neutral[1]
 
     def _go_through(self, submit: ev.Submit) -> None:
-        while not self._over() and (self._sum or self._posted):
-            self._go_on(submit)
-
-    def _go_on(self, submit: ev.Submit) -> None:
-        """Do what the core asked for last, and tell it."""
-        if self._posted is not None:
-            post, self._posted = self._posted, None
-            self._meet(post, submit.signature)
-            return
-        instruction, self._sum = self._sum, None
-        assert instruction is not None
-        whole = self._reduction.add(instruction)
-        self._carry_on(self._shell.core.met, ev.Summed(instruction.epoch, instruction.step, whole))
+        """Do what the core asked for last, and tell it, until it asks for nothing more."""
+        while not self._over():
+            if self._posted is not None:
+                post, self._posted = self._posted, None
+                self._meet(post, submit.signature)
+            elif self._sum is not None:
+                what, self._sum = self._sum, None
+                whole = self._reduction.add(what)
+                self._carry_on(self._shell.core.met, ev.Summed(what.epoch, what.step, whole))
+            else:
+                return
 
     def _meet(self, post: Post, signature: int) -> None:
         epoch, step, stage = post

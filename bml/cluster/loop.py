@@ -332,7 +332,7 @@ class ServerLoop:
     def _execute_beside(self, instructions: Iterable[ev.Instruction]) -> None:
         """Carry out instructions in the user's thread; what they queued must not wait for the loop's."""
         self._execute(instructions)
-        if self.poller.has_more:
+        if self.poller.queued:
             self.poller.wake()
 
     def _suffer(self, header: Header | None) -> None:

@@ -64,7 +64,8 @@ def standing(epoch: int, step: int, stage: int) -> int:
 
 def standings(epoch: int, step: int, stage: Stage) -> tuple[int, int]:
     """(low, high) of low <= standing < high: at this stage of this step or beyond it, in this epoch."""
-    return standing(epoch, step, stage), (epoch + 1) << _STEP_BITS + _STAGE_BITS
+    low = (epoch << _STEP_BITS | step) << _STAGE_BITS | stage  # as `standing`; asked for in every wait
+    return low, (epoch + 1) << _STEP_BITS + _STAGE_BITS
 
 
 class Post(NamedTuple):
@@ -129,8 +130,10 @@ class DirectEngine:
 
     def summed(self, whole: bool) -> tuple[Post]:
         """The sum that was asked for is there, the whole of it or a share; what can be done now."""
+        if whole:
+            return (self._completed(),)
         self.handled = 1
-        return (self._completed() if whole else self._post(Stage.DONE),)
+        return (Post(self.stamp.epoch, self.stamp.step, Stage.DONE),)
 
     def gathered(self, stage: Stage) -> tuple[Post]:
         """All members stand at DONE; what can be done now."""
@@ -148,10 +151,7 @@ class DirectEngine:
     def _completed(self) -> Post:
         self.handled = self.expected
         self.complete = True
-        return self._post(Stage.COMPLETE)
-
-    def _post(self, stage: Stage) -> Post:
-        return Post(self.stamp.epoch, self.stamp.step, stage)
+        return Post(self.stamp.epoch, self.stamp.step, Stage.COMPLETE)
 
 
 def direct_phases(program: DirectProgram) -> tuple[Phase, ...]:

@@ -227,7 +227,7 @@ class Steps:
         if step is None or (event.epoch, event.step) != step.stamp:
             return []  # its epoch is over
         engine = step.engine
-        if self._member.frozen or event.epoch != self._member.epoch or not isinstance(engine, DirectEngine):
+        if self._member.frozen or not isinstance(engine, DirectEngine):
             return []
         if isinstance(event, ev.Differs):
             self._calls.differs(step.submit, event.origin, event.text)

@@ -153,7 +153,7 @@ class Session:
         many = isinstance(arrays, list | tuple)
 
         def finish(outcome: Committed) -> Any:
-            self._took(outcome)
+            self._contributors = outcome.contributors
             if shared:
                 outcome.result.flags.writeable = False
             return _unflatten(outcome.result, shapes, many)
@@ -265,10 +265,6 @@ class Session:
             if isinstance(outcome, Committed):
                 return outcome
 
-    def _took(self, outcome: Committed) -> None:
-        """The training thread has the result of a step."""
-        self._contributors = outcome.contributors
-
     def finish(self) -> None:
         """Wait for steps that were begun; called when the training function has returned."""
         self._steps.wait_for_all()
@@ -339,7 +335,7 @@ class Batch:
 
         def finish(done: tuple[Committed, Array]) -> Any:
             outcome, mean = done
-            session._took(outcome)
+            session._contributors = outcome.contributors
             used = self._used(outcome, recompute is not None)
             session._entry = _Entry(outcome.step, self._whole, outcome.contributors, used)
             self.committed = True

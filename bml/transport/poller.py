@@ -84,7 +84,8 @@ class Poller:
         self._watches: dict[int, _Watch] = {}
         self._timers: list[Timer] = []
         self._timer_count = 0
-        self._soon: deque[Callable[[], None]] = deque()
+        self.queued: deque[Callable[[], None]] = deque()
+        """Callbacks of `soon` that wait to be called."""
         self._wake_lock = threading.RLock()  # the handler of a signal may wake while its thread does
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.add(self._wake_fd, READ, self._woken)
@@ -128,12 +129,7 @@ class Poller:
 
     def soon(self, callback: Callable[[], None]) -> None:
         """Call `callback()` once, in `poll`, before it next waits."""
-        self._soon.append(callback)
-
-    @property
-    def has_more(self) -> bool:
-        """Whether `soon` callbacks wait to be called."""
-        return bool(self._soon)
+        self.queued.append(callback)
 
     @property
     def due_s(self) -> float:
@@ -141,7 +137,7 @@ class Poller:
         timers = self._timers
         while timers and timers[0].cancelled:
             heapq.heappop(timers)
-        return 0.0 if self._soon else timers[0].due_s if timers else math.inf
+        return 0.0 if self.queued else timers[0].due_s if timers else math.inf
 
     def wake(self) -> None:
         """Make `poll` return and call `on_wake`; from any thread, also after `close`."""
@@ -154,7 +150,7 @@ class Poller:
 
         Returns how many descriptors were called. Timers and `soon` callbacks end the wait too.
         """
-        if self._soon:
+        if self.queued:
             with self.guard:
                 self._run_soon()
         ready = self._epoll.poll(self._wait_s(timeout_s), _MAX_READY)
@@ -172,7 +168,7 @@ class Poller:
                 watch.callback(events)
         if self._timers:
             self._run_timers()
-        if self._soon:
+        if self.queued:
             self._run_soon()
 
     def close(self) -> None:
@@ -186,7 +182,7 @@ class Poller:
             watch.active = False
         self._watches.clear()
         self._timers.clear()
-        self._soon.clear()
+        self.queued.clear()
         self._epoll.close()
 
     def _wait_s(self, timeout_s: float | None) -> float | None:
@@ -204,9 +200,9 @@ class Poller:
 
     def _run_soon(self) -> None:
         # Only those that are there now; one by one, so that an exception leaves the others in place.
-        for _ in range(len(self._soon)):
-            if self._soon:
-                self._soon.popleft()()
+        for _ in range(len(self.queued)):
+            if self.queued:
+                self.queued.popleft()()
 
     def _woken(self, events: int) -> None:
         os.eventfd_read(self._wake_fd)
