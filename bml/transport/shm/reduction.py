@@ -19,7 +19,7 @@ from bml.transport.shm.joined import Joined
 from bml.transport.shm.pool import SharedPool, result_pool
 from bml.transport.shm.segment import Segment, SegmentAddress, map_to_read
 
-_BLOCK_NBYTES = 256 << 10
+_BLOCK_NBYTES = 512 << 10
 """Additions go block by block through all contributions, so that the sum stays in the cache meanwhile."""
 _SMALL_NBYTES = 32 << 10
 """Memory for smaller results comes from the heap: that is warm, and quicker than the pool."""
