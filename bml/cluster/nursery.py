@@ -27,6 +27,9 @@ from bml.errors import StartError
 _WORD = struct.Struct("=cqq")
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """Environment of a process that shares its machine with many: one BLAS thread."""
+LONG_COPIES = {"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x400000"}
+"""Environment of a process whose copies of 4 MiB and more do not read first what they overwrite. By itself
+glibc goes by the size of the cache, and in a virtual machine may take that of all processors together."""
 #: Ctrl-C is the launcher's to handle, also while this is still importing.
 _ENTRY = "import signal; signal.signal(2, signal.SIG_IGN); from bml.cluster import nursery; nursery.main()"
 
@@ -42,7 +45,7 @@ class Nursery:
     def __init__(self, prints: bool):
         ours, theirs = socket.socketpair()
         # Many servers share this machine's cores: one BLAS thread each, unless the user says otherwise.
-        environment = {**ONE_THREAD, **os.environ, **what_we_import()}
+        environment = {**ONE_THREAD, **LONG_COPIES, **os.environ, **what_we_import()}
         self._process = subprocess.Popen(
             [sys.executable, "-c", _ENTRY, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],

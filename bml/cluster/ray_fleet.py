@@ -25,6 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from bml.cluster.fleet import Answers, Changed, Died, FleetEvent, Reported, Request
 from bml.cluster.job import Contact, Endpoint, JobSpec, Place
+from bml.cluster.nursery import LONG_COPIES
 from bml.cluster.placement import Machine, Reservation, blocks
 from bml.cluster.ray_actors import CoordinatorActor, ServerActor
 from bml.errors import StartError, UsageError
@@ -290,6 +291,8 @@ class RayFleet:
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        for name, value in LONG_COPIES.items():
+            os.environ.setdefault(name, value)
         self._folder = tempfile.mkdtemp(prefix="bml-ray-")
         ours = signal.getsignal(signal.SIGTERM)
         try:
