@@ -9,7 +9,7 @@ version=$(.venv/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])
   exit 77
 }
 pytest=(.venv/bin/python -m pytest -q -s -p no:cacheprovider --timeout 240 --durations 0)
-tests/rdma/vm.sh -n 9 -t 400 "${pytest[@]}" tests/rdma/rdma_jobs.py tests/rdma/rdma_links.py "$@"
+tests/rdma/vm.sh -n 9 -t 900 "${pytest[@]}" tests/rdma/rdma_jobs.py tests/rdma/rdma_links.py "$@"
 first=$?
 [ $first = 0 ] || [ $first = 5 ] || exit $first # 5: no test is chosen by the arguments
 tests/rdma/vm.sh -n 2 -t 180 -i "${pytest[@]}" tests/rdma/rdma_speed.py "$@"
