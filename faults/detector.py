@@ -140,6 +140,7 @@ class Detector:
 
         None if any of them was heard lately: then this server's own NIC works.
         """
+        self._forgive_own_pause(now)
         others = {link: line for link, line in self._lines.items() if link[1] == level and link[0] != besides}
         if any(now < line.suspect_at_s(0.0) for line in others.values()):
             return []

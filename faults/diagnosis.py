@@ -12,7 +12,7 @@ server and the server (the server is blamed); a switch with one live port is nev
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, TypeAlias
@@ -79,7 +79,7 @@ def diagnose(fabric: Fabric, evidence: Evidence) -> Diagnosis:
     return Diagnosis(failures, "; ".join(found[one] for one in failures))
 
 
-def settle(fabric: Fabric, failures: Iterable[Failure], heard: Iterable[int] = ()) -> Settlement:
+def settle(fabric: Fabric, failures: Iterable[Failure], heard: Collection[int] = ()) -> Settlement:
     """Decide who goes on after `failures`: the largest part whose servers reach one another.
 
     Of parts of one size, that goes on of which most servers were `heard`, as the others may be dead; then the
@@ -90,7 +90,7 @@ def settle(fabric: Fabric, failures: Iterable[Failure], heard: Iterable[int] = (
     parts = fabric.without(*broken).components()
     if not parts:
         raise FabricError(f"no server of {fabric.name} is left alive; start the job again")
-    members = max(parts, key=lambda part: (len(part), len({*heard}.intersection(part))))
+    members = max(parts, key=lambda part: (len(part), sum(server in heard for server in part)))
     outside = sorted(server for part in parts if part is not members for server in part)
     broken.update(ServerFailure(server) for server in outside)
     reason = f"{_servers(outside)} cut off from the other {len(members)}" if outside else ""

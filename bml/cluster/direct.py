@@ -87,7 +87,7 @@ class DirectSync:
             self._carry_on(shell.core.handle, submit)
             return self._finish(shell.replies.get())
         with self._turn:
-            self._over = self._shell.replies.qsize
+            self._over = shell.replies.qsize
             self._bring(submit, vector, op, Use.READ if shared else Use.OWN, view.members)
             if shell.injection.pending:
                 shell.suffer(None)

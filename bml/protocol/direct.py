@@ -64,8 +64,7 @@ def standing(epoch: int, step: int, stage: int) -> int:
 
 def standings(epoch: int, step: int, stage: Stage) -> tuple[int, int]:
     """(low, high) of low <= standing < high: at this stage of this step or beyond it, in this epoch."""
-    low = (epoch << _STEP_BITS | step) << _STAGE_BITS | stage  # as `standing`; asked for in every wait
-    return low, (epoch + 1) << _STEP_BITS + _STAGE_BITS
+    return standing(epoch, step, stage), standing(epoch + 1, 0, 0)
 
 
 class Post(NamedTuple):

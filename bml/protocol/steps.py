@@ -128,7 +128,7 @@ class Steps:
             return [ev.Stop(self._member.stopped)]
         if event.step <= self.committed and self._learner is not None:
             return self._replay(event, self._learner)
-        if event.step != self.committed + 1:
+        if event.step != self.next:
             raise InvariantError(
                 f"server {self._member.server}: step {event.step} submitted, {self.next} is next"
             )

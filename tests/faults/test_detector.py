@@ -173,6 +173,14 @@ def test_who_hears_nobody_says_so_however_patient_he_is() -> None:
     assert detector.deaf(0, 1, 0.84) == [], "his NIC works, so he says no more"
 
 
+def test_who_did_not_run_himself_has_not_heard_that_all_are_silent() -> None:
+    """Whatever has come meanwhile is unread: he may have been importing for so long."""
+    detector = Detector(0, [(1, 0), (2, 0), (3, 0)], DETECT_S, 0.0)
+    detector.patience_s = 10.0
+    assert detector.check(0.1) == []
+    assert detector.deaf(0, 1, 3.0) == []
+
+
 def test_all_links_beat_together_once_an_interval() -> None:
     detector = Detector(0, LINKS, DETECT_S, 0.0)
     sent = [i for i in range(100) if detector.beats_due(i * 0.01 + 1e-9) == LINKS]

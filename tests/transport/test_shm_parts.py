@@ -254,6 +254,36 @@ def test_reductions_of_every_kind(host: Host, dtype: str, op: str) -> None:
         assert result.tobytes() == right.tobytes()
 
 
+@pytest.mark.parametrize("lies_in_pool", [False, True])
+def test_a_vector_that_comes_again_is_read_as_it_is_now_whatever_came_between(
+    host: Host, lies_in_pool: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between: none without elements, and one for whose copy there is no memory."""
+    vectors = [pool.empty(5000, "float64") if lies_in_pool else np.empty(5000) for _, pool, _ in host]
+
+    def check(value: float) -> None:
+        for vector in vectors:
+            vector[:] = value
+        for result in step(host, vectors):
+            np.testing.assert_array_equal(result, 3 * value)
+
+    check(1.0)
+    check(2.0)
+    for _, _, reduction in host:
+        reduction.bring(np.empty(0), "sum", Use.OWN, 1, "call", (0, 1, 2))
+    check(3.0)
+
+    def full(*_: object) -> np.ndarray:
+        raise FabricError("no memory")
+
+    for _, pool, reduction in host:
+        with monkeypatch.context() as patch:
+            patch.setattr(pool, "empty", full)
+            with pytest.raises(FabricError):
+                reduction.bring(np.empty(70_000), "sum", Use.OWN, 1, "call", (0, 1, 2))
+    check(4.0)
+
+
 def test_a_try_that_came_to_nothing_leaves_no_trace_whoever_copies(host: Host) -> None:
     uses = [Use.OWN, Use.READ, Use.KEPT]
     for number in range(3):

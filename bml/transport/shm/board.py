@@ -161,7 +161,7 @@ class PeerBoard:
 
     @property
     def changes(self) -> int:
-        """Counts posts; read it before `standing`, then `wait` misses none."""
+        """Counts posts; read it before the word STANDING, then `wait` misses none."""
         return self.words[_CHANGES]
 
     @property

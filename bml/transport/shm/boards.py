@@ -98,7 +98,6 @@ class Boards:
         if not board.proves(self._token, self._job):
             raise FabricError(f"what server {server} shares is not of this job, or without its token")
         self._all[server] = board
-        self._members, self._boards = (), []
 
     def post(self, epoch: int, step: int, stage: Stage) -> None:
         """Let everybody see where this server stands.

@@ -24,8 +24,8 @@ _BLOCK_NBYTES = 512 << 10
 _SMALL_NBYTES = 32 << 10
 """Memory for smaller results comes from the heap: that is warm, and quicker than the pool."""
 _MOST_JOINED = 16
-_NOTHING: Array = np.empty(0, np.uint8)
 _MOST_FOUND = 1024
+_NOTHING: Array = np.empty(0, np.uint8)
 
 
 class Use(Enum):
@@ -53,7 +53,9 @@ class Reduction:
         self._found: dict[tuple[object, ...], list[Array]] = {}
         self._joined: OrderedDict[tuple[int, ...], Joined] = OrderedDict()
         self._pieces: dict[int, Segment] = {}
-        self._vector: Array = np.empty(0, np.uint8)
+        self._vector = _NOTHING
+        self._located = _NOTHING
+        """The contribution that lies in the pool at `_place`; nothing while that is a copy."""
         self._place: InputPlace | None = None
         self._staged: Array | None = None
         self._op = OPS["sum"]
@@ -96,8 +98,8 @@ class Reduction:
         `vector` is one-dimensional and contiguous, and must not change until the step is committed or
         brought anew. `use`: what becomes of the result.
         """
-        if vector is not self._vector or self._staged is not None:
-            self._place = self._locate(vector) if vector.size else None
+        if vector is not self._located:
+            self._place = self._locate(vector)
         self._vector, self._op, self._use = vector, OPS[op], use
         if self._entry is not None:
             self._boards.own.let_go(self._entry)  # of a try that came to nothing
@@ -194,17 +196,19 @@ class Reduction:
             return np.empty(size, dtype)
         return self._results.empty(size, dtype)
 
-    def _locate(self, vector: Array) -> InputPlace:
-        """Where others find the contribution; copied into the pool if it lies elsewhere."""
-        self._staged = None  # its place can be the new one's
+    def _locate(self, vector: Array) -> InputPlace | None:
+        """Where others find the contribution, copied into the pool if need be; None without elements."""
+        self._located, self._staged = _NOTHING, None  # its place can be the new one's
+        if not vector.size:
+            return None
         place = self._pool.locate(vector)
-        if place is None:
-            self._staged = self._pool.empty(vector.size, vector.dtype)
-            self._staged[...] = vector
-            self.nbytes_copied += vector.nbytes
-            place = self._pool.locate(self._staged)
-            assert place is not None
-        return place
+        if place is not None:
+            self._located = vector
+            return place
+        self._staged = self._pool.empty(vector.size, vector.dtype)
+        self._staged[...] = vector
+        self.nbytes_copied += vector.nbytes
+        return self._pool.locate(self._staged)
 
     def _contributions(self, members: tuple[int, ...]) -> list[Array]:
         """What these servers bring; as a rule it lies where it lay in a step before."""
