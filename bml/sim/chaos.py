@@ -201,7 +201,9 @@ def _for_s(chance: random.Random, kind: str, detect_s: float) -> float:
 
 
 def _target(chance: random.Random, fabric: Fabric, kind: str) -> tuple[int, ...]:
-    server, level = chance.choice(fabric.servers), chance.randrange(fabric.levels)
+    server = chance.choice(fabric.servers)
+    # On a ring of odd length some server has nobody on a level.
+    level = chance.choice([each for each in range(fabric.levels) if fabric.neighbours(server, each)])
     match kind:
         case "silent":
             return server, level

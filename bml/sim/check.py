@@ -16,6 +16,7 @@ from topology import parse
 
 #: Small fabrics find most bugs, and fast; each is drawn about as often as it stands here.
 FABRICS = ("bcube:2x2", "bcube:2x2", "bcube:3x1", "bcube:4x1", "bcube:3x2", "bcube:2x3")
+OTHER_FAMILIES = ("torus:3x1", "torus:4x1", "torus:3x2", "switch:3", "switch:5", "fattree:4/4")
 DETECT_S = 0.5
 #: Every so many seeds, servers join; those runs take several times as long.
 JOINS_EVERY = 4
@@ -34,13 +35,14 @@ class Scenario:
     absent: tuple[int, ...] = ()
     constants: Constants = TREES
     shared_memory: bool = False
+    min_servers: int | None = None
 
     @classmethod
     def of(cls, seed: int, fabric: str | None = None, shared_memory: bool = False) -> Scenario:
         """The scenario that a seed stands for, on this fabric or one that the seed chooses."""
-        chance = random.Random(seed)
+        chance, extra = random.Random(seed), random.Random(f"families {seed}")
         chosen = chance.choice(FABRICS)
-        name = fabric or chosen
+        name = fabric or (extra.choice(OTHER_FAMILIES) if extra.random() < 0.3 else chosen)
         scenario = cls(
             seed=seed,
             fabric=name,
@@ -51,6 +53,7 @@ class Scenario:
             # With start-up times such small vectors take an exchange where the fabric is healthy.
             constants=DEFAULTS if seed % 2 else TREES,
             shared_memory=shared_memory,
+            min_servers=_min_servers(extra, parse(name).n_servers),
         )
         return scenario._with_joins() if seed % JOINS_EVERY == 0 else scenario
 
@@ -65,6 +68,7 @@ class Scenario:
             slice_nbytes=64,
             constants=chance.choice((DEFAULTS, TREES)),
             absent=() if absent is None else (absent,),
+            min_servers=None if absent is not None else self.min_servers,
             mishaps=draw_joins(chance, fabric, DETECT_S, absent),
         )
 
@@ -82,14 +86,24 @@ class Scenario:
             constants=self.constants,
             recorded=recorded,
             shared_memory=self.shared_memory,
+            min_servers=self.min_servers,
         )
 
     def __str__(self) -> str:
         what = f"{self.steps} steps of {self.n_elements} elements in slices of {self.slice_nbytes} bytes"
         what += "" if self.constants.alpha_s else " on trees"
+        what += f", at least {self.min_servers} servers" if self.min_servers else ""
         mishaps = "; ".join([*(f"server {each} absent" for each in self.absent), *map(str, self.mishaps)])
         mishaps = mishaps or "no mishap"
         return f"seed {self.seed} on {self.fabric}: {what}; {mishaps}"
+
+
+def _min_servers(chance: random.Random, n_servers: int) -> int | None:
+    """How many servers must be left: as a rule the default, else some number from the majority up.
+
+    Fewer than the majority gives up the promise that two halves never go on both (docs/architecture.md).
+    """
+    return chance.randint(n_servers // 2 + 1, n_servers) if chance.random() < 0.25 else None
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,7 @@ class Simulation:
         self.finished: coord.Finished | None = None
         #: Servers that some mishap befell, which may be lost for it.
         self.hurt: set[int] = set(absent)
+        self._least = fabric.n_servers // 2 + 1 if min_servers is None else min_servers
         #: From two of these on, what is seen may have several explanations, and a whole server be blamed.
         self.network_mishaps = 0
         #: Whether servers left for good, or came.
@@ -242,7 +243,7 @@ class Simulation:
         if abort is not None and self.resized:
             return  # the majority was one of fewer servers than there are
         whole = self.fabric.without(*map(ServerFailure, self.hurt)).components()
-        main = whole[0] if whole and 2 * len(whole[0]) > len(self.machines) else ()
+        main = whole[0] if whole and len(whole[0]) >= self._least else ()
         lost = [server for server in main if not self.machines[server].done]
         if lost and abort is not None:
             raise PromiseBroken(4, f"the job ended ({abort.text}) though servers {main} were whole")

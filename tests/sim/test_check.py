@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 from planted_bugs import PLANTED, retry_although_one_committed, return_before_the_barrier
 
-from bml.sim.check import JOINS_EVERY, Scenario, Tally, check, report, run, shrink
+from bml.sim.check import FABRICS, JOINS_EVERY, OTHER_FAMILIES, Scenario, Tally, check, report, run, shrink
+from topology import parse
 
 MOST_SEEDS = 1000
 
@@ -55,6 +56,16 @@ def test_a_seed_may_be_run_on_any_fabric() -> None:
     scenario = Scenario.of(7, "bcube:3x2")
     assert scenario.fabric == "bcube:3x2"
     assert run(scenario).broken is None
+
+
+def test_seeds_draw_every_family_and_several_min_servers() -> None:
+    drawn = [Scenario.of(seed) for seed in range(400)]
+    assert {one.fabric for one in drawn} == {*FABRICS, *OTHER_FAMILIES}
+    assert {one.fabric.partition(":")[0] for one in drawn} == {"bcube", "torus", "switch", "fattree"}
+    least = [(one.min_servers, parse(one.fabric).n_servers) for one in drawn if one.min_servers]
+    assert len(least) > 40
+    assert all(n // 2 < some <= n for some, n in least), "fewer than the majority gives a promise up"
+    assert {some - n // 2 for some, n in least} >= {1, 2, 3}
 
 
 def test_a_failing_seed_shrinks_and_still_fails() -> None:

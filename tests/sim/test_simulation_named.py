@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from bml.errors import Evicted, TooFewServers
+from bml.schedule.model import DEFAULTS
 from bml.sim import FOREVER, Mishap, Simulation, When
 from bml.sim.check import Scenario, run
 from topology import parse
@@ -282,12 +283,11 @@ def test_a_step_goes_on_where_it_was_when_a_cable_fails() -> None:
 
 def test_members_that_missed_an_install_are_reminded_however_many_reconnect() -> None:
     """Found by seed 5955: the second to come back undid what was to be done for the first."""
-    scenario = Scenario.of(5955)
-    assert [str(mishap).partition("@")[0] for mishap in scenario.mishaps] == [
-        "freeze:1",
-        "coordinator-freeze",
-    ]
-    assert run(scenario).broken is None
+    mishaps = (
+        Mishap("freeze", (1,), at("", 0, 0.110297), 0.274897),
+        Mishap("coordinator-freeze", (), at("", 0, 0.009249), 0.410245),
+    )
+    assert run(Scenario(5955, "bcube:3x2", 3, 0, 8, mishaps, constants=DEFAULTS)).broken is None
 
 
 @pytest.mark.parametrize("server", range(4))
@@ -301,9 +301,19 @@ def test_who_falls_silent_while_connections_are_made_is_blamed_himself(server: i
 
 def test_a_new_coordinator_decides_when_it_knows_all_suspicions() -> None:
     """Found by seed 54510: what was on its way was left out."""
-    assert run(Scenario.of(54510)).broken is None
+    mishaps = (
+        Mishap("silent", (2, 0), at("complete", 4), 3.0),
+        Mishap("coordinator-crash", (), at("Freeze", 5)),
+        Mishap("isolate", (2,), at("fault", 2, 0.388817), 0.055111),
+    )
+    assert run(Scenario(54510, "bcube:3x1", 2, 0, 64, mishaps)).broken is None
 
 
 def test_heartbeats_do_not_excuse_a_connection_that_stays_broken() -> None:
     """Found by seed 43798: the silence ended, but the connection had been given up meanwhile."""
-    assert run(Scenario.of(43798)).broken is None
+    mishaps = (
+        Mishap("freeze", (1,), at("Suspect", 1, 0.002036), 2.289375),
+        Mishap("coordinator-crash", (), at("Suspect", 2, 0.003030)),
+        Mishap("partition", (0,), at("Status", 4), 0.723689),
+    )
+    assert run(Scenario(43798, "bcube:3x1", 3, 0, 1024, mishaps)).broken is None
