@@ -9,6 +9,9 @@
     phase=PHASE         start, recovery or transfer (the first one), or shutdown
     t=1.5s              so long after the job's first view
 
+The coordinator breaks as `coordinator@step=12` (its process gets SIGKILL), or is stopped like a server:
+`freeze:coordinator@step=10,for=60s`.
+
 Two are no faults: `leave:4@step=9` asks a server to go after that step, `join:4@step=20` starts one again.
 A fault for a running job is written without `@when` and strikes at once: `kill:4`, `freeze:2,for=3s`.
 """
@@ -88,13 +91,16 @@ class Kind:
     """Whether it needs cables that can really be broken, or machines."""
     by_anybody: bool = False
     """Whether the part cannot do it to itself: the lowest live server has it done."""
+    coordinator_too: bool = False
+    """Whether the coordinator can suffer it in place of a server, as the target `coordinator`."""
 
 
+_COORDINATOR = "coordinator"
 _LASTING = ("for",)
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {
         "kill": Kind("server", "kill:4@step=20"),
-        "freeze": Kind("server", "freeze:2@step=5,for=3s", _LASTING),
+        "freeze": Kind("server", "freeze:2@step=5,for=3s", _LASTING, coordinator_too=True),
         "cut": Kind("link", "cut:4/0@t=1.5s", _LASTING),
         "blackhole": Kind("link", "blackhole:4/0@step=9", _LASTING),
         "switch": Kind("switch", "switch:0/2@step=9", _LASTING),
@@ -148,7 +154,12 @@ class Fault:
     @property
     def by_anybody(self) -> bool:
         """Whether the lowest live server has it done, as the part cannot do it to itself."""
-        return KINDS[self.kind].by_anybody
+        return KINDS[self.kind].by_anybody or self.of_coordinator
+
+    @property
+    def of_coordinator(self) -> bool:
+        """Whether it is the coordinator that suffers it."""
+        return self.target is None
 
     @property
     def period_s(self) -> float:
@@ -180,7 +191,10 @@ class Fault:
         )
 
     def __str__(self) -> str:
-        target = "" if self.target is None else ":" + str(self.target).partition(":")[2]
+        if self.target is None:
+            target = f":{_COORDINATOR}" if KINDS[self.kind].target else ""
+        else:
+            target = ":" + str(self.target).partition(":")[2]
         when = f"@{self.trigger}" if str(self.trigger) else ""
         how = {
             "every": None if self.every_s is None else _time_text(self.every_s),
@@ -204,7 +218,7 @@ def _known_kind(text: str, kind: str) -> str:
 
 
 def _target(text: str, kind: str, target: str | None) -> Failure | None:
-    """Read the part that breaks."""
+    """Read the part that breaks; None for the coordinator."""
     what = KINDS[kind].target
     if not what:
         if target is not None:
@@ -212,6 +226,13 @@ def _target(text: str, kind: str, target: str | None) -> Failure | None:
         return None
     if target is None:
         raise _wrong(text, f"it does not say which {what}", kind)
+    if target == _COORDINATOR:
+        if KINDS[kind].coordinator_too:
+            return None
+        others = (f"{name}:{_COORDINATOR}" for name, known in KINDS.items() if known.coordinator_too)
+        raise _wrong(
+            text, f"to the coordinator happens one of {_COORDINATOR}, {', '.join(others)}", _COORDINATOR
+        )
     try:
         return parse_failure(f"{what}:{target}")
     except UsageError:

@@ -24,7 +24,8 @@ from faults import AtOnce, Fault, FaultPlan
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def inject(spec: str, job: str | None, fabric_name: str | None, as_json: bool) -> None:
-    """Inject one fault: kill:4, freeze:2,for=3s, blackhole:4/0, switch:0/2, coordinator, exception:4, ...
+    """Inject one fault: kill:4, freeze:2,for=3s, blackhole:4/0, switch:0/2, coordinator,
+    freeze:coordinator, exception:4, ...
 
     It strikes at once, or when it says: kill:4@step=90,phase=broadcast or cut:4/0@t=2s (from now). Two are no
     faults: leave:4 has a server go after its step, join:4 starts one that is gone, or was absent, again.

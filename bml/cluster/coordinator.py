@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from bml.cluster.job import Contact, Contacts, JobSpec, check_contacts
+from bml.cluster.stopping import stop_this_process
 from bml.errors import UsageError
 from bml.protocol import coordinator as core
 from bml.protocol import messages as msg
@@ -34,21 +35,26 @@ _ASKED_KEPT = 64
 
 
 class CoordinatorLoop:
-    """One coordinator of a job; `run` returns when the job is over. `on_change` gets snapshots."""
+    """One coordinator of a job, with a term of its own; `run` returns when the job is over.
+
+    `on_change` gets snapshots. The loop calls `on_beat` every `Timeouts.heartbeat_s`, as a sign of life.
+    """
 
     def __init__(
         self,
         spec: JobSpec,
         contacts: Contacts,
         lives: Mapping[int, int],
+        term: int,
         on_change: Callable[[dict[str, Any]], None],
+        on_beat: Callable[[], None],
     ):
         self._spec = spec
         self._contacts = dict(contacts)
         self._lives = dict(lives)
         self._asked: deque[tuple[int, str]] = deque(maxlen=_ASKED_KEPT)
         self._n_asked = 0
-        self._on_change = on_change
+        self._on_change, self._on_beat = on_change, on_beat
         self._timeouts = spec.timeouts()
         self._poller = Poller(on_wake=self._take_events)
         self._events: list[Callable[[], None]] = []
@@ -62,9 +68,8 @@ class CoordinatorLoop:
         self._last: dict[str, Any] = {}
         now = time.monotonic()
         self._fabric = spec.parsed_fabric()
-        self._core = core.Coordinator(
-            self._fabric, time.time_ns(), self._timeouts, spec.min_servers, now, spec.absent
-        )
+        self._core = core.Coordinator(self._fabric, term, self._timeouts, spec.min_servers, now, spec.absent)
+        self._beat_at = now
 
     def say(self, event: core.Event) -> None:
         """Bring an event (a death that a launcher noticed, an interrupt) from any thread."""
@@ -85,13 +90,20 @@ class CoordinatorLoop:
             self._dial(server)
         while not self._over():
             now = time.monotonic()
-            due = min(self._core.next_deadline(now), self._over_at)
+            due = min(self._core.next_deadline(now), self._over_at, self._beat_at)
             self._poller.poll(max(0.0, due - now))
             self._handle(core.Tick())
             self._report()
+            self._beat()
         for channel in list(self._channels.values()):
             channel.close()
         self._poller.close()
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        if now >= self._beat_at:
+            self._beat_at = now + self._timeouts.heartbeat_s
+            self._on_beat()
 
     def _over(self) -> bool:
         """The job is over, and everybody who can still be told has been."""
@@ -101,14 +113,15 @@ class CoordinatorLoop:
     def snapshot(self) -> dict[str, Any]:
         """Where the job stands, ready for JSON.
 
-        `state` is that of the core, or "deposed" when a successor has taken over. `abort` is None or, if
-        the job was given up, what bml.errors.job_error makes its error of: {"kind", "text", "server"}.
+        `state` is that of the core, or "deposed" when there is a coordinator with a higher term; `highest` is
+        the highest term that this one has heard of. `abort` is None or, if the job was given up, what
+        bml.errors.job_error makes its error of: {"kind", "text", "server"}.
         """
         view = self._core.view
-        deposed = self._finished is not None and self._finished.deposed
+        deposed_by = self._finished.deposed_by if self._finished else 0
         abort = self._finished.abort if self._finished else None
         return {
-            "state": "deposed" if deposed else self._core.state,
+            "state": "deposed" if deposed_by else self._core.state,
             "epoch": view.epoch if view else 0,
             "members": list(self._core.members),
             "failures": list(view.failures) if view else [],
@@ -120,6 +133,7 @@ class CoordinatorLoop:
             "waiting": list(self._core.waiting),
             "lives": dict(self._lives),
             "term": self._core.term,
+            "highest": max(self._core.term, deposed_by),
             "asked": list(self._asked),
             "abort": abort and {"kind": abort.kind, "text": abort.text, "server": abort.server},
         }
@@ -164,7 +178,7 @@ class CoordinatorLoop:
 
     def _linger_s(self, end: core.Finished) -> float:
         """For how long those that cannot be reached now are dialled, to be told of the end."""
-        if end.deposed:
+        if end.deposed_by:
             return 0.0  # it has nothing more to say, its successor speaks
         # Of a job that never began, who is missing may still import.
         return _LINGER_S if self._core.view is not None else self._timeouts.orphan_s
@@ -260,5 +274,8 @@ class CoordinatorLoop:
     def _suffer(self, fault: Fault) -> None:
         if fault.kind == "coordinator":
             os.kill(os.getpid(), signal.SIGKILL)
+        if fault.kind == "freeze":
+            stop_this_process(fault.duration_s)
+            return
         self._n_asked += 1
         self._asked.append((self._n_asked, str(fault)))  # the launcher reads it, for it can start servers

@@ -9,11 +9,11 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from bml.cluster.stopping import stop_this_process
 from bml.protocol import events as ev
 from bml.protocol import messages as msg
 from bml.protocol.frame import Header, Kind
@@ -173,6 +173,8 @@ class Injection:
         return f"server {self._server} (process {os.getpid()}) {self._deed(fault)}{when}"
 
     def _deed(self, fault: Fault) -> str:
+        if fault.of_coordinator and fault.kind == "freeze":
+            return "has the coordinator stopped"
         if fault.level is None:
             return _DEEDS[fault.kind]
         if self._hands.strike is not None:
@@ -195,18 +197,18 @@ class Injection:
         if not self._acts(fault, core):
             return
         match fault.kind:
+            case _ if fault.by_anybody:
+                self._hands.tell(msg.Inject(str(fault)))
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "exit":
                 os._exit(EXIT_STATUS)
             case "freeze":
-                _freeze(fault.duration_s)
+                stop_this_process(fault.duration_s)
             case "exception":
                 self._hands.throw(InjectedError(f"injected by {fault}"))
             case "gil":
                 _hold_the_gil(fault.duration_s or 0.0)
-            case "coordinator" | "join":
-                self._hands.tell(msg.Inject(str(fault)))
             case "leave":
                 self._hands.leave(f"asked to by {fault}")
             case _ if self._hands.strike is not None:
@@ -249,15 +251,6 @@ def _comes(fault: Fault, step: int) -> bool:
             return False  # it counts from a time that a joiner has not seen
         case AtOnce():
             return True
-
-
-def _freeze(duration_s: float | None) -> None:
-    """Stop this process; somebody else must wake it, so a shell is left behind to do that."""
-    if duration_s is not None:
-        command = ["sh", "-c", f"sleep {duration_s}; kill -CONT {os.getpid()}"]
-        # It may be gone by then: nobody is to hear of that.
-        subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
-    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def _hold_the_gil(duration_s: float) -> None:

@@ -18,12 +18,11 @@ from bml.cluster.fleet import Answers, Changed, Died, FleetEvent, Reported, Requ
 from bml.cluster.job import Contact, JobSpec, Place, default_nics
 from bml.cluster.nursery import Nursery
 from bml.errors import StartError, UsageError
+from bml.protocol.succession import GiveUp, Kill, Start, Succession
 from faults import Fault
 
 #: A process that has left so many questions unanswered is asked no more until it answers.
 _MOST_UNANSWERED = 16
-#: A coordinator that dies this often in one job is not started again.
-_MOST_COORDINATORS = 100
 
 Placement = Callable[[int | None], Place]
 """Says where a server is to live; None stands for the coordinator."""
@@ -79,7 +78,9 @@ class ProcessFleet:
         self._nursery: Nursery | None = None
         self._servers: dict[int, _Child] = {}
         self._coordinator: _Child | None = None
-        self._coordinators = 0
+        self._snapshot: dict[str, Any] = {}
+        timeouts = spec.timeouts()
+        self._succession = Succession(timeouts, timeouts.warm_up_s, time.monotonic())
         self._contacts: dict[int, Contact] = {}
         self._lives: dict[int, int] = {}
         self._train = b""
@@ -97,14 +98,14 @@ class ProcessFleet:
             self._contacts[server] = _receive(child, server, deadline)
         for child in self._servers.values():
             child.send(self._contacts, train)
-        self._start_coordinator()
+        self._look_after_coordinator()
 
     def join(self, server: int) -> None:
         """See Fleet."""
         if server in self._servers:
             self._lost(server)
         spec = self._spec.for_joiner(again=server in self._lives)
-        life = self._lives[server] = time.time_ns()
+        life = self._lives[server] = 1 + max(self._lives.values(), default=0)
         child = self._spawn()
         child.send("server", self._place(server), spec, server, life)
         try:
@@ -125,7 +126,8 @@ class ProcessFleet:
         if self._coordinator is not None:
             watched.append(self._coordinator.connection)
         events: list[FleetEvent] = []
-        for connection in wait(watched, timeout_s):
+        now = time.monotonic()
+        for connection in wait(watched, min(timeout_s, self._succession.next_deadline(now) - now)):
             assert isinstance(connection, Connection)
             event = (
                 self._from_server(children[connection])
@@ -133,6 +135,7 @@ class ProcessFleet:
                 else self._from_coordinator(connection)
             )
             events += [event] if event else []
+        self._look_after_coordinator()
         return events
 
     def ask(self, request: Request, timeout_s: float) -> Answers:
@@ -203,24 +206,48 @@ class ProcessFleet:
             del self._servers[server]
             self._answered.notify_all()  # nobody need wait for it any more
 
+    # --- the coordinator -------------------------------------------------------------------------
+
     def _from_coordinator(self, connection: Connection[Any, Any]) -> FleetEvent | None:
+        succession, now = self._succession, time.monotonic()
         try:
-            return Changed(cloudpickle.loads(connection.recv_bytes()))
+            what, *rest = cloudpickle.loads(connection.recv_bytes())
         except (EOFError, OSError):
             assert self._coordinator is not None
-            crashed = self._coordinator.returncode() != 0
+            code, state = self._coordinator.returncode(), self._snapshot.get("state", "starting")
+            why = f"was {state}, and {_cause(code)}"
+            succession.ended(succession.term, why, now, done=code == 0 and state == "stopped")
+            self._end_coordinator()
+            return None
+        succession.beat(succession.term, now)
+        if what == "beat":
+            return None
+        snapshot = self._snapshot = rest[0]
+        succession.said(snapshot["term"], snapshot["state"], snapshot["highest"])
+        return Changed(snapshot)
+
+    def _look_after_coordinator(self) -> None:
+        """Do what the succession asks for. Raises StartError if the job cannot get a coordinator."""
+        if not self._servers:
+            return
+        while (order := self._succession.look(time.monotonic())) is not None:
+            match order:
+                case Kill():
+                    self._end_coordinator()
+                case Start(term):
+                    self._snapshot = {}
+                    self._coordinator = self._spawn()
+                    place = self._place(None)
+                    self._coordinator.send(
+                        "coordinator", place, self._spec, self._contacts, self._lives, term
+                    )
+                case GiveUp(why):
+                    raise StartError(why)
+
+    def _end_coordinator(self) -> None:
+        if self._coordinator is not None:
             self._coordinator.end()
             self._coordinator = None
-            if crashed and self._servers:
-                self._start_coordinator()
-            return None
-
-    def _start_coordinator(self) -> None:
-        self._coordinators += 1
-        if self._coordinators > _MOST_COORDINATORS:
-            raise StartError(f"the coordinator died {_MOST_COORDINATORS} times; see its errors above")
-        self._coordinator = self._spawn()
-        self._coordinator.send("coordinator", self._place(None), self._spec, self._contacts, self._lives)
 
     def _on_loopback(self, server: int | None) -> Place:
         levels = self._spec.parsed_fabric().levels

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 from ray.util import get_node_ip_address
@@ -19,6 +21,8 @@ from bml.cluster.strikes import strike_from
 from bml.cluster.training import run_training
 from bml.errors import UsageError
 from bml.protocol import coordinator as core
+
+_LOG = logging.getLogger("bml.cluster")
 
 LOOPBACK = "127.0.0.1"
 
@@ -58,16 +62,41 @@ class ServerActor:
         return None
 
 
+class Said(NamedTuple):
+    """What a coordinator's actor answers; `beats` counts its loop's signs of life."""
+
+    snapshot: dict[str, Any]
+    process: int
+    beats: int
+    ended: bool
+
+
 class CoordinatorActor:
-    """The coordinator, as a named Ray actor. Restarted by Ray, it starts from its arguments alone."""
+    """A coordinator, as a named Ray actor. Its launcher starts another one if it dies or falls silent.
 
-    def __init__(self, spec: JobSpec, contacts: Contacts):
-        self._loop = CoordinatorLoop(spec, contacts, {}, lambda now: None)
-        threading.Thread(target=self._loop.run, name="bml-coordinator", daemon=True).start()
+    The actor may answer although its loop stands still, so its loop counts its own signs of life.
+    """
 
-    def snapshot(self) -> dict[str, Any]:
-        """Where the job stands."""
-        return self._loop.snapshot()
+    def __init__(self, spec: JobSpec, contacts: Contacts, lives: Mapping[int, int], term: int):
+        self._beats = 0
+        self._ended = False
+        self._loop = CoordinatorLoop(spec, contacts, lives, term, lambda now: None, self._beat)
+        threading.Thread(target=self._run, name="bml-coordinator", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run()
+        except BaseException:
+            _LOG.exception("the coordinator failed")
+            os._exit(1)  # an actor without its loop would answer for ever, and coordinate nothing
+        self._ended = True
+
+    def _beat(self) -> None:
+        self._beats += 1
+
+    def said(self) -> Said:
+        """Where the job stands, and how the coordinator is."""
+        return Said(self._loop.snapshot(), os.getpid(), self._beats, self._ended)
 
     def join(self, server: int, life: int, contact: Contact) -> None:
         """A server was started to join."""

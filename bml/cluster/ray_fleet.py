@@ -1,7 +1,8 @@
-"""A job on Ray: one actor per server, the coordinator a named actor that Ray restarts.
+"""A job on Ray: one actor per server, and one for the coordinator.
 
-Ray places the processes, notices their death and restarts the coordinator; it is control plane only. No
-parameter byte passes through its object store or its calls: the servers' own connections carry them.
+Ray places the processes and notices their death; it is control plane only. The launcher itself starts another
+coordinator, as for plain processes: Ray would start it with the term of the one before, and only if it is
+dead. No parameter byte passes through its object store or its calls: the servers' own connections carry them.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from bml.cluster.nursery import LONG_COPIES
 from bml.cluster.placement import Machine, Reservation, blocks
 from bml.cluster.ray_actors import CoordinatorActor, ServerActor
 from bml.errors import StartError, UsageError
+from bml.protocol.succession import GiveUp, Kill, Start, Succession
 
 NAMESPACE = "bml"
 _SNAPSHOT_S = 0.1
@@ -77,9 +79,14 @@ class RayFleet:
         self._actors: dict[int, Any] = {}
         self._pids: dict[int, int] = {}
         self._runs: dict[Any, int] = {}
+        self._gone: dict[int, str] = {}
         self._coordinator: Any = None
-        self._snapshot: Any = None
-        self._snapshot_at = 0.0
+        self._coordinator_pid: int | None = None
+        self._saying: Any = None
+        self._said_at = 0.0
+        self._beats = 0
+        timeouts = spec.timeouts()
+        self._succession = Succession(timeouts, timeouts.start_s, time.monotonic())
         self._ours = not ray.is_initialized()
         if not self._ours:
             self._own_cluster = False
@@ -109,19 +116,7 @@ class RayFleet:
         deadline = time.monotonic() + self._spec.start_s
         for server in self._actors:
             self._contacts[server] = self._contact(server, deadline)
-        self._coordinator = (
-            ray.remote(CoordinatorActor)
-            .options(
-                name=f"{self._spec.job}-coordinator",
-                namespace=NAMESPACE,
-                num_cpus=0,
-                max_restarts=-1,
-                max_task_retries=-1,
-                # If Ray's head dies all is over; any other machine may die, and must not take it along.
-                scheduling_strategy=_on(self._machines.head if self._machines else self._head),
-            )
-            .remote(self._spec, self._contacts)
-        )
+        self._look_after_coordinator()
         for server, handle in self._actors.items():
             self._runs[handle.run.remote(self._contacts, train)] = server
 
@@ -154,7 +149,7 @@ class RayFleet:
         """See Fleet."""
         if server in self._actors:
             self._end(server)
-        life, deadline = time.time_ns(), time.monotonic() + self._spec.start_s
+        life, deadline = 1 + max(self._lives.values(), default=0), time.monotonic() + self._spec.start_s
         try:
             self._come(server, life, deadline)
         except StartError as error:
@@ -163,8 +158,10 @@ class RayFleet:
             # Ray had put it on a machine that it did not know to be dead; now it does.
             self._come(server, life, deadline)
         self._lives[server] = life
+        self._gone.pop(server, None)
         self._runs[self._actors[server].run.remote(self._contacts, self._train)] = server
-        self._coordinator.join.remote(server, life, self._contacts[server])
+        if self._coordinator is not None:
+            self._coordinator.join.remote(server, life, self._contacts[server])
 
     def _come(self, server: int, life: int, deadline: float) -> None:
         """Start a server that joins, elsewhere if its machine is dead, and hear where it can be reached."""
@@ -182,9 +179,9 @@ class RayFleet:
         """End what is left of a server; a frozen one cannot hear Ray."""
         with suppress(RayError):
             ray.kill(self._actors.pop(server))
-        if self._own_cluster or self._machines:  # its process id means something here
-            with suppress(ProcessLookupError, KeyError):
-                os.kill(self._pids.pop(server), signal.SIGKILL)
+        pid = self._pids.pop(server, None)
+        if pid is not None:
+            self._kill(pid)
         self._runs = {ref: of for ref, of in self._runs.items() if of != server}
 
     def machine_lost(self, server: int, why: str) -> Died | None:
@@ -193,20 +190,23 @@ class RayFleet:
         if server not in self._runs.values():
             return None
         self._runs = {ref: of for ref, of in self._runs.items() if of != server}
-        self._coordinator.gone.remote(server, why)
-        return Died(server, why)
+        return self._died(server, why)
 
     def wait(self, timeout_s: float) -> list[FleetEvent]:
         """See Fleet."""
-        if self._snapshot is None and time.monotonic() - self._snapshot_at >= _SNAPSHOT_S:
-            self._snapshot = self._coordinator.snapshot.remote()
-        refs = [*self._runs, *([self._snapshot] if self._snapshot else [])]
+        self._look_after_coordinator()
+        asks_s = min(_SNAPSHOT_S, self._succession.interval_s)
+        idle = self._saying is None and self._coordinator is not None
+        if idle and time.monotonic() - self._said_at >= asks_s:
+            self._saying = self._coordinator.said.remote()
+        refs = [*self._runs, *([self._saying] if self._saying else [])]
         if not refs:
+            time.sleep(min(timeout_s, asks_s))
             return []
-        ready, _ = ray.wait(refs, num_returns=1, timeout=min(timeout_s, _SNAPSHOT_S))
+        ready, _ = ray.wait(refs, num_returns=1, timeout=min(timeout_s, asks_s))
         events: list[FleetEvent] = []
         for ref in ready:
-            event = self._snapshot_event() if ref is self._snapshot else self._run_event(ref)
+            event = self._from_coordinator() if ref is self._saying else self._run_event(ref)
             events += [event] if event else []
         return events
 
@@ -231,11 +231,11 @@ class RayFleet:
 
     def close(self) -> None:
         """See Fleet."""
-        for actor in [*self._actors.values(), *([self._coordinator] if self._coordinator else [])]:
+        for actor in self._actors.values():
             with suppress(RayError):
                 ray.kill(actor)
         self._actors.clear()
-        self._coordinator = None
+        self._end_coordinator()
         if self._own_cluster:
             self._stop_ray()
         elif self._ours and ray.is_initialized():
@@ -243,27 +243,18 @@ class RayFleet:
 
     # --- events ----------------------------------------------------------------------------------
 
-    def _snapshot_event(self) -> FleetEvent | None:
-        ref, self._snapshot, self._snapshot_at = self._snapshot, None, time.monotonic()
-        try:
-            snapshot = ray.get(ref)
-            for server, life in self._lives.items():
-                if snapshot["lives"].get(server) != life:  # a restarted coordinator does not know
-                    self._coordinator.join.remote(server, life, self._contacts[server])
-            return Changed(snapshot)
-        except ActorDiedError as error:
-            raise StartError(f"the coordinator cannot be started: {error}") from None
-        except RayError:
-            return None  # it is being restarted
-
     def _run_event(self, ref: Any) -> FleetEvent:
         server = self._runs.pop(ref)
         try:
             return Reported(cloudpickle.loads(ray.get(ref)))
         except RayActorError as error:
-            why = f"Ray: {str(error).splitlines()[0]}"
+            return self._died(server, f"Ray: {str(error).splitlines()[0]}")
+
+    def _died(self, server: int, why: str) -> Died:
+        self._gone[server] = why
+        if self._coordinator is not None:
             self._coordinator.gone.remote(server, why)
-            return Died(server, why)
+        return Died(server, why)
 
     def _contact(self, server: int, deadline: float) -> Contact:
         ref = self._actors[server].contact.remote()
@@ -283,6 +274,75 @@ class RayFleet:
         contact: Contact
         contact, self._pids[server] = found
         return contact
+
+    # --- the coordinator -------------------------------------------------------------------------
+
+    def _from_coordinator(self) -> FleetEvent | None:
+        succession, now = self._succession, time.monotonic()
+        ref, self._saying, self._said_at = self._saying, None, now
+        try:
+            said = ray.get(ref)
+        except RayError as error:
+            if isinstance(error, ActorDiedError):
+                self._coordinator_pid = None  # somebody else may have it by now
+            self._end_coordinator()
+            succession.ended(succession.term, f"died: {str(error).splitlines()[0]}", now)
+            return None
+        if said.beats != self._beats:
+            self._beats = said.beats
+            succession.beat(succession.term, now)
+        snapshot = said.snapshot
+        self._coordinator_pid = said.process
+        succession.said(snapshot["term"], snapshot["state"], snapshot["highest"])
+        if said.ended:
+            self._end_coordinator()
+            state = snapshot["state"]
+            succession.ended(succession.term, f"ended, being {state}", now, done=state == "stopped")
+        return Changed(snapshot)
+
+    def _look_after_coordinator(self) -> None:
+        """Do what the succession asks for. Raises StartError if the job cannot get a coordinator."""
+        while (order := self._succession.look(time.monotonic())) is not None:
+            match order:
+                case Kill():
+                    self._end_coordinator()
+                case Start(term):
+                    self._start_coordinator(term)
+                case GiveUp(why):
+                    raise StartError(why)
+
+    def _start_coordinator(self, term: int) -> None:
+        self._beats = 0
+        self._coordinator = (
+            ray.remote(CoordinatorActor)
+            .options(
+                name=f"{self._spec.job}-coordinator-{term}",
+                namespace=NAMESPACE,
+                num_cpus=0,
+                max_restarts=0,
+                # If Ray's head dies all is over; any other machine may die, and must not take it along.
+                scheduling_strategy=_on(self._machines.head if self._machines else self._head),
+            )
+            .remote(self._spec, self._contacts, self._lives, term)
+        )
+        for server, why in self._gone.items():
+            self._coordinator.gone.remote(server, why)
+
+    def _end_coordinator(self) -> None:
+        """End what is left of the coordinator; one that is stopped cannot hear Ray."""
+        actor, self._coordinator, self._saying = self._coordinator, None, None
+        pid, self._coordinator_pid = self._coordinator_pid, None
+        if actor is not None:
+            with suppress(RayError):
+                ray.kill(actor)
+            if pid is not None:
+                self._kill(pid)
+
+    def _kill(self, pid: int) -> None:
+        """Kill a process if its id means something here: elsewhere only Ray can."""
+        if self._own_cluster or self._machines:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     # --- a Ray of our own ------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ nothing else is ever unpickled. When the launcher is gone, so is this process.
     launcher to server     place, specification, which life; contacts and the training function; then
                            ("ask", number, request) and ("struck", fault)
     launcher to coordinator  ("gone", server, why) and ("join", server, life, contact)
+    coordinator to launcher  ("beat",), a sign of life, and ("changed", snapshot)
     server to launcher     its contact; then ("answer", number, answer), ("strike", fault), ("report", report)
 """
 
@@ -92,8 +93,13 @@ def _preempted(server: Server) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _coordinate(connection: Connection[Any, Any], spec: JobSpec, contacts: Any, lives: Any) -> None:
-    loop = CoordinatorLoop(spec, contacts, lives, lambda now: connection.send_bytes(cloudpickle.dumps(now)))
+def _coordinate(
+    connection: Connection[Any, Any], spec: JobSpec, contacts: Any, lives: Any, term: int
+) -> None:
+    def say(*message: Any) -> None:
+        connection.send_bytes(cloudpickle.dumps(message))
+
+    loop = CoordinatorLoop(spec, contacts, lives, term, lambda now: say("changed", now), lambda: say("beat"))
     threading.Thread(target=_listen, args=(connection, loop), daemon=True).start()
     loop.run()
 

@@ -245,7 +245,7 @@ class Coordinator:
                 if term <= self.term:
                     return []
                 self._agreement.stop()
-                return self._ending.deposed()
+                return self._ending.deposed(term)
             case msg.Suspect():
                 return self._suspected(message, now) if server in self.members else []
             case msg.Withdraw(observer, peer, level):

@@ -49,11 +49,11 @@ class Post(NamedTuple):
 class Finished(NamedTuple):
     """The job is over; `abort` says why when it is an error.
 
-    `deposed`: it is over for this coordinator alone, its successor carries on.
+    `deposed_by`: it is over for this coordinator alone, as there is one with this higher term; 0: it is not.
     """
 
     abort: msg.Abort | None
-    deposed: bool = False
+    deposed_by: int = 0
 
 
 Instruction = Post | Finished

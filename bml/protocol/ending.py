@@ -59,10 +59,10 @@ class Ending:
         abort = msg.Abort(self._term, kind, text, server)
         return self._tell(abort, Finished(abort))
 
-    def deposed(self) -> list[Instruction]:
-        """A successor is at work: nothing more is said to anybody."""
+    def deposed(self, term: int) -> list[Instruction]:
+        """A successor with this term is at work: nothing more is said to anybody."""
         self._farewell = None
-        return [Finished(None, deposed=True)]
+        return [Finished(None, deposed_by=term)]
 
     def late(self, event: Event) -> list[Instruction]:
         """After the end: whoever still appears is told."""
@@ -70,7 +70,7 @@ class Ending:
             case Connected(server) if self._farewell:
                 return [Post(server, self._farewell)]
             case From(_, msg.Deposed(_, term)) if term > self._term:
-                return self.deposed()
+                return self.deposed(term)
         return []
 
     def _tell(self, farewell: msg.ToServer, finished: Finished) -> list[Instruction]:

@@ -273,7 +273,7 @@ class Simulation:
         self.machines[server].lost(peer, level, why)
 
     def _finish(self, desk: Desk, finished: coord.Finished) -> None:
-        if finished.deposed:
+        if finished.deposed_by:
             self.point("deposed", f"coordinator {desk.term} learns that it is not the coordinator")
             self.headquarters.depose(desk)
         elif desk is self.headquarters.newest:

@@ -117,7 +117,7 @@ class Line:
     ],
 )
 def test_a_server_that_talks_nonsense_is_hung_up_on(data: bytes, refused: bool) -> None:
-    loop = CoordinatorLoop(SPEC, {}, {}, lambda now: None)
+    loop = CoordinatorLoop(SPEC, {}, {}, 1, lambda now: None, lambda: None)
     line = Line()
     loop._received(0, line, data)  # type: ignore[arg-type]
     assert line.closed is refused

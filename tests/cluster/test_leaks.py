@@ -51,7 +51,7 @@ class World:
         self.servers = {server: self._server(server, None) for server in range(4)}
         contacts = {server: each.contact for server, each in self.servers.items()}
         self.threads = {server: self._train(each, contacts) for server, each in self.servers.items()}
-        self.coordinator = CoordinatorLoop(self.spec, contacts, {}, self._changed)
+        self.coordinator = CoordinatorLoop(self.spec, contacts, {}, 1, self._changed, lambda: None)
         self._desk = threading.Thread(target=self.coordinator.run, name="coordinator")
         self._desk.start()
         self._lives = 0

@@ -31,7 +31,8 @@ from topology import Fabric, parse
 pytestmark = [pytest.mark.real, pytest.mark.matrix, pytest.mark.timeout(120)]
 
 FABRICS = ("bcube:2x2", "bcube:3x2")
-KINDS = ("kill", "freeze", "exception", "exit", "leave", "blackhole", "cut", "switch", "coordinator")
+OF_THE_COORDINATOR = ("coordinator", "freeze:coordinator")
+KINDS = ("kill", "freeze", "exception", "exit", "leave", "blackhole", "cut", "switch", *OF_THE_COORDINATOR)
 TRANSFER = ("giving", "joining")
 PHASES = (*STEP_PHASES, "recovery", "start", "shutdown", *TRANSFER)
 STEP, EPOCHS, STEPS = 9, 4, 20
@@ -98,13 +99,15 @@ class Cell:
 
     @property
     def faults(self) -> list[str]:
-        target = f":{self.part.partition(':')[2] or self.server}" if self.kind != "coordinator" else ""
+        target = f":{self.part.partition(':')[2] or self.server}"
+        if self.kind in OF_THE_COORDINATOR:
+            target = ""
         when = f"step={STEP},phase={self.phase}"
         if self.phase in ("start", "shutdown"):
             when = f"phase={self.phase}"
         elif self.joiner is not None:
             when = "phase=transfer"
-        how = f",{FREEZE}" if self.kind == "freeze" else ""
+        how = f",{FREEZE}" if self.kind.startswith("freeze") else ""
         first = [f"cut:{self.other}@step={STEP}"] if self.phase == "recovery" else []
         if self.joiner is not None:
             first = [f"join:{self.joiner}@step={STEP}"]
@@ -124,7 +127,7 @@ CELLS = [
     for fabric in FABRICS
     for kind in KINDS
     for phase in PHASES
-    for server in (range(1) if kind == "coordinator" else parse(fabric).servers)
+    for server in (range(1) if kind in OF_THE_COORDINATOR else parse(fabric).servers)
 ]
 #: Servers that share memory send no data over links: what befalls those is another matter.
 SHARING = [

@@ -18,6 +18,8 @@ FABRIC = bcube(3, 2)
         ("blackhole:4/0@step=9", Fault("blackhole", LinkFailure(4, 0), AtStep(9))),
         ("switch:0/2@step=9", Fault("switch", SwitchFailure(0, 2), AtStep(9))),
         ("coordinator@step=12", Fault("coordinator", None, AtStep(12))),
+        ("freeze:coordinator@step=10,for=60s", Fault("freeze", None, AtStep(10), 60.0)),
+        ("freeze:coordinator@t=2s", Fault("freeze", None, AtTime(2.0))),
         ("kill:4@step=9,phase=broadcast", Fault("kill", ServerFailure(4), AtStep(9, "broadcast"))),
         ("kill:4@step=9,phase=recovery", Fault("kill", ServerFailure(4), AtStep(9, "recovery"))),
         ("cut:4/0@phase=start", Fault("cut", LinkFailure(4, 0), AtPhase("start"))),
@@ -46,6 +48,7 @@ def test_times_in_milliseconds_and_order_of_settings() -> None:
     [
         ("kill:4", Fault("kill", ServerFailure(4), AtOnce())),
         ("coordinator", Fault("coordinator", None, AtOnce())),
+        ("freeze:coordinator,for=3s", Fault("freeze", None, AtOnce(), 3.0)),
         ("switch:0/2", Fault("switch", SwitchFailure(0, 2), AtOnce())),
         ("freeze:2,for=3s", Fault("freeze", ServerFailure(2), AtOnce(), 3.0)),
         ("blackhole:4/0@t=2s", Fault("blackhole", LinkFailure(4, 0), AtTime(2.0))),
@@ -75,6 +78,19 @@ def test_every_example_is_right(kind: str) -> None:
         ("cut:4@step=20", "'4' is no server/level, with numbers counted from 0; write it like cut:4/0@"),
         ("switch:0@step=9", "'0' is no level/group"),
         ("coordinator:3@step=12", "the coordinator takes no target"),
+        (
+            "kill:coordinator@step=1",
+            "to the coordinator happens one of coordinator, freeze:coordinator; write",
+        ),
+        (
+            "cut:coordinator@step=1",
+            "to the coordinator happens one of coordinator, freeze:coordinator; write",
+        ),
+        ("coordinator:coordinator@step=1", "the coordinator takes no target"),
+        ("freeze@step=1", "does not say which server"),
+        ("freeze:coordinators@step=1", "'coordinators' is no server"),
+        ("freeze:coordinator@step=1,for=3", "'3' is no time"),
+        ("freeze:coordinator@step=1,every=1s", "'every' is no setting of freeze"),
         ("kill:4@step", "'step' is no setting"),
         ("kill:4@step=", "'step=' is no setting"),
         ("kill:4@step=2.5", "'2.5' is no step"),
@@ -115,6 +131,7 @@ def test_what_is_no_fault_and_what_strikes_while_a_server_joins(text: str) -> No
 
 def test_plan_round_trip_and_several_faults_in_one_text() -> None:
     plan = FaultPlan.parse(["kill:4@step=20", "cut:2/0@step=30 coordinator@step=12"])
+    plan.validate(FABRIC)
     assert len(plan) == 3
     assert FaultPlan.parse(str(plan)) == plan
     assert FaultPlan.parse([]) == FaultPlan()

@@ -501,7 +501,7 @@ def test_a_deposed_coordinator_says_nothing_more(phase: str) -> None:
     if phase == "proposing":
         driver.answer()
     assert driver.core.state == phase
-    assert driver.heard(0, msg.Deposed(0, 2)) == [coord.Finished(None, deposed=True)]
+    assert driver.heard(0, msg.Deposed(0, 2)) == [coord.Finished(None, deposed_by=2)]
     assert driver.tick(1000.0) == []
     assert driver.give(coord.Connected(1)) == []
 
@@ -509,7 +509,7 @@ def test_a_deposed_coordinator_says_nothing_more(phase: str) -> None:
 def test_a_coordinator_that_gave_up_is_deposed_too(steady: Driver) -> None:
     """Seed 11109: thawed, it found nobody, gave up, and took the servers' connections from its successor."""
     steady.heard(1, msg.Ended(1, "failed", "no answer", 1))
-    assert steady.heard(0, msg.Deposed(0, 2)) == [coord.Finished(None, deposed=True)]
+    assert steady.heard(0, msg.Deposed(0, 2)) == [coord.Finished(None, deposed_by=2)]
     assert steady.give(coord.Connected(1)) == []
 
 

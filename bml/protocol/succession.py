@@ -1,0 +1,138 @@
+"""When a job gets another coordinator, and under which term: what its launcher decides.
+
+State table of the coordinator that was started last, as the launcher sees it:
+
+    state     event                                              becomes   and
+    --------  -------------------------------------------------  --------  ------------------------------
+    starting  a sign of life                                     working
+    starting  none within `starts_s`                             ended     it is killed
+    working   no sign of life for too long (faults.detector)     ended     it is killed: it may be stopped
+    any       its process ended, or its term is not the highest  ended
+    any       it ended after it had ended the job                over
+    ended     its pause is over                                  starting  a successor is started
+    ended     _MOST_FRUITLESS in a row came to nothing           over      the job is given up
+
+Terms are counted and never read from a clock, which may step back. A coordinator that a server deposes for
+the sake of a higher term says so, and its successor gets a term above that. Only the launcher starts
+coordinators, so only the one that it started last is ever replaced: an older one that was stopped and wakes
+has a lower term, is deposed and ends, and nobody answers it with another.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from bml.protocol.timeouts import Timeouts
+from faults import Detector
+
+#: A coordinator that has brought all servers to one view, or has ended the job, has come to something.
+_FRUIT = ("steady", "stopped")
+_MOST_FRUITLESS = 10
+_LEAST_PAUSE_S, _MOST_PAUSE_S = 0.05, 1.0
+#: Who is replaced for its silence again and again may only be slow: each time it may be silent twice as long.
+_MOST_DOUBLED = 3
+_LINK = (0, 0)
+
+
+class Start(NamedTuple):
+    """Start a coordinator with this term."""
+
+    term: int
+
+
+class Kill(NamedTuple):
+    """Kill the newest coordinator, whether it runs or is stopped."""
+
+    why: str
+
+
+class GiveUp(NamedTuple):
+    """End the job with this error: it cannot get a coordinator."""
+
+    why: str
+
+
+Order = Start | Kill | GiveUp
+
+
+class Succession:
+    """See the module's text. Times are in seconds on one clock that never goes back.
+
+    `starts_s`: how long a coordinator may take from its start to its first sign of life.
+    """
+
+    def __init__(self, timeouts: Timeouts, starts_s: float, now: float):
+        self.term = 0
+        """Of the coordinator that was started last."""
+        self.interval_s = timeouts.heartbeat_s
+        """How often a coordinator gives a sign of life, and `look` is to be called."""
+        self._detect_s = timeouts.detect_s
+        self._starts_s = starts_s
+        self._detector = Detector(0, (), timeouts.detect_s, now)
+        self._state = "ended"
+        self._why = ""
+        self._highest = 0
+        self._fruitless = 0
+        self._silenced = 0
+        self._start_at = now
+
+    @property
+    def over(self) -> bool:
+        """Whether no further coordinator will be started."""
+        return self._state == "over"
+
+    def look(self, now: float) -> Order | None:
+        """What is to be done now. A Start counts as done, and so does a Kill."""
+        if self._state == "ended" and self._fruitless >= _MOST_FRUITLESS:
+            self._state = "over"
+            return GiveUp(f"{_MOST_FRUITLESS} coordinators in a row came to nothing; the last {self._why}")
+        if self._state == "ended" and now >= self._start_at:
+            return self._begin(now)
+        if self._state == "starting" and now >= self._start_at + self._starts_s:
+            return self._kill(f"gave no sign of life within {self._starts_s:g} s", now)
+        if self._state == "working":
+            for silent in self._detector.check(now):
+                self._silenced += 1
+                return self._kill(f"was silent for {silent.silent_s:.3f} s", now)
+        return None
+
+    def next_deadline(self, now: float) -> float:
+        """Until when, at the latest, `look` is due: a later call shows that the launcher itself paused."""
+        return (
+            max(now, min(self._start_at, now + self.interval_s))
+            if self._state == "ended"
+            else (now + self.interval_s)
+        )
+
+    def beat(self, term: int, now: float) -> None:
+        """A sign of life of the coordinator of this term."""
+        if term != self.term or self._state not in ("starting", "working"):
+            return
+        if self._state == "starting":
+            self._state = "working"
+            self._detector.patience_s = self._detect_s * 2 ** min(self._silenced, _MOST_DOUBLED)
+            self._detector.set_links((_LINK,), now)
+        self._detector.heard(*_LINK, now)
+
+    def said(self, term: int, state: str, highest: int) -> None:
+        """What a coordinator says of itself: its state, and the highest term that it has heard of."""
+        self._highest = max(self._highest, highest)
+        if term == self.term and state in _FRUIT:
+            self._fruitless = self._silenced = 0
+
+    def ended(self, term: int, why: str, now: float, done: bool = False) -> None:
+        """A coordinator is no more, or is none any more; `done`: it had ended the job, and has told all."""
+        if term == self.term and self._state in ("starting", "working"):
+            self._state, self._why = "over" if done else "ended", why
+            late = self._fruitless - 2  # the first successor starts at once
+            self._start_at = now if late < 0 else now + min(_LEAST_PAUSE_S * 2**late, _MOST_PAUSE_S)
+
+    def _begin(self, now: float) -> Start:
+        self.term = self._highest = max(self.term, self._highest) + 1
+        self._state, self._start_at = "starting", now
+        self._fruitless += 1
+        return Start(self.term)
+
+    def _kill(self, why: str, now: float) -> Kill:
+        self.ended(self.term, why, now)
+        return Kill(why)

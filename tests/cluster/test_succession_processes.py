@@ -1,0 +1,129 @@
+"""Real coordinators that are stopped, deposed or crash: the job gets another one, or ends with the cause."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import jobs
+import numpy as np
+import pytest
+
+import bml
+from bml.cluster.job import JobSpec, Place, default_nics
+from bml.cluster.processes import ProcessFleet
+from bml.errors import StartError
+from bml.protocol import messages as msg
+from bml.transport import control
+from bml.transport.poller import Poller
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
+
+STEPS = 150
+#: No time of anybody's clock is above this, and it fits into a message.
+HIGH_TERM = 1 << 62
+
+
+def train(session: bml.Session) -> float:
+    """Steps of 10 ms and more; the longest time from one commit to the next."""
+    longest_s, last = 0.0, time.monotonic()
+    for _ in range(STEPS):
+        session.allreduce(np.ones(1000, np.float32))
+        now = time.monotonic()
+        longest_s, last = max(longest_s, now - last), now
+        time.sleep(0.01)
+    return longest_s
+
+
+@pytest.mark.parametrize(
+    ("faults", "within_s"),
+    [
+        (["freeze:coordinator@step=20,for=3s", "kill:4@step=20"], 2.5),
+        (["freeze:coordinator@step=20", "freeze:4@step=20"], 4.0),
+        (["freeze:coordinator@step=20,for=1s", "coordinator@step=60", "kill:1@step=60"], 2.5),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_stopped_coordinator_is_replaced(faults: list[str], within_s: float) -> None:
+    terms = set[int]()
+    result = jobs.launch(train, faults=faults, on_change=lambda now: terms.add(now["term"]))
+    assert len(result.values) == 8
+    assert terms == set(range(1, len([fault for fault in faults if "coordinator" in fault]) + 2))
+    assert max(result.values.values()) < within_s
+
+
+def _claim(contact: Any, spec: JobSpec) -> None:
+    """Ask a server as a coordinator with a high term would, and hang up."""
+    poller, said, opens = Poller(), list[bytes](), list[control.Channel]()
+
+    def opened(channel: control.Channel) -> None:
+        opens.append(channel)
+        channel.on_message = said.append
+        channel.send(msg.encode(msg.Who(HIGH_TERM)))
+
+    control.dial(
+        *contact.control, token=spec.token, job=spec.job, server=control.COORDINATOR, poller=poller,
+        on_open=opened, on_fail=lambda end: pytest.fail(str(end)), expect_server=contact.server,
+    )  # fmt: skip
+    deadline = time.monotonic() + 10
+    while not said:
+        assert time.monotonic() < deadline
+        poller.poll(0.1)
+    opens[0].close()
+    poller.close()
+
+
+def test_a_coordinator_with_a_lower_term_than_its_servers_know_gets_a_successor_above_it() -> None:
+    """As when terms were read from a clock that had stepped back: it was deposed, ended, and nobody came."""
+    terms = set[int]()
+    with bml.start(
+        train, launcher="processes", transport="tcp", on_change=lambda now: terms.add(now["term"])
+    ) as job:
+        fleet = job._fleet
+        assert isinstance(fleet, ProcessFleet)
+        for server in (0, 5):
+            _claim(fleet._contacts[server], job.spec)
+        job.inject("kill:4")
+        result = job.wait(60)
+    assert len(result.values) == 8
+    assert max(result.values.values()) < 3.0
+    assert max(terms) == HIGH_TERM + 1
+
+
+def test_a_coordinator_that_crashes_on_every_start_ends_the_job_with_the_cause() -> None:
+    spec = JobSpec("bcube:2x1", transport="tcp")
+
+    def place(server: int | None) -> Place:
+        return Place(namespace="/nowhere") if server is None else Place(default_nics(server, 1))
+
+    fleet = ProcessFleet(spec, prints=False, place=place)
+    began = time.monotonic()
+    try:
+        fleet.start(cloudpickle.dumps(train))
+        with pytest.raises(StartError, match=r"10 coordinators in a row came to nothing; the last was start"):
+            _wait_for_long(fleet)
+    finally:
+        fleet.close()
+    assert time.monotonic() - began < 20
+
+
+def _wait_for_long(fleet: ProcessFleet) -> None:
+    until = time.monotonic() + 40
+    while time.monotonic() < until:
+        fleet.wait(0.2)
+
+
+def test_the_launcher_learns_of_no_more_than_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator that has ended the job and exits is not replaced."""
+    started: list[int] = []
+    look: Callable[..., Any] = ProcessFleet._look_after_coordinator
+
+    def counted(fleet: ProcessFleet) -> None:
+        look(fleet)
+        started.append(fleet._succession.term)
+
+    monkeypatch.setattr(ProcessFleet, "_look_after_coordinator", counted)
+    jobs.launch(lambda session: session.allreduce(np.ones(3)), "bcube:2x1")
+    assert set(started) == {1}
