@@ -196,6 +196,7 @@ class CoordinatorLoop:
             job=self._spec.job,
             server=control.COORDINATOR,
             expect_server=server,
+            expect_life=self._lives.get(server, 0),
             poller=self._poller,
             on_open=lambda channel: self._opened(server, contact, channel),
             on_fail=lambda end: self._failed(server, contact, end),

@@ -17,14 +17,16 @@ _LOG = logging.getLogger("bml.cluster")
 
 
 class CoordinatorLine:
-    """Listens on `host` for the coordinator of `server`; a newer connection replaces the older one.
+    """Listens on `host` for the coordinator of `server` in its incarnation `life`.
 
-    `told` is called with every message, `lost` when the connection is gone.
+    A newer connection replaces the older one. `told` is called with every message, `lost` when the connection
+    is gone.
     """
 
     def __init__(
         self,
         server: int,
+        life: int,
         fabric: Fabric,
         spec: JobSpec,
         host: str,
@@ -38,8 +40,9 @@ class CoordinatorLine:
         self._lost = lost
         self._channel: control.Channel | None = None
         self._listener = control.ControlListener(
-            host, token=spec.token, job=spec.job, poller=poller, on_connect=self._connected, server=server
-        )
+            host, token=spec.token, job=spec.job, poller=poller, on_connect=self._connected, server=server,
+            life=life,
+        )  # fmt: skip
 
     @property
     def endpoint(self) -> tuple[str, int]:

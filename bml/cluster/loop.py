@@ -95,8 +95,9 @@ class ServerLoop:
         )
         self.transport, self.memory = self.opened.transport, self.opened.memory
         self.line = CoordinatorLine(
-            server, self.fabric, spec, control_host, self.poller, self._told, self._coordinator_lost
-        )
+            server, life or 0, self.fabric, spec, control_host, self.poller, self._told,
+            self._coordinator_lost,
+        )  # fmt: skip
         self.boards: Boards | None = None
         if isinstance(self.memory, SharedPool):
             self.boards = Boards(server, spec.token, spec.job)

@@ -8,6 +8,7 @@ A connection for each strike: both ends prove that they have the job's token, th
 
 from __future__ import annotations
 
+import hmac
 import logging
 import socket
 import struct
@@ -38,7 +39,7 @@ class StrikeListener:
     """Hears servers at `host` in a network namespace, in a thread of its own, and has it done by `strike`."""
 
     def __init__(self, space: str, host: str, token: bytes, strike: Strike):
-        self._token, self._strike = token, strike
+        self._key, self._strike = _key(token), strike
         self._sock = namespace.inside(space, lambda: socket.create_server((host, 0)))
         self._sock.settimeout(_POLL_S)
         self._closed = threading.Event()
@@ -68,8 +69,8 @@ class StrikeListener:
     def _serve(self, sock: socket.socket) -> None:
         with _patient(sock, _ASK_S) as connection, suppress(OSError, EOFError):
             try:
-                deliver_challenge(connection, self._token)
-                answer_challenge(connection, self._token)
+                deliver_challenge(connection, self._key)
+                answer_challenge(connection, self._key)
                 fault = Fault.parse(connection.recv_bytes(_MOST_NBYTES).decode(), at_once=True)
             except (AuthenticationError, AssertionError, UsageError, ValueError) as error:
                 _LOG.warning("somebody was refused who wanted a cable broken: %s", error)
@@ -84,18 +85,25 @@ class StrikeListener:
 def strike_from(endpoint: Endpoint, token: bytes, within_s: float) -> Callable[[Fault], None]:
     """What a server has faults of real cables done with; returns when one is done, or after so long."""
 
+    key = _key(token)
+
     def strike(fault: Fault) -> None:
         try:
             sock = socket.create_connection(endpoint, timeout=within_s)
             with _patient(sock, within_s) as connection:
-                answer_challenge(connection, token)
-                deliver_challenge(connection, token)
+                answer_challenge(connection, key)
+                deliver_challenge(connection, key)
                 connection.send_bytes(str(fault).encode())
                 connection.recv_bytes(_MOST_NBYTES)
         except (OSError, EOFError, AuthenticationError, AssertionError) as error:
             _LOG.error("%s was not injected, the launcher cannot be reached: %r", fault, error)
 
     return strike
+
+
+def _key(token: bytes) -> bytes:
+    """A key for this purpose alone: the standard library signs whatever the other side challenges it with."""
+    return hmac.digest(token, b"bml strikes", "sha256")
 
 
 def _patient(sock: socket.socket, read_s: float) -> Connection[Any, Any]:

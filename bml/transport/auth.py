@@ -1,8 +1,21 @@
 """Who may talk: a mutual challenge-response over the cluster's token, and sealed heartbeats.
 
 Pure: a handshake is a state machine, bytes in and bytes out, and random numbers are its arguments. The
-acceptor sends a nonce; the dialer answers with who it is, a nonce of its own and a MAC over all of it; the
-acceptor proves itself in the same way. All three messages have fixed sizes, so nothing needs a length.
+acceptor sends a nonce; the dialer answers with who it is, whom it wants, the addresses of both ends as it
+sees them, a nonce of its own and a MAC over all of it; the acceptor proves itself in the same way. All
+three messages have fixed sizes, so nothing needs a length.
+
+**What a proof is worth.** It holds for one connection (the other side's nonce), one direction (its label),
+one job, purpose and level, one server in one incarnation at each end, and one pair of addresses. The
+acceptor checks each of them, and the dialer does so again with the acceptor's proof. A relayed proof that
+was made for another server is refused: what a dialer says to the address of a dead server opens no door of
+a living one.
+
+**Addresses.** Both ends are covered as the socket has them, host and port. A listener is bound to one address
+and tells it to the others, so where nothing translates addresses both ends see the same. Behind address
+translation they do not, and the handshake is refused with that reason; heartbeats, which count only from
+where their sender listens, could not work there either.
+
 What travels afterwards is not authenticated or encrypted: the token keeps strangers and other jobs out, it
 does not protect against somebody who can rewrite the fabric's packets.
 """
@@ -12,11 +25,14 @@ from __future__ import annotations
 import enum
 import hmac
 import struct
+from functools import lru_cache
+from ipaddress import ip_address
 from typing import NamedTuple
 
+from bml.transport.interface import Endpoint
 from topology.errors import UsageError
 
-VERSION = 2
+VERSION = 3
 NONCE_NBYTES = 32
 MAX_JOB_NBYTES = 64
 HANDSHAKE_NBYTES = 512
@@ -26,14 +42,16 @@ _MAC_NBYTES = 32
 _MAGIC = b"BMLh"
 # magic, version, reserved, nonce
 _CHALLENGE = struct.Struct(f">4sBB{NONCE_NBYTES}s")
-# magic, version, code, role, job length, level, server, life, job, nonce
-_IDENTITY = struct.Struct(f">4sBBBBHIQ{MAX_JOB_NBYTES}s{NONCE_NBYTES}s")
+# magic, version, code, role, job length, level, server, incarnation, job, nonce, the other's server and
+# incarnation, address of the dialer's end and of the acceptor's
+_IDENTITY = struct.Struct(f">4sBBBBHIQ{MAX_JOB_NBYTES}s{NONCE_NBYTES}sIQ18s18s")
 _PREFIX = _MAGIC + bytes([VERSION])
+_IPV4_MAPPED = bytes(10) + b"\xff\xff"
 
 _BEAT_MAGIC = b"BMLb"
 _BEAT_MAC_NBYTES = 16
-# magic, version, reserved, level, from server, to server, sequence number
-_BEAT = struct.Struct(">4sBBHIIQ")
+# magic, version, reserved, level, from server and its incarnation, to server and its, sequence number
+_BEAT = struct.Struct(">4sBBHIQIQQ")
 BEAT_NBYTES = _BEAT.size + _BEAT_MAC_NBYTES
 
 
@@ -65,6 +83,9 @@ class Refusal(enum.IntEnum):
     TOKEN = 2
     JOB = 3
     ROLE = 4
+    SERVER = 5
+    LIFE = 6
+    ADDRESS = 7
 
 
 _REFUSAL_TEXT = {
@@ -72,6 +93,9 @@ _REFUSAL_TEXT = {
     Refusal.TOKEN: "wrong token",
     Refusal.JOB: "wrong job",
     Refusal.ROLE: "not the kind of connection, or not the level, that this port is for",
+    Refusal.SERVER: "another server was wanted than the one that listens there",
+    Refusal.LIFE: "the server that listens there was wanted in another life",
+    Refusal.ADDRESS: "the two ends see different addresses: somebody relays or translates them",
 }
 
 
@@ -90,6 +114,16 @@ def check_token(token: bytes) -> bytes:
     return token
 
 
+class _Claim(NamedTuple):
+    """What one side says and proves: who it is, to whom it talks, and between which addresses."""
+
+    me: Hello
+    to_server: int
+    to_life: int
+    ends: bytes
+    """The address of the dialer's end and of the acceptor's, packed."""
+
+
 class _Handshake:
     """What both sides share: collect fixed-size messages, fail early on a wrong prefix."""
 
@@ -99,6 +133,7 @@ class _Handshake:
         self._token = check_token(token)
         self._me = me
         self._nonce = nonce
+        self._ends = b""
         self._buffer = b""
         self._expected = 0
         self.done = False
@@ -143,10 +178,11 @@ class _Handshake:
 
 
 class AcceptorHandshake(_Handshake):
-    """The listening side; `me` says what it listens for, and a dialer must match role, job and level."""
+    """The listening side; `me` says what it listens for, and a dialer must want exactly that."""
 
-    def start(self) -> bytes:
-        """Return the challenge to send first."""
+    def start(self, here: Endpoint, there: Endpoint) -> bytes:
+        """Return the challenge to send first. `here` and `there`: our address and the dialer's."""
+        self._ends = _packed(there) + _packed(here)
         self._expected = _IDENTITY.size + _MAC_NBYTES
         self._challenge = _CHALLENGE.pack(_MAGIC, VERSION, 0, self._nonce)
         return self._challenge
@@ -155,47 +191,48 @@ class AcceptorHandshake(_Handshake):
         identity, mac = message[: _IDENTITY.size], message[_IDENTITY.size :]
         if not hmac.compare_digest(mac, self._mac(b"dialer", self._challenge, identity)):
             return self._refuse(Refusal.TOKEN)
-        peer = _unpack_identity(identity)
-        if peer is None:
-            return self._refuse(Refusal.ROLE)
-        if peer.job != self._me.job:
-            return self._refuse(Refusal.JOB)
-        if (peer.role, peer.level) != (self._me.role, self._me.level):
-            return self._refuse(Refusal.ROLE)
-        answer = _pack_identity(self._me, Refusal.OK, bytes(NONCE_NBYTES))
-        self.peer = peer
+        claim = _unpack_identity(identity)
+        refusal = Refusal.ROLE if claim is None else self._judge(claim)
+        if claim is None or refusal is not Refusal.OK:
+            return self._refuse(refusal)
+        self.peer = claim.me
         self.done = True
+        proof = _Claim(self._me, self.peer.server, self.peer.life, self._ends)
+        answer = _pack_identity(proof, Refusal.OK, bytes(NONCE_NBYTES))
         return answer + self._mac(b"acceptor", self._challenge, message, answer)
+
+    def _judge(self, claim: _Claim) -> Refusal:
+        """Say why a dialer that has the token is refused all the same; OK if it wants us."""
+        peer, me = claim.me, self._me
+        if peer.job != me.job:
+            return Refusal.JOB
+        if (peer.role, peer.level) != (me.role, me.level):
+            return Refusal.ROLE
+        if claim.to_server != me.server:
+            return Refusal.SERVER
+        if claim.to_life != me.life:
+            return Refusal.LIFE
+        return Refusal.OK if claim.ends == self._ends else Refusal.ADDRESS
 
     def _refuse(self, code: Refusal) -> bytes:
         # The dialer is told why: it knows its own mistake anyway, and a person can then mend it.
         self.error = _REFUSAL_TEXT[code]
-        nobody = Hello(self._me.role, b"", 0, 0)
+        nobody = _Claim(Hello(self._me.role, b"", 0, 0), 0, 0, b"")
         return _pack_identity(nobody, code, bytes(NONCE_NBYTES)) + bytes(_MAC_NBYTES)
 
 
 class DialerHandshake(_Handshake):
-    """The dialing side; `expect_server` is whom it wants to reach, and in which life (None: in any).
+    """The dialing side; it wants to reach `server` in its incarnation `life`, and nobody else."""
 
-    `expect_server` None: whoever has the token.
-    """
-
-    def __init__(
-        self,
-        token: bytes,
-        me: Hello,
-        nonce: bytes,
-        expect_server: int | None = None,
-        expect_life: int | None = None,
-    ) -> None:
+    def __init__(self, token: bytes, me: Hello, nonce: bytes, server: int, life: int = 0) -> None:
         super().__init__(token, me, nonce)
-        self._expect_server = expect_server
-        self._expect_life = expect_life
+        self._wanted = me._replace(server=server, life=life)
         self._challenge = b""
         self._sent = b""
 
-    def start(self) -> bytes:
-        """Return what to send first: nothing, the acceptor begins."""
+    def start(self, here: Endpoint, there: Endpoint) -> bytes:
+        """Return what to send first: nothing, the acceptor begins. `here` is our address."""
+        self._ends = _packed(here) + _packed(there)
         self._expected = _CHALLENGE.size
         return b""
 
@@ -204,7 +241,8 @@ class DialerHandshake(_Handshake):
             self._check_answer(message)
             return b""
         self._challenge = message
-        identity = _pack_identity(self._me, Refusal.OK, self._nonce)
+        claim = _Claim(self._me, self._wanted.server, self._wanted.life, self._ends)
+        identity = _pack_identity(claim, Refusal.OK, self._nonce)
         self._sent = identity + self._mac(b"dialer", self._challenge, identity)
         self._expected = _IDENTITY.size + _MAC_NBYTES
         return self._sent
@@ -219,43 +257,69 @@ class DialerHandshake(_Handshake):
         if not hmac.compare_digest(mac, self._mac(b"acceptor", self._challenge, self._sent, identity)):
             self.error = "the other side does not have the token"
             return
-        peer = _unpack_identity(identity)
-        if peer is None or (peer.role, peer.job, peer.level) != (self._me.role, self._me.job, self._me.level):
+        claim, wanted, me = _unpack_identity(identity), self._wanted, self._me
+        if claim is None or claim.me._replace(server=wanted.server, life=wanted.life) != wanted:
             self.error = "the other side answered as somebody else"
-        elif self._expect_server is not None and peer.server != self._expect_server:
-            self.error = f"server {peer.server} answered instead of server {self._expect_server}"
-        elif self._expect_life is not None and peer.life != self._expect_life:
-            self.error = f"server {peer.server} answered in another life"
+        elif claim.me.server != wanted.server:
+            self.error = f"server {claim.me.server} answered instead of server {wanted.server}"
+        elif claim.me.life != wanted.life:
+            self.error = f"server {wanted.server} answered in another life"
+        elif (claim.to_server, claim.to_life) != (me.server, me.life):
+            self.error = "the other side answered somebody else"
+        elif claim.ends != self._ends:
+            self.error = _REFUSAL_TEXT[Refusal.ADDRESS]
         else:
-            self.peer = peer
+            self.peer = claim.me
             self.done = True
 
 
-def _pack_identity(who: Hello, code: Refusal, nonce: bytes) -> bytes:
-    return _IDENTITY.pack(
-        _MAGIC, VERSION, code, who.role, len(who.job), who.level, who.server, who.life, who.job, nonce
+def _pack_identity(claim: _Claim, code: Refusal, nonce: bytes) -> bytes:
+    who, to_server, to_life, ends = claim
+    head = (_MAGIC, VERSION, code, who.role, len(who.job), who.level, who.server, who.life, who.job, nonce)
+    return _IDENTITY.pack(*head, to_server, to_life, ends[:18], ends[18:])
+
+
+def _unpack_identity(identity: bytes) -> _Claim | None:
+    _, _, _, role, job_nbytes, level, server, life, job, _, to_server, to_life, dialer, acceptor = (
+        _IDENTITY.unpack(identity)
     )
-
-
-def _unpack_identity(identity: bytes) -> Hello | None:
-    _, _, _, role, job_nbytes, level, server, life, job, _ = _IDENTITY.unpack(identity)
     if role not in tuple(Role) or job_nbytes > MAX_JOB_NBYTES or any(job[job_nbytes:]):
         return None
-    return Hello(Role(role), job[:job_nbytes], server, level, life)
+    me = Hello(Role(role), job[:job_nbytes], server, level, life)
+    return _Claim(me, to_server, to_life, dialer + acceptor)
+
+
+def _packed(endpoint: Endpoint) -> bytes:
+    """Address and port in 18 bytes."""
+    host, port = endpoint
+    return _packed_host(host) + port.to_bytes(2, "big")
+
+
+@lru_cache(256)
+def _packed_host(host: str) -> bytes:
+    """An address in 16 bytes; the scope of a link-local one is each host's own matter."""
+    address = ip_address(host.partition("%")[0]).packed
+    return _IPV4_MAPPED + address if len(address) == 4 else address
 
 
 class Beat(NamedTuple):
-    """One heartbeat: `server` says to `dest`, over its NIC of `level`, that it is alive."""
+    """One heartbeat: `server` says to `dest`, over its NIC of `level`, that it is alive.
+
+    `life` and `dest_life` are the incarnations of the two in which it counts.
+    """
 
     server: int
     dest: int
     level: int
     sequence: int
+    life: int = 0
+    dest_life: int = 0
 
 
 def seal_beat(token: bytes, job: bytes, beat: Beat) -> bytes:
     """Return the datagram of a heartbeat, `BEAT_NBYTES` long."""
-    body = _BEAT.pack(_BEAT_MAGIC, VERSION, 0, beat.level, beat.server, beat.dest, beat.sequence)
+    server, dest, level, sequence, life, dest_life = beat
+    body = _BEAT.pack(_BEAT_MAGIC, VERSION, 0, level, server, life, dest, dest_life, sequence)
     return body + _beat_mac(token, job, body)
 
 
@@ -264,12 +328,12 @@ def open_beat(token: bytes, job: bytes, datagram: bytes) -> Beat | None:
     if len(datagram) != BEAT_NBYTES:
         return None
     body = datagram[: _BEAT.size]
-    magic, version, _, level, server, dest, sequence = _BEAT.unpack(body)
+    magic, version, _, level, server, life, dest, dest_life, sequence = _BEAT.unpack(body)
     if magic != _BEAT_MAGIC or version != VERSION:
         return None  # before the hash, which is what garbage would have us spend time on
     if not hmac.compare_digest(datagram[_BEAT.size :], _beat_mac(token, job, body)):
         return None
-    return Beat(server, dest, level, sequence)
+    return Beat(server, dest, level, sequence, life, dest_life)
 
 
 def _beat_mac(token: bytes, job: bytes, body: bytes) -> bytes:

@@ -1,13 +1,13 @@
 """Heartbeats of one NIC: sealed UDP datagrams on the same address and port number as its TCP listener.
 
-A beat counts only if it comes from where its server is known to listen: an earlier life of that server, which
-has the token too, listens elsewhere.
+A beat counts only if it comes from where its server is known to listen, was made in the incarnation that the
+server is known to be in, for ours, and is newer than all before. Its numbers are never forgotten while that
+incarnation is known, so that no beat that was overheard counts a second time.
 """
 
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable
 
 from bml.transport.auth import BEAT_NBYTES, Beat, open_beat, seal_beat
@@ -26,6 +26,7 @@ class BeatSocket:
         poller: Poller,
         *,
         server: int,
+        life: int,
         level: int,
         token: bytes,
         job: bytes,
@@ -34,40 +35,36 @@ class BeatSocket:
         self._sock = sock
         self._poller = poller
         self._server = server
+        self._life = life
         self._level = level
         self._token = token
         self._job = job
         self._on_beat = on_beat
         self._muted = False
-        # Wall-clock time, so that a restarted server's numbers are higher than those before.
-        self._sequence = time.time_ns()
+        self._sequence = 0
         self._latest: dict[int, int] = {}
-        self._endpoints: dict[int, Endpoint] = {}
+        self._known: dict[int, tuple[Endpoint, int]] = {}
         self.rejected = 0
         """Datagrams that were not valid new beats for this NIC."""
         poller.add(sock.fileno(), READ, self._ready)
 
-    def send(self, peer: int, endpoint: Endpoint) -> None:
+    def send(self, peer: int, endpoint: Endpoint, life: int) -> None:
         """Send one beat; never fails, as a lost beat is what the peer's detector is for."""
-        self.expect(peer, endpoint)
+        self.expect(peer, endpoint, life)
         if self._muted:
             return
         self._sequence += 1
-        beat = Beat(self._server, peer, self._level, self._sequence)
+        beat = Beat(self._server, peer, self._level, self._sequence, self._life, life)
         try:
             self._sock.sendto(seal_beat(self._token, self._job, beat), endpoint)
         except OSError:
             return
 
-    def expect(self, peer: int, endpoint: Endpoint) -> None:
-        """Beats of this peer come from there, and from nowhere else; it may count anew there."""
-        if self._endpoints.get(peer) != endpoint:
-            self._endpoints[peer] = endpoint
-            self.forget(peer)
-
-    def forget(self, peer: int) -> None:
-        """Accept any sequence number from a peer that just proved itself anew: its clock may have jumped."""
-        self._latest.pop(peer, None)
+    def expect(self, peer: int, endpoint: Endpoint, life: int) -> None:
+        """Beats of this peer come from there, from that incarnation, and count anew if it was not known."""
+        if self._known.get(peer) != (endpoint, life):
+            self._known[peer] = (endpoint, life)
+            self._latest.pop(peer, None)
 
     def mute(self) -> None:
         """Neither send nor receive until `unmute`."""
@@ -96,7 +93,7 @@ class BeatSocket:
                 return
             datagram, source = received
             beat = open_beat(self._token, self._job, datagram)
-            if beat is None or source != self._endpoints.get(beat.server) or not self._is_new(beat):
+            if beat is None or self._known.get(beat.server) != (source, beat.life) or not self._is_new(beat):
                 self.rejected += 1
                 continue
             self._latest[beat.server] = beat.sequence
@@ -105,7 +102,7 @@ class BeatSocket:
                 return
 
     def _is_new(self, beat: Beat) -> bool:
-        for_us = beat.dest == self._server and beat.level == self._level
+        for_us = (beat.dest, beat.dest_life, beat.level) == (self._server, self._life, self._level)
         return for_us and beat.sequence > self._latest.get(beat.server, -1)
 
     def _receive(self) -> tuple[bytes, Endpoint] | None:

@@ -101,7 +101,8 @@ class Greeting:
     def _start(self) -> None:
         if self._sock is not None:
             try:
-                self._write(self._sock, self._handshake.start())
+                here, there = self._sock.getsockname()[:2], self._sock.getpeername()[:2]
+                self._write(self._sock, self._handshake.start(here, there))
             except OSError as error:
                 self._fail(kind_of(error), error.strerror or str(error))
 

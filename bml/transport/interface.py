@@ -126,8 +126,11 @@ class Transport(Protocol):
         """Say whether, from now on, this process computes while steps go on; at first it does not."""
         ...
 
-    def beat(self, peer: int, level: int, endpoint: Endpoint) -> None:
-        """Send one heartbeat over this NIC to a peer, wanted or not; best effort, never fails."""
+    def beat(self, peer: int, level: int, endpoint: Endpoint, life: int = 0) -> None:
+        """Send one heartbeat over this NIC to a peer, wanted or not; best effort, never fails.
+
+        `life` is the incarnation of the peer for which it counts.
+        """
         ...
 
     def is_up(self, peer: int, level: int) -> bool:

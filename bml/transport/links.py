@@ -119,7 +119,7 @@ class LinkTransport:
         for (peer, level), endpoint in endpoints.items():
             link = self._link(peer, level)
             link.endpoint, link.life = endpoint, lives.get(peer, 0)
-            self._beats[level].expect(peer, endpoint)
+            self._beats[level].expect(peer, endpoint, link.life)
             if link.state in (LinkState.UNWANTED, LinkState.LOST):
                 self._open(link)
 
@@ -151,9 +151,9 @@ class LinkTransport:
             for link in self._links.values():
                 link.set_sndbuf(wanted)
 
-    def beat(self, peer: int, level: int, endpoint: Endpoint) -> None:
+    def beat(self, peer: int, level: int, endpoint: Endpoint, life: int = 0) -> None:
         """See `Transport`."""
-        self._beats[level].send(peer, endpoint)
+        self._beats[level].send(peer, endpoint, life)
 
     def is_up(self, peer: int, level: int) -> bool:
         """See `Transport`."""
@@ -229,6 +229,7 @@ class LinkTransport:
                 udp,
                 self._poller,
                 server=self._server,
+                life=self._life,
                 level=level,
                 token=self._token,
                 job=self._job,
@@ -303,8 +304,6 @@ class LinkTransport:
             sock.close()
             return
         known = link is not None and hello.life == link.life
-        if known:
-            self._beats[level].forget(peer)
         if link is not None and known and link.state is LinkState.OPENING:
             self._attach(link, sock)
         elif link is not None and known and link.state is LinkState.UP and link.untouched:

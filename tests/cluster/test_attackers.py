@@ -6,20 +6,25 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from relays import Relay
 
 import bml
 from bml.cluster.job import Contact
+from bml.protocol import messages as msg
+from bml.protocol.frame import Header, Kind, pack
 from bml.transport.auth import NONCE_NBYTES, Beat, DialerHandshake, Hello, Role, seal_beat
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
 
 ATTACK_S = 2.0
+DEADLINE_S = 20.0
 LONG = 2000
 Endpoint = tuple[str, int]
 
@@ -65,6 +70,7 @@ class Attacker:
         self._beat = beat
         self._data = [(e, Role.DATA, level) for c in contacts.values() for level, e in enumerate(c.nics)]
         self._control = [(c.control, Role.CONTROL, 0) for c in contacts.values()]
+        self._servers = {e: server for server, c in contacts.items() for e in (c.control, *c.nics)}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="attacker")
 
@@ -105,8 +111,9 @@ class Attacker:
     def _wrong_token(self, endpoint: Endpoint, role: Role, level: int) -> None:
         with self._connect(endpoint) as sock:
             me = Hello(role, self._job, self._chance.choice((0, 1, 2, 3, 0xFFFF_FFFF)), level)
-            dialer = DialerHandshake(b"not the token", me, self._chance.randbytes(NONCE_NBYTES))
-            dialer.start()
+            server = self._servers[endpoint]
+            dialer = DialerHandshake(b"not the token", me, self._chance.randbytes(NONCE_NBYTES), server)
+            dialer.start(sock.getsockname(), endpoint)
             sock.sendall(dialer.feed(said(sock, dialer.wants_nbytes)))
             dialer.feed(said(sock, dialer.wants_nbytes))
             self.answered += dialer.done
@@ -134,11 +141,11 @@ class Attacker:
         return socket.create_connection(endpoint, timeout=2.0)
 
 
-def recording(token: bytes, hello: Hello, endpoint: Endpoint) -> bytes:
-    """What somebody with the token once said to this port, overheard."""
+def recording(token: bytes, hello: Hello, server: int, endpoint: Endpoint) -> bytes:
+    """What somebody with the token once said to this port of a server, overheard."""
     with socket.create_connection(endpoint, timeout=5.0) as sock:
-        dialer = DialerHandshake(token, hello, b"n" * NONCE_NBYTES)
-        dialer.start()
+        dialer = DialerHandshake(token, hello, b"n" * NONCE_NBYTES, server)
+        dialer.start(sock.getsockname(), endpoint)
         return dialer.feed(said(sock, dialer.wants_nbytes))
 
 
@@ -147,11 +154,11 @@ def test_without_the_token_nobody_joins_reads_or_disturbs() -> None:
         contacts: dict[int, Contact] = dict(job._fleet._contacts)  # type: ignore[attr-defined]
         token, name = job.spec.token, job.spec.job.encode()
         recorded = {}
-        for contact in contacts.values():
+        for server, contact in contacts.items():
             for level, endpoint in enumerate(contact.nics):
-                recorded[endpoint] = recording(token, Hello(Role.DATA, name, 0, level), endpoint)
+                recorded[endpoint] = recording(token, Hello(Role.DATA, name, 0, level), server, endpoint)
             hello = Hello(Role.CONTROL, name, 0xFFFF_FFFF, 0)
-            recorded[contact.control] = recording(token, hello, contact.control)
+            recorded[contact.control] = recording(token, hello, server, contact.control)
         attacker = Attacker(contacts, name, recorded, seal_beat(token, name, Beat(1, 0, 0, 1)))
         with attacker.at_work():
             time.sleep(ATTACK_S)
@@ -165,3 +172,55 @@ def test_without_the_token_nobody_joins_reads_or_disturbs() -> None:
     assert result.dead == {}
     assert len(set(result.report["digests"].values())) == 1
     np.testing.assert_array_equal(result.value["params"], np.full(LONG, result.value["steps"], np.float32))
+
+
+def train_until(path: Path) -> Callable[[bml.Session], int]:
+    def train(session: bml.Session) -> int:
+        """Steps until the file is there."""
+        steps = 0
+        while True:
+            stop = session.allreduce(np.array([path.exists()]).astype(np.int32), op="max")
+            steps += 1
+            if stop[0]:
+                return steps
+
+    return train
+
+
+def test_nobody_becomes_coordinator_by_relaying_what_is_said_to_a_dead_server(tmp_path: Path) -> None:
+    """It has taken the addresses of server 3, which is dead; a new coordinator dials all that it knows of."""
+    stop = tmp_path / "stop"
+    abort = msg.encode(msg.Abort(1 << 62, "training", "an attacker says so", 0))
+    injected = len(abort).to_bytes(4, "big") + abort
+    with bml.start(train_until(stop), "bcube:2x2", launcher="processes", transport="tcp") as job:
+        contacts: dict[int, Contact] = dict(job._fleet._contacts)  # type: ignore[attr-defined]
+        dead, victim = contacts[3], contacts[0]
+        job.inject("kill:3")
+        wait_for(lambda: job.status()["epoch"] == 2)
+        with ExitStack() as seats:
+            control = seats.enter_context(Relay(dead.control, victim.control, injected))
+            for seat, target in zip(dead.nics, contacts[2].nics, strict=True):
+                seats.enter_context(Relay(seat, target, pack(Header(Kind.TOKEN, 2, 9, 0, 0, 0, 0, 0, 0))))
+            job.inject("coordinator")
+            with control.moved:
+                assert control.moved.wait_for(
+                    lambda: len(control.relayed) >= 3 or not job.running, DEADLINE_S
+                )
+            assert job.running, "somebody obeyed the attacker"
+            steps = job.status()["step"]
+            wait_for(lambda: job.status()["step"] > steps + 10)
+        stop.touch()
+        result = job.wait(DEADLINE_S)
+    said, answered = control.relayed[0]
+    assert len(said) > 100, "a coordinator proved itself"
+    assert len(answered) > 100, "the server told why it refused"
+    assert sorted(result.values) == [0, 1, 2]
+    assert len(set(result.values.values())) == 1
+    assert [view["members"] for view in result.report["views"]] == [[0, 1, 2, 3], [0, 1, 2]]
+
+
+def wait_for(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.02)

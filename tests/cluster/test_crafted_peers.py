@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, deliver_challenge
 from typing import Any
 
 import pytest
@@ -11,9 +15,11 @@ import pytest
 from bml.cluster.coordinator import CoordinatorLoop
 from bml.cluster.job import Contact, JobSpec, check_contacts
 from bml.cluster.server import Server
+from bml.cluster.strikes import strike_from
 from bml.protocol import messages as msg
 from bml.protocol.messages import Life, MessageError, View
 from bml.transport import control
+from faults import Fault
 
 SPEC = JobSpec("bcube:2x1", job="crafted", token=b"token")
 DEADLINE_S = 5.0
@@ -148,3 +154,23 @@ def test_a_life_that_is_somewhere() -> None:
     contact = Contact(1, ("127.0.0.1", 5), (("::1", 6),))
     check_contacts([Life(1, 3, contact.encode())], levels=1)
     assert Contact.decode(contact.encode()) == contact
+
+
+def test_a_server_signs_no_challenge_with_the_token_itself() -> None:
+    """The standard library's handshake signs whatever it is sent; it must have a key of its own for that."""
+    refused: list[bool] = []
+    with socket.create_server(("127.78.0.9", 0)) as listener:
+
+        def launcher() -> None:
+            sock, _ = listener.accept()
+            with Connection(sock.detach()) as connection:
+                try:
+                    deliver_challenge(connection, SPEC.token)
+                except AuthenticationError:
+                    refused.append(True)
+
+        thread = threading.Thread(target=launcher)
+        thread.start()
+        strike_from(listener.getsockname(), SPEC.token, DEADLINE_S)(Fault.parse("cut:1/0", at_once=True))
+        thread.join(DEADLINE_S)
+    assert refused == [True]

@@ -52,19 +52,20 @@ def test_there_are_enough_cases() -> None:
 def test_handshakes_without_the_token_never_succeed() -> None:
     chance = random.Random(1)
     me, other = Hello(Role.DATA, b"job", 5, 1), Hello(Role.DATA, b"job", 2, 1, 3)
+    here, there = ("10.0.0.5", 5000), ("10.0.0.2", 2000)
     for _ in range(CASES["handshakes"]):
         token, wrong = b"token", chance.choice((b"", b"token ", b"Token", chance.randbytes(16)))
         nonce = chance.randbytes(32)
-        attacker = DialerHandshake(wrong or b"?", other, chance.randbytes(32))
+        attacker = DialerHandshake(wrong or b"?", other, chance.randbytes(32), 5)
         victim: AcceptorHandshake | DialerHandshake = AcceptorHandshake(token, me, nonce)
-        challenge = victim.start()
-        attacker.start()
+        challenge = victim.start(here, there)
+        attacker.start(there, here)
         said = attacker.feed(challenge)
         if chance.random() < 0.5:
             server = AcceptorHandshake(wrong or b"?", me, chance.randbytes(32))
-            said = server.start() + server.feed(said)
+            said = server.start(here, there) + server.feed(said)
             victim = DialerHandshake(token, other, nonce, 5, 0)
-            victim.start()
+            victim.start(there, here)
         stream = damaged(chance, said)
         taken = 0
         while stream and victim.wants_nbytes:

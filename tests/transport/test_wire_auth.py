@@ -7,12 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bml.transport.auth import (
+    _IDENTITY,
     BEAT_NBYTES,
     HANDSHAKE_NBYTES,
     AcceptorHandshake,
     Beat,
     DialerHandshake,
     Hello,
+    Refusal,
     Role,
     job_bytes,
     open_beat,
@@ -25,19 +27,23 @@ ACCEPTOR = Hello(Role.DATA, b"job", 5, 1)
 DIALER = Hello(Role.DATA, b"job", 2, 1)
 
 
+HERE, THERE = ("127.0.0.5", 5000), ("127.0.0.2", 2000)
+"""Where the acceptor and the dialer are."""
+
+
 def acceptor(token: bytes = TOKEN, me: Hello = ACCEPTOR, nonce: bytes = b"a" * 32) -> AcceptorHandshake:
     return AcceptorHandshake(token, me, nonce)
 
 
 def dialer(
-    token: bytes = TOKEN, me: Hello = DIALER, nonce: bytes = b"d" * 32, expect: int | None = 5
+    token: bytes = TOKEN, me: Hello = DIALER, nonce: bytes = b"d" * 32, expect: int = 5, life: int = 0
 ) -> DialerHandshake:
-    return DialerHandshake(token, me, nonce, expect)
+    return DialerHandshake(token, me, nonce, expect, life)
 
 
 def converse(one: AcceptorHandshake, other: DialerHandshake, chunk: int = 1000) -> None:
     """Carry the bytes both ways in chunks until nobody has anything to say."""
-    to_other, to_one = one.start(), other.start()
+    to_other, to_one = one.start(HERE, THERE), other.start(THERE, HERE)
     while (to_other and other.wants_nbytes) or (to_one and one.wants_nbytes):
         take = min(chunk, other.wants_nbytes)
         to_other, data = to_other[take:], to_other[:take]
@@ -68,6 +74,9 @@ def test_both_sides_learn_who_the_other_is(chunk: int, token: bytes, server: int
         (acceptor(), dialer(me=DIALER._replace(job=b"other job")), "wrong job"),
         (acceptor(), dialer(me=DIALER._replace(level=0)), "level"),
         (acceptor(), dialer(me=DIALER._replace(role=Role.CONTROL)), "kind of connection"),
+        (acceptor(), dialer(expect=6), "another server"),
+        (acceptor(), dialer(life=7), "another life"),
+        (acceptor(me=ACCEPTOR._replace(life=7)), dialer(), "another life"),
     ],
 )
 def test_refused_with_a_reason_on_both_sides(
@@ -80,18 +89,94 @@ def test_refused_with_a_reason_on_both_sides(
     assert why in other.error
 
 
-def test_dialer_wants_a_certain_server() -> None:
-    other = dialer(expect=6)
-    converse(acceptor(), other)
+LATER = ACCEPTOR._replace(life=7)
+ELSEWHERE = ("127.0.0.5", 5001)
+
+
+@pytest.mark.parametrize(
+    ("victim", "here", "there"),
+    [
+        (ACCEPTOR._replace(server=6), HERE, THERE),
+        (ACCEPTOR._replace(server=2), HERE, THERE),  # the dialer itself
+        (LATER, HERE, THERE),
+        (ACCEPTOR._replace(level=0), HERE, THERE),
+        (ACCEPTOR._replace(role=Role.CONTROL), HERE, THERE),
+        (ACCEPTOR._replace(job=b"another"), HERE, THERE),
+        (ACCEPTOR, ELSEWHERE, THERE),
+        (ACCEPTOR, ("127.0.0.6", HERE[1]), THERE),
+        (ACCEPTOR, ("::7f00:5", HERE[1]), THERE),
+        (ACCEPTOR, HERE, (THERE[0], 2001)),
+        (ACCEPTOR, HERE, ("127.0.0.6", THERE[1])),
+    ],
+)
+def test_what_a_dialer_says_opens_no_other_door(
+    victim: Hello, here: tuple[str, int], there: tuple[str, int]
+) -> None:
+    """Somebody sits where the dialer expects server 5, and relays byte by byte to another listener."""
+    one, other = acceptor(me=victim), dialer()
+    to_other, _ = one.start(here, there), other.start(THERE, HERE)
+    answer = one.feed(other.feed(to_other))
+    assert not one.done
+    assert one.peer is None
+    assert one.error != "wrong token", "the proof itself is right, it is for somebody else"
+    other.feed(answer)
     assert not other.done
-    assert "server 5 answered instead of server 6" in other.error
+
+
+class Credulous(AcceptorHandshake):
+    """Has the token and lets everybody in."""
+
+    def _judge(self, claim: object) -> Refusal:
+        return Refusal.OK
+
+
+class Forgetful(Credulous):
+    """Does not say to whom it answers."""
+
+    def _take(self, message: bytes) -> bytes:
+        self.start(HERE, THERE)
+        answer = super()._take(message)
+        identity = bytearray(answer[: _IDENTITY.size])
+        identity[_IDENTITY.size - 40] ^= 1  # the last byte of the dialer's server number
+        return bytes(identity) + self._mac(b"acceptor", self._challenge, message, bytes(identity))
+
+
+@pytest.mark.parametrize(
+    ("one", "here", "why"),
+    [
+        (Credulous(TOKEN, ACCEPTOR._replace(server=6), b"a" * 32), HERE, "instead of server 5"),
+        (Credulous(TOKEN, LATER, b"a" * 32), HERE, "another life"),
+        (Credulous(TOKEN, ACCEPTOR._replace(level=0), b"a" * 32), HERE, "somebody else"),
+        (Credulous(TOKEN, ACCEPTOR._replace(role=Role.CONTROL), b"a" * 32), HERE, "somebody else"),
+        (Credulous(TOKEN, ACCEPTOR._replace(job=b"another"), b"a" * 32), HERE, "somebody else"),
+        (Credulous(TOKEN, ACCEPTOR, b"a" * 32), ELSEWHERE, "different addresses"),
+        (Forgetful(TOKEN, ACCEPTOR, b"a" * 32), HERE, "answered somebody else"),
+    ],
+)
+def test_a_dialer_checks_what_the_acceptor_proves(
+    one: AcceptorHandshake, here: tuple[str, int], why: str
+) -> None:
+    other = dialer()
+    challenge, _ = one.start(here, THERE), other.start(THERE, HERE)
+    other.feed(one.feed(other.feed(challenge)))
+    assert not other.done
+    assert why in other.error
+
+
+def test_both_ways_to_write_an_address_are_one() -> None:
+    """A listener for IPv6 may see IPv4 dialers; a scope is each host's own."""
+    one, other = acceptor(), dialer()
+    challenge = one.start(("::ffff:127.0.0.5", 5000), ("fe80::1%eth0", 1))
+    other.start(("fe80::1%7", 1), HERE)
+    other.feed(one.feed(other.feed(challenge)))
+    assert other.done, other.error
 
 
 def test_other_version() -> None:
     one, other = acceptor(), dialer()
-    challenge = bytearray(one.start())
+    challenge = bytearray(one.start(HERE, THERE))
     challenge[4] = 9
-    other.start()
+    other.start(THERE, HERE)
     other.feed(bytes(challenge))
     assert "version" in other.error
     answer = one.feed(b"BMLh\x09")
@@ -101,7 +186,7 @@ def test_other_version() -> None:
 
 def test_garbage_is_noticed_at_its_first_bytes() -> None:
     one = acceptor()
-    one.start()
+    one.start(HERE, THERE)
     assert one.feed(b"GE") == b""
     assert "not a handshake" in one.error
 
@@ -109,18 +194,35 @@ def test_garbage_is_noticed_at_its_first_bytes() -> None:
 def test_a_dialer_without_the_token_cannot_replay() -> None:
     recorded = acceptor(nonce=b"1" * 32)
     good = dialer()
-    good.start()
-    answer = good.feed(recorded.start())
+    good.start(THERE, HERE)
+    answer = good.feed(recorded.start(HERE, THERE))
     again = acceptor(nonce=b"2" * 32)
-    again.start()
+    again.start(HERE, THERE)
     again.feed(answer)
     assert again.error == "wrong token"
 
 
+@pytest.mark.parametrize("again", [acceptor(), acceptor(me=ACCEPTOR._replace(server=6)), acceptor(me=LATER)])
+def test_a_recorded_handshake_opens_nothing_later(again: AcceptorHandshake) -> None:
+    recorded, good = acceptor(nonce=b"1" * 32), dialer()
+    good.start(THERE, HERE)
+    said = good.feed(recorded.start(HERE, THERE))
+    answer = recorded.feed(said)
+    assert recorded.done
+    again.start(HERE, THERE)
+    again.feed(said)
+    assert again.error == "wrong token"
+    later = dialer(nonce=b"e" * 32)
+    later.start(THERE, HERE)
+    later.feed(recorded._challenge)
+    later.feed(answer)
+    assert later.error == "the other side does not have the token"
+
+
 def test_an_acceptor_cannot_echo() -> None:
     one, other = acceptor(), dialer()
-    other.start()
-    hello = other.feed(one.start())
+    other.start(THERE, HERE)
+    hello = other.feed(one.start(HERE, THERE))
     other.feed(hello)
     assert not other.done
     assert other.error
@@ -130,12 +232,12 @@ def test_an_acceptor_cannot_echo() -> None:
 def test_fuzzed_bytes_never_crash_or_authenticate(side: type) -> None:
     rng = random.Random(7)
     one, other = acceptor(), dialer()
-    other.start()
-    hello = other.feed(one.start())
-    valid = {acceptor: [hello], dialer: [one.start(), one.feed(hello)]}[side]
+    other.start(THERE, HERE)
+    hello = other.feed(one.start(HERE, THERE))
+    valid = {acceptor: [hello], dialer: [one.start(HERE, THERE), one.feed(hello)]}[side]
     for _ in range(3000):
         machine = side(nonce=rng.randbytes(32))
-        machine.start()
+        machine.start(HERE, THERE)
         stream = bytearray(b"".join(valid) if rng.random() < 0.7 else rng.randbytes(rng.randrange(300)))
         for _ in range(rng.randrange(1, 4)):
             if stream:
@@ -152,7 +254,7 @@ def test_fuzzed_bytes_never_crash_or_authenticate(side: type) -> None:
 
 def test_more_than_asked_for_is_an_error() -> None:
     one = acceptor()
-    one.start()
+    one.start(HERE, THERE)
     one.feed(b"BMLh\x01" + bytes(1000))
     assert one.error
 
@@ -175,7 +277,7 @@ U32 = st.integers(0, 2**32 - 1)
 
 @given(U32, U32, st.integers(0, 2**16 - 1), st.integers(0, 2**64 - 1))
 def test_beats_round_trip(server: int, dest: int, level: int, sequence: int) -> None:
-    beat = Beat(server, dest, level, sequence)
+    beat = Beat(server, dest, level, sequence, dest, sequence)
     datagram = seal_beat(TOKEN, b"job", beat)
     assert len(datagram) == BEAT_NBYTES
     assert open_beat(TOKEN, b"job", datagram) == beat

@@ -43,7 +43,13 @@ class Desk:
         channel.on_close = lambda end: self.ends.append((server, end))
 
     def dial(self, server: int = 3, **options: object) -> None:
-        arguments: dict[str, object] = {"token": TOKEN, "job": JOB, "server": server, **options}
+        arguments: dict[str, object] = {
+            "token": TOKEN,
+            "job": JOB,
+            "server": server,
+            "expect_server": COORDINATOR,
+            **options,
+        }
         dial(
             *self.listener.endpoint,
             poller=self.poller,
@@ -136,13 +142,13 @@ def test_nobody_answers_is_a_timeout(desk: Desk) -> None:
         failed: list[End] = []
         dial(
             host, port, token=TOKEN, job=JOB, server=1, poller=desk.poller, timeout_s=0.1,
-            on_open=desk.opened.append, on_fail=failed.append,
+            on_open=desk.opened.append, on_fail=failed.append, expect_server=COORDINATOR,
         )  # fmt: skip
         desk.until(lambda: failed, "the failure")
         assert failed[0].kind == "timeout"
         cancelled = dial(
             host, port, token=TOKEN, job=JOB, server=1, poller=desk.poller, timeout_s=0.1,
-            on_open=desk.opened.append, on_fail=failed.append,
+            on_open=desk.opened.append, on_fail=failed.append, expect_server=COORDINATOR,
         )  # fmt: skip
         desk.poller.poll(0.01)
         cancelled.cancel()
@@ -155,7 +161,8 @@ def test_nobody_answers_is_a_timeout(desk: Desk) -> None:
     [
         ({"token": b"wrong"}, "wrong token"),
         ({"job": "other"}, "wrong job"),
-        ({"expect_server": 5}, "instead of server 5"),
+        ({"expect_server": 5}, "another server"),
+        ({"expect_life": 5}, "another life"),
     ],
 )
 def test_strangers(desk: Desk, options: dict[str, object], why: str) -> None:
@@ -244,5 +251,5 @@ def test_an_inherited_socket_and_a_taken_port(desk: Desk) -> None:
     with pytest.raises(UsageError, match="numeric"):
         dial(
             "localhost", 1, token=TOKEN, job=JOB, server=1, poller=desk.poller,
-            on_open=desk.opened.append, on_fail=desk.failed.append,
+            on_open=desk.opened.append, on_fail=desk.failed.append, expect_server=COORDINATOR,
         )  # fmt: skip

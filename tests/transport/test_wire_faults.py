@@ -195,7 +195,7 @@ def test_bad_datagrams_are_ignored() -> None:
         beats = wires.transports[1]._beats[0]
         sock.bind((nic(0, 0), 0))
         for server in (0, 7):
-            beats.expect(server, sock.getsockname())
+            beats.expect(server, sock.getsockname(), 0)
 
         def say(*datagrams: bytes) -> None:
             for datagram in datagrams:

@@ -26,13 +26,14 @@ def dial(wires: Wires, life: int, **options: object) -> tuple[Recorder, TcpTrans
 
 def test_a_dialler_wants_a_certain_life() -> None:
     me = Hello(Role.DATA, b"job", 1, 0, life=3)
-    for expected, ok in ((3, True), (0, False), (4, False), (None, True)):
+    here, there = ("127.0.0.1", 1), ("127.0.0.1", 2)
+    for expected, ok in ((3, True), (0, False), (4, False)):
         acceptor = AcceptorHandshake(b"token", me, b"a" * 32)
         dialer = DialerHandshake(b"token", me._replace(server=0, life=0), b"d" * 32, 1, expected)
-        dialer.start()
-        dialer.feed(acceptor.feed(dialer.feed(acceptor.start())))
-        assert dialer.done is ok
-        assert acceptor.peer == me._replace(server=0, life=0)
+        dialer.start(there, here)
+        dialer.feed(acceptor.feed(dialer.feed(acceptor.start(here, there))))
+        assert dialer.done is acceptor.done is ok
+        assert acceptor.peer == (me._replace(server=0, life=0) if ok else None)
         assert ok or "another life" in dialer.error
 
 
