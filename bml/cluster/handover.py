@@ -34,6 +34,7 @@ class Handover:
         self._incoming = memoryview(b"")
         self._here: queue.SimpleQueue[_Here | BmlError] = queue.SimpleQueue()
         self._kept: dict[int, Committed] = {}
+        self._state_step = -1
         self._changed = threading.Condition()  # of what is kept
         self._error: BmlError | None = None
 
@@ -98,14 +99,19 @@ class Handover:
     def here(self, step: int, digests: dict[Part, str]) -> None:
         """The state after `step` is complete: results up to it are in it."""
         with self._changed:
+            self._state_step = step
             self._kept = {kept: result for kept, result in self._kept.items() if kept > step}
         self._here.put((step, self._incoming, digests))
 
     def keep(self, result: Committed) -> None:
-        """Keep a result until the training thread comes to its step; any thread may."""
+        """Keep a result until the training thread comes to its step; any thread may.
+
+        Over shared memory it may come later than the state that it is in: nobody would ever ask for it.
+        """
         with self._changed:
-            self._kept[result.step] = result
-            self._changed.notify()
+            if result.step > self._state_step:
+                self._kept[result.step] = result
+                self._changed.notify()
 
     def fail(self, error: BmlError) -> None:
         """The job is over before the state was here."""

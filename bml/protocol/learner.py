@@ -7,13 +7,17 @@
 
 It follows a step as soon as a neighbour says what is called in it, with a contribution that changes nothing;
 the results are kept, and the user, who starts from the state, is given them one by one.
+
+The state may overtake this server's own commit: its donors have committed the step of the boundary, while
+this server still waits for a token of another learner, or copies a result. The state is then whole, but it
+is here only once that step is committed here, too.
 """
 
 from __future__ import annotations
 
 from bml.protocol.call import Call
 from bml.protocol.events import Expect, Instruction, StateHere, Submit
-from bml.protocol.frame import FrameError, Header
+from bml.protocol.frame import FrameError, Header, Kind
 from bml.protocol.messages import View
 from bml.protocol.transfer import Head, Incoming
 
@@ -30,10 +34,11 @@ class Learner:
         self._incoming = Incoming()
 
     def install(self, view: View) -> None:
-        """A view is in force; without the state, another transfer of it begins."""
+        """A view is in force; unless the state is whole, another transfer of it begins."""
         self.follows = self._server in view.learners
         self._calls.clear()
-        self._incoming = Incoming()
+        if not self._incoming.complete:
+            self._incoming = Incoming()
 
     def called(self, header: Header, text: str, step: int) -> None:
         """A neighbour says what is called in a step; this server is at `step`. Raises FrameError."""
@@ -59,25 +64,31 @@ class Learner:
 
     def admits(self, header: Header) -> bool:
         """Whether this piece of state is wanted. Raises FrameError if no such piece can be."""
-        if not self.follows or self.has_state:
+        if not self._wants_state:
             return False
         self._incoming.check(header)
         return True
 
-    def head(self, header: Header, text: str) -> list[Instruction]:
-        """A part of the state is announced. Raises FrameError."""
-        if not self.follows or self.has_state:
+    def came(self, header: Header, text: str, committed: int) -> list[Instruction]:
+        """A part of the state is announced in `text`, or a piece of it is in its place. Raises FrameError."""
+        if header.kind != Kind.HEAD:
+            self._incoming.arrived(header)
+            return self.state(committed)
+        if not self._wants_state:
             return []
         first = self._incoming.head(header, Head.decode(text))
-        return [Expect(self._incoming.nbytes), *self._state()] if first else self._state()
+        expect = [Expect(self._incoming.nbytes)] if first else []
+        return [*expect, *self.state(committed)]
 
-    def piece(self, header: Header) -> list[Instruction]:
-        """A piece of state is in its place."""
-        self._incoming.arrived(header)
-        return self._state()
-
-    def _state(self) -> list[Instruction]:
-        if self.has_state or not self._incoming.complete:
+    def state(self, committed: int) -> list[Instruction]:
+        """What follows when the state is whole, and so many steps are committed here."""
+        step = self._incoming.step
+        if self.has_state or not self._incoming.complete or committed < step:
             return []
         self.has_state = True
-        return [StateHere(self._incoming.step, self._incoming.digests)]
+        self._kept = {kept: what for kept, what in self._kept.items() if kept > step}
+        return [StateHere(step, self._incoming.digests)]
+
+    @property
+    def _wants_state(self) -> bool:
+        return self.follows and not self.has_state and not self._incoming.complete

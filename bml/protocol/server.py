@@ -294,7 +294,7 @@ class ServerCore:
     def _state_came(self, header: Header, text: str) -> list[Instruction]:
         if self._learner is None or header.epoch != self.epoch or self._member.frozen:
             return []
-        return self._learner.head(header, text) if header.kind == Kind.HEAD else self._learner.piece(header)
+        return self._learner.came(header, text, self.committed)
 
     # --- time ------------------------------------------------------------------------------------
 

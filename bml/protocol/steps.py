@@ -280,6 +280,7 @@ class Steps:
         if step.follows:
             assert self._learner is not None
             self._learner.keeps(step.submit)
+            done += self._learner.state(self.committed)
             waiting, self._waiting = self._waiting, None
             done += self._replay(waiting, self._learner) if waiting else []
         if now - self._progress_at >= _PROGRESS_EVERY_S:

@@ -147,11 +147,26 @@ def _lost_witness(chance: random.Random, fabric: Fabric, detect_s: float) -> Mis
     return tuple(found)
 
 
-def draw_joins(chance: random.Random, fabric: Fabric, detect_s: float, absent: int | None) -> Mishaps:
-    """Servers that go and come again (or come for the first time), and what goes wrong meanwhile."""
+def draw_absent(chance: random.Random, fabric: Fabric) -> tuple[int, ...]:
+    """Servers that are not there from the beginning: mostly none, else one or two."""
+    how_many = chance.choice((0, 0, 0, 0, 1, 2))
+    return tuple(sorted(chance.sample(fabric.servers, how_many)))
+
+
+def draw_joins(
+    chance: random.Random, fabric: Fabric, detect_s: float, absent: tuple[int, ...] = ()
+) -> Mishaps:
+    """Servers that go and come again (or come for the first time), and what goes wrong meanwhile.
+
+    Those that are `absent` come close together, so that they learn at once; so do, at times, two that were
+    there before.
+    """
     found: list[Mishap] = []
-    if absent is not None:
-        found.append(Mishap("join", (absent,), When("", 0, chance.uniform(0.02, 0.2))))
+    first_s = chance.uniform(0.02, 0.2)
+    for server in absent:
+        found.append(Mishap("join", (server,), When("", 0, first_s + chance.uniform(0, 0.04))))
+    if not found and chance.random() < 0.3:
+        return _two_come_back(chance, fabric, detect_s)
     for _ in range(chance.choice((0, 1, 1, 2)) if found else chance.choice((1, 1, 2))):
         how = chance.choice(("crash", "crash", "freeze", "leave", "isolate"))
         noticed_s = 1.6 * detect_s if how in ("freeze", "isolate") else 0.06
@@ -171,6 +186,19 @@ def draw_joins(chance: random.Random, fabric: Fabric, detect_s: float, absent: i
         if kind == "crash" and chance.random() < 0.5:
             after = When(point, nth, chance.uniform(0.03, 0.2))
             found.append(Mishap("join", target, after))
+    return tuple(found)
+
+
+def _two_come_back(chance: random.Random, fabric: Fabric, detect_s: float) -> Mishaps:
+    """Two servers go, and come again close together; perhaps something goes wrong meanwhile."""
+    found: list[Mishap] = []
+    gone = When("submit", chance.randint(1, 6 * fabric.n_servers), 0.0)
+    for server in chance.sample(fabric.servers, 2):
+        found.append(Mishap(chance.choice(("crash", "leave")), (server,), gone))
+        back_s = chance.uniform(0.1, 0.2)
+        found.append(Mishap("join", (server,), When("fault", 1, back_s)))
+    if chance.random() < 0.3:
+        found.append(_one(chance, fabric, detect_s))
     return tuple(found)
 
 

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from bml.schedule.model import DEFAULTS, Constants
-from bml.sim.chaos import Mishaps, draw, draw_joins
+from bml.sim.chaos import Mishaps, draw, draw_absent, draw_joins
+from bml.sim.delays import NONE, Delays, draw_delays
 from bml.sim.history import History
 from bml.sim.promises import PromiseBroken
 from bml.sim.simulation import TREES, Simulation
@@ -36,6 +37,7 @@ class Scenario:
     constants: Constants = TREES
     shared_memory: bool = False
     min_servers: int | None = None
+    delays: Delays = NONE
 
     @classmethod
     def of(cls, seed: int, fabric: str | None = None, shared_memory: bool = False) -> Scenario:
@@ -54,6 +56,7 @@ class Scenario:
             constants=DEFAULTS if seed % 2 else TREES,
             shared_memory=shared_memory,
             min_servers=_min_servers(extra, parse(name).n_servers),
+            delays=draw_delays(random.Random(f"delays {seed}"), parse(name)),
         )
         return scenario._with_joins() if seed % JOINS_EVERY == 0 else scenario
 
@@ -61,14 +64,14 @@ class Scenario:
         """A longer run in which servers come, instead of what it was."""
         chance = random.Random(f"joins {self.seed}")
         fabric = parse(self.fabric)
-        absent = chance.choice(fabric.servers) if chance.random() < 0.25 else None
+        absent = draw_absent(chance, fabric)
         return replace(
             self,
             steps=chance.choice((12, 25, 40)),
             slice_nbytes=64,
             constants=chance.choice((DEFAULTS, TREES)),
-            absent=() if absent is None else (absent,),
-            min_servers=None if absent is not None else self.min_servers,
+            absent=absent,
+            min_servers=None if absent else self.min_servers,
             mishaps=draw_joins(chance, fabric, DETECT_S, absent),
         )
 
@@ -87,6 +90,7 @@ class Scenario:
             recorded=recorded,
             shared_memory=self.shared_memory,
             min_servers=self.min_servers,
+            delays=self.delays,
         )
 
     def __str__(self) -> str:
@@ -95,6 +99,7 @@ class Scenario:
         what += f", at least {self.min_servers} servers" if self.min_servers else ""
         mishaps = "; ".join([*(f"server {each} absent" for each in self.absent), *map(str, self.mishaps)])
         mishaps = mishaps or "no mishap"
+        mishaps += f"; slow: {self.delays}" if self.delays else ""
         return f"seed {self.seed} on {self.fabric}: {what}; {mishaps}"
 
 

@@ -16,6 +16,7 @@ from bml.protocol import coordinator as coord
 from bml.protocol import messages as msg
 from bml.protocol.plausible import check_for_server, check_from_server
 from bml.protocol.timeouts import Timeouts
+from bml.sim.delays import Delays
 from bml.sim.network import Network
 from bml.sim.process import Process
 from topology import Fabric
@@ -95,6 +96,7 @@ class Headquarters:
         restart_s: float,
         on_event: Callable[[str, str], None],
         on_finished: Callable[[Desk, coord.Finished], None],
+        delays: Delays,
     ):
         self.network = network
         self.on_finished = on_finished
@@ -108,6 +110,7 @@ class Headquarters:
         self._restart_s = restart_s
         self._on_event = on_event
         self._late: deque[tuple[int, Callable[[], None]]] = deque()
+        self._delays = delays
 
     @property
     def newest(self) -> Desk:
@@ -239,7 +242,10 @@ class Headquarters:
             else:
                 arrive()
 
-        self.network.deliver((channel, way), come)
+        self._deliver(channel, way, come)
+
+    def _deliver(self, channel: Channel, way: str, action: Callable[[], None]) -> None:
+        self.network.deliver((channel, way), action, self._delays.control.get(channel.server, 0.0))
 
     def _break(self, channel: Channel, lossy: bool) -> None:
         """The connection is over; each end learns it, the coordinator dials again."""
@@ -257,8 +263,8 @@ class Headquarters:
                 del desk.channels[channel.server]
                 self._dial(desk, channel.server)
 
-        self.network.deliver((channel, "down"), lambda: node.process.run(server_learns))
-        self.network.deliver((channel, "up"), lambda: desk.process.run(coordinator_learns))
+        self._deliver(channel, "down", lambda: node.process.run(server_learns))
+        self._deliver(channel, "up", lambda: desk.process.run(coordinator_learns))
 
     def _dial(self, desk: Desk, server: int) -> None:
         node = self._servers[server]
@@ -290,4 +296,4 @@ class Headquarters:
             desk.channels[server] = channel
             desk.handle(coord.Connected(server))
 
-        self.network.deliver((channel, "up"), lambda: desk.process.run(opened))
+        self._deliver(channel, "up", lambda: desk.process.run(opened))

@@ -30,9 +30,10 @@ class Network:
         """Run `action` so many seconds from now."""
         self.at(self.now + delay_s, action)
 
-    def deliver(self, channel: Hashable, action: Action) -> None:
-        """Run `action` after a random delay, but never before what `channel` was given earlier."""
-        when_s = max(self.now + self.random.uniform(*self._delay_s), self._last.get(channel, 0.0))
+    def deliver(self, channel: Hashable, action: Action, way_s: float = 0.0) -> None:
+        """Run `action` after a random delay and `way_s`, never before what `channel` was given earlier."""
+        arrives_s = self.now + way_s + self.random.uniform(*self._delay_s)
+        when_s = max(arrives_s, self._last.get(channel, 0.0))
         self._last[channel] = when_s
         self.at(when_s, action)
 

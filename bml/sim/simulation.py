@@ -17,6 +17,7 @@ from bml.protocol import messages as msg
 from bml.protocol.timeouts import Timeouts
 from bml.schedule.model import DEFAULTS, Constants
 from bml.sim.chaos import FOREVER, Mishap
+from bml.sim.delays import NONE, Delays
 from bml.sim.headquarters import Desk, Headquarters
 from bml.sim.history import History
 from bml.sim.machine import Machine
@@ -36,7 +37,7 @@ class Simulation:
     `run` returns the history; it raises PromiseBroken as soon as a promise is, and when the run has not
     ended by its deadline (virtual seconds). `restart_s`: how long a dead coordinator is missing.
     `constants` of the cost model decide which schedule steps of this size take, if `algorithm` is auto.
-    `shared_memory`: the servers are on one host and reduce directly; of links only heartbeats are left.
+    `delays`: which ways are slow. `shared_memory`: the servers are on one host and reduce directly; of links only heartbeats are left.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Simulation:
         recorded: bool = True,
         absent: tuple[int, ...] = (),
         shared_memory: bool = False,
+        delays: Delays = NONE,
     ):
         self.fabric = fabric
         self.first = tuple(server for server in fabric.servers if server not in absent)
@@ -83,6 +85,7 @@ class Simulation:
             arrived=lambda to, origin, level: self.machines[to].arrived(origin, level),
             lost=self._lost,
             heard=lambda to, origin, level: self.machines[to].heard(origin, level),
+            delays=delays,
         )
         self.host = Host() if shared_memory else None
         #: Slices are read in their senders' memory, so those that are fenced meanwhile never arrive.
@@ -100,6 +103,7 @@ class Simulation:
             restart_s,
             self.point,
             self._finish,
+            delays,
         )
         for mishap in mishaps:
             self.plan(mishap)

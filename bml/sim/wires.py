@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from bml.protocol.frame import Header
 from bml.protocol.messages import View
+from bml.sim.delays import Delays
 from bml.sim.lending import Loan
 from bml.sim.network import Network
 from bml.sim.process import Process
@@ -71,10 +72,12 @@ class Wires:
         arrived: Callable[[int, int, int], None],
         lost: Callable[[int, int, int, str], None],
         heard: Callable[[int, int, int], None],
+        delays: Delays,
     ):
         self.silent: set[Key] = set()
         self.parted: list[frozenset[int]] = []
         self._network = network
+        self._delays = delays
         self._connect_s = connect_s
         self._process = process
         self._arrived = arrived
@@ -142,7 +145,8 @@ class Wires:
             if not self.blocked(server, peer, level):
                 self._process(peer).run(lambda: self._heard(peer, server, level))
 
-        self._network.deliver((server, peer, level, "beat"), arrive)
+        way_s = self._delays.link(server, peer, level)
+        self._network.deliver((server, peer, level, "beat"), arrive, way_s)
 
     def peek(self, server: int, peer: int, level: int) -> Parcel | None:
         """The frame that is next on this connection, if one has arrived."""
@@ -237,7 +241,7 @@ class Wires:
             else:
                 self._process(to).run(read)
 
-        self._network.deliver((connection.number, to), arrive)
+        self._network.deliver((connection.number, to), arrive, self._delays.link(a, b, level))
 
     def _close(self, server: int, peer: int, level: int, end: _End) -> None:
         """This side closes; the other learns it behind what was sent before."""
@@ -266,4 +270,4 @@ class Wires:
             else:
                 self._process(server).run(read)
 
-        self._network.deliver((connection.number, server), arrive)
+        self._network.deliver((connection.number, server), arrive, self._delays.link(server, peer, level))
