@@ -113,6 +113,12 @@ class Handover:
                 self._kept[result.step] = result
                 self._changed.notify()
 
+    @property
+    def keeps(self) -> tuple[int, ...]:
+        """The steps whose results wait for the training thread; any thread may ask."""
+        with self._changed:
+            return tuple(sorted(self._kept))
+
     def fail(self, error: BmlError) -> None:
         """The job is over before the state was here."""
         self._here.put(error)

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from topology import Fabric
+from topology import Fabric, ServerFailure
 
 FOREVER = float("inf")
 
@@ -149,8 +149,16 @@ def _lost_witness(chance: random.Random, fabric: Fabric, detect_s: float) -> Mis
 
 def draw_absent(chance: random.Random, fabric: Fabric) -> tuple[int, ...]:
     """Servers that are not there from the beginning: mostly none, else one or two."""
-    how_many = chance.choice((0, 0, 0, 0, 1, 2))
-    return tuple(sorted(chance.sample(fabric.servers, how_many)))
+    some = _pair(chance, fabric)[: chance.choice((0, 0, 0, 1, 2, 2))]
+    together = len(fabric.without(*map(ServerFailure, some)).components()) == 1
+    return tuple(sorted(some if together else some[:1]))
+
+
+def _pair(chance: random.Random, fabric: Fabric) -> tuple[int, ...]:
+    """Two servers, mostly neighbours."""
+    server, level = chance.choice(fabric.servers), chance.randrange(fabric.levels)
+    others = fabric.neighbours(server, level) if chance.random() < 0.7 else ()
+    return server, chance.choice(others or [each for each in fabric.servers if each != server])
 
 
 def draw_joins(
@@ -161,11 +169,11 @@ def draw_joins(
     Those that are `absent` come close together, so that they learn at once; so do, at times, two that were
     there before.
     """
-    found: list[Mishap] = []
-    first_s = chance.uniform(0.02, 0.2)
-    for server in absent:
-        found.append(Mishap("join", (server,), When("", 0, first_s + chance.uniform(0, 0.04))))
-    if not found and chance.random() < 0.3:
+    first_s, apart_s = chance.uniform(0.02, 0.2), chance.choice((0.0, 0.0, 0.04))
+    found = [
+        Mishap("join", (server,), When("", 0, first_s + chance.uniform(0, apart_s))) for server in absent
+    ]
+    if not found and chance.random() < 0.4:
         return _two_come_back(chance, fabric, detect_s)
     for _ in range(chance.choice((0, 1, 1, 2)) if found else chance.choice((1, 1, 2))):
         how = chance.choice(("crash", "crash", "freeze", "leave", "isolate"))
@@ -193,9 +201,10 @@ def _two_come_back(chance: random.Random, fabric: Fabric, detect_s: float) -> Mi
     """Two servers go, and come again close together; perhaps something goes wrong meanwhile."""
     found: list[Mishap] = []
     gone = When("submit", chance.randint(1, 6 * fabric.n_servers), 0.0)
-    for server in chance.sample(fabric.servers, 2):
+    back_s, apart_s = chance.uniform(0.1, 0.2), chance.choice((0.0, 0.0, 0.04))
+    for server in _pair(chance, fabric):
         found.append(Mishap(chance.choice(("crash", "leave")), (server,), gone))
-        back_s = chance.uniform(0.1, 0.2)
+        back_s += chance.uniform(0, apart_s)
         found.append(Mishap("join", (server,), When("fault", 1, back_s)))
     if chance.random() < 0.3:
         found.append(_one(chance, fabric, detect_s))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from bml.schedule.model import DEFAULTS, Constants
 from bml.sim.chaos import Mishaps, draw, draw_absent, draw_joins
-from bml.sim.delays import NONE, Delays, draw_delays
+from bml.sim.delays import MOST_S, NONE, Delays, draw_delays
 from bml.sim.history import History
 from bml.sim.promises import PromiseBroken
 from bml.sim.simulation import TREES, Simulation
@@ -65,6 +65,11 @@ class Scenario:
         chance = random.Random(f"joins {self.seed}")
         fabric = parse(self.fabric)
         absent = draw_absent(chance, fabric)
+        mishaps = draw_joins(chance, fabric, DETECT_S, absent)
+        delays = self.delays
+        if chance.random() < 0.5:
+            coming = [mishap.target[0] for mishap in mishaps if mishap.kind == "join"]
+            delays = delays.between(coming, fabric, chance.uniform(0.01, MOST_S))
         return replace(
             self,
             steps=chance.choice((12, 25, 40)),
@@ -72,7 +77,8 @@ class Scenario:
             constants=chance.choice((DEFAULTS, TREES)),
             absent=absent,
             min_servers=None if absent else self.min_servers,
-            mishaps=draw_joins(chance, fabric, DETECT_S, absent),
+            mishaps=mishaps,
+            delays=delays,
         )
 
     def simulation(self, recorded: bool = False) -> Simulation:
@@ -142,7 +148,7 @@ def run(scenario: Scenario, recorded: bool = False) -> Outcome:
 def shrink(scenario: Scenario, most_runs: int = 200) -> Scenario:
     """A scenario that still breaks a promise, with as few mishaps and steps as can be found.
 
-    Mishaps are left out one by one, until none can be missed; then steps.
+    Without slow ways if that will do; mishaps are left out one by one, until none can be missed; then steps.
     """
     runs = 0
 
@@ -151,6 +157,8 @@ def shrink(scenario: Scenario, most_runs: int = 200) -> Scenario:
         runs += 1
         return runs <= most_runs and run(candidate).broken is not None
 
+    if breaks(replace(scenario, delays=NONE)):
+        scenario = replace(scenario, delays=NONE)
     smaller = True
     while smaller:
         smaller = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from topology import Fabric
@@ -11,8 +11,8 @@ from topology import Fabric
 MOST_S = 0.15
 """The longest way, in seconds in one direction."""
 _LEAST_S = 0.002
-_SLOW = 0.3
-"""How likely a way is slow, in a run that has slow ones."""
+_SLOW = (0.2, 0.6)
+"""How likely a way is slow, in runs that have slow ones."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,18 @@ class Delays:
         """Of the connection of these two servers on this level."""
         return self.links.get((min(a, b), max(a, b), level), 0.0)
 
+    def between(self, servers: Iterable[int], fabric: Fabric, way_s: float) -> Delays:
+        """The same, and all links between these servers take so long."""
+        among = sorted({*servers})
+        more = {
+            (a, b, level): way_s
+            for a in among
+            for level in range(fabric.levels)
+            for b in fabric.neighbours(a, level)
+            if b in among and a < b
+        }
+        return Delays({**self.links, **more}, self.control)
+
     def __bool__(self) -> bool:
         return bool(self.links or self.control)
 
@@ -46,14 +58,15 @@ def draw_delays(chance: random.Random, fabric: Fabric) -> Delays:
     """Slow links, slow control channels, both or none of them: data and control are independent."""
     links: dict[tuple[int, int, int], float] = {}
     control: dict[int, float] = {}
+    slow = chance.choice(_SLOW)
     if chance.random() < 0.5:
         for level in range(fabric.levels):
             for a in fabric.servers:
                 for b in fabric.neighbours(a, level):
-                    if a < b and chance.random() < _SLOW:
+                    if a < b and chance.random() < slow:
                         links[a, b, level] = _draw(chance)
     if chance.random() < 0.5:
-        control = {server: _draw(chance) for server in fabric.servers if chance.random() < _SLOW}
+        control = {server: _draw(chance) for server in fabric.servers if chance.random() < slow}
     return Delays(links, control)
 
 

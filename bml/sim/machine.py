@@ -87,7 +87,8 @@ class Machine:
         network = self._world.network
         self._wake(network.now + network.random.uniform(0, 0.02))
         if self.life is not None:
-            network.after(network.random.uniform(0, 0.05), lambda: self.process.run(self._ready))
+            loads_s = network.random.choice((0.002, 0.05))
+            network.after(network.random.uniform(0, loads_s), lambda: self.process.run(self._ready))
 
     def _ready(self) -> None:
         self.handle(ev.Ready())

@@ -37,7 +37,8 @@ class Simulation:
     `run` returns the history; it raises PromiseBroken as soon as a promise is, and when the run has not
     ended by its deadline (virtual seconds). `restart_s`: how long a dead coordinator is missing.
     `constants` of the cost model decide which schedule steps of this size take, if `algorithm` is auto.
-    `delays`: which ways are slow. `shared_memory`: the servers are on one host and reduce directly; of links only heartbeats are left.
+    `delays`: which ways are slow. `shared_memory`: the servers are on one host and reduce directly; of links
+    only heartbeats are left.
     """
 
     def __init__(

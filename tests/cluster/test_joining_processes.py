@@ -177,6 +177,26 @@ def test_a_joiner_is_let_in_when_it_has_loaded_its_data(transport: str, tmp_path
     assert came["commit"] > 150
 
 
+def long_vector(session: bml.Session) -> float:
+    """The state is tiny: it reaches a joiner while that still copies the result of the step before."""
+    total = np.zeros(1)
+    session.state(total=total)
+    vector = session.empty(4 << 20)
+    vector[:] = 1
+    for _ in session.steps(80):
+        total += session.allreduce(vector)[-1]
+        total[...] = np.round(total / 3)  # whatever it is, it must be the same everywhere
+    return float(total[0])
+
+
+def test_a_tiny_state_does_not_overtake_the_copy_of_a_long_result() -> None:
+    faults = ["kill:3@step=10", "join:3@step=20"]
+    result = jobs.launch(long_vector, "bcube:2x2", faults=faults, transport="shm")
+    assert len(set(result.values.values())) == 1
+    assert sorted(result.values) == [0, 1, 2, 3]
+    assert result.dead == {}
+
+
 @pytest.mark.parametrize("absent", [[4], [0, 1, 2, 3]])
 def test_who_cannot_be_absent(absent: list[int]) -> None:
     with pytest.raises(UsageError, match="cannot be absent"):

@@ -13,6 +13,7 @@ from bml.protocol import ballot
 from bml.protocol import coordinator as coord
 from bml.protocol.barrier import Barrier
 from bml.protocol.dataflow import Buffer, Reduce
+from bml.protocol.learner import Learner
 from bml.protocol.member import Member
 from bml.protocol.server import ServerCore
 from bml.protocol.transfer import Incoming
@@ -159,6 +160,12 @@ def let_a_joiner_forget_its_promises(patch: Patch) -> None:
     patch.setattr(coord.Coordinator, "_is_known", lambda self, status: True)
 
 
+def start_from_a_state_that_overtook(patch: Patch) -> None:
+    """A joiner goes on from a state although it has not committed the step of that boundary itself."""
+    state = Learner.state
+    patch.setattr(Learner, "state", lambda learner, committed: state(learner, max(committed, 1 << 40)))
+
+
 PLANTED: tuple[Callable[[Patch], None], ...] = (
     skip_the_fence,
     work_on_while_frozen,
@@ -172,4 +179,5 @@ PLANTED: tuple[Callable[[Patch], None], ...] = (
     lose_the_end,
     lose_a_slice_of_the_state,
     let_a_joiner_forget_its_promises,
+    start_from_a_state_that_overtook,
 )

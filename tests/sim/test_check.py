@@ -18,6 +18,7 @@ FIRST_TRIED = {
     "work_on_while_frozen": 290,
     "let_a_joiner_forget_its_promises": 370,
     "takeover_with_the_epoch_in_force": 500,
+    "start_from_a_state_that_overtook": 215,
 }
 """Seeds shortly before those that find the rarest bugs: it is found in any order, but sooner from there."""
 

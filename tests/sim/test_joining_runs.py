@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from bml.sim import Mishap, Simulation, When
+from bml.sim.delays import Delays
 from topology import parse
 
 STEPS = 40
@@ -69,6 +70,22 @@ def test_two_servers_join_at_once() -> None:
         absent=(7, 8),
     )
     assert last(simulation) == parse("bcube:3x2").servers
+
+
+@pytest.mark.parametrize("fabric", ["bcube:4x1", "switch:4"])
+def test_the_state_overtakes_a_token_of_another_learner(fabric: str) -> None:
+    simulation = Simulation(
+        parse(fabric),
+        seed=2,
+        steps=STEPS,
+        n_elements=17,
+        mishaps=(Mishap("join", (2,), at("commit", 20)), Mishap("join", (3,), at("commit", 20))),
+        absent=(2, 3),
+        delays=Delays(links={(2, 3, 0): 0.05}),
+    )
+    simulation.run()
+    assert last(simulation) == (0, 1, 2, 3)
+    assert simulation.history.counts["state"] == 2
 
 
 def test_a_donor_dies_while_it_gives() -> None:
