@@ -6,7 +6,7 @@ known. What is broken is raised at once as a `PromiseBroken`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
@@ -26,10 +26,14 @@ class PromiseBroken(InvariantError):
 
 
 class Promises:
-    """Of one run. Promise 2 and 7 are checked by `contribution` and `ledgers`, the others as named."""
+    """Of one run. Promise 2 and 7 are checked by `contribution` and `ledgers`, the others as named.
 
-    def __init__(self, history: History):
+    `reachable(lost, view)` returns those of the lost servers that all members of the view could reach.
+    """
+
+    def __init__(self, history: History, reachable: Callable[[Iterable[int], View], list[int]]):
         self._history = history
+        self._reachable = reachable
         self._views: dict[int, View] = {}
         self._results: dict[int, bytes] = {}
         self._commit_epoch: dict[int, int] = {}
@@ -38,7 +42,9 @@ class Promises:
         self._states: dict[int, bytes] = {}
 
     def installed(self, server: int, view: View) -> None:
-        """Promise 1, for views: one view an epoch, none that undoes a commit."""
+        """Promise 1, for views: one view an epoch, none that undoes a commit; 8: nobody lost needlessly."""
+        if view.epoch not in self._views:
+            self._evicted(view)
         known = self._views.setdefault(view.epoch, view)
         if known != view:
             raise PromiseBroken(1, f"epoch {view.epoch} is two views: {known}; on server {server} {view}")
@@ -49,6 +55,18 @@ class Promises:
                 raise PromiseBroken(
                     1, f"step {step} was committed in epoch {epoch}, view {view.epoch} commits {view.commit}"
                 )
+
+    def _evicted(self, view: View) -> None:
+        """Promise 8: no server is evicted that all others could reach."""
+        earlier = [epoch for epoch in self._views if epoch < view.epoch]
+        if not earlier or any(epoch > view.epoch for epoch in self._views):
+            return
+        before = self._views[max(earlier)]
+        wrongly = self._reachable(sorted({*before.members} - {*view.members}), view)
+        if wrongly:
+            raise PromiseBroken(
+                8, f"servers {wrongly} are evicted by {view}, though all its members could reach them"
+            )
 
     def entered(self, server: int, step: int, epoch: int) -> None:
         """A server entered the barrier of a step."""

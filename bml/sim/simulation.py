@@ -24,6 +24,7 @@ from bml.sim.machine import Machine
 from bml.sim.network import Network
 from bml.sim.promises import PromiseBroken, Promises
 from bml.sim.sharing import Host
+from bml.sim.troubles import Troubles
 from bml.sim.wires import Wires
 from topology import Fabric, ServerFailure
 
@@ -69,7 +70,7 @@ class Simulation:
         self.timeouts = Timeouts.of(detect_s)
         self.network = Network(seed)
         self.history = History(recorded)
-        self.promises = Promises(self.history)
+        self.promises = Promises(self.history, self._reachable)
         self.finished: coord.Finished | None = None
         #: Servers that some mishap befell, which may be lost for it.
         self.hurt: set[int] = set(absent)
@@ -78,6 +79,7 @@ class Simulation:
         self.network_mishaps = 0
         #: Whether servers left for good, or came.
         self.resized = bool(absent)
+        self._troubles = Troubles(fabric)
         self._tied: defaultdict[tuple[str, int], list[Mishap]] = defaultdict(list)
         self.wires = Wires(
             self.network,
@@ -123,6 +125,7 @@ class Simulation:
         if all(machine.over for machine in self.machines.values()):
             return
         self.point("fault", f"*** {mishap}")
+        self._note_trouble(mishap)
         target = mishap.target
         match mishap.kind:
             case "crash":
@@ -159,6 +162,45 @@ class Simulation:
                 self.headquarters.crash()
             case "coordinator-freeze":
                 self.headquarters.freeze(mishap.for_s)
+
+    def _note_trouble(self, mishap: Mishap) -> None:
+        """Note whom somebody cannot reach for it; a broken connection can be made again at once."""
+        lasts_s = 0.0 if mishap.kind in ("reset", "control-loss", "join") else mishap.for_s
+        until_s, troubles = self.network.now + lasts_s, self._troubles
+        match mishap.kind, mishap.target:
+            case "silent", (server, level):
+                troubles.silence([(server, level)], until_s)
+            case "switch", (level, group):
+                troubles.silence(((each, level) for each in self.fabric.members(level, group)), until_s)
+            case "partition" | "isolate", part:
+                troubles.befall(troubles.across(frozenset(part)), until_s)
+            case "reset", (server, peer, _):
+                troubles.befall((server, peer), until_s)
+            case (("coordinator-crash" | "coordinator-freeze"), _):
+                pass
+            case _, target:
+                troubles.befall(target, until_s)
+
+    def _reachable(self, servers: Iterable[int], view: msg.View) -> list[int]:
+        """Those of these servers that run, and that every member of the view could reach."""
+        running = {each for each in view.members if self.machines[each].process.runs}
+        return [
+            server
+            for server in self._troubles.reachable(servers, self.network.now)
+            if self.machines[server].process.runs and running and running <= self._reached(server, running)
+        ]
+
+    def _reached(self, server: int, relays: set[int]) -> set[int]:
+        """The servers that can be reached from this one, through these relays."""
+        found, new = {server}, [server]
+        while new:
+            at = new.pop()
+            for level in range(self.fabric.levels):
+                for peer in relays.intersection(self.fabric.neighbours(at, level)) - found:
+                    if not self.wires.blocked(at, peer, level):
+                        found.add(peer)
+                        new.append(peer)
+        return found
 
     def _crash(self, server: int) -> None:
         machine = self.machines[server]

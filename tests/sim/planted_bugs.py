@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from bml.protocol import ballot
+from bml.protocol import ballot, draft
 from bml.protocol import coordinator as coord
 from bml.protocol.barrier import Barrier
 from bml.protocol.dataflow import Buffer, Reduce
@@ -19,6 +19,8 @@ from bml.protocol.server import ServerCore
 from bml.protocol.transfer import Incoming
 from bml.protocol.workspace import Workspace
 from bml.sim import user
+from faults import Diagnosis, diagnose
+from topology import ServerFailure
 
 Patch = pytest.MonkeyPatch
 
@@ -166,6 +168,17 @@ def start_from_a_state_that_overtook(patch: Patch) -> None:
     patch.setattr(Learner, "state", lambda learner, committed: state(learner, max(committed, 1 << 40)))
 
 
+def blame_the_suspected(patch: Patch) -> None:
+    """Whoever is suspected by anybody, over whatever NIC, is taken for dead."""
+
+    def hasty(fabric: Any, evidence: Any) -> Diagnosis:
+        found = diagnose(fabric, evidence)
+        accused = {ServerFailure(each.peer) for each in evidence.suspicions if each.peer != each.observer}
+        return Diagnosis((*found.failures, *sorted(accused - {*found.failures})), "they are suspected")
+
+    patch.setattr(draft, "diagnose", hasty)
+
+
 PLANTED: tuple[Callable[[Patch], None], ...] = (
     skip_the_fence,
     work_on_while_frozen,
@@ -180,4 +193,5 @@ PLANTED: tuple[Callable[[Patch], None], ...] = (
     lose_a_slice_of_the_state,
     let_a_joiner_forget_its_promises,
     start_from_a_state_that_overtook,
+    blame_the_suspected,
 )

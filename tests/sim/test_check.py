@@ -6,17 +6,17 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from planted_bugs import PLANTED, retry_although_one_committed, return_before_the_barrier
+from planted_bugs import PLANTED, blame_the_suspected, retry_although_one_committed, return_before_the_barrier
 
 from bml.sim.check import FABRICS, JOINS_EVERY, OTHER_FAMILIES, Scenario, Tally, check, report, run, shrink
 from topology import parse
 
-MOST_SEEDS = 1000
+MOST_SEEDS = 2000
 
 FIRST_TRIED = {
     "forget_what_was_accepted": 90,
     "work_on_while_frozen": 290,
-    "let_a_joiner_forget_its_promises": 370,
+    "let_a_joiner_forget_its_promises": 1080,
     "takeover_with_the_epoch_in_force": 500,
     "start_from_a_state_that_overtook": 215,
 }
@@ -41,6 +41,13 @@ def test_a_planted_bug_is_found(plant: Callable[[pytest.MonkeyPatch], None]) -> 
         seeds = (*range(first, MOST_SEEDS), *range(first))
         broken = next((seed for seed in seeds if run(Scenario.of(seed)).broken), None)
     assert broken is not None
+
+
+def test_a_needless_eviction_is_noticed_also_among_several_mishaps() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        blame_the_suspected(patch)
+        outcomes = (run(Scenario.of(seed)).broken for seed in range(100, 300))
+        assert any(broken is not None and broken.number == 8 for broken in outcomes)
 
 
 def test_a_seed_replays_exactly() -> None:
