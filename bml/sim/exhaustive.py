@@ -11,7 +11,7 @@ from __future__ import annotations
 import pickle
 import random
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
@@ -81,6 +81,11 @@ def _slice_nbytes(nbytes: int) -> int:
     return nbytes  # whole
 
 
+def _unjudged(lost: Iterable[int], view: msg.View) -> list[int]:
+    """Evictions are not judged here: the explorer may give up any server that is frozen."""
+    return []
+
+
 class Model:
     """One state of the small model; `choices` can happen next, `make` lets one happen."""
 
@@ -99,7 +104,7 @@ class Model:
         self.data: dict[tuple[int, int], deque[Packet]] = {}
         self.down: dict[int, deque[msg.ToServer]] = {s: deque() for s in self.cores}
         self.up: dict[int, deque[msg.ToCoordinator]] = {s: deque() for s in self.cores}
-        self.promises = Promises(History(recorded=False), lambda lost, view: [])  # nobody is lost who runs
+        self.promises = Promises(History(recorded=False), _unjudged)
         self.term = 0
         self.headquarters = self._coordinator()
         self._settle()
