@@ -211,6 +211,29 @@ def _two_come_back(chance: random.Random, fabric: Fabric, detect_s: float) -> Mi
     return tuple(found)
 
 
+def draw_successions(chance: random.Random, fabric: Fabric, detect_s: float) -> Mishaps:
+    """What befalls coordinators and their launcher, and a server for which a coordinator is needed."""
+    found = []
+    if chance.random() < 0.6:
+        step_s = chance.choice((-3600, -60, -1, 1, 3600))
+        found.append(Mishap("clock-step", (step_s,), When("", 0, chance.uniform(0, 0.02))))
+    if chance.random() < 0.25:
+        found.append(Mishap("coordinator-fails", (chance.choice((1, 1, 2, 4, 12)),), When("", 0, 0.0)))
+    for _ in range(chance.choice((1, 1, 2))):
+        kind = chance.choice(("coordinator-crash", "coordinator-freeze", "launcher-deaf"))
+        for_s = FOREVER if chance.random() < 0.4 else detect_s * chance.uniform(1.0, 8.0)
+        for_s = min(for_s, 4 * detect_s) if kind == "launcher-deaf" else for_s
+        found.append(Mishap(kind, (), _when(chance, fabric, detect_s), for_s))
+    for _ in range(chance.choice((1, 1, 1, 2))):
+        kind = chance.choice(("crash", "crash", "freeze", "silent", "control-loss"))
+        when = _when(chance, fabric, detect_s)
+        found.append(Mishap(kind, _target(chance, fabric, kind), when, _for_s(chance, kind, detect_s)))
+    if chance.random() < 0.4:
+        for_s = detect_s * chance.choice((0.5, 2.0, 8.0, 20.0)) * chance.uniform(0.5, 1.5)
+        found.append(Mishap("launcher-freeze", (), _when(chance, fabric, detect_s), for_s))
+    return tuple(found)
+
+
 def _one(chance: random.Random, fabric: Fabric, detect_s: float) -> Mishap:
     kind = chance.choices(list(KINDS), list(KINDS.values()))[0]
     return Mishap(

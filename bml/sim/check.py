@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from bml.schedule.model import DEFAULTS, Constants
-from bml.sim.chaos import Mishaps, draw, draw_absent, draw_joins
+from bml.sim.chaos import Mishaps, draw, draw_absent, draw_joins, draw_successions
 from bml.sim.delays import MOST_S, NONE, Delays, draw_delays
 from bml.sim.history import History
 from bml.sim.promises import PromiseBroken
@@ -21,6 +21,8 @@ OTHER_FAMILIES = ("torus:3x1", "torus:4x1", "torus:3x2", "switch:3", "switch:5",
 DETECT_S = 0.5
 #: Every so many seeds, servers join; those runs take several times as long.
 JOINS_EVERY = 4
+#: In one of so many of the others it is coordinators and their launcher that fail.
+SUCCESSIONS_EVERY = 5
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Scenario:
     shared_memory: bool = False
     min_servers: int | None = None
     delays: Delays = NONE
+    reaches: bool = True
 
     @classmethod
     def of(cls, seed: int, fabric: str | None = None, shared_memory: bool = False) -> Scenario:
@@ -58,7 +61,9 @@ class Scenario:
             min_servers=_min_servers(extra, parse(name).n_servers),
             delays=draw_delays(random.Random(f"delays {seed}"), parse(name)),
         )
-        return scenario._with_joins() if seed % JOINS_EVERY == 0 else scenario
+        if seed % JOINS_EVERY == 0:
+            return scenario._with_joins()
+        return scenario._with_successions() if seed % SUCCESSIONS_EVERY == 3 else scenario
 
     def _with_joins(self) -> Scenario:
         """A longer run in which servers come, instead of what it was."""
@@ -81,6 +86,12 @@ class Scenario:
             delays=delays,
         )
 
+    def _with_successions(self) -> Scenario:
+        """A run in which coordinators and their launcher fail, instead of what it was."""
+        chance = random.Random(f"successions {self.seed}")
+        reaches = chance.random() < 0.7
+        return replace(self, reaches=reaches, mishaps=draw_successions(chance, parse(self.fabric), DETECT_S))
+
     def simulation(self, recorded: bool = False) -> Simulation:
         """The run, ready to start."""
         return Simulation(
@@ -97,12 +108,14 @@ class Scenario:
             shared_memory=self.shared_memory,
             min_servers=self.min_servers,
             delays=self.delays,
+            reaches=self.reaches,
         )
 
     def __str__(self) -> str:
         what = f"{self.steps} steps of {self.n_elements} elements in slices of {self.slice_nbytes} bytes"
         what += "" if self.constants.alpha_s else " on trees"
         what += f", at least {self.min_servers} servers" if self.min_servers else ""
+        what += "" if self.reaches else ", a stopped coordinator cannot be killed"
         mishaps = "; ".join([*(f"server {each} absent" for each in self.absent), *map(str, self.mishaps)])
         mishaps = mishaps or "no mishap"
         mishaps += f"; slow: {self.delays}" if self.delays else ""

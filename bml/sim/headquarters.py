@@ -1,7 +1,7 @@
 """Simulated coordinators, one after the other or two at once, and the control connections to the servers.
 
-A coordinator that dies is started again after a while. One that is frozen is taken for dead: its successor
-works when it thaws and still believes that it is the coordinator. As in `bml.cluster`, coordinators dial the
+The launcher (launcher.py) starts the successor of one that is dead, or that it takes for dead: one that was
+stopped may still believe that it is the coordinator when it thaws. As in `bml.cluster`, coordinators dial the
 servers and keep dialling; the newest connection to a server replaces the one before.
 """
 
@@ -17,6 +17,7 @@ from bml.protocol import messages as msg
 from bml.protocol.plausible import check_for_server, check_from_server
 from bml.protocol.timeouts import Timeouts
 from bml.sim.delays import Delays
+from bml.sim.launcher import Launcher
 from bml.sim.network import Network
 from bml.sim.process import Process
 from topology import Fabric
@@ -56,11 +57,40 @@ class Desk:
         self.finished: coord.Finished | None = None
         self.failing_since: dict[int, float] = {}
         self._wake_at = float("inf")
+        self._said: tuple[str, int] | None = None
 
     def handle(self, event: coord.Event) -> None:
         """Let the core react, carry out what it says."""
         self.process.each(self.core.handle(event, self.office.network.now), self._carry_out)
         self._schedule()
+        self._report()
+
+    def beat(self) -> None:
+        """Give the launcher a sign of life, and again and again."""
+        if self.process.alive:
+            self.office.launcher.beat(self.term)
+            again = partial(self.process.run, self.beat)
+            self.office.network.after(self.office.launcher.succession.interval_s, again)
+
+    def end(self) -> None:
+        """Its process is no more; the launcher hears of it."""
+        self.process.die()
+        for channel in list(self.channels.values()):
+            self.office.sever(channel)
+        self.office.launcher.ended(self.term, f"was {self._state[0]}, and its process is gone")
+
+    @property
+    def _state(self) -> tuple[str, int]:
+        """Where it stands, and the highest term that it has heard of."""
+        deposed_by = self.finished.deposed_by if self.finished else 0
+        return "deposed" if deposed_by else self.core.state, max(self.term, deposed_by)
+
+    def _report(self) -> None:
+        """Tell the launcher what is news."""
+        said = self._state
+        if said != self._said:
+            self._said = said
+            self.office.launcher.said(self.term, *said)
 
     def _carry_out(self, instruction: coord.Instruction) -> None:
         if isinstance(instruction, coord.Finished):
@@ -94,11 +124,14 @@ class Headquarters:
         servers: Mapping[int, Reachable],
         absent: Iterable[int],
         restart_s: float,
+        reaches: bool,
         on_event: Callable[[str, str], None],
         on_finished: Callable[[Desk, coord.Finished], None],
         delays: Delays,
+        on_give_up: Callable[[str], None],
     ):
         self.network = network
+        self.launcher = Launcher(network, timeouts, restart_s, reaches, self._start, on_event, on_give_up)
         self.on_finished = on_finished
         self.desks: list[Desk] = []
         self.cut: set[int] = set()
@@ -107,7 +140,6 @@ class Headquarters:
         self._min_servers = min_servers
         self._servers = servers
         self._absent = tuple(absent)
-        self._restart_s = restart_s
         self._on_event = on_event
         self._late: deque[tuple[int, Callable[[], None]]] = deque()
         self._delays = delays
@@ -117,53 +149,44 @@ class Headquarters:
         """The coordinator that was started last."""
         return self.desks[-1]
 
-    def depose(self, desk: Desk) -> None:
-        """A coordinator has learnt that it has a successor, and ends."""
-        desk.process.die()
-        for channel in list(desk.channels.values()):
-            self._break(channel, lossy=False)
-
     def start(self) -> None:
+        """The launcher begins."""
+        self.launcher.look()
+
+    def _start(self, term: int) -> Desk:
         """Start a coordinator: a first one, or a successor."""
-        term = len(self.desks) + 1
         core = coord.Coordinator(
             self._fabric, term, self._timeouts, self._min_servers, self.network.now, self._absent
         )
         desk = Desk(self, term, core)
         self.desks.append(desk)
         self._on_event("takeover", f"coordinator {term} starts")
+        desk.beat()
         desk.handle(coord.Tick())
         for server in self._servers:
             self._dial(desk, server)
+        return desk
 
     def crash(self) -> None:
-        """The newest coordinator dies; its successor starts later."""
+        """The newest coordinator dies."""
         desk = self.newest
         if desk.process.alive:
             self._on_event("fault", f"crash of coordinator {desk.term}")
-            self.depose(desk)
-            self._replace(desk)
+            desk.end()
 
     def freeze(self, for_s: float) -> None:
-        """The newest coordinator stops for a while; if it is long, it gets a successor."""
+        """The newest coordinator stops for a while."""
         desk = self.newest
         if desk.process.runs:
             self._on_event("fault", f"coordinator {desk.term} is frozen for {for_s:.3f} s")
             desk.process.freeze()
-            self._replace(desk)
-            self.network.after(for_s, lambda: self._thaw(desk))
+            if for_s != float("inf"):
+                self.network.after(for_s, lambda: self._thaw(desk))
 
     def _thaw(self, desk: Desk) -> None:
         if desk.process.frozen:
             self._on_event("fault", f"coordinator {desk.term} thaws")
             desk.process.thaw()
-
-    def _replace(self, desk: Desk) -> None:
-        def start() -> None:
-            if desk is self.newest and not desk.process.runs:
-                self.start()
-
-        self.network.after(self._restart_s, start)
 
     def gone(self, server: int, why: str) -> None:
         """A server's process died: its connection ends, the launcher tells the newest coordinator."""
@@ -171,12 +194,16 @@ class Headquarters:
         if channel is not None:
             self._break(channel, lossy=False)
         desk = self.newest
-        self.network.deliver((desk, "launcher"), lambda: self._say(desk, coord.Gone(server, why)))
+        self._tell(desk, partial(self._say, desk, coord.Gone(server, why)))
 
     def joined(self, server: int) -> None:
         """A server was started in another life: the launcher tells the coordinator where it is."""
         for desk in self.desks:
-            self.network.deliver((desk, "launcher"), partial(self._dial, desk, server))
+            self._tell(desk, partial(self._dial, desk, server))
+
+    def _tell(self, desk: Desk, action: Callable[[], None]) -> None:
+        """The launcher tells a coordinator, once it can."""
+        self.network.deliver((desk, "launcher"), lambda: self.launcher.process.run(action))
 
     # --- control connections ---------------------------------------------------------------------
 
@@ -246,6 +273,10 @@ class Headquarters:
 
     def _deliver(self, channel: Channel, way: str, action: Callable[[], None]) -> None:
         self.network.deliver((channel, way), action, self._delays.control.get(channel.server, 0.0))
+
+    def sever(self, channel: Channel) -> None:
+        """The process at the coordinator's end is no more."""
+        self._break(channel, lossy=False)
 
     def _break(self, channel: Channel, lossy: bool) -> None:
         """The connection is over; each end learns it, the coordinator dials again."""

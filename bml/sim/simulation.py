@@ -28,6 +28,8 @@ from bml.sim.troubles import Troubles
 from bml.sim.wires import Wires
 from topology import Fabric, ServerFailure
 
+#: Of so many failing starts a launcher may give up, with what else befalls coordinators.
+_MANY_STARTS = 6
 #: Without start-up times even small vectors take trees, which is where most can go wrong.
 TREES = replace(DEFAULTS, alpha_s=0.0)
 
@@ -36,7 +38,8 @@ class Simulation:
     """`steps` steps of all-reduce over vectors of `n_elements` on `fabric`, and what befalls them.
 
     `run` returns the history; it raises PromiseBroken as soon as a promise is, and when the run has not
-    ended by its deadline (virtual seconds). `restart_s`: how long a dead coordinator is missing.
+    ended by its deadline (virtual seconds). `restart_s`: how long a successor takes to start.
+    `reaches`: the launcher can kill a coordinator that is stopped, which on another machine it cannot.
     `constants` of the cost model decide which schedule steps of this size take, if `algorithm` is auto.
     `delays`: which ways are slow. `shared_memory`: the servers are on one host and reduce directly; of links
     only heartbeats are left.
@@ -53,6 +56,7 @@ class Simulation:
         algorithm: str = "auto",
         constants: Constants = TREES,
         restart_s: float = 0.3,
+        reaches: bool = True,
         slice_nbytes: int = 64,
         mishaps: Iterable[Mishap] = (),
         recorded: bool = True,
@@ -72,6 +76,10 @@ class Simulation:
         self.history = History(recorded)
         self.promises = Promises(self.history, self._reachable)
         self.finished: coord.Finished | None = None
+        self.gave_up = ""
+        """Why the launcher ended the job, if it could not get a coordinator."""
+        self._headless = False
+        self._failing_starts = 0
         #: Servers that some mishap befell, which may be lost for it.
         self.hurt: set[int] = set(absent)
         self._least = fabric.n_servers // 2 + 1 if min_servers is None else min_servers
@@ -104,9 +112,11 @@ class Simulation:
             self.machines,
             absent,
             restart_s,
+            reaches,
             self.point,
             self._finish,
             delays,
+            self._give_up,
         )
         for mishap in mishaps:
             self.plan(mishap)
@@ -115,6 +125,7 @@ class Simulation:
 
     def plan(self, mishap: Mishap) -> None:
         """Let this go wrong when its time comes."""
+        self._headless |= mishap.kind == "launcher-freeze" and mishap.for_s == FOREVER
         if mishap.when.point:
             self._tied[mishap.when.point, mishap.when.nth].append(mishap)
         else:
@@ -162,6 +173,15 @@ class Simulation:
                 self.headquarters.crash()
             case "coordinator-freeze":
                 self.headquarters.freeze(mishap.for_s)
+            case "coordinator-fails":
+                self._failing_starts += target[0]
+                self.headquarters.launcher.crashes += target[0]
+            case "launcher-freeze":
+                self.headquarters.launcher.freeze(mishap.for_s)
+            case "launcher-deaf":
+                self.headquarters.launcher.deaf_until_s = self.network.now + mishap.for_s
+            case "clock-step":
+                self.headquarters.launcher.clock_offset_s += target[0]
 
     def _note_trouble(self, mishap: Mishap) -> None:
         """Note whom somebody cannot reach for it; a broken connection can be made again at once."""
@@ -261,7 +281,12 @@ class Simulation:
     # --- the run ---------------------------------------------------------------------------------
 
     def run(self, deadline_s: float = 75.0) -> History:
-        """Run to the end of the job; see the class."""
+        """Run to the end of the job; see the class.
+
+        Where the launcher stops for good, servers may have to wait for a coordinator until they give up.
+        """
+        if self._headless:
+            deadline_s += self.timeouts.orphan_s
         self.headquarters.start()
         for server in self.first:
             self.machines[server].start()
@@ -286,6 +311,10 @@ class Simulation:
         """Nobody is lost, and no job given up, for what befell others."""
         abort = self.finished.abort if self.finished else None
         if abort is not None and abort.kind == "start" and self.hurt:
+            return
+        if self.gave_up and self._failing_starts < _MANY_STARTS:
+            raise PromiseBroken(4, f"the launcher gave up ({self.gave_up}) though coordinators could start")
+        if self.gave_up or self._headless:
             return
         if abort is not None and self.resized:
             return  # the majority was one of fewer servers than there are
@@ -316,13 +345,20 @@ class Simulation:
         """A server's message to its coordinator."""
         self.headquarters.tell(server, message)
 
+    def _give_up(self, why: str) -> None:
+        """The launcher ends the job: it cannot get a coordinator."""
+        self.point("finished", f"the launcher ends the job: {why}")
+        self.gave_up = why
+        for machine in self.machines.values():
+            machine.process.die()
+
     def _lost(self, server: int, peer: int, level: int, why: str) -> None:
         self.machines[server].lost(peer, level, why)
 
     def _finish(self, desk: Desk, finished: coord.Finished) -> None:
         if finished.deposed_by:
             self.point("deposed", f"coordinator {desk.term} learns that it is not the coordinator")
-            self.headquarters.depose(desk)
+            desk.end()
         elif desk is self.headquarters.newest:
             how = finished.abort.text if finished.abort else "all are done"
             self.point("finished", f"coordinator {desk.term} ends the job: {how}")

@@ -16,9 +16,11 @@ from bml.protocol.dataflow import Buffer, Reduce
 from bml.protocol.learner import Learner
 from bml.protocol.member import Member
 from bml.protocol.server import ServerCore
+from bml.protocol.succession import Succession
 from bml.protocol.transfer import Incoming
 from bml.protocol.workspace import Workspace
 from bml.sim import user
+from bml.sim.launcher import Launcher
 from faults import Diagnosis, diagnose
 from topology import ServerFailure
 
@@ -179,6 +181,32 @@ def blame_the_suspected(patch: Patch) -> None:
     patch.setattr(draft, "diagnose", hasty)
 
 
+def read_terms_from_a_clock(patch: Patch) -> None:
+    """Terms are the time of day, and a coordinator that was deposed is not replaced."""
+    launch, ended = Launcher._launch, Succession.ended
+
+    def by_the_clock(launcher: Launcher, term: int) -> None:
+        launcher.succession.term = launcher.clock_ns
+        launch(launcher, launcher.succession.term)
+
+    def unless_deposed(self: Succession, term: int, why: str, now: float, done: bool = False) -> None:
+        ended(self, term, why, now, done or "deposed" in why)
+
+    patch.setattr(Launcher, "_launch", by_the_clock)
+    patch.setattr(Succession, "ended", unless_deposed)
+
+
+def never_miss_a_coordinator(patch: Patch) -> None:
+    """A coordinator that has lived once is replaced only if its process ends, not if it is stopped."""
+    beat = Succession.beat
+
+    def trusted(self: Succession, term: int, now: float) -> None:
+        beat(self, term, now)
+        self._detector.set_links((), now)
+
+    patch.setattr(Succession, "beat", trusted)
+
+
 PLANTED: tuple[Callable[[Patch], None], ...] = (
     skip_the_fence,
     work_on_while_frozen,
@@ -194,4 +222,6 @@ PLANTED: tuple[Callable[[Patch], None], ...] = (
     let_a_joiner_forget_its_promises,
     start_from_a_state_that_overtook,
     blame_the_suspected,
+    read_terms_from_a_clock,
+    never_miss_a_coordinator,
 )

@@ -213,6 +213,62 @@ def test_a_thawed_coordinator_finds_its_successor_at_work() -> None:
     assert set(done(simulation)) >= {0, 1, 2}
 
 
+def test_a_coordinator_that_is_stopped_for_good_is_killed_and_replaced() -> None:
+    simulation = simulate(
+        "bcube:2x2",
+        Mishap("coordinator-freeze", (), at("commit", 6)),
+        Mishap("crash", (3,), at("fault", 1)),
+        steps=3,
+    )
+    assert simulation.history.counts["kill"] == 1
+    assert set(done(simulation)) == {0, 1, 2}
+    assert simulation.network.now < 3.0
+
+
+def test_two_live_coordinators_do_not_depose_each_other_for_ever() -> None:
+    """The launcher hears nothing of a healthy one, and cannot kill it: its successor deposes it, once."""
+    simulation = Simulation(
+        parse("bcube:2x2"),
+        seed=1,
+        steps=3,
+        reaches=False,
+        mishaps=[
+            Mishap("coordinator-freeze", (), at("commit", 6), 2.0),
+            Mishap("freeze", (1,), at("fault", 1), 2.2),
+            Mishap("control-loss", (0,), When("", 0, 2.3)),
+        ],
+    )
+    simulation.run()
+    assert len(simulation.headquarters.desks) == 2
+    assert simulation.history.counts["deposed"] <= 1
+    assert set(done(simulation)) >= {0, 2, 3}
+
+
+def test_without_a_launcher_and_a_coordinator_servers_end_with_an_error() -> None:
+    simulation = simulate(
+        "bcube:4x1",
+        Mishap("launcher-freeze", (), When("", 0, 0.01)),
+        Mishap("coordinator-crash", (), at("commit", 2)),
+        Mishap("crash", (3,), at("commit", 3)),
+        steps=3,
+    )
+    assert done(simulation) == []
+    errors = simulation.history.errors
+    assert sorted(errors) == [0, 1, 2]
+    assert all("is there a coordinator?" in str(error) for error in errors.values())
+
+
+def test_coordinators_that_cannot_start_end_the_job_with_the_cause() -> None:
+    simulation = simulate(
+        "bcube:2x2",
+        Mishap("coordinator-fails", (12,), When("", 0, 0.0)),
+        Mishap("coordinator-crash", (), at("commit", 2)),
+        steps=3,
+    )
+    assert "10 coordinators in a row came to nothing; the last crashed on its start" in simulation.gave_up
+    assert simulation.network.now < 12.0
+
+
 @pytest.mark.parametrize("steps", [1, 2])
 def test_the_last_end_may_get_lost_with_its_connection(steps: int) -> None:
     simulation = simulate("bcube:2x2", Mishap("control-loss", (2,), at("Ended", 1)), steps=steps)
