@@ -3,7 +3,6 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-export RAY_AUTH_MODE = disabled
 export RAY_USAGE_STATS_ENABLED = 0
 # Tests start hundreds of processes, and to compile everything anew costs each of them 0.2 s.
 unexport PYTHONDONTWRITEBYTECODE

@@ -17,7 +17,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from bml.cluster import jobsocket
+from bml.cluster import jobsocket, ray_auth
 from bml.errors import BmlError
 from bml.fabric.network import obstacle
 from bml.protocol.timeouts import DEFAULT_DETECT_S, Timeouts
@@ -87,7 +87,8 @@ def checks_of_this_machine() -> list[Check]:
         Check("Linux", sys.platform == "linux", f"{platform.system()} {platform.release()}", needed=True),
         _cores(),
         _package("Ray", "ray", "the launcher ray", "ray[default]"),
-        _package("torch", "torch", "bml.torch", "bml[torch]"),
+        _ray_authentication(),
+        _package("torch", "torch", "examples/train_torch.py and the peer gloo of bml bench", "bml[torch]"),
         _shared_memory(),
         _open_files(),
         _job_folder(),
@@ -108,6 +109,21 @@ def _package(what: str, module: str, use: str, extra: str) -> Check:
     if importlib.util.find_spec(module) is None:
         return Check(what, False, f"not installed, {use} needs it: pip install '{extra}'")
     return Check(what, True, f"{importlib.metadata.version(module)}, for {use}")
+
+
+def _ray_authentication() -> Check:
+    """Who gets into the Ray that jobs would use: the cluster of RAY_ADDRESS, or one started for them."""
+    what, address = "Ray lets in", os.environ.get("RAY_ADDRESS", "")
+    if ":" in address and "://" not in address:
+        return Check(what, *ray_auth.exposure(address))
+    if address:
+        return Check(what, True, f"RAY_ADDRESS is {address}: give host:port and it is asked for a token")
+    if os.environ.get("RAY_AUTH_MODE", "").lower() == "disabled":
+        everybody = "everybody who reaches this machine: RAY_AUTH_MODE is disabled; unset it"
+        return Check(what, False, everybody)
+    given = ray_auth.own_settings(os.environ)
+    token = "a token of its own" if given else "the token that RAY_AUTH_* says"
+    return Check(what, True, f"its own processes: a Ray that is started for a job has {token}")
 
 
 def _shared_memory() -> Check:

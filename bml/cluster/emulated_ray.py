@@ -21,6 +21,7 @@ from typing import Any
 
 import cloudpickle
 
+from bml.cluster import ray_auth
 from bml.cluster.fleet import Answers, FleetEvent, Request
 from bml.cluster.job import JobSpec, Place
 from bml.cluster.keeper import KEEPER, MACHINE_FOLDER, Keeper
@@ -41,8 +42,6 @@ _HEAD = "switches"
 _OBJECT_STORE_NBYTES = 80_000_000
 _DRIVER = "from bml.cluster import ray_driver; ray_driver.main()"
 _SETTINGS = {
-    # A token file that another cluster left behind would switch authentication on.
-    "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     # All nodes share this machine's memory: each would blame itself for what the others use.
@@ -67,6 +66,7 @@ class EmulatedRayFleet:
         self._answers: dict[int, Answers | None] = {}
         self._numbers = count(1)
         self._address = ""
+        self._environment = _environment()
         self._begun = False
         self._up: set[int] = set()
         self._failed: dict[int, str] = {}
@@ -153,7 +153,7 @@ class EmulatedRayFleet:
             self._keeper = Keeper((theirs.fileno(),), self._prints)
             self._driver = Connection(ours.detach())
             command = [sys.executable, "-c", _DRIVER, str(theirs.fileno())]
-            self._keeper.start(_HEAD, self._head.namespace, command, _environment(), logged=False)
+            self._keeper.start(_HEAD, self._head.namespace, command, self._environment, logged=False)
         self._say(self.spec, self._prints, self._head.control_host, self._places, self._strikes.endpoint)
         self._address = self._reply("head", self.spec.start_s)
 
@@ -186,7 +186,7 @@ class EmulatedRayFleet:
             *(f"--node-ip-address={place.control_host}", f"--temp-dir={MACHINE_FOLDER}", "--num-cpus=0"),
             *(f"--object-store-memory={_OBJECT_STORE_NBYTES}", "--disable-usage-stats"),
         ]
-        keeper.start(str(server), place.namespace, command, _environment(), logged=True)
+        keeper.start(str(server), place.namespace, command, self._environment, logged=True)
         self._say("await", server)
 
     # --- listening -------------------------------------------------------------------------------
@@ -266,9 +266,9 @@ class EmulatedRayFleet:
 
 
 def _environment() -> dict[str, str]:
-    """Every machine's; no cluster but theirs."""
+    """Every machine's; no cluster but theirs, which has a token of its own."""
     kept = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "BML_NICS")}
-    return {**kept, **_SETTINGS, **what_we_import()}
+    return {**kept, **_SETTINGS, **ray_auth.own_settings(kept), **what_we_import()}
 
 
 def _free_nbytes() -> int:

@@ -24,6 +24,7 @@ import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from bml.cluster import ray_auth
 from bml.cluster.fleet import Answers, Changed, Died, FleetEvent, Reported, Request
 from bml.cluster.job import Contact, Endpoint, JobSpec, Place
 from bml.cluster.nursery import LONG_COPIES
@@ -347,8 +348,6 @@ class RayFleet:
     # --- a Ray of our own ------------------------------------------------------------------------
 
     def _start_ray(self) -> None:
-        # A token file that another cluster left behind would switch authentication on.
-        os.environ.setdefault("RAY_AUTH_MODE", "disabled")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         for name, value in LONG_COPIES.items():
@@ -356,15 +355,16 @@ class RayFleet:
         self._folder = tempfile.mkdtemp(prefix="bml-ray-")
         ours = signal.getsignal(signal.SIGTERM)
         try:
-            ray.init(
-                address="local",
-                namespace=NAMESPACE,
-                include_dashboard=False,
-                logging_level=logging.ERROR,
-                object_store_memory=OBJECT_STORE_NBYTES,
-                log_to_driver=self._prints,
-                _temp_dir=self._folder,
-            )
+            with ray_auth.private():
+                ray.init(
+                    address="local",
+                    namespace=NAMESPACE,
+                    include_dashboard=False,
+                    logging_level=logging.ERROR,
+                    object_store_memory=OBJECT_STORE_NBYTES,
+                    log_to_driver=self._prints,
+                    _temp_dir=self._folder,
+                )
         except BaseException:
             self._stop_ray()
             raise
@@ -379,6 +379,7 @@ class RayFleet:
         self._pids.clear()
         if ray.is_initialized():
             ray.shutdown()
+        ray_auth.forget()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None

@@ -22,7 +22,9 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
-ENVIRONMENT = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+ENVIRONMENT = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+USERS = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "of a cluster that users have made themselves"}
+"""How users say that a cluster of theirs has a token."""
 
 
 def run(*command: str, timeout_s: float = 120, **settings: str) -> subprocess.CompletedProcess[str]:
@@ -121,7 +123,7 @@ def test_a_running_ray_job_can_be_looked_at_and_hurt(tmp_path: Path) -> None:
 
 @pytest.fixture
 def cluster() -> Iterator[tuple[str, str]]:
-    """A Ray with its dashboard, as a user's cluster would be: (address, dashboard)."""
+    """A Ray with its dashboard and a token, as a user's cluster would be: (address, dashboard)."""
     with tempfile.TemporaryDirectory(prefix="ray-") as folder:
         command = [
             str(BIN / "ray"), "start", "--head", "--block", "--port=0", "--include-dashboard=true",
@@ -133,7 +135,7 @@ def cluster() -> Iterator[tuple[str, str]]:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**ENVIRONMENT, "TMPDIR": folder},
+            env={**ENVIRONMENT, **USERS, "TMPDIR": folder},
             start_new_session=True,
         )
         try:
@@ -157,6 +159,9 @@ def _addresses(lines: Iterator[str]) -> tuple[str, str]:
 
 def test_a_ray_job_and_an_address(cluster: tuple[str, str]) -> None:
     address, dashboard = cluster
+    doctor = json.loads(run(str(BIN / "bml"), "doctor", "--json", RAY_ADDRESS=address).stdout)
+    assert doctor["checks"]["Ray lets in"]["usable"]
+    assert "those who have its token" in doctor["checks"]["Ray lets in"]["why"]
     submit = [str(BIN / "ray"), "job", "submit", "--address", dashboard, "--working-dir", "."]
     script = [
         sys.executable,
@@ -166,7 +171,7 @@ def test_a_ray_job_and_an_address(cluster: tuple[str, str]) -> None:
         "--fault",
         "kill:3@step=20",
     ]
-    done = run(*submit, "--", *script)
+    done = run(*submit, "--", *script, **USERS)
     assert "succeeded" in done.stdout, done.stdout + done.stderr
     assert re.search(r"accuracy 0\.9[5-9]", done.stdout), done.stdout
     attached = run(
@@ -178,6 +183,7 @@ def test_a_ray_job_and_an_address(cluster: tuple[str, str]) -> None:
         "--fabric",
         "bcube:2x2",
         "--json",
+        **USERS,
     )
     assert attached.returncode == 0, attached.stderr
     assert json.loads(attached.stdout)["values"]["3"]["accuracy"] >= 0.95
@@ -225,7 +231,7 @@ finally:
 def test_a_dead_machine_of_a_cluster_has_its_servers_started_on_another_one(tmp_path: Path) -> None:
     (tmp_path / "machines.py").write_text(_ON_TWO_MACHINES)
     with tempfile.TemporaryDirectory(prefix="ray-") as folder:  # for what Ray leaves, with a short name
-        done = run(sys.executable, str(tmp_path / "machines.py"), timeout_s=100, TMPDIR=folder)
+        done = run(sys.executable, str(tmp_path / "machines.py"), timeout_s=100, TMPDIR=folder, **USERS)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     machines = found["machines"]

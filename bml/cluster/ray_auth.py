@@ -1,0 +1,105 @@
+"""The token of a Ray that is started for one job: without it nobody gets into that Ray.
+
+Ray listens on all interfaces of its machines, and who can call it can run code as its user. So every Ray that
+is started here has a token of its own, which reaches its processes in their environment: the same user (and
+root) can read it there, others cannot. Who has set one of `SETTINGS` has decided otherwise, for this Ray too.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+_LOG = logging.getLogger("bml.cluster")
+
+SETTINGS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+"""Names in the environment by which Ray's users say how it authenticates."""
+
+_PROBE = """
+import sys
+from ray._raylet import GcsClient
+from ray.exceptions import AuthenticationError
+try:
+    GcsClient(address=sys.argv[1]).internal_kv_get(b"bml doctor", None, timeout=2)
+except AuthenticationError:
+    print("authenticated")
+else:
+    print("open")
+"""
+_CONNECT_S = 1.0
+_PROBE_S = 15.0
+
+
+def own_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """What to add to the environment of a new Ray: a fresh token; nothing if the user has said otherwise."""
+    if any(environ.get(name) for name in SETTINGS):
+        return {}
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+
+
+@contextmanager
+def private() -> Iterator[None]:
+    """While a Ray is started from this process: what it starts has a token of its own.
+
+    Afterwards this process's environment is as before, so that nothing else that is started here knows the
+    token. This process itself goes on speaking with it until `forget`.
+    """
+    settings = own_settings(os.environ)
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        forget()
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def forget() -> None:
+    """Have Ray, in this process, read its settings and its token anew; only while it is not connected."""
+    raylet: Any = importlib.import_module("ray._raylet")
+    if not hasattr(raylet, "AuthenticationTokenLoader"):
+        _LOG.warning("this version of Ray lets everybody in who can reach it; 2.52 and newer ask for a token")
+        return
+    # In this order: a thread that reads a token meanwhile must find it where the settings say.
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def exposure(address: str) -> tuple[bool, str]:
+    """Whether the Ray cluster at host:port lets in only those with its token, and what is known, in words.
+
+    Asks it from a process of its own without a token, which takes about a second.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+    except (OSError, ValueError) as error:
+        return False, f"{address} cannot be asked: {error}"
+    environment = {name: value for name, value in os.environ.items() if name not in SETTINGS}
+    environment["RAY_AUTH_MODE"] = "disabled"
+    command = [sys.executable, "-c", _PROBE, address]
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=_PROBE_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return False, f"{address} does not answer as a Ray cluster"
+    if done.stdout.strip() == "authenticated":
+        return True, f"{address} lets in those who have its token"
+    if done.stdout.strip() == "open":
+        return False, (
+            f"{address} lets everybody in: whoever reaches it can run code there, and read the token of a job"
+        )
+    return False, f"{address} does not answer as a Ray cluster"
