@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from bml.schedule.model import DEFAULTS, Constants
 from bml.sim.chaos import Mishaps, draw, draw_absent, draw_joins, draw_successions
 from bml.sim.delays import MOST_S, NONE, Delays, draw_delays
+from bml.sim.endings import draw_ending
 from bml.sim.history import History
 from bml.sim.promises import PromiseBroken
 from bml.sim.simulation import TREES, Simulation
@@ -23,6 +24,8 @@ DETECT_S = 0.5
 JOINS_EVERY = 4
 #: In one of so many of the others it is coordinators and their launcher that fail.
 SUCCESSIONS_EVERY = 5
+#: Every so many seeds a training function raises, returns early, or computes without end, beside all else.
+ENDINGS_EVERY = 5
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,10 @@ class Scenario:
             delays=draw_delays(random.Random(f"delays {seed}"), parse(name)),
         )
         if seed % JOINS_EVERY == 0:
-            return scenario._with_joins()
-        return scenario._with_successions() if seed % SUCCESSIONS_EVERY == 3 else scenario
+            scenario = scenario._with_joins()
+        elif seed % SUCCESSIONS_EVERY == 3:
+            scenario = scenario._with_successions()
+        return scenario._with_an_ending() if seed % ENDINGS_EVERY == 2 else scenario
 
     def _with_joins(self) -> Scenario:
         """A longer run in which servers come, instead of what it was."""
@@ -91,6 +96,14 @@ class Scenario:
         chance = random.Random(f"successions {self.seed}")
         reaches = chance.random() < 0.7
         return replace(self, reaches=reaches, mishaps=draw_successions(chance, parse(self.fabric), DETECT_S))
+
+    def _with_an_ending(self) -> Scenario:
+        """The same, and a training function that does not end as it should."""
+        chance = random.Random(f"ending {self.seed}")
+        return replace(
+            self,
+            mishaps=(*self.mishaps, draw_ending(chance, parse(self.fabric), len(self.mishaps))),
+        )
 
     def simulation(self, recorded: bool = False) -> Simulation:
         """The run, ready to start."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache, partial
 from typing import NamedTuple
 
+from bml.errors import StepMismatch
 from bml.protocol import events as ev
 from bml.protocol import messages as msg
 from bml.protocol.call import neutral
@@ -320,12 +321,13 @@ class Machine:
     def _stopped(self, error: BmlError) -> None:
         self._world.point("stopped", f"server {self.server} is stopped: {error}")
         self._world.history.errors[self.server] = error
-        if not self.user.done:
-            self.handle(ev.Ended("stopped"))
-        self.over = self.user.over = True
+        if isinstance(error, StepMismatch) and not self.user.ended:
+            self.user.fail(error)
+        self.user.stop()
+        self.over = True
 
     def _leave(self) -> None:
-        if not (self.user.done or self.over):
+        if not (self.user.ended or self.over):
             raise PromiseBroken(4, f"server {self.server} leaves, its user waits for ever")
         self.over = self.user.over = True
         self._world.network.after(_LINGER_S, self._end)

@@ -37,10 +37,10 @@ class Network:
         self._last[channel] = when_s
         self.at(when_s, action)
 
-    def run(self, until: Callable[[], bool], deadline_s: float) -> bool:
-        """Run until the condition holds (True), or nothing is left or the deadline is over (False)."""
+    def run(self, until: Callable[[], bool], deadline_s: float, most_events: float = float("inf")) -> bool:
+        """Run until the condition holds (True), or nothing is left or deadline or events are over (False)."""
         while not until():
-            if not self._heap or self._heap[0][0] > deadline_s:
+            if not self._heap or self._heap[0][0] > deadline_s or self.events >= most_events:
                 return False
             self.now, _, action = heapq.heappop(self._heap)
             self.events += 1

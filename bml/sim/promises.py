@@ -40,6 +40,7 @@ class Promises:
         self._retried: dict[int, int] = {}
         self._complete: dict[tuple[int, int], set[int]] = {}
         self._states: dict[int, bytes] = {}
+        self._given: dict[int, bytes] = {}
 
     def installed(self, server: int, view: View) -> None:
         """Promise 1, for views: one view an epoch, none that undoes a commit; 8: nobody lost needlessly."""
@@ -124,6 +125,11 @@ class Promises:
         """Promise 6: what a user makes of the results is the same everywhere, for joiners too."""
         if self._states.setdefault(step, params.tobytes()) != params.tobytes():
             raise PromiseBroken(6, f"server {server} has other parameters than the others after step {step}")
+
+    def given(self, server: int, step: int, state: bytes) -> None:
+        """Promise 6: the training state after a step is one for all who give it, and all who are given it."""
+        if self._given.setdefault(step, state) != state:
+            raise PromiseBroken(6, f"server {server} has another state than others gave after step {step}")
 
     def retried(self, server: int, step: int, epoch: int) -> None:
         """Promise 1: nobody is asked again for a step that anybody has returned.

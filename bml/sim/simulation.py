@@ -18,6 +18,7 @@ from bml.protocol.timeouts import Timeouts
 from bml.schedule.model import DEFAULTS, Constants
 from bml.sim.chaos import FOREVER, Mishap
 from bml.sim.delays import NONE, Delays
+from bml.sim.endings import OPERATOR_S, Endings
 from bml.sim.headquarters import Desk, Headquarters
 from bml.sim.history import History
 from bml.sim.machine import Machine
@@ -30,6 +31,9 @@ from topology import Fabric, ServerFailure
 
 #: Of so many failing starts a launcher may give up, with what else befalls coordinators.
 _MANY_STARTS = 6
+_MOST_EVENTS = 100_000
+"""A run that goes round in circles is over then; honest ones take less than a fifth of it."""
+
 #: Without start-up times even small vectors take trees, which is where most can go wrong.
 TREES = replace(DEFAULTS, alpha_s=0.0)
 
@@ -75,6 +79,7 @@ class Simulation:
         self.network = Network(seed)
         self.history = History(recorded)
         self.promises = Promises(self.history, self._reachable)
+        self.endings = Endings()
         self.finished: coord.Finished | None = None
         self.gave_up = ""
         """Why the launcher ended the job, if it could not get a coordinator."""
@@ -164,6 +169,9 @@ class Simulation:
                 self._hold(target[0], mishap.for_s)
             case "join":
                 self._join(target[0])
+            case "raise" | "return" | "endless":
+                machine = self.machines[target[0]]
+                machine.process.run(partial(machine.user.turn, mishap.kind))
             case "leave":
                 self.hurt.add(target[0])
                 self.resized = True
@@ -290,7 +298,7 @@ class Simulation:
         self.headquarters.start()
         for server in self.first:
             self.machines[server].start()
-        if not self.network.run(self._all_over, deadline_s):
+        if not self.network.run(self._all_over, deadline_s, _MOST_EVENTS):
             waits = [f"server {server}: {each.waits_for()}" for server, each in self.machines.items()]
             waits.append(f"coordinator: {self.headquarters.newest.core.state}")
             raise PromiseBroken(4, "\n".join(["the run did not end", *waits]))
@@ -304,6 +312,8 @@ class Simulation:
         done = [server for server, machine in self.machines.items() if machine.done]
         self.promises.ended(self.steps, {server: self.machines[server].first_step for server in done})
         self.promises.ledgers({server: self.machines[server].ledger.summary() for server in done})
+        self.endings.check(self.history.errors)
+        self.endings.check_bound(self.history.counts["fault"], self.network.now)
         if self.network_mishaps < 2:
             self._check_blame()
 
@@ -320,7 +330,13 @@ class Simulation:
             return  # the majority was one of fewer servers than there are
         whole = self.fabric.without(*map(ServerFailure, self.hurt)).components()
         main = whole[0] if whole and len(whole[0]) >= self._least else ()
-        lost = [server for server in main if not self.machines[server].done]
+        errors = self.history.errors
+        self.endings.check_told(main, errors)
+        lost = [
+            server
+            for server in main
+            if not self.machines[server].user.satisfied and not self.endings.excuse(errors.get(server))
+        ]
         if lost and abort is not None:
             raise PromiseBroken(4, f"the job ended ({abort.text}) though servers {main} were whole")
         if lost:
@@ -340,6 +356,24 @@ class Simulation:
                 self.network.after(mishap.when.after_s, partial(self.strike, mishap))
             else:
                 self.strike(mishap)
+
+    def turned(self, server: int, how: str, said: str) -> None:
+        """See `World`; whoever computes without end is killed by an operator, once the job stands still."""
+        self.point("turned", f"the training function of server {server} ends: {how} {said}", server)
+        machine = self.machines[server]
+        if how == "raise":
+            self.endings.raised(server, said, self.network.now)
+        elif how == "return":
+            self.endings.returned(server, machine.core.committed, self.network.now)
+        else:
+            self.network.after(OPERATOR_S, partial(self._operate, server, machine))
+
+    def _operate(self, server: int, machine: Machine) -> None:
+        if machine is self.machines[server] and not machine.over:
+            self.point(
+                "fault", f"*** an operator kills server {server}, which waits for {machine.waits_for()}"
+            )
+            self._crash(server)
 
     def tell(self, server: int, message: msg.ToCoordinator) -> None:
         """A server's message to its coordinator."""

@@ -33,7 +33,8 @@ class User:
     """What runs in the training thread of `server`; events of his reach the core by `handle`.
 
     `gift` is what a donor sends, or a learner receives. `over`: the job is over for him. `done`: he has had
-    all results. `leaves`: he is told that his server must go.
+    all results. `ended`: his training function has ended, well or not. `leaves`: he is told that his server
+    must go.
     """
 
     def __init__(
@@ -50,6 +51,10 @@ class User:
         self.leaves = False
         self.over = False
         self.done = False
+        self.ended = False
+        self._turns = ""
+        self._turned = False
+        self._computes = False
         self._server = server
         self._world = world
         self._core = core
@@ -64,6 +69,44 @@ class User:
         self._batches = BatchPlan(per_step * world.steps, per_step, 1, seed=1)
         self.ledger = Ledger(self._batches.n_samples)
 
+    @property
+    def satisfied(self) -> bool:
+        """Whether the training function returned, with all results or before."""
+        return self.done or (self._turned and self._turns == "return")
+
+    def turn(self, how: str) -> None:
+        """The training function raises, returns or goes on for ever: now, or when its call has returned."""
+        self._turns = how
+        if self._computes:
+            self._turn_now()
+
+    def _turn_now(self) -> None:
+        self._computes, self._turned = False, True
+        match self._turns:
+            case "raise":
+                self.fail(ValueError("by seed"))
+            case "return":
+                self._world.turned(self._server, "return", "")
+                self._end("done")
+            case "endless":
+                self._world.turned(self._server, "endless", "")
+
+    def fail(self, error: Exception) -> None:
+        """The training function raises this, and its server says so, as bml.cluster.training does."""
+        said = f"server {self._server} raised {type(error).__name__}: {error}"
+        self._world.turned(self._server, "raise", said)
+        self._end("failed", said)
+
+    def stop(self) -> None:
+        """The job is over: a call of the training function raises the error."""
+        if not self.ended and not self._turned:
+            self._end("stopped")
+        self.over = True
+
+    def _end(self, outcome: str, error: str = "") -> None:
+        self.ended = True
+        self._handle(ev.Ended(outcome, error))
+
     def prepare(self, step: int) -> None:
         """The user's thread: compute this server's part for the view of now, some time later submit it."""
         view = self._core.view
@@ -77,8 +120,9 @@ class User:
         give = self._copy(step - 1)
 
         def submit() -> None:
-            if self.over:
+            if self.over or self._turned:
                 return
+            self._computes = False
             if self.leaves:
                 self._handle(ev.Go("it was asked to"))
                 return
@@ -90,6 +134,9 @@ class User:
             self._handle(ev.Submit(step, view.epoch, call, _SIGNATURE))
 
         world.network.after(world.network.random.uniform(0, 0.01), lambda: self._process.run(submit))
+        self._computes = True
+        if self._turns:
+            self._turn_now()
 
     def _copy(self, step: int) -> ev.Give | ev.Gives | None:
         """At the boundary after `step`: what of the state a joiner is to get from here, if there is one."""
@@ -99,8 +146,9 @@ class User:
         if giving is None or giving.epoch == self._given:
             return None
         self._given = giving.epoch
-        state = memoryview(msgspec.msgpack.encode(self._state()))
-        heads, self.gift = cut(state, giving.gifts)
+        state = msgspec.msgpack.encode(self._state())
+        self._world.promises.given(self._server, step, state)
+        heads, self.gift = cut(memoryview(state), giving.gifts)
         return ev.Give(giving, step, heads)
 
     def _state(self) -> _State:
@@ -109,6 +157,7 @@ class User:
     def state_here(self, step: int, digests: dict[Part, str]) -> None:
         """The state after `step` is here, if it is undamaged: go on from there."""
         verify(memoryview(self.gift), digests)
+        self._world.promises.given(self._server, step, bytes(self.gift))
         state = msgspec.msgpack.decode(self.gift, type=_State)
         self._params = np.frombuffer(state.params).copy()
         self._base, self.ledger = state.base, Ledger.load(state.ledger)
@@ -142,6 +191,9 @@ class User:
         self._base = contributors
         if step == world.steps:
             self.done = True
-            self._handle(ev.Ended("done"))
+            if self._turns in ("raise", "endless"):  # in what it does with the last result
+                self._turn_now()
+            else:
+                self._end("done")
         else:
             self.prepare(step + 1)

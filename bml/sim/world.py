@@ -40,6 +40,9 @@ class World(Protocol):
     def point(self, name: str, text: str, server: int | None = None) -> None:
         """Something happened (at a server) to which a mishap may be tied."""
 
+    def turned(self, server: int, how: str, said: str) -> None:
+        """A training function has raised (and what it said), returned early, or computes without end."""
+
     def tell(self, server: int, message: msg.ToCoordinator) -> None:
         """Send a message to the coordinator."""
 

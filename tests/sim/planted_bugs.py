@@ -13,6 +13,7 @@ from bml.protocol import ballot, draft
 from bml.protocol import coordinator as coord
 from bml.protocol.barrier import Barrier
 from bml.protocol.dataflow import Buffer, Reduce
+from bml.protocol.ending import Ending
 from bml.protocol.learner import Learner
 from bml.protocol.member import Member
 from bml.protocol.server import ServerCore
@@ -147,10 +148,15 @@ def lose_the_end(patch: Patch) -> None:
     """A coordinator does not mind what it is told about ends while it changes the view."""
     ended = coord.Coordinator._ended
 
-    def deaf(self: Any, server: int, outcome: str, error: str) -> Any:
-        return ended(self, server, outcome, error) if self.state == "steady" else []
+    def deaf(self: Any, server: int, outcome: str, error: str, now: float) -> Any:
+        return ended(self, server, outcome, error, now) if self.state == "steady" else []
 
     patch.setattr(coord.Coordinator, "_ended", deaf)
+
+
+def keep_a_return_secret(patch: Patch) -> None:
+    """Nobody is told that a training function returned: the others wait in a step to which it never comes."""
+    patch.setattr(Ending, "tell_returned", lambda self, servers, contributors: [])
 
 
 def lose_a_slice_of_the_state(patch: Patch) -> None:
@@ -218,6 +224,7 @@ PLANTED: tuple[Callable[[Patch], None], ...] = (
     takeover_with_a_stale_epoch,
     takeover_with_the_epoch_in_force,
     lose_the_end,
+    keep_a_return_secret,
     lose_a_slice_of_the_state,
     let_a_joiner_forget_its_promises,
     start_from_a_state_that_overtook,

@@ -9,15 +9,17 @@ import pytest
 from planted_bugs import PLANTED, blame_the_suspected, retry_although_one_committed, return_before_the_barrier
 
 from bml.sim.check import FABRICS, JOINS_EVERY, OTHER_FAMILIES, Scenario, Tally, check, report, run, shrink
+from bml.sim.promises import PromiseBroken
 from topology import parse
 
 MOST_SEEDS = 2000
 
 FIRST_TRIED = {
     "forget_what_was_accepted": 90,
-    "work_on_while_frozen": 290,
+    "work_on_while_frozen": 635,
     "let_a_joiner_forget_its_promises": 1080,
-    "takeover_with_the_epoch_in_force": 500,
+    "takeover_with_the_epoch_in_force": 350,
+    "lose_the_end": 160,
     "start_from_a_state_that_overtook": 215,
 }
 """Seeds shortly before those that find the rarest bugs: it is found in any order, but sooner from there."""
@@ -39,8 +41,14 @@ def test_a_planted_bug_is_found(plant: Callable[[pytest.MonkeyPatch], None]) -> 
         plant(patch)
         first = FIRST_TRIED.get(plant.__name__, 0)
         seeds = (*range(first, MOST_SEEDS), *range(first))
-        broken = next((seed for seed in seeds if run(Scenario.of(seed)).broken), None)
+        outcomes = (run(Scenario.of(seed)).broken for seed in seeds)
+        broken = next((each for each in outcomes if each and _proves(each)), None)
     assert broken is not None
+
+
+def _proves(broken: PromiseBroken) -> bool:
+    """Whether it is the protocol that fails: another error in the code may be one of the plant's own."""
+    return broken.number != 0 or "InvariantError" in str(broken)
 
 
 def test_a_needless_eviction_is_noticed_also_among_several_mishaps() -> None:
