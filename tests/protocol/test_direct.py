@@ -221,3 +221,36 @@ def test_another_call_is_named(core: ServerCore) -> None:
     done = core.handle(ev.Differs(1, 1, 1, "barrier"), 0.0)
     (stop,) = [one for one in done if isinstance(one, ev.Stop)]
     assert "server 1 called barrier, but server 0 called allreduce" in str(stop.error)
+
+
+def test_a_learner_follows_only_what_was_called_in_the_view_in_force() -> None:
+    """What the training thread brings for an older view is tried again by all in the new one."""
+    fabric = parse("bcube:3x1")
+    core = ServerCore(
+        2,
+        fabric,
+        lambda f, server: OneProgram(DirectProgram(server, f.servers)),
+        Timeouts.of(0.5),
+        lambda nbytes: 1 << 18,
+        0.0,
+        msg.Life(2, 1),
+    )
+
+    def install(epoch: int) -> None:
+        joined = (msg.Life(2, 1),)
+        view = msg.View(epoch, (0, 1, 2), (), 4, "", 0.0, learners=(2,), joined=joined)
+        for message in (msg.Freeze(0, epoch, "why"), msg.Propose(0, view), msg.Install(0, epoch)):
+            core.handle(ev.Control(message), 0.0)
+
+    def follow(step: int, epoch: int) -> list[ev.Instruction]:
+        call = Call("sum", "<f8", N, "allreduce")
+        return core.handle(ev.Follow(ev.Submit(step, epoch, call, 77)), 0.0)
+
+    install(1)
+    install(2)
+    assert follow(5, 1) == []
+    assert follow(4, 2) == []
+    assert follow(6, 2) == []
+    begun = follow(5, 2)
+    assert [(each.epoch, each.step) for each in begun if isinstance(each, Post)] == [(2, 5)]
+    assert follow(5, 2) == [], "it is under way"

@@ -170,6 +170,33 @@ def test_a_contribution_that_comes_while_frozen_is_sent_back_with_the_new_view(r
     assert only(ev.Retry, running.told(msg.Install(1, 2))) == ev.Retry(1, 2)
 
 
+def test_the_phase_before_the_first_view_is_start_once_a_coordinator_is_known() -> None:
+    """Fault plans strike in it; before, nobody would miss the server."""
+    driver = Driver()
+    assert driver.core.phase == ""
+    driver.told(msg.Who(driver.term))
+    assert driver.core.phase == "start"
+    driver.install(1)
+    assert driver.core.phase == "compute"
+    driver.told(msg.Freeze(driver.term, 2, "test"))
+    assert driver.core.phase == "recovery"
+
+
+def test_the_phases_of_a_step_and_of_the_end(running: Driver) -> None:
+    assert running.core.phase == "compute"
+    running.submit()
+    assert running.core.phase == "compute", "nothing has come yet"
+    running.receive(running.frame(Kind.UP, 0, 5))
+    assert running.core.phase == "reduce"
+    running.receive(running.frame(Kind.DOWN, 5, 10))
+    assert running.core.phase == "complete"
+    running.token()
+    running.give(ev.Ended("done"))
+    assert running.core.phase == "shutdown"
+    running.told(msg.Abort(running.term, "training", "no", 1))
+    assert running.core.phase == ""
+
+
 def test_progress_is_what_has_arrived(running: Driver) -> None:
     assert running.core.progress is None
     running.submit()

@@ -8,6 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bml.protocol.dataflow import Send
+from bml.protocol.donor import Donor
+from bml.protocol.events import Give, SendText
 from bml.protocol.frame import FrameError, Header, Kind
 from bml.protocol.messages import Life, View
 from bml.protocol.transfer import Gift, Head, Incoming, Part, cut, giving, verify
@@ -141,3 +144,34 @@ def test_learners_and_lost_links_give_nothing() -> None:
         if gift.peer == 4
     )
     assert to_4 == [(5, 0), (7, 1)]
+
+
+def test_a_gift_that_was_cut_for_an_earlier_view_does_not_use_up_that_of_the_next() -> None:
+    """The state is cut while another view comes in force. The joiner would wait for ever."""
+    fabric, state = parse("bcube:3x1"), memoryview(bytes(range(100)))
+    donor = Donor(0, lambda nbytes: 16)
+
+    def gift_of(epoch: int) -> Give:
+        joined = (Life(2, 1),)
+        donor.install(View(epoch, fabric.servers, (), 7, "", 0.0, learners=(2,), joined=joined), fabric)
+        due = donor.due(8)
+        assert due is not None
+        return Give(due, 8, cut(state, due.gifts)[0])
+
+    old, new = gift_of(4), gift_of(5)
+    assert donor.give(old) == []
+    assert donor.due(8) is new.giving
+    head, *pieces = donor.give(new)
+    assert isinstance(head, SendText)
+    assert [each.header.epoch for each in (head, *pieces) if isinstance(each, Send | SendText)] == [5] * 5
+    assert donor.due(8) is None, "it is given once"
+    assert donor.give(new) == []
+
+
+def test_nothing_is_due_before_a_step_of_the_view_is_committed() -> None:
+    fabric = parse("bcube:3x1")
+    donor = Donor(0, lambda nbytes: 16)
+    view = View(4, fabric.servers, (), 7, "", 0.0, learners=(2,), joined=(Life(2, 1),))
+    donor.install(view, fabric)
+    assert donor.due(7) is None
+    assert donor.due(8) is not None

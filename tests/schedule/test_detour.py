@@ -87,6 +87,13 @@ def test_n_minus_f_owners_in_piece_order():
     assert forest.root.tolist() == [*owners(fabric, 0), *owners(fabric, 1)]
 
 
+@pytest.mark.parametrize("last", [1, 2, 3])
+def test_the_last_live_neighbour_stands_in_whatever_the_column(last):
+    dead = [f"server:{server}" for server in range(4) if server != last]
+    fabric = parse("bcube:4x2").without(*dead)
+    assert [stand_in(fabric, 0, 0, column) for column in (1, 2, 3)] == [last] * 3
+
+
 def test_stand_ins_pass_over_the_dead_and_prefer_a_live_nic():
     fabric = parse("bcube:4x2").without("server:0")
     assert [stand_in(fabric, 0, 0, column) for column in (1, 2, 3)] == [1, 2, 3]

@@ -64,6 +64,23 @@ def test_a_long_payload_of_the_pool_is_read_where_it_lies() -> None:
         assert wires.moved() == (LONG, LONG)
         assert wires.transports[0].stats()[1, 0].nbytes_sent < 100
         assert wires.lendings[0].partners == (1,)
+        assert wires.transports[1].stats()[0, 0].nbytes_copied_received == LONG, "nobody refers to it here"
+
+
+def test_what_is_referred_to_is_borrowed_and_not_copied() -> None:
+    with Neighbours() as wires:
+        x, seen = wires.array(), []
+
+        def refer(header: Any, lent: memoryview) -> bool:
+            seen.append(bytes(lent))
+            return True
+
+        wires.lendings[1].refer = refer
+        wires.send(0, x)
+        wires.got(1)
+        assert seen == [x.tobytes()]
+        assert wires.moved() == (LONG, LONG)
+        assert wires.transports[1].stats()[0, 0].nbytes_copied_received == 0
 
 
 @pytest.mark.parametrize("which", ["short", "foreign"])

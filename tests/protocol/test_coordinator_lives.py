@@ -1,0 +1,171 @@
+"""A coordinator across lives and takeovers: what it must forget, and what it must not."""
+
+from __future__ import annotations
+
+import pytest
+from test_coordinator_table import TIMES, Driver, message, posts, takeover
+
+from bml.protocol import coordinator as coord
+from bml.protocol import messages as msg
+from bml.protocol.messages import Life
+
+COMER = 2
+
+
+def agree(driver: Driver) -> list[coord.Instruction]:
+    """Everybody who is asked answers, accepts and installs."""
+    driver.answer()
+    done = driver.accept()
+    driver.installed()
+    return done
+
+
+def lose(driver: Driver, server: int = COMER) -> None:
+    """A server dies, and a view without it comes in force."""
+    driver.die(server)
+    agree(driver)
+    assert server not in driver.core.members
+
+
+def give_all(driver: Driver) -> list[coord.Instruction]:
+    """All members can give the state to joiners."""
+    return [each for server in driver.core.members for each in driver.heard(server, msg.Gives(server))]
+
+
+def comes_again(driver: Driver, number: int = 1) -> list[coord.Instruction]:
+    """The process of COMER was started again, and answers Who."""
+    driver.at[COMER].update(promised=0, installed=None, accepted=None, life=Life(COMER, number))
+    return driver.appear(COMER)
+
+
+def contributes(driver: Driver) -> list[coord.Instruction]:
+    """COMER joins, catches up, and is a contributor; returns what was said with the last view."""
+    comes_again(driver)
+    agree(driver)
+    assert driver.core.view is not None
+    assert driver.core.view.learners == (COMER,)
+    driver.heard(COMER, msg.CaughtUp(COMER, driver.core.view.epoch))
+    done = agree(driver)
+    assert driver.core.contributors == tuple(driver.fabric.servers)
+    return done
+
+
+@pytest.fixture
+def without() -> Driver:
+    """A job of nine that has lost COMER; all others can give the state."""
+    driver = Driver("bcube:3x2").start()
+    lose(driver)
+    give_all(driver)
+    return driver
+
+
+# --- takeover --------------------------------------------------------------------------------------
+
+
+def test_a_suspicion_that_was_told_while_it_gathered_is_acted_on() -> None:
+    """Or the servers that cannot hear each other wait for ever: they do not say it again."""
+    old = Driver("bcube:3x2").start()
+    new = takeover(old)
+    new.appear(*range(8))
+    for observer in (3, 5):
+        assert new.heard(observer, msg.Suspect(observer, 4, 0, "silence", 0.6, "nothing heard")) == []
+    assert posts(msg.Freeze, new.appear(8)) == []
+    assert new.core.state == "steady"
+    assert new.core.next_deadline(new.now) == pytest.approx(new.now + TIMES.silence_window_s)
+    done = new.tick(TIMES.silence_window_s)
+    assert posts(msg.Freeze, done) == list(range(9))
+    assert "NIC 4/0 is silent" in message(msg.Freeze, done).reason
+
+
+# --- a server that comes again ---------------------------------------------------------------------
+
+
+def test_the_end_of_an_earlier_life_does_not_end_the_job() -> None:
+    driver = Driver("bcube:3x2").start()
+    driver.heard(COMER, msg.Ended(COMER, "done", "", 3))
+    lose(driver)
+    give_all(driver)
+    contributes(driver)
+    others = [server for server in driver.fabric.servers if server != COMER]
+    for server in others:
+        done = driver.heard(server, msg.Ended(server, "done", "", 9))
+        assert posts(msg.Shutdown, done) == [], "server 2 is not done in this life"
+    assert posts(msg.Shutdown, driver.heard(COMER, msg.Ended(COMER, "done", "", 9)))
+
+
+def test_the_return_of_an_earlier_life_is_told_to_nobody() -> None:
+    """It would be a StepMismatch: step 9, but server 2 returned after step 3."""
+    driver = Driver("bcube:3x2").start()
+    assert posts(msg.Returned, driver.heard(COMER, msg.Ended(COMER, "done", "", 3))) == list(range(9))
+    lose(driver)
+    give_all(driver)
+    assert posts(msg.Returned, contributes(driver)) == []
+    assert posts(msg.Returned, driver.give(coord.Connected(0))) == []
+
+
+def test_who_was_lost_joins_after_another_came_back_without_the_view(without: Driver) -> None:
+    without.at[1].update(installed=None, accepted=None)
+    without.appear(1)
+    assert posts(msg.Freeze, without.tick(TIMES.proof_window_s))
+    agree(without)
+    assert COMER in posts(msg.Freeze, comes_again(without))
+
+
+def test_a_link_heals_after_a_server_came_back_without_the_view() -> None:
+    driver = Driver("bcube:3x2").start()
+    for observer in (3, 5):
+        driver.heard(observer, msg.Suspect(observer, 4, 0, "silence", 0.6, "nothing heard"))
+    driver.tick(TIMES.silence_window_s)
+    agree(driver)
+    assert driver.core.view is not None
+    assert driver.core.view.failures == ("link:4/0",)
+    driver.at[1].update(installed=None, accepted=None)
+    driver.appear(1)
+    driver.tick(TIMES.proof_window_s)
+    agree(driver)
+    for observer, peer in ((3, 4), (5, 4), (4, 3), (4, 5)):
+        done = driver.heard(observer, msg.Healthy(observer, peer, 0))
+    assert posts(msg.Freeze, done) == list(range(9))
+
+
+# --- a joiner that is lost -------------------------------------------------------------------------
+
+
+def test_a_joiner_that_dies_while_it_waits_is_asked_for_nothing() -> None:
+    driver = Driver("bcube:3x2").start()
+    lose(driver)
+    assert posts(msg.Freeze, comes_again(driver)) == [], "nobody can give it the state yet"
+    assert driver.core.waiting == (COMER,)
+    assert driver.give(coord.Gone(COMER, "killed")) == []
+    assert driver.core.waiting == ()
+    assert posts(msg.Freeze, give_all(driver)) == []
+
+
+def test_a_joiner_that_dies_while_it_is_let_in_is_left_out_at_once(without: Driver) -> None:
+    comes_again(without)
+    done = without.give(coord.Gone(COMER, "killed"))
+    assert posts(msg.Freeze, done) == [0, 1, 3, 4, 5, 6, 7, 8]
+    agree(without)
+    assert without.tick(1.0) == []
+
+
+def test_a_joiner_that_does_not_answer_is_not_asked_again(without: Driver) -> None:
+    without.heard(0, msg.Progress(0, 2))
+    comes_again(without)
+    without.answer(*(server for server in without.asked() if server != COMER))
+    done = without.tick(TIMES.answer_s)
+    assert posts(msg.Freeze, done) == [0, 1, 3, 4, 5, 6, 7, 8]
+    assert without.core.waiting == ()
+    agree(without)
+    assert without.tick(1.0) == []
+
+
+def test_a_learner_that_caught_up_in_an_older_view_has_not_in_this(without: Driver) -> None:
+    """What it had followed may have been tried again since."""
+    comes_again(without)
+    agree(without)
+    assert without.core.view is not None
+    epoch = without.core.view.epoch
+    assert without.heard(COMER, msg.CaughtUp(COMER, epoch - 1)) == []
+    assert without.tick(1.0) == []
+    assert posts(msg.Freeze, without.heard(COMER, msg.CaughtUp(COMER, epoch)))

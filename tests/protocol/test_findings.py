@@ -1,0 +1,101 @@
+"""Evidence as a coordinator gathers it: when it is acted on, what answers it, how long it took."""
+
+from __future__ import annotations
+
+import pytest
+
+from bml.protocol import messages as msg
+from bml.protocol.findings import Findings
+from bml.protocol.timeouts import Timeouts
+from topology import parse
+
+TIMES = Timeouts.of(0.5)
+FABRIC = parse("bcube:3x1")
+
+
+def suspect(observer: int, peer: int, kind: str = "silence", silent_s: float = 0.6) -> msg.Suspect:
+    return msg.Suspect(observer, peer, 0, kind, silent_s, f"{observer} does not hear {peer}")
+
+
+def view(*failures: str) -> msg.View:
+    return msg.View(2, FABRIC.without(*failures).servers, failures, 0, "", 0.0)
+
+
+@pytest.fixture
+def findings() -> Findings:
+    return Findings(TIMES, 10.0)
+
+
+def test_a_stream_of_suspicions_does_not_postpone_what_is_due(findings: Findings) -> None:
+    for nth in range(20):
+        findings.note_suspicion(suspect(0, 1), 20.0 + nth * TIMES.silence_window_s / 2)
+    assert findings.act_at == pytest.approx(20.0 + TIMES.silence_window_s)
+
+
+def test_proof_is_acted_on_sooner_than_silence_whatever_came_first(findings: Findings) -> None:
+    findings.note_suspicion(suspect(0, 1), 20.0)
+    findings.note_proof(20.01)
+    assert findings.act_at == pytest.approx(20.01 + TIMES.proof_window_s)
+
+
+def test_a_broken_connection_is_proof_and_silence_is_not(findings: Findings) -> None:
+    findings.note_suspicion(suspect(0, 1, "reset", 0.0), 20.0)
+    assert findings.act_at == pytest.approx(20.0 + TIMES.proof_window_s)
+
+
+def test_the_time_to_detect_counts_from_the_first_silence(findings: Findings) -> None:
+    assert findings.detect_s(20.0) == 0.0
+    findings.note_suspicion(suspect(0, 1, silent_s=0.6), 20.0)
+    findings.note_suspicion(suspect(2, 1, silent_s=0.1), 20.05)
+    assert findings.detect_s(20.125) == pytest.approx(0.725)
+
+
+def test_a_view_answers_what_it_leaves_out_and_nothing_else(findings: Findings) -> None:
+    findings.dead[2] = "killed"
+    for message in (suspect(0, 2), suspect(0, 1)):
+        findings.suspect(message)
+        findings.note_suspicion(message, 20.0)
+    findings.trusted.add((0, 1, 0))
+    findings.healed = frozenset({"link:1/0"})
+    findings.answered(view("server:2"), FABRIC.without("server:2"))
+    assert findings.dead == {}
+    assert findings.texts == ["0 does not hear 1"]
+    assert (findings.trusted, findings.healed) == (set(), frozenset())
+    findings.rest()
+    assert findings.fresh, "one suspicion stands"
+    findings.answered(view("server:1", "server:2"), FABRIC.without("server:1", "server:2"))
+    findings.rest()
+    assert (findings.fresh, findings.act_at) == (False, None)
+
+
+@pytest.mark.parametrize("left", ["dead", "suspicion", "astray"])
+def test_it_rests_when_nothing_is_left(findings: Findings, left: str) -> None:
+    findings.note_proof(20.0)
+    if left == "dead":
+        findings.dead[1] = "killed"
+    elif left == "suspicion":
+        findings.suspect(suspect(0, 1))
+    else:
+        findings.astray.add(1)
+    findings.rest()
+    assert findings.fresh
+    findings.dead.clear()
+    findings.astray.clear()
+    findings.forget(lambda each: each.observer == 0)
+    findings.rest()
+    assert (findings.fresh, findings.act_at) == (False, None)
+
+
+def test_only_what_is_in_the_fabric_is_evidence(findings: Findings) -> None:
+    findings.dead.update({1: "killed", 2: "killed"})
+    for message in (suspect(0, 1), suspect(0, 2)):
+        findings.suspect(message)
+    evidence = findings.evidence(FABRIC.without("server:2"))
+    assert dict(evidence.dead) == {1: "killed"}
+    assert [(each.observer, each.peer) for each in evidence.suspicions] == [(0, 1)]
+
+
+def test_deaths_outside_the_view_are_forgotten(findings: Findings) -> None:
+    findings.dead.update({1: "killed", 2: "killed"})
+    findings.forget_deaths((0, 1))
+    assert findings.dead == {1: "killed"}
