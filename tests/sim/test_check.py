@@ -32,7 +32,7 @@ def test_these_seeds_hold(first: int) -> None:
     assert tally.seeds == 50
     assert tally.faults_injected > 50
     assert tally.steps_committed > 100
-    assert tally.jobs_aborted < 15
+    assert tally.jobs_aborted < 25, "in every fifth a training function may raise or return early"
 
 
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
