@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections import Counter
 from collections.abc import Callable
 
 from bml.transport.auth import AcceptorHandshake, Hello
@@ -18,7 +19,7 @@ _LOG = logging.getLogger("bml.transport")
 
 _ACCEPTS_PER_PASS = 16
 _MAX_PENDING = 64
-"""How many handshakes may be under way; beyond, the oldest is closed."""
+"""How many handshakes may be under way; beyond, one is closed."""
 _OUT_OF_FILES_S = 0.1
 _SAY_EVERY_S = 1.0
 """Who is turned away is logged not more often than that: strangers must not fill the disk."""
@@ -44,7 +45,7 @@ class Listener:
         self._me = me
         self._on_open = on_open
         self._timeout_s = timeout_s
-        self._pending: dict[int, Greeting] = {}
+        self._pending: dict[int, tuple[str, Greeting]] = {}
         self._accepted = 0
         self._pause: Timer | None = None
         self._said_s = float("-inf")
@@ -61,7 +62,7 @@ class Listener:
             return []
         self._muted = True
         self._poller.remove(self._sock.fileno())
-        sockets = [greeting.detach() for greeting in self._pending.values()]
+        sockets = [greeting.detach() for _, greeting in self._pending.values()]
         self._pending.clear()
         return [sock for sock in sockets if sock is not None]
 
@@ -79,7 +80,7 @@ class Listener:
             self._pause.cancel()
         self._poller.remove(self._sock.fileno())
         self._sock.close()
-        for greeting in self._pending.values():
+        for _, greeting in self._pending.values():
             greeting.cancel()
         self._pending.clear()
 
@@ -119,11 +120,18 @@ class Listener:
                 self._say(f"closed a connection from {address}: {why} ({kind})")
 
         if len(self._pending) >= _MAX_PENDING:
-            oldest = next(iter(self._pending))
-            self._pending.pop(oldest).cancel()
-            self._say("too many handshakes under way, closed the oldest")
+            self._make_room()
         handshake = AcceptorHandshake(self._token, self._me, fresh_nonce())
-        self._pending[number] = Greeting(sock, handshake, self._poller, done, failed, self._timeout_s)
+        greeting = Greeting(sock, handshake, self._poller, done, failed, self._timeout_s)
+        self._pending[number] = str(address[0]), greeting
+
+    def _make_room(self) -> None:
+        """Close the oldest handshake of the address that has most: a flood from there harms nobody else."""
+        hosts = Counter(host for host, _ in self._pending.values())
+        crowd, most = hosts.most_common(1)[0]
+        oldest = next(number for number, (host, _) in self._pending.items() if host == crowd)
+        self._pending.pop(oldest)[1].cancel()
+        self._say(f"too many handshakes under way, closed the oldest of {most} from {crowd}")
 
     def _say(self, text: str) -> None:
         now_s = self._poller.now_s()

@@ -10,7 +10,7 @@ from wires import JOB, TOKEN, Wires, beat, header, nic, open_fds, polled, read_a
 
 from bml.protocol.frame import pack
 from bml.transport import Kind
-from bml.transport.auth import Beat, seal_beat
+from bml.transport.auth import Beat, DialerHandshake, Hello, Role, seal_beat
 from bml.transport.sendqueue import Counters, SendQueue
 
 
@@ -185,6 +185,28 @@ def test_slow_loris_is_closed_in_time_and_does_not_lock_others_out() -> None:
             for sock in loris:
                 sock.close()
         assert_still_works(wires, 0, 1)
+
+
+def test_a_flood_from_one_address_closes_no_handshake_of_another() -> None:
+    with Wires(2, 1) as wires, contextlib.ExitStack() as sockets:
+        target = wires.transports[1].endpoints[0]
+        pending = wires.transports[1]._listeners[0]._pending
+
+        def come(address: str) -> socket.socket:
+            return sockets.enter_context(socket.create_connection(target, source_address=(address, 0)))
+
+        slow = come(nic(0, 0))
+        wires.until(lambda: len(pending) == 1, "the first comes")
+        dialer = DialerHandshake(TOKEN, Hello(Role.DATA, JOB.encode(), 0, 0), bytes(32), 1)
+        dialer.start(slow.getsockname(), target)
+        answer = dialer.feed(slow.recv(dialer.wants_nbytes))
+        flood = [come(nic(9, 0)) for _ in range(100)]
+        for sock in flood:
+            sock.setblocking(False)
+        wires.until(lambda: sum(map(at_end, flood)) >= 37, "there are too many")
+        slow.sendall(answer)
+        wires.until(lambda: wires.transports[1]._parking._sockets, "who came first, and was slow")
+        assert len(pending) == 63
 
 
 def test_bad_datagrams_are_ignored() -> None:
