@@ -30,6 +30,9 @@ MOST_PATIENT = 3.0
 Z_OF_PHI_8 = 5.612
 """Standard normal quantile of φ = 8: one false suspicion in 10^8 gaps, a conservative setting."""
 
+MISSED = 3.0
+"""Heartbeats that may be missed in a row by somebody who is heard."""
+
 _WINDOW = 100
 _LEAST_GAPS = 5
 
@@ -38,8 +41,9 @@ _LEAST_GAPS = 5
 class Suspicion:
     """What `observer` noticed about `peer` on `level`, and why.
 
-    Kinds: `silence` (heartbeats stayed away), `reset` (a connection broke), `own-nic` (the observer's own NIC
-    has no carrier; peer = observer), `no-answer` (the peer did not answer outside the fabric; level -1).
+    Kinds: `silence` (heartbeats stayed away), `reset` (a connection broke), `stall` (a connection stands
+    still though heartbeats pass), `own-nic` (the observer's own NIC has no carrier; peer = observer),
+    `no-answer` (the peer did not answer outside the fabric; level -1).
     """
 
     observer: int
@@ -119,6 +123,11 @@ class Detector:
         if gap_s >= self.interval_s / 2:
             line.gaps.append(gap_s)
             line.threshold_s = self._threshold_s(line.gaps)
+
+    def hears(self, peer: int, level: int, now: float) -> bool:
+        """Whether the peer was heard over that level within the last few heartbeats."""
+        line = self._lines.get((peer, level))
+        return line is not None and line.suspicion is None and now - line.last_s <= MISSED * self.interval_s
 
     def beats_due(self, now: float) -> list[Link]:
         """The links on which a heartbeat is to be sent now: all of them, once an interval, else none."""

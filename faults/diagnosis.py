@@ -3,8 +3,11 @@
 A suspicion (observer, peer, level) says that one of five parts is dead: the peer's NIC on that level, the
 observer's own, the switch between them, the peer, the observer. Diagnosis is a minimum hitting set over
 these: fewest failures first, then the least damage (NICs killed), then those whom most observers accuse, then
-a fixed order. It is exact for few failures and greedy, bounded, beyond. A switch or a server is blamed only
-if nothing about it still works.
+those that cut off the fewest servers, then a fixed order. It is exact for few failures and greedy, bounded,
+beyond. A switch or a server is blamed only if nothing about it still works.
+
+A connection that stands still (`stall`) says nothing about which end is to blame: only a sender can notice.
+So it accuses nobody; one of the two NICs is given up, and with several such connections the one they share.
 
 Equivalent cases, in which no observation can tell the truth: the two NICs of a switch with two live ports and
 that switch itself (the NIC more accused, then that of the lower server, is blamed); the last live NIC of a
@@ -33,6 +36,9 @@ Pair: TypeAlias = tuple[int, int, int]
 
 SEARCH_NODES = 20_000
 """Bound of the exact search, about 0.1 s; ten failures at once on 64 servers stay below it."""
+
+COMPARED_SETS = 64
+"""Only of so few equally good sets it is asked how many servers each would cut off: a millisecond each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +165,8 @@ def _promote(fabric: Fabric, found: dict[Failure, str], seen: list[Suspicion]) -
     links = sorted(one for one in found if isinstance(one, LinkFailure))
     for server in sorted({link.server for link in links if not nics[link.server].any()}):
         whys = [found.pop(link) for link in links if link.server == server]
-        if len(whys) == int((fabric.groups[server] >= 0).sum()) > 1:
+        silent = any(one.kind != "stall" for one in seen if server in (one.observer, one.peer))
+        if silent and len(whys) == int((fabric.groups[server] >= 0).sum()) > 1:
             found[ServerFailure(server)] = _server_in_words(server, seen)
         else:
             found[ServerFailure(server)] = f"server {server} has no NIC left: {' and '.join(whys)}"
@@ -173,7 +180,7 @@ class _Cover:
         self._pairs = sorted({_pair(one) for one in seen})
         self._suspected = set(self._pairs)
         self._reporters = {one.observer for one in seen}
-        self._accused = Counter((one.peer, one.level) for one in seen)
+        self._accused = Counter((one.peer, one.level) for one in seen if one.kind != "stall")
         self._explains: dict[Failure, int] = {}
         self._options: list[list[Failure]] = []
         for bit, pair in enumerate(self._pairs):
@@ -190,7 +197,7 @@ class _Cover:
             covers: set[tuple[Failure, ...]] = set()
             self._search(everything, size, (), covers)
             if covers:
-                return min(covers, key=self._cost)
+                return self._best(covers)
             if self._nodes > SEARCH_NODES:
                 break
         return self._greedy(everything)
@@ -221,10 +228,20 @@ class _Cover:
     def _greed(self, open_pairs: int, failure: Failure) -> tuple[int, int]:
         return -(self._explains[failure] & open_pairs).bit_count(), len(self._nics(failure))
 
-    def _cost(self, failures: tuple[Failure, ...]) -> tuple[int, int, tuple[Failure, ...]]:
-        """Order among sets of one size: damage, accusations (the more the better), then a fixed order."""
+    def _best(self, covers: set[tuple[Failure, ...]]) -> tuple[Failure, ...]:
+        """The best of these sets of one size: see the module's text."""
+        least = min(map(self._cost, covers))
+        equal = sorted(cover for cover in covers if self._cost(cover) == least)
+        return min(equal, key=self._servers_cut_off) if len(equal) <= COMPARED_SETS else equal[0]
+
+    def _cost(self, failures: tuple[Failure, ...]) -> tuple[int, int]:
+        """Damage, and accusations: the more the better."""
         nics = {nic for failure in failures for nic in self._nics(failure)}
-        return len(nics), -sum(self._accused[nic] for nic in nics), failures
+        return len(nics), -sum(self._accused[nic] for nic in nics)
+
+    def _servers_cut_off(self, failures: tuple[Failure, ...]) -> int:
+        parts = self._left.without(*failures).components()
+        return len(self._left.servers) - max(map(len, parts), default=0)
 
     def _nics(self, failure: Failure) -> list[tuple[int, int]]:
         """The live NICs that this failure would kill."""
@@ -283,18 +300,34 @@ def _in_words(failure: Failure, fabric: Fabric, seen: list[Suspicion]) -> str:
 
 def _server_in_words(server: int, seen: list[Suspicion]) -> str:
     by = sorted({one.observer for one in seen if one.peer == server})
+    about = [one for one in seen if server in (one.observer, one.peer)]
+    if about and all(one.kind == "stall" for one in about):
+        return f"all data connections of server {server} stand still though heartbeats pass"
     return (
         f"server {server} is silent on all its NICs ({f'seen by {_list(by)}' if by else 'it hears nobody'})"
     )
 
 
 def _nic_in_words(server: int, level: int, seen: list[Suspicion]) -> str:
+    about = [one for one in seen if server in (one.observer, one.peer)]
+    if about and all(one.kind == "stall" for one in about):
+        return _stalls_in_words(server, level, about)
     against = [one for one in seen if one.peer == server]
     if not against:
         heard = sorted({one.peer for one in seen if one.observer == server})
         return f"NIC {server}/{level} hears nothing from {_and(heard)}"
     how = "was reset" if all(one.kind == "reset" for one in against) else "is silent"
     return f"NIC {server}/{level} {how} towards {_and(sorted({one.observer for one in against}))}"
+
+
+def _stalls_in_words(server: int, level: int, about: list[Suspicion]) -> str:
+    others = sorted({one.observer + one.peer - server for one in about})
+    if len(others) == 1:
+        what = f"the data connection between NIC {server}/{level} and {others[0]}/{level} stands"
+    else:
+        nics = " and ".join(f"{other}/{level}" for other in others)
+        what = f"the data connections between NIC {server}/{level} and {nics} stand"
+    return f"{what} still though heartbeats pass"
 
 
 def _servers(servers: list[int]) -> str:

@@ -1,14 +1,16 @@
 """Notices that what was broken works again, and when it has worked long enough to be trusted.
 
 Servers go on beating over NICs that are out of the view. A NIC that is heard again must stay so for a while,
-and longer every time it has failed before, lest a flapping cable interrupt the job again and again. Pure:
-times are seconds on one monotonic clock, which the caller reads.
+and longer every time it has failed before, lest a flapping cable interrupt the job again and again. Then a
+probe must show that the path carries data too, as heartbeats alone may pass where connections stand still.
+Pure: times are seconds on one monotonic clock, which the caller reads.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from faults.detector import Link
+from faults.detector import MISSED, Link
 from topology import Fabric, Failure, LinkFailure, ServerFailure, SwitchFailure
 
 STABLE = 2.0
@@ -20,8 +22,13 @@ MOST_STABLE = 64.0
 Pairs = frozenset[tuple[int, int, int]]
 """(observer, peer, level)."""
 
-_MISSED = 3.0
-"""Heartbeats that may be missed before the time starts anew."""
+
+class Changes(NamedTuple):
+    """What a look at the links brought: those trusted from now on, those no longer, those to be probed."""
+
+    came: list[Link]
+    went: list[Link]
+    probes: list[Link]
 
 
 def stable_s(times_failed: int, detect_s: float) -> float:
@@ -34,14 +41,24 @@ class _Line:
     needed_s: float
     since_s: float | None = None
     last_s: float = 0.0
+    asked_s: float | None = None
+    proved: bool = False
     trusted: bool = False
+
+    def start(self, since_s: float | None) -> None:
+        """Forget what was heard and proved before."""
+        self.since_s, self.asked_s, self.proved = since_s, None, False
 
 
 class Recovery:
-    """What one server hears over links that are out of the view; `interval_s` is that of heartbeats."""
+    """What one server hears over links that are out of the view.
 
-    def __init__(self, interval_s: float) -> None:
-        self._patience_s = _MISSED * interval_s
+    `interval_s` is that of heartbeats; a probe that takes longer than `proof_s` (seconds) has failed.
+    """
+
+    def __init__(self, interval_s: float, proof_s: float) -> None:
+        self._patience_s = MISSED * interval_s
+        self._proof_s = proof_s
         self._lines: dict[Link, _Line] = {}
 
     @property
@@ -51,7 +68,7 @@ class Recovery:
 
     @property
     def trusted(self) -> tuple[Link, ...]:
-        """The links that have been heard for long enough and still are."""
+        """The links that have been heard for long enough, carried a probe, and still are heard."""
         return tuple(link for link, line in self._lines.items() if line.trusted)
 
     def set_links(self, needed_s: Mapping[Link, float]) -> None:
@@ -64,20 +81,38 @@ class Recovery:
         if line is None:
             return
         if line.since_s is None or now - line.last_s > self._patience_s:
-            line.since_s = now
+            line.start(now)
         line.last_s = now
 
-    def check(self, now: float) -> tuple[list[Link], list[Link]]:
-        """The links that are trusted from now on, and those that are no longer."""
-        came: list[Link] = []
-        went: list[Link] = []
+    def proved(self, peer: int, level: int) -> None:
+        """Note that the probe of this link came back whole; ignored when none was asked for."""
+        line = self._lines.get((peer, level))
+        if line is not None:
+            line.proved = line.asked_s is not None
+
+    def check(self, now: float) -> Changes:
+        """What has changed; a link is to be probed once it was heard for long enough.
+
+        One whose probe fails is heard for as long again before the next.
+        """
+        changes = Changes([], [], [])
         for link, line in self._lines.items():
-            heard = line.since_s is not None and now - line.last_s <= self._patience_s
-            trusted = heard and line.since_s is not None and line.last_s - line.since_s >= line.needed_s
+            long_enough = self._heard_long_enough(line, now)
+            if long_enough and line.asked_s is None:
+                line.asked_s = now
+                changes.probes.append(link)
+            elif long_enough and not line.proved and now - (line.asked_s or 0.0) > self._proof_s:
+                line.start(line.last_s)
+            trusted = long_enough and line.proved
             if trusted != line.trusted:
                 line.trusted = trusted
-                (came if trusted else went).append(link)
-        return came, went
+                (changes.came if trusted else changes.went).append(link)
+        return changes
+
+    def _heard_long_enough(self, line: _Line, now: float) -> bool:
+        if line.since_s is None or now - line.last_s > self._patience_s:
+            return False
+        return line.last_s - line.since_s >= line.needed_s
 
 
 def listened(fabric: Fabric, server: int, failed: Mapping[str, int], detect_s: float) -> dict[Link, float]:

@@ -1,6 +1,7 @@
 """How one fault is written: what breaks, when it strikes, and how; read and written back as text.
 
     kind[:target]@when[,setting=value…]       kill:4@step=20    freeze:2@step=5,for=3s    cut:4/0@t=1.5s
+    kind:target,peer=SERVER@when[,…]          stall:4/0,peer=7@step=9
 
 `when` is one of
 
@@ -103,6 +104,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "freeze": Kind("server", "freeze:2@step=5,for=3s", _LASTING, coordinator_too=True),
         "cut": Kind("link", "cut:4/0@t=1.5s", _LASTING),
         "blackhole": Kind("link", "blackhole:4/0@step=9", _LASTING),
+        "stall": Kind("link", "stall:4/0,peer=7@step=9,for=3s", ("for", "peer"), needs=("peer",)),
         "switch": Kind("switch", "switch:0/2@step=9", _LASTING),
         "coordinator": Kind("", "coordinator@step=12", by_anybody=True),
         "leave": Kind("server", "leave:4@step=9"),
@@ -122,7 +124,9 @@ FLAP_S = 0.4
 """Period of a flapping cable if none is given: half of it dead, half of it alive."""
 
 _FORMS = {"server": "server", "link": "server/level", "switch": "level/group"}
-_SHAPE = re.compile(r"(?P<kind>[a-z]+)(:(?P<target>[^@,=]+))?((?P<mark>[@,])(?P<when>[^@]+))?")
+_SHAPE = re.compile(
+    r"(?P<kind>[a-z]+)(:(?P<target>[^@,=]+))?(,peer=(?P<peer>[^@,=]+))?((?P<mark>[@,])(?P<when>[^@]+))?"
+)
 _TIME = re.compile(r"(?P<number>[0-9]+(\.[0-9]*)?(e-?[0-9]+)?)(?P<unit>ms|s)")
 _RATE = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)(?P<unit>[kmg]?)bit")
 _BITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
@@ -135,7 +139,8 @@ class Fault:
     """One fault. `target` is the part that breaks, None for the coordinator.
 
     `duration_s` None: for the rest of the job. `every_s` is the period of a flap, `rate_bit` what is left
-    of a slow cable in bits per second, `share` the lost fraction (0..1) of its packets.
+    of a slow cable in bits per second, `share` the lost fraction (0..1) of its packets, `peer` the server at
+    the other end of the connection that stands still.
     """
 
     kind: str
@@ -145,6 +150,7 @@ class Fault:
     every_s: float | None = None
     rate_bit: int | None = None
     share: float | None = None
+    peer: int | None = None
 
     @property
     def level(self) -> int | None:
@@ -179,6 +185,7 @@ class Fault:
         target = _target(text, kind, shape["target"])
         settings = _settings(text, shape["when"] or "", kind)
         how = {name: settings.pop(name, None) for name in ("for", "every", "rate", "share")}
+        how["peer"] = settings.pop("peer", shape["peer"])
         _check_settings(text, kind, {name for name, value in how.items() if value is not None})
         return cls(
             kind,
@@ -188,6 +195,7 @@ class Fault:
             every_s=how["every"] and _period_s(text, how["every"]),  # type: ignore[arg-type]
             rate_bit=how["rate"] and _rate_bit(text, how["rate"]),  # type: ignore[arg-type]
             share=how["share"] and _share(text, how["share"]),  # type: ignore[arg-type]
+            peer=None if how["peer"] is None else _server(text, kind, how["peer"]),
         )
 
     def __str__(self) -> str:
@@ -195,6 +203,7 @@ class Fault:
             target = f":{_COORDINATOR}" if KINDS[self.kind].target else ""
         else:
             target = ":" + str(self.target).partition(":")[2]
+        target += "" if self.peer is None else f",peer={self.peer}"
         when = f"@{self.trigger}" if str(self.trigger) else ""
         how = {
             "every": None if self.every_s is None else _time_text(self.every_s),
@@ -285,6 +294,12 @@ def _trigger(text: str, kind: str, settings: dict[str, str], at_once: bool) -> T
     return AtStep(
         int(settings["step"]), "" if phase is None else _phase(text, kind, phase, where, "a phase of a step")
     )
+
+
+def _server(text: str, kind: str, value: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", value):
+        raise _wrong(text, f"'{value}' is no server, a number counted from 0", kind)
+    return int(value)
 
 
 def _phase(text: str, kind: str, phase: str, known: tuple[str, ...], what: str) -> str:

@@ -122,11 +122,14 @@ class FaultPlan:
                 fabric.without(fault.target)
             except UsageError as error:
                 raise UsageError(f"fault '{fault}': {error}") from error
+            if fault.peer is not None:
+                _check_peer(fault, fabric)
 
     def for_server(self, server: int, fabric: Fabric) -> tuple[Fault, ...]:
         """The faults that `server` suffers: its own death and freeze, and the silence of its NICs.
 
-        For a dead switch, each of its servers silences its own NIC on that level (`Fault.level`).
+        For a dead switch, each of its servers silences its own NIC on that level (`Fault.level`); each end of
+        a connection makes it stand still.
         """
         return tuple(
             fault for fault in self.faults if touches(fault, server, fabric) and not fault.by_anybody
@@ -146,6 +149,14 @@ class FaultPlan:
 
     def __str__(self) -> str:
         return " ".join(str(fault) for fault in self.faults)
+
+
+def _check_peer(fault: Fault, fabric: Fabric) -> None:
+    target = fault.target
+    if not isinstance(target, LinkFailure) or fault.peer not in fabric.neighbours(
+        target.server, target.level
+    ):
+        raise UsageError(f"fault '{fault}': server {fault.peer} has no NIC on the other side of {target}")
 
 
 def due(faults: Iterable[Fault], moment: Moment) -> tuple[tuple[Firing, ...], tuple[Fault, ...]]:
@@ -197,7 +208,7 @@ def touches(fault: Fault, server: int, fabric: Fabric) -> bool:
     """Whether the fault strikes this server or one of its NICs."""
     match fault.target:
         case ServerFailure(of) | LinkFailure(of, _):
-            return of == server
+            return server in (of, fault.peer)
         case SwitchFailure(level, group):
             return fabric.group(server, level) == group
         case None:

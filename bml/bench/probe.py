@@ -115,6 +115,9 @@ class Probe:
     def heard(self, peer: int, level: int) -> None:
         """See bml.transport.interface.Handler."""
 
+    def proved(self, peer: int, level: int) -> None:
+        """See bml.transport.interface.Handler."""
+
     def lost(self, peer: int, level: int, kind: wire.LostKind, why: str) -> None:
         """See bml.transport.interface.Handler: the host has hung up on that probe."""
         self._poller.close()

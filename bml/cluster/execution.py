@@ -199,6 +199,8 @@ class Execution:
                 self._transport.fence()
             case ev.Beat(peer, level):
                 self._transport.beat(peer, level, self.contacts[peer].nics[level], self.lives.get(peer, 0))
+            case ev.Probe(peer, level):
+                self._transport.probe(peer, level, self.contacts[peer].nics[level], self.lives.get(peer, 0))
             case ev.Tell(message):
                 self._tell(message)
             case ev.Leave():  # all are done: nobody needs anything of it

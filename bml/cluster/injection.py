@@ -22,7 +22,7 @@ from bml.transport.poller import Poller
 from faults import AtOnce, AtPhase, AtStep, AtTime, Fault, FaultPlan, Moment, due
 from faults.notation import TRANSFER
 from faults.plan import touches
-from topology import Fabric
+from topology import Fabric, LinkFailure
 
 EXIT_STATUS = 70
 """Status of a process that a fault `exit` ended."""
@@ -40,6 +40,7 @@ _DEEDS = {
     "join": "has it started, to join",
     "cut": "silences the NIC and notices it",
     "blackhole": "silences the NIC",
+    "stall": "stops what its connection carries, not its heartbeats,",
     "switch": "silences the NIC",
     "flap": "silences the NIC again and again",
 }
@@ -177,7 +178,7 @@ class Injection:
             return "has the coordinator stopped"
         if fault.level is None:
             return _DEEDS[fault.kind]
-        if self._hands.strike is not None:
+        if self._hands.strike is not None and fault.kind != "stall":
             return f"has it done to the cables of {fault.target}"
         return f"{_DEEDS[fault.kind]}, {self._server}/{fault.level}"
 
@@ -188,8 +189,8 @@ class Injection:
         members = core.view.contributors if core.view is not None else self._fabric.servers
         if fault.by_anybody:
             return self._server == members[0]
-        if self._hands.strike is None:
-            return True  # each silences its own NIC
+        if self._hands.strike is None or fault.kind == "stall":
+            return True  # each silences its own NIC, or its end of the connection
         concerned = [server for server in members if touches(fault, server, self._fabric)]
         return bool(concerned) and concerned[0] == self._server
 
@@ -211,10 +212,23 @@ class Injection:
                 _hold_the_gil(fault.duration_s or 0.0)
             case "leave":
                 self._hands.leave(f"asked to by {fault}")
+            case "stall":
+                self._stall(fault)
             case _ if self._hands.strike is not None:
                 self._hands.strike(fault)
             case _:
                 self._silence(fault)
+
+    def _stall(self, fault: Fault) -> None:
+        """Have this server's own kernel drop what the connection brings: cables know no connections."""
+        level, transport = fault.level, self._hands.transport
+        assert isinstance(fault.target, LinkFailure)
+        assert level is not None
+        assert fault.peer is not None
+        peer = fault.peer if fault.target.server == self._server else fault.target.server
+        transport.stall(peer, level)
+        if fault.duration_s is not None:
+            self._hands.poller.after(fault.duration_s, lambda: transport.unstall(peer, level))
 
     # --- NICs without a cable ------------------------------------------------------------------
 

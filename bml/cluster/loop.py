@@ -49,8 +49,8 @@ class ServerLoop:
     """The loop of one server and all that it stands on; arguments as of bml.cluster.server.Server.
 
     `guard`: one thread at a time uses the core and what it stands on, the loop's, or in `sync` over shared
-    memory the user's. `direct` runs such steps, None: the servers share none. `admit`, `received`, `heard`
-    and `lost` are those of bml.transport.interface.Handler.
+    memory the user's. `direct` runs such steps, None: the servers share none. `admit`, `received`, `heard`,
+    `proved` and `lost` are those of bml.transport.interface.Handler.
     """
 
     def __init__(
@@ -279,6 +279,7 @@ class ServerLoop:
         for (peer, level), heard_at in self._heard.items():
             self.core.heard(peer, level, heard_at)
         self._heard.clear()
+        self.core.flows(self.transport.flows(), now)
         self._execute(self.core.handle(ev.Tick(), now))
         # Whatever happens until then, nothing is due before: a tick sends the heartbeats that are due, and
         # no silence can become suspect between two heartbeats that could not be suspect now.
@@ -393,6 +394,10 @@ class ServerLoop:
     def lost(self, peer: int, level: int, kind: str, why: str) -> None:
         """See bml.transport.interface.Handler."""
         self._feel(ev.PeerLost(peer, level, kind, why))
+
+    def proved(self, peer: int, level: int) -> None:
+        """See bml.transport.interface.Handler."""
+        self._feel(ev.Proved(peer, level))
 
     # --- the coordinator and the NICs ------------------------------------------------------------
 

@@ -75,6 +75,10 @@ class Trace:
         """See Handler."""
         self._handler.heard(peer, level)
 
+    def proved(self, peer: int, level: int) -> None:
+        """See Handler."""
+        self._handler.proved(peer, level)
+
     def lost(self, peer: int, level: int, kind: LostKind, why: str) -> None:
         """See Handler."""
         now = time.monotonic()

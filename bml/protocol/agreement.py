@@ -29,7 +29,7 @@ from collections.abc import Iterable
 from bml.protocol import messages as msg
 from bml.protocol.ballot import Ballot
 from bml.protocol.coordinator_events import Instruction, Post
-from bml.protocol.decision import epoch_of
+from bml.protocol.decision import epoch_of, is_open
 from bml.protocol.draft import draft
 from bml.protocol.ending import Ending
 from bml.protocol.findings import Findings
@@ -131,6 +131,15 @@ class Agreement:
         status = known.get(suspicion.peer)
         outside = status is not None and epoch_of(status.installed) < epoch_of(self.known.view)
         return suspicion.peer != suspicion.observer and outside
+
+    def has_given_up(self, suspect: msg.Suspect) -> bool:
+        """Whether the view that is agreed on, or else the one in force, is without what is suspected.
+
+        Who acts on a view before the others closes its connections over a NIC that is out of it, and they see
+        that in the view before.
+        """
+        view = self.ballot.next if self.ballot is not None else self.known.view
+        return view is not None and not is_open(self._fabric.without(*view.failures), suspect)
 
     # --- changing the view -----------------------------------------------------------------------
 

@@ -130,8 +130,10 @@ class Coordinator:
         return []
 
     def _suspected(self, message: msg.Suspect, now: float) -> list[Instruction]:
+        if self.state == "steady" and self._agreement.has_given_up(message):
+            return []  # it was said in the view before
         self._findings.suspect(message)
-        if self.state != "gathering":
+        if self.state != "gathering" and not self._agreement.has_given_up(message):
             self._findings.note_suspicion(message, now)
         return []
 

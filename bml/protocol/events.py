@@ -96,6 +96,13 @@ class PeerLost(Struct, frozen=True):
     why: str
 
 
+class Proved(Struct, frozen=True):
+    """The probe of (peer, level) that `Probe` asked for came back whole."""
+
+    peer: int
+    level: int
+
+
 class OwnNicLost(Struct, frozen=True):
     """This server's own NIC of `level` has no carrier."""
 
@@ -140,7 +147,7 @@ class Differs(Struct, frozen=True):
 
 Meeting = Gathered | Summed | Differs
 FromUser = Submit | Follow | Ready | Gives | Give | Prepared | Go | Ended
-Event = FromUser | PeerLost | OwnNicLost | Control | Tick | Meeting
+Event = FromUser | PeerLost | Proved | OwnNicLost | Control | Tick | Meeting
 
 
 # --- instructions --------------------------------------------------------------------------------
@@ -256,6 +263,13 @@ class Beat(Struct, frozen=True):
     level: int
 
 
+class Probe(Struct, frozen=True):
+    """Have (peer, level), a link that is out of the view, carry bytes there and back; then say `Proved`."""
+
+    peer: int
+    level: int
+
+
 class Tell(Struct, frozen=True):
     """Send a message to the coordinator; lost when there is none, its successor will ask."""
 
@@ -287,6 +301,7 @@ Instruction = (
     | Fence
     | Resume
     | Beat
+    | Probe
     | Tell
     | Leave
 )

@@ -65,8 +65,9 @@ class Findings:
 
     def note_suspicion(self, message: msg.Suspect, now: float) -> None:
         """The suspicion is news; those of other observers are awaited."""
-        silent = message.kind == "silence"
-        window_s = self._timeouts.silence_window_s if silent else self._timeouts.proof_window_s
+        # What takes a while to be noticed is not noticed by all at the same time.
+        slow = message.kind in ("silence", "stall")
+        window_s = self._timeouts.silence_window_s if slow else self._timeouts.proof_window_s
         self.note(now, window_s, message.silent_s)
 
     def detect_s(self, now: float) -> float:

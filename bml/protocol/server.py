@@ -38,8 +38,8 @@ Planner = Callable[[Fabric, int], AnyPrograms]
 class ServerCore:
     """See the module's text. `planner(fabric, server)` has this server's programs for a view.
 
-    `slice_nbytes(nbytes)` is the size of the slices, in bytes, of a vector of so many. `met` is what `handle`
-    does with the events of a step over shared memory.
+    `slice_nbytes(nbytes)` is the size of slices, in bytes, of a vector of so many. `met` is what `handle`
+    does with the events of a step over shared memory; `flows` is told what the kernel says of connections.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ServerCore:
         self._calls = Calls(server)
         self._lived = Lived(now)
         self._steps = Steps(self._member, self._learner, self._calls, self._lived, slice_nbytes, now)
-        self.met = self._steps.met
+        self.met, self.flows = self._steps.met, self._watch.flows
         self._proven_epoch = 0
         self._outcome = ev.Ended("")
         self._term = -1
@@ -195,10 +195,10 @@ class ServerCore:
                 return [Tell(self._goes)]
             case ev.Control(message):
                 return self._control(message, now)
-            case ev.PeerLost(peer, level, kind, why) if (peer, level) in self._watch.links:
+            case ev.PeerLost(peer, level, kind, why):
                 return [] if self._member.stopped else [*self._watch.lost(peer, level, kind, why, now)]
-            case ev.PeerLost():
-                return []  # of a link that is out of the view
+            case ev.Proved(peer, level):
+                return self._watch.proved(peer, level)
             case ev.OwnNicLost(level, why):
                 return [self._watch.suspect(self.server, level, "own-nic", 0.0, why)]
             case ev.Ended():

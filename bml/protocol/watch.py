@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from bml.protocol import messages as msg
-from bml.protocol.events import Beat, Tell
+from bml.protocol.events import Beat, Instruction, Probe, Tell
 from faults import Detector, Suspicion
 from faults.healing import Recovery, listened
+from faults.stalls import Flow, Stalls
 from topology import Fabric
 
 Links = frozenset[tuple[int, int]]
 
 
 class Watch:
-    """The ears of `server` on the healthy `fabric`; see faults.detector and faults.healing."""
+    """The ears of `server` on the healthy `fabric`; see faults.detector, faults.stalls and faults.healing."""
 
     def __init__(self, server: int, fabric: Fabric, detect_s: float, now: float):
         self.links: Links = frozenset()
         self._server = server
         self._fabric = fabric
         self._detector = Detector(server, (), detect_s, now)
-        self._recovery = Recovery(self._detector.interval_s)
+        self._stalls = Stalls(detect_s)
+        self._recovery = Recovery(self._detector.interval_s, proof_s=detect_s)
         self._suspicions: dict[tuple[int, int], msg.Suspect] = {}
 
     @property
@@ -40,6 +44,7 @@ class Watch:
         """Watch the links of a new view, and listen on those that are out of it."""
         self.links = links
         self._detector.set_links(links, now)
+        self._stalls = Stalls(self._detector.detect_s)
         self._suspicions.clear()
         failed = dict.fromkeys(view.failures, 1) | dict(view.failed)
         standing = {part: times for part, times in failed.items() if part in view.failures}
@@ -54,9 +59,18 @@ class Watch:
         self._detector.heard(peer, level, now)
         self._recovery.heard(peer, level, now)
 
-    def tick(self, now: float) -> list[Beat | Tell]:
+    def flows(self, flows: Mapping[tuple[int, int], Flow], now: float) -> None:
+        """What the kernel says of the connections; those that are not watched do not count."""
+        self._stalls.look({link: flow for link, flow in flows.items() if link in self.links}, now)
+
+    def proved(self, peer: int, level: int) -> list[Instruction]:
+        """The probe of a link that is out of the view came back whole: the next tick tells."""
+        self._recovery.proved(peer, level)
+        return []
+
+    def tick(self, now: float) -> list[Beat | Tell | Probe]:
         """Heartbeats that are due, and what became known since."""
-        done: list[Beat | Tell] = []
+        done: list[Beat | Tell | Probe] = []
         beats = self._detector.beats_due(now)
         if beats or not self.links:
             done += [Beat(peer, level) for peer, level in (*beats, *self._recovery.links)]
@@ -67,17 +81,45 @@ class Watch:
             if suspect is not None and suspect.kind == "silence":
                 del self._suspicions[gone.peer, gone.level]
                 done.append(Tell(msg.Withdraw(self._server, gone.peer, gone.level)))
-        came, went = self._recovery.check(now)
+        done += self._stalled(now)
+        came, went, probes = self._recovery.check(now)
         done += [Tell(msg.Healthy(self._server, peer, level)) for peer, level in came]
         done += [Tell(msg.Relapsed(self._server, peer, level)) for peer, level in went]
+        done += [Probe(peer, level) for peer, level in probes]
+        return done
+
+    def _stalled(self, now: float) -> list[Tell]:
+        """Connections that stand still although their peer is heard; those that move again are withdrawn.
+
+        Without heartbeats it is no stall: the peer's machine is dead or stopped, which its silence will say.
+        """
+        done: list[Tell] = []
+        standing = self._stalls.standing(now)
+        for (peer, level), stood_s in standing.items():
+            if (peer, level) not in self._suspicions and self._detector.hears(peer, level, now):
+                why = (
+                    f"server {self._server} hears server {peer} on level {level}, but for {stood_s:.3f} s "
+                    "nothing that it has sent there over their connection was acknowledged"
+                )
+                done.append(self.suspect(peer, level, "stall", stood_s, why))
+        for (peer, level), suspect in list(self._suspicions.items()):
+            # One that was not even made, or has ended, does not move again.
+            if suspect.kind == "stall" and suspect.silent_s and (peer, level) not in standing:
+                del self._suspicions[peer, level]
+                done.append(Tell(msg.Withdraw(self._server, peer, level)))
         return done
 
     def lost(self, peer: int, level: int, kind: str, why: str, now: float) -> list[Tell]:
         """The connection to (peer, level) broke.
 
         If it was silence that broke it, one of the two is cut off. Who hears nobody else on that NIC says so,
-        however patient he is to be: he may be the one, and nobody else can tell.
+        however patient he is to be: he may be the one, and nobody else can tell. A time-out while the peer
+        is heard is a stall: heartbeats pass and the connection does not.
         """
+        if (peer, level) not in self.links:
+            return []  # it is out of the view
+        if kind == "timeout" and self._detector.hears(peer, level, now):
+            return [self.suspect(peer, level, "stall", 0.0, why)]
         deaf = self._detector.deaf(level, peer, now) if kind == "timeout" else []
         return [self.suspect(peer, level, "reset", 0.0, why), *map(self._silence, deaf)]
 

@@ -94,6 +94,8 @@ KINDS = {
     "coordinator-crash": 4,
     "coordinator-freeze": 3,
 }
+#: The same for traffic that gets through in part: one kind of it, or one way alone.
+PATH_KINDS = {"stall": 4, "deaf": 2, "mute": 2, "unheard": 1, "lossy": 2}
 _HOW_MANY = (0, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 4, 4, 5)
 
 
@@ -145,6 +147,25 @@ def _lost_witness(chance: random.Random, fabric: Fabric, detect_s: float) -> Mis
         how = chance.choice(("crash", "freeze"))
         found.append(Mishap(how, (), When("installed", nth, after_s), _for_s(chance, how, detect_s)))
     return tuple(found)
+
+
+def draw_paths(chance: random.Random, fabric: Fabric, detect_s: float, others: Mishaps) -> Mishaps:
+    """Paths on which some traffic passes and some does not: alone, beside a death, or beside all `others`."""
+    found = [_path(chance, fabric, detect_s) for _ in range(chance.choice((1, 1, 1, 2)))]
+    how = chance.random()
+    if how < 0.4:
+        return (*others, *found)
+    if how < 0.7:
+        kind = chance.choice(("crash", "freeze", "coordinator-crash", "coordinator-freeze"))
+        when = When("fault", 1, chance.uniform(0, 3 * detect_s))
+        found.append(Mishap(kind, _target(chance, fabric, kind), when, _for_s(chance, kind, detect_s)))
+    return tuple(found)
+
+
+def _path(chance: random.Random, fabric: Fabric, detect_s: float) -> Mishap:
+    kind = chance.choices(list(PATH_KINDS), list(PATH_KINDS.values()))[0]
+    for_s = FOREVER if chance.random() < 0.5 else 2 * _for_s(chance, kind, detect_s)
+    return Mishap(kind, _target(chance, fabric, kind), _when(chance, fabric, detect_s), for_s)
 
 
 def draw_absent(chance: random.Random, fabric: Fabric) -> tuple[int, ...]:
@@ -265,11 +286,11 @@ def _target(chance: random.Random, fabric: Fabric, kind: str) -> tuple[int, ...]
     # On a ring of odd length some server has nobody on a level.
     level = chance.choice([each for each in range(fabric.levels) if fabric.neighbours(server, each)])
     match kind:
-        case "silent":
+        case "silent" | "deaf" | "mute":
             return server, level
         case "switch":
             return level, fabric.group(server, level)
-        case "reset":
+        case "reset" | "stall" | "unheard" | "lossy":
             peers = fabric.neighbours(server, level)
             return server, chance.choice(peers), level
         case "partition":

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from bml.schedule.model import DEFAULTS, Constants
-from bml.sim.chaos import Mishaps, draw, draw_absent, draw_joins, draw_successions
+from bml.sim.chaos import Mishaps, draw, draw_absent, draw_joins, draw_paths, draw_successions
 from bml.sim.delays import MOST_S, NONE, Delays, draw_delays
 from bml.sim.endings import draw_ending
 from bml.sim.history import History
@@ -26,6 +26,8 @@ JOINS_EVERY = 4
 SUCCESSIONS_EVERY = 5
 #: Every so many seeds a training function raises, returns early, or computes without end, beside all else.
 ENDINGS_EVERY = 5
+#: Every so many seeds, something passes on some path and something else does not.
+PATHS_EVERY = 3
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class Scenario:
             scenario = scenario._with_joins()
         elif seed % SUCCESSIONS_EVERY == 3:
             scenario = scenario._with_successions()
+        if seed % PATHS_EVERY == 1:
+            scenario = scenario._with_paths()
         return scenario._with_an_ending() if seed % ENDINGS_EVERY == 2 else scenario
 
     def _with_joins(self) -> Scenario:
@@ -96,6 +100,12 @@ class Scenario:
         chance = random.Random(f"successions {self.seed}")
         reaches = chance.random() < 0.7
         return replace(self, reaches=reaches, mishaps=draw_successions(chance, parse(self.fabric), DETECT_S))
+
+    def _with_paths(self) -> Scenario:
+        """The same, and paths on which some traffic passes and some does not."""
+        chance = random.Random(f"paths {self.seed}")
+        found = draw_paths(chance, parse(self.fabric), DETECT_S, self.mishaps)
+        return replace(self, mishaps=found)
 
     def _with_an_ending(self) -> Scenario:
         """The same, and a training function that does not end as it should."""

@@ -149,6 +149,10 @@ class Machine:
         """A connection broke."""
         self.handle(ev.PeerLost(peer, level, why, f"connection to server {peer} on level {level}: {why}"))
 
+    def proved(self, peer: int, level: int) -> None:
+        """A probe came back."""
+        self.handle(ev.Proved(peer, level))
+
     def heard(self, peer: int, level: int) -> None:
         """A heartbeat came in."""
         self.core.heard(peer, level, self._world.network.now)
@@ -176,6 +180,8 @@ class Machine:
 
     def _wake(self, due: float) -> None:
         def tick() -> None:
+            world = self._world
+            self.core.flows(world.wires.flows(self.server), world.network.now)
             self.handle(ev.Tick())
             if not self.over:
                 now = self._world.network.now
@@ -207,6 +213,8 @@ class Machine:
                 world.wires.send(self.server, peer, level, Parcel(header, text, self.core.view))
             case ev.Beat(peer, level):
                 world.wires.beat(self.server, peer, level)
+            case ev.Probe(peer, level):
+                world.wires.probe(self.server, peer, level)
             case ev.Tell(message):
                 world.tell(self.server, message)
             case ev.Open(step, scratch_elements, _, left) if left:

@@ -8,9 +8,10 @@ at once. A server that was lost can be started again, in another life, and one t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 from bml.protocol import coordinator as coord
 from bml.protocol import messages as msg
@@ -23,11 +24,12 @@ from bml.sim.headquarters import Desk, Headquarters
 from bml.sim.history import History
 from bml.sim.machine import Machine
 from bml.sim.network import Network
+from bml.sim.paths import Key, Pair, Where, pair
 from bml.sim.promises import PromiseBroken, Promises
 from bml.sim.sharing import Host
 from bml.sim.troubles import Troubles
 from bml.sim.wires import Wires
-from topology import Fabric, ServerFailure
+from topology import Fabric, LinkFailure, ServerFailure
 
 #: Of so many failing starts a launcher may give up, with what else befalls coordinators.
 _MANY_STARTS = 6
@@ -88,6 +90,8 @@ class Simulation:
         #: Servers that some mishap befell, which may be lost for it.
         self.hurt: set[int] = set(absent)
         self._least = fabric.n_servers // 2 + 1 if min_servers is None else min_servers
+        #: Neighbours between whom something did not get through: a NIC of one of them may be given up.
+        self.hurt_pairs: set[Pair] = set()
         #: From two of these on, what is seen may have several explanations, and a whole server be blamed.
         self.network_mishaps = 0
         #: Whether servers left for good, or came.
@@ -101,6 +105,7 @@ class Simulation:
             arrived=lambda to, origin, level: self.machines[to].arrived(origin, level),
             lost=self._lost,
             heard=lambda to, origin, level: self.machines[to].heard(origin, level),
+            proved=lambda to, origin, level: self.machines[to].proved(origin, level),
             delays=delays,
         )
         self.host = Host() if shared_memory else None
@@ -141,24 +146,26 @@ class Simulation:
         if all(machine.over for machine in self.machines.values()):
             return
         self.point("fault", f"*** {mishap}")
-        self._note_trouble(mishap)
+        self._troubles.note(mishap, self.network.now)
         target = mishap.target
         match mishap.kind:
             case "crash":
                 self._crash(target[0])
             case "freeze":
                 self._freeze(target[0], mishap.for_s)
-            case "silent":
-                self._block(frozenset({target}), frozenset(), mishap.for_s)  # type: ignore[arg-type]
+            case "silent" | "deaf" | "mute":
+                self._block(mishap.kind, [(target[0], target[1])], mishap.for_s)
             case "switch":
                 level, group = target
-                nics = frozenset((server, level) for server in self.fabric.members(level, group))
-                self._block(nics, frozenset(), mishap.for_s)
+                nics = [(server, level) for server in self.fabric.members(level, group)]
+                self._block("silent", nics, mishap.for_s)
+            case "stall" | "unheard" | "lossy":
+                self._block_pair(mishap.kind, pair(*target), mishap.for_s)
             case "partition":
-                self._block(frozenset(), frozenset(target), mishap.for_s)
+                self._part(frozenset(target), mishap.for_s)
             case "isolate":
                 self._hold(target[0], mishap.for_s)
-                self._block(frozenset(), frozenset(target), mishap.for_s)
+                self._part(frozenset(target), mishap.for_s)
             case "reset":
                 self.hurt.update(target[:2])
                 self.network_mishaps += 1
@@ -191,44 +198,13 @@ class Simulation:
             case "clock-step":
                 self.headquarters.launcher.clock_offset_s += target[0]
 
-    def _note_trouble(self, mishap: Mishap) -> None:
-        """Note whom somebody cannot reach for it; a broken connection can be made again at once."""
-        lasts_s = 0.0 if mishap.kind in ("reset", "control-loss", "join") else mishap.for_s
-        until_s, troubles = self.network.now + lasts_s, self._troubles
-        match mishap.kind, mishap.target:
-            case "silent", (server, level):
-                troubles.silence([(server, level)], until_s)
-            case "switch", (level, group):
-                troubles.silence(((each, level) for each in self.fabric.members(level, group)), until_s)
-            case "partition" | "isolate", part:
-                troubles.befall(troubles.across(frozenset(part)), until_s)
-            case "reset", (server, peer, _):
-                troubles.befall((server, peer), until_s)
-            case (("coordinator-crash" | "coordinator-freeze"), _):
-                pass
-            case _, target:
-                troubles.befall(target, until_s)
-
     def _reachable(self, servers: Iterable[int], view: msg.View) -> list[int]:
         """Those of these servers that run, and that every member of the view could reach."""
         running = {each for each in view.members if self.machines[each].process.runs}
-        return [
-            server
-            for server in self._troubles.reachable(servers, self.network.now)
-            if self.machines[server].process.runs and running and running <= self._reached(server, running)
-        ]
-
-    def _reached(self, server: int, relays: set[int]) -> set[int]:
-        """The servers that can be reached from this one, through these relays."""
-        found, new = {server}, [server]
-        while new:
-            at = new.pop()
-            for level in range(self.fabric.levels):
-                for peer in relays.intersection(self.fabric.neighbours(at, level)) - found:
-                    if not self.wires.blocked(at, peer, level):
-                        found.add(peer)
-                        new.append(peer)
-        return found
+        alive = (each for each in servers if running and self.machines[each].process.runs)
+        reached, connects = self._troubles.reached, self.wires.paths.connects
+        lately = self._troubles.reachable(alive, self.network.now)
+        return [each for each in lately if running <= reached(each, running, connects)]
 
     def _crash(self, server: int) -> None:
         machine = self.machines[server]
@@ -264,13 +240,30 @@ class Simulation:
             process.freeze()
             self._later(for_s, process.thaw, f"server {server} thaws")
 
-    def _block(self, nics: frozenset[tuple[int, int]], part: frozenset[int], for_s: float) -> None:
-        other = frozenset(self.fabric.servers) - part
+    def _block(self, kind: str, nics: list[Key], for_s: float) -> None:
         self.hurt.update(server for server, _ in nics)
-        self.hurt.update(part if len(part) < len(other) or not part else part | other)
-        self.network_mishaps += 2 if part else 1
-        self.wires.block(nics, part)
-        self._later(for_s, lambda: self.wires.heal(nics, part), f"{sorted(nics) or sorted(part)} heal")
+        self._obstruct(kind, nics, for_s)
+
+    def _block_pair(self, kind: str, between: Pair, for_s: float) -> None:
+        self.hurt_pairs.add(between)
+        self._obstruct(kind, [between], for_s)
+
+    def _part(self, part: frozenset[int], for_s: float) -> None:
+        other = frozenset(self.fabric.servers) - part
+        self.hurt.update(part if len(part) < len(other) else part | other)
+        self.network_mishaps += 1
+        self._obstruct("parted", [part], for_s)
+
+    def _obstruct(self, kind: str, places: Sequence[Where], for_s: float) -> None:
+        self.network_mishaps += 1
+        for where in places:
+            self.wires.paths.block(kind, where)
+
+        def heal() -> None:
+            for where in places:
+                self.wires.heal(kind, where)
+
+        self._later(for_s, heal, f"{kind} {', '.join(map(str, places))} heals")
 
     def _hold(self, server: int, for_s: float) -> None:
         self.hurt.add(server)
@@ -320,7 +313,7 @@ class Simulation:
     def _check_blame(self) -> None:
         """Nobody is lost, and no job given up, for what befell others."""
         abort = self.finished.abort if self.finished else None
-        if abort is not None and abort.kind == "start" and self.hurt:
+        if abort is not None and abort.kind == "start" and (self.hurt or self.hurt_pairs):
             return
         if self.gave_up and self._failing_starts < _MANY_STARTS:
             raise PromiseBroken(4, f"the launcher gave up ({self.gave_up}) though coordinators could start")
@@ -328,8 +321,7 @@ class Simulation:
             return
         if abort is not None and self.resized:
             return  # the majority was one of fewer servers than there are
-        whole = self.fabric.without(*map(ServerFailure, self.hurt)).components()
-        main = whole[0] if whole and len(whole[0]) >= self._least else ()
+        main = self._whole()
         errors = self.history.errors
         self.endings.check_told(main, errors)
         lost = [
@@ -341,6 +333,15 @@ class Simulation:
             raise PromiseBroken(4, f"the job ended ({abort.text}) though servers {main} were whole")
         if lost:
             raise PromiseBroken(2, f"servers {lost} were lost though nothing befell them")
+
+    def _whole(self) -> tuple[int, ...]:
+        """Those that nothing befell and that are enough together, whichever NIC of a pair is given up."""
+        hurt = [ServerFailure(server) for server in self.hurt]
+        found = {*self.fabric.servers}
+        for nics in product(*([LinkFailure(a, lv), LinkFailure(b, lv)] for a, b, lv in self.hurt_pairs)):
+            parts = self.fabric.without(*hurt, *nics).components()
+            found.intersection_update(parts[0] if parts and len(parts[0]) >= self._least else ())
+        return tuple(sorted(found))
 
     # --- what the parts call ---------------------------------------------------------------------
 

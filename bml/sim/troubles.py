@@ -8,8 +8,9 @@ where two neighbours fail it can be the simplest one.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+from bml.sim.chaos import Mishap
 from topology import Fabric
 
 Nic = tuple[int, int]
@@ -39,6 +40,36 @@ class Troubles:
             for peer in self._fabric.neighbours(server, level):
                 known = self._beside[peer]
                 known[server, level] = max(until_s, known.get((server, level), 0.0))
+
+    def note(self, mishap: Mishap, now_s: float) -> None:
+        """Note whom somebody cannot reach for it; a broken connection can be made again at once."""
+        lasts_s = 0.0 if mishap.kind in ("reset", "control-loss", "join") else mishap.for_s
+        until_s = now_s + lasts_s
+        match mishap.kind, mishap.target:
+            case (("silent" | "deaf" | "mute"), (server, level)):
+                self.silence([(server, level)], until_s)
+            case "switch", (level, group):
+                self.silence(((each, level) for each in self._fabric.members(level, group)), until_s)
+            case "partition" | "isolate", part:
+                self.befall(self.across(frozenset(part)), until_s)
+            case (("reset" | "stall" | "unheard" | "lossy"), (server, peer, _)):
+                self.befall((server, peer), until_s)
+            case (("coordinator-crash" | "coordinator-freeze"), _):
+                pass
+            case _, target:
+                self.befall(target, until_s)
+
+    def reached(self, server: int, relays: set[int], connects: Callable[[int, int, int], bool]) -> set[int]:
+        """The servers that this one reaches through these relays; `connects(a, b, level)` neighbours."""
+        found, new = {server}, [server]
+        while new:
+            at = new.pop()
+            for level in range(self._fabric.levels):
+                for peer in relays.intersection(self._fabric.neighbours(at, level)) - found:
+                    if connects(at, peer, level):
+                        found.add(peer)
+                        new.append(peer)
+        return found
 
     def across(self, part: frozenset[int]) -> set[int]:
         """The servers with a neighbour on the other side of this cut."""

@@ -1,13 +1,15 @@
 """The simulated data network: connections per (pair of servers, level) that break, are blocked and heal.
 
-A connection is TCP: what goes in comes out in order, or not at all once it is broken. A blocked path (dead
-NIC, dead switch, partition) gives no sign: frames are held back and come out late if it heals; heartbeats
-are lost. As in `bml.transport`, a broken connection stays broken until one asks for its peers again.
+A connection is TCP: what goes in comes out in order, or not at all once it is broken. A blocked path (see
+bml.sim.paths) gives no sign: frames are held back and come out late if it heals; heartbeats are lost. The
+sender's kernel knows what the peer's has not acknowledged, which that one does whatever the peer's process is
+at. As in `bml.transport`, a broken connection stays broken until one asks for its peers again.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_right
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
@@ -17,12 +19,15 @@ from bml.protocol.messages import View
 from bml.sim.delays import Delays
 from bml.sim.lending import Loan
 from bml.sim.network import Network
+from bml.sim.paths import Pair, Paths, Where, pair
 from bml.sim.process import Process
+from faults.stalls import Flow
 
-Pair: TypeAlias = tuple[int, int, int]
-"""(lower server, higher server, level)."""
 Key: TypeAlias = tuple[int, int]
 """(peer, level), as in the transport."""
+
+_RETRANSMITS_S = (0.2, 0.6, 1.4, 3.0)
+"""When TCP sends again what is not acknowledged, counted from its first time."""
 
 
 class Parcel(NamedTuple):
@@ -35,6 +40,21 @@ class Parcel(NamedTuple):
 
 
 @dataclass
+class _Sent:
+    """What one end has sent: parcels that are not acknowledged, and acknowledgements that were held back."""
+
+    outstanding: int = 0
+    answers: int = 0
+    owed: int = 0
+    since_s: float = 0.0
+
+    def answered(self, count: int, now: float) -> None:
+        self.outstanding -= count
+        self.answers += count
+        self.since_s = now
+
+
+@dataclass
 class _Connection:
     """One life of a connection; `late` is what a blocked path holds back, per direction."""
 
@@ -44,6 +64,11 @@ class _Connection:
     lossy: bool = False  # closed by a reset: what was on its way is lost
     late: dict[int, deque[Callable[[], None]]] = field(default_factory=dict)
     inbox: dict[int, deque[Parcel]] = field(default_factory=dict)
+    sent: dict[int, _Sent] = field(default_factory=lambda: defaultdict(_Sent))
+
+    def other(self, end: int) -> int:
+        """The server at the other end."""
+        return self.pair[0] + self.pair[1] - end
 
 
 @dataclass
@@ -60,7 +85,8 @@ class _End:
 class Wires:
     """All connections. `arrived(to, origin, level)` says that there is something to `take`.
 
-    `lost(server, peer, level, why)` says that a wanted connection broke; `heard` that a heartbeat came.
+    `lost(server, peer, level, why)` says that a wanted connection broke; `heard` that a heartbeat came, and
+    `proved` that a probe did (both: to, origin, level).
     `process(server)` is the one that reads: dead, it does not; frozen, it reads later.
     """
 
@@ -72,10 +98,10 @@ class Wires:
         arrived: Callable[[int, int, int], None],
         lost: Callable[[int, int, int, str], None],
         heard: Callable[[int, int, int], None],
+        proved: Callable[[int, int, int], None],
         delays: Delays,
     ):
-        self.silent: set[Key] = set()
-        self.parted: list[frozenset[int]] = []
+        self.paths = Paths()
         self._network = network
         self._delays = delays
         self._connect_s = connect_s
@@ -83,33 +109,29 @@ class Wires:
         self._arrived = arrived
         self._lost = lost
         self._heard = heard
+        self._proved = proved
         self._ends: dict[tuple[int, int, int], _End] = {}
         self._connections: list[_Connection] = []
         self._count = 0
 
-    def blocked(self, a: int, b: int, level: int) -> bool:
-        """Whether nothing gets through between these two on that level."""
-        if (a, level) in self.silent or (b, level) in self.silent:
-            return True
-        return any((a in part) != (b in part) for part in self.parted)
-
-    def block(self, nics: Iterable[Key] = (), part: frozenset[int] = frozenset()) -> None:
-        """Let NICs go silent, or cut `part` off from the others."""
-        self.silent.update(nics)
-        if part:
-            self.parted.append(part)
-
-    def heal(self, nics: Iterable[Key] = (), part: frozenset[int] = frozenset()) -> None:
-        """Undo a `block`: what was held back gets through."""
-        self.silent.difference_update(nics)
-        if part in self.parted:
-            self.parted.remove(part)
+    def heal(self, kind: str, where: Where) -> None:
+        """Undo a block of `paths`: what was held back gets through."""
+        self.paths.heal(kind, where)
         for connection in self._connections:
-            a, b, level = connection.pair
-            if not self.blocked(a, b, level):
-                for to in list(connection.late):
-                    for action in connection.late.pop(to):
-                        self._network.deliver((connection.number, to), action)
+            for to in connection.pair[:2]:
+                self._release(connection, to)
+
+    def _release(self, connection: _Connection, to: int) -> None:
+        """Let through what was held back on the way to this end, acknowledgements too."""
+        origin, level = connection.other(to), connection.pair[2]
+        if not self.paths.carries(origin, to, level):
+            return
+        for action in connection.late.pop(to, ()):
+            self._network.deliver((connection.number, to), action)
+        sent = connection.sent[to]
+        if sent.owed:
+            sent.answered(sent.owed, self._network.now)
+            sent.owed = 0
 
     def want(self, server: int, wanted: Iterable[Key]) -> None:
         """See `Transport.set_peers`."""
@@ -142,11 +164,36 @@ class Wires:
         """Send a heartbeat: a datagram of its own."""
 
         def arrive() -> None:
-            if not self.blocked(server, peer, level):
+            if self.paths.beats(server, peer, level, self._network.random):
                 self._process(peer).run(lambda: self._heard(peer, server, level))
 
         way_s = self._delays.link(server, peer, level)
         self._network.deliver((server, peer, level, "beat"), arrive, way_s)
+
+    def probe(self, server: int, peer: int, level: int) -> None:
+        """See `Transport.probe`."""
+
+        def answer() -> None:
+            if self.paths.connects(server, peer, level) and self._process(peer).runs:
+                self._network.deliver((server, peer, level, "answer"), arrive, way_s)
+
+        def arrive() -> None:
+            if self.paths.connects(server, peer, level):
+                self._process(server).run(lambda: self._proved(server, peer, level))
+
+        way_s = self._delays.link(server, peer, level)
+        self._network.deliver((server, peer, level, "probe"), answer, way_s)
+
+    def flows(self, server: int) -> dict[Key, Flow]:
+        """See `Transport.flows`."""
+        found: dict[Key, Flow] = {}
+        for (owner, peer, level), end in self._ends.items():
+            if owner == server and end.connection is not None:
+                sent = end.connection.sent[server]
+                waits_s = self._network.now - sent.since_s if sent.outstanding else 0.0
+                tries = bisect_right(_RETRANSMITS_S, waits_s)
+                found[peer, level] = Flow(sent.outstanding > 0, sent.answers, tries)
+        return found
 
     def peek(self, server: int, peer: int, level: int) -> Parcel | None:
         """The frame that is next on this connection, if one has arrived."""
@@ -206,7 +253,7 @@ class Wires:
                 and other.connection is None
                 and self._process(server).runs
                 and self._process(peer).runs
-                and not self.blocked(server, peer, level)
+                and self.paths.connects(server, peer, level)
             ):
                 self._connect(server, peer, level)
             else:
@@ -216,7 +263,7 @@ class Wires:
 
     def _connect(self, a: int, b: int, level: int) -> None:
         self._count += 1
-        connection = _Connection(self._count, (min(a, b), max(a, b), level))
+        connection = _Connection(self._count, pair(a, b, level))
         self._connections.append(connection)
         for server, peer in ((a, b), (b, a)):
             end = self._end(server, peer, level)
@@ -225,8 +272,11 @@ class Wires:
                 self._put(connection, peer, end.queue.popleft())
 
     def _put(self, connection: _Connection, to: int, parcel: Parcel) -> None:
-        a, b, level = connection.pair
-        origin = b if to == a else a
+        origin, level = connection.other(to), connection.pair[2]
+        sent = connection.sent[origin]
+        if not sent.outstanding:
+            sent.since_s = self._network.now
+        sent.outstanding += 1
 
         def read() -> None:
             if self._end(to, origin, level).connection is connection:
@@ -236,12 +286,16 @@ class Wires:
         def arrive() -> None:
             if connection.closed and connection.lossy:
                 return
-            if self.blocked(a, b, level):
+            if not self.paths.carries(origin, to, level):
                 connection.late.setdefault(to, deque()).append(arrive)
+                return
+            if self.paths.carries(to, origin, level):
+                sent.answered(1, self._network.now)
             else:
-                self._process(to).run(read)
+                sent.owed += 1
+            self._process(to).run(read)
 
-        self._network.deliver((connection.number, to), arrive, self._delays.link(a, b, level))
+        self._network.deliver((connection.number, to), arrive, self._delays.link(origin, to, level))
 
     def _close(self, server: int, peer: int, level: int, end: _End) -> None:
         """This side closes; the other learns it behind what was sent before."""
@@ -265,7 +319,7 @@ class Wires:
                     self._lost(server, peer, level, why)
 
         def arrive() -> None:
-            if self.blocked(server, peer, level):
+            if not self.paths.carries(peer, server, level):
                 connection.late.setdefault(server, deque()).append(arrive)
             else:
                 self._process(server).run(read)

@@ -60,6 +60,16 @@ class Role(enum.IntEnum):
 
     DATA = 0
     CONTROL = 1
+    PROBE = 2
+    """Whether the path of a data connection works; the ports of those take it."""
+
+
+#: What a port takes that listens for connections of a role.
+_TAKES = {
+    Role.DATA: (Role.DATA, Role.PROBE),
+    Role.CONTROL: (Role.CONTROL,),
+    Role.PROBE: (Role.PROBE,),
+}
 
 
 class Hello(NamedTuple):
@@ -197,7 +207,7 @@ class AcceptorHandshake(_Handshake):
             return self._refuse(refusal)
         self.peer = claim.me
         self.done = True
-        proof = _Claim(self._me, self.peer.server, self.peer.life, self._ends)
+        proof = _Claim(self._me._replace(role=self.peer.role), self.peer.server, self.peer.life, self._ends)
         answer = _pack_identity(proof, Refusal.OK, bytes(NONCE_NBYTES))
         return answer + self._mac(b"acceptor", self._challenge, message, answer)
 
@@ -206,7 +216,7 @@ class AcceptorHandshake(_Handshake):
         peer, me = claim.me, self._me
         if peer.job != me.job:
             return Refusal.JOB
-        if (peer.role, peer.level) != (me.role, me.level):
+        if peer.level != me.level or peer.role not in _TAKES[me.role]:
             return Refusal.ROLE
         if claim.to_server != me.server:
             return Refusal.SERVER

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from bml.transport.auth import NONCE_NBYTES, AcceptorHandshake, DialerHandshake, Hello
+from bml.transport.flows import hold
 from bml.transport.interface import Endpoint
 from bml.transport.poller import READ, WRITE, Poller, Timer
 from bml.transport.stream import kind_of
@@ -144,7 +145,7 @@ class Greeting:
 
 
 class Dial:
-    """One attempt to connect and to be accepted."""
+    """One attempt to connect and to be accepted; one that is `held` (see flows.hold) gets no answer."""
 
     def __init__(
         self,
@@ -157,6 +158,7 @@ class Dial:
         source: str | None = None,
         traffic_class: int = 0,
         timeout_s: float = HANDSHAKE_S,
+        held: bool = False,
     ) -> None:
         self._endpoint = endpoint
         self._handshake = handshake
@@ -172,6 +174,8 @@ class Dial:
         # Even a failure that is known at once is reported from the poll, like all others.
         try:
             mark(self._sock, traffic_class)
+            if held:
+                hold(self._sock)
             error = self._connect(self._sock, source)
         except OSError as raised:
             error = raised.errno or errno.EIO

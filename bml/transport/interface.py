@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, Protocol
 
 from bml.protocol.frame import Header
+from faults.stalls import Flow
 
 Endpoint = tuple[str, int]
 """(host, port) at which a NIC listens: TCP for connections, and UDP of the same number for beats."""
@@ -79,6 +80,10 @@ class Handler(Protocol):
         """The wanted connection is gone, said once per connection; `set_peers` again to reconnect."""
         ...
 
+    def proved(self, peer: int, level: int) -> None:
+        """The probe of this link, see `Transport.probe`, came back whole."""
+        ...
+
 
 class Transport(Protocol):
     """Moves frames between this server and its neighbours, one connection per (peer, level)."""
@@ -133,6 +138,17 @@ class Transport(Protocol):
         """
         ...
 
+    def probe(self, peer: int, level: int, endpoint: Endpoint, life: int = 0) -> None:
+        """Have a connection of its own carry some bytes to this peer and back, then call `proved`.
+
+        Nothing is said if it fails; the next probe of the same link takes its place.
+        """
+        ...
+
+    def flows(self) -> dict[LinkKey, Flow]:
+        """What the kernel says of every connection that is up."""
+        ...
+
     def is_up(self, peer: int, level: int) -> bool:
         """Whether the connection is open and authenticated."""
         ...
@@ -152,6 +168,14 @@ class Transport(Protocol):
 
     def unsilence(self, level: int) -> None:
         """End the fault of `silence`."""
+        ...
+
+    def stall(self, peer: int, level: int) -> None:
+        """Inject a fault: from now on no connection to this peer carries anything; heartbeats pass."""
+        ...
+
+    def unstall(self, peer: int, level: int) -> None:
+        """End the fault of `stall`."""
         ...
 
     def close(self) -> None:

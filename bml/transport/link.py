@@ -142,6 +142,11 @@ class Link:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, nbytes)
 
     @property
+    def sock(self) -> socket.socket | None:
+        """The socket of the connection, if there is one."""
+        return self._sock
+
+    @property
     def untouched(self) -> bool:
         """Whether not one byte went over the present connection."""
         return self._nbytes_moved() == self._nbytes_at_attach

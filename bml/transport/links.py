@@ -6,44 +6,37 @@ link does with its authenticated stream is the transport's own, in the connectio
 
 from __future__ import annotations
 
-import errno
 import logging
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 from bml.protocol.frame import MAX_NBYTES, Header
-from bml.protocol.slices import LAN_RATE, on_one_host
+from bml.protocol.slices import LAN_RATE
 from bml.transport.auth import DialerHandshake, Hello, Role, check_token, job_bytes
 from bml.transport.beats import BeatSocket
+from bml.transport.flows import flow_of, hold, release
 from bml.transport.greeting import (
     Dial,
-    GreetingKind,
+    OnFailed,
+    OnGreeted,
     address_family,
     check_traffic_class,
     fresh_nonce,
-    mark,
 )
 from bml.transport.interface import FIRST_LIVES, Endpoint, Handler, LinkKey, LinkStats, LostKind
 from bml.transport.link import Link, LinkConnection, LinkState, OnEnd
-from bml.transport.listening import BACKLOG, Listener
+from bml.transport.listening import Listener
 from bml.transport.opening import Opening
 from bml.transport.parking import Parking
 from bml.transport.poller import Poller
-from topology.errors import FabricError, InvariantError, UsageError
+from bml.transport.ports import bind_pair, send_buffers
+from bml.transport.probing import Probes
+from faults.stalls import Flow
+from topology.errors import InvariantError, UsageError
 
 _LOG = logging.getLogger("bml.transport")
-
-SNDBUF_NBYTES = 64 << 10
-"""Small, so that what waits waits in our queue by priority and not in the kernel's in order."""
-LOOPBACK_SNDBUF_NBYTES = 128 << 10
-"""There nothing waits for a wire, and every full buffer costs two switches between processes; but what does
-not fit into the processor's cache is copied more slowly."""
-BESIDE_SNDBUF_NBYTES = 512 << 10
-"""At most, beside a computation, and no more than leaves soon: a server that sleeps until it can go on has to
-get back a core and the interpreter's lock."""
-_SOON_S = 2e-3
-_BIND_TRIES = 100
 
 
 class LinkTransport:
@@ -84,6 +77,8 @@ class LinkTransport:
         self._traffic_class = check_traffic_class(traffic_class)
         self._links: dict[LinkKey, Link] = {}
         self._parking = Parking(poller)
+        self._probes = Probes(poller, handler.proved)
+        self._stalled: set[LinkKey] = set()
         self._silent: set[int] = set()
         # Sockets of silenced NICs that are not used any more: closing them would be noticed by the peer.
         self._graves: dict[int, list[socket.socket]] = {level: [] for level in range(len(self._nics))}
@@ -96,7 +91,7 @@ class LinkTransport:
         except BaseException:
             self.close()
             raise
-        self._sndbufs = _sndbufs(nics, nic_rate or LAN_RATE)
+        self._sndbufs = send_buffers(nics, nic_rate or LAN_RATE)
         self._sndbuf_nbytes = self._sndbufs[False]
 
     @property
@@ -155,6 +150,20 @@ class LinkTransport:
         """See `Transport`."""
         self._beats[level].send(peer, endpoint, life)
 
+    def probe(self, peer: int, level: int, endpoint: Endpoint, life: int = 0) -> None:
+        """See `Transport`."""
+        self._check_wanted(peer, level, endpoint)
+        self._probes.start((peer, level), partial(self._call, Role.PROBE, (peer, life), level, endpoint))
+
+    def flows(self) -> dict[LinkKey, Flow]:
+        """See `Transport`; silenced NICs do not count, their kernel goes on."""
+        found: dict[LinkKey, Flow] = {}
+        for key, link in self._links.items():
+            if link.sock is not None and link.level not in self._silent:
+                with suppress(OSError):  # its end is about to be reported
+                    found[key] = flow_of(link.sock)
+        return found
+
     def is_up(self, peer: int, level: int) -> bool:
         """See `Transport`."""
         link = self._links.get((peer, level))
@@ -178,6 +187,7 @@ class LinkTransport:
         self._graves[level] += self._listeners[level].mute()
         self._beats[level].mute()
         self._parking.mute(level)
+        self._graves[level] += self._probes.abandon(level)
         for link in self._links.values():
             if link.level == level:
                 if link.connection is not None:
@@ -199,9 +209,27 @@ class LinkTransport:
             if link.level == level and link.connection is not None:
                 link.connection.unmute()
 
+    def stall(self, peer: int, level: int) -> None:
+        """See `Transport`; what the kernel has sent already may still be acknowledged."""
+        self._check_level(level)
+        self._stalled.add((peer, level))
+        self._restart_attempt(peer, level)
+        link = self._links.get((peer, level))
+        if link is not None and link.sock is not None:
+            hold(link.sock)
+
+    def unstall(self, peer: int, level: int) -> None:
+        """See `Transport`."""
+        self._stalled.discard((peer, level))
+        self._restart_attempt(peer, level)
+        link = self._links.get((peer, level))
+        if link is not None and link.sock is not None:
+            release(link.sock)
+
     def close(self) -> None:
         """See `Transport`."""
         self._closed = True
+        self._probes.close()
         for link in self._links.values():
             sock = link.detach(LinkState.UNWANTED)
             if sock is not None:
@@ -219,7 +247,7 @@ class LinkTransport:
         raise NotImplementedError
 
     def _open_nic(self, level: int) -> None:
-        tcp, udp = self._bind_pair(level)
+        tcp, udp = bind_pair(self._nics[level], self._nic_name(level), self._traffic_class)
         me = self._hello(level)
         self._listeners.append(
             Listener(tcp, self._poller, token=self._token, me=me, on_open=partial(self._incoming, level))
@@ -237,31 +265,6 @@ class LinkTransport:
             )
         )
 
-    def _bind_pair(self, level: int) -> tuple[socket.socket, socket.socket]:
-        """Return a listening TCP socket and a UDP socket on the same free port of this NIC."""
-        address = self._nics[level]
-        family = address_family(address)
-        for _ in range(_BIND_TRIES):
-            tcp = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-            udp = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-            try:
-                tcp.bind((address, 0))
-                udp.bind((address, tcp.getsockname()[1]))
-                mark(tcp, self._traffic_class)
-                mark(udp, self._traffic_class)
-                tcp.listen(BACKLOG)
-            except OSError as error:
-                tcp.close()
-                udp.close()
-                if error.errno != errno.EADDRINUSE:
-                    raise FabricError(
-                        f"{self._nic_name(level)}: cannot listen: {error.strerror}; "
-                        "check that the address is one of this machine"
-                    ) from error
-            else:
-                return tcp, udp
-        raise FabricError(f"{self._nic_name(level)}: found no port that is free for both TCP and UDP")
-
     def _open(self, link: Link) -> None:
         parked = self._parking.take((link.peer, link.level), link.life)
         if parked is not None:
@@ -271,29 +274,56 @@ class LinkTransport:
         attempt = partial(self._dial, link) if self._server < link.peer else None
         link.opening = Opening(self._poller, attempt, partial(self._lost, link), self._connect_s)
 
-    def _dial(self, link: Link, on_fail: Callable[[GreetingKind, str], None]) -> Dial | None:
-        if link.level in self._silent:
+    def _dial(self, link: Link, on_fail: OnFailed) -> Dial | None:
+        def opened(sock: socket.socket, hello: Hello) -> None:
+            self._attach(link, sock)
+
+        return self._call(Role.DATA, (link.peer, link.life), link.level, link.endpoint, opened, on_fail)
+
+    def _call(
+        self,
+        role: Role,
+        wanted: tuple[int, int],
+        level: int,
+        endpoint: Endpoint,
+        on_open: OnGreeted,
+        on_fail: OnFailed,
+    ) -> Dial | None:
+        """Dial `wanted`, a server in one of its lives, over a NIC; None if nothing can be sent now."""
+        if level in self._silent:
             return None
-        me = self._hello(link.level)
-        handshake = DialerHandshake(self._token, me, fresh_nonce(), link.peer, link.life)
+        me = self._hello(level, role)
+        handshake = DialerHandshake(self._token, me, fresh_nonce(), *wanted)
         try:
             return Dial(
-                link.endpoint,
+                endpoint,
                 handshake,
                 self._poller,
-                lambda sock, hello: self._attach(link, sock),
+                on_open,
                 on_fail,
-                source=self._nics[link.level],
+                source=self._nics[level],
                 traffic_class=self._traffic_class,
                 timeout_s=self._connect_s,
+                held=(wanted[0], level) in self._stalled,
             )
         except OSError as error:
-            _LOG.warning("%s: cannot make a socket: %s; trying again", self._nic_name(link.level), error)
+            _LOG.warning("%s: cannot make a socket: %s; trying again", self._nic_name(level), error)
             return None
+
+    def _restart_attempt(self, peer: int, level: int) -> None:
+        """The way to this peer has changed: what is under way tells nothing of how it is now."""
+        link = self._links.get((peer, level))
+        if link is not None and link.opening is not None:
+            self._bury(level, link.opening.abandon())
 
     def _incoming(self, level: int, sock: socket.socket, hello: Hello) -> None:
         """Take in a connection whose other side proved to be `hello`."""
         peer = hello.server
+        if (peer, level) in self._stalled:
+            hold(sock)
+        if hello.role is Role.PROBE:
+            self._probes.answer((peer, level), sock)
+            return
         if peer >= self._server:
             _LOG.warning("%s: closed a connection from server %d: we dial it", self._nic_name(level), peer)
             sock.close()
@@ -317,6 +347,8 @@ class LinkTransport:
                 self._lost(link, "reset", "the peer opened a new connection")
 
     def _attach(self, link: Link, sock: socket.socket) -> None:
+        if (link.peer, link.level) not in self._stalled:
+            release(sock)  # it may have been held when it came
         link.attach(sock, partial(self._lost, link), muted=link.level in self._silent)
         link.set_sndbuf(self._sndbuf_nbytes)
 
@@ -349,8 +381,8 @@ class LinkTransport:
             self._links[peer, level] = link
         return link
 
-    def _hello(self, level: int) -> Hello:
-        return Hello(Role.DATA, self._job, self._server, level, self._life)
+    def _hello(self, level: int, role: Role = Role.DATA) -> Hello:
+        return Hello(role, self._job, self._server, level, self._life)
 
     def _check_level(self, level: int) -> None:
         if not 0 <= level < len(self._nics):
@@ -364,10 +396,3 @@ class LinkTransport:
 
     def _nic_name(self, level: int) -> str:
         return f"server {self._server} NIC {level} ({self._nics[level]})"
-
-
-def _sndbufs(nics: Sequence[str], rate: float) -> tuple[int, int]:
-    """Sizes of the kernel's send buffers: as a rule, and beside a computation."""
-    if on_one_host(nics):
-        return LOOPBACK_SNDBUF_NBYTES, BESIDE_SNDBUF_NBYTES
-    return SNDBUF_NBYTES, min(max(SNDBUF_NBYTES, int(rate * _SOON_S)), BESIDE_SNDBUF_NBYTES)

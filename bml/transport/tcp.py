@@ -11,7 +11,8 @@ from bml.transport.connection import Connection
 from bml.transport.intake import Intake
 from bml.transport.lent import LentConnection, LentIntake
 from bml.transport.link import Link, LinkConnection, OnEnd
-from bml.transport.links import SNDBUF_NBYTES, LinkTransport
+from bml.transport.links import LinkTransport
+from bml.transport.ports import SNDBUF_NBYTES
 from bml.transport.shm.lending import Lending
 
 __all__ = ["SNDBUF_NBYTES", "TcpTransport"]

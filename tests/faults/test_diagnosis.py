@@ -260,3 +260,43 @@ def test_settling_knows_earlier_failures() -> None:
 def test_nobody_left() -> None:
     with pytest.raises(FabricError, match="no server of bcube:2x1 is left"):
         settle(bcube(2, 1), [ServerFailure(0), ServerFailure(1)])
+
+
+def stall(observer: int, peer: int, level: int = 0) -> Suspicion:
+    return suspect(observer, peer, level, "stall")
+
+
+@pytest.mark.parametrize("seen", [[(4, 3)], [(3, 4)], [(3, 4), (4, 3)]])
+def test_one_of_two_nics_is_given_up_for_a_connection_that_stands_still(seen: list[tuple[int, int]]) -> None:
+    found = diagnose(FABRIC, Evidence({}, tuple(stall(*pair) for pair in seen)))
+    assert found.failures == (LinkFailure(3, 0),), "whoever noticed"
+    assert found.reason == "the data connection between NIC 3/0 and 4/0 stands still though heartbeats pass"
+
+
+def test_the_nic_that_several_such_connections_share_is_given_up() -> None:
+    found = diagnose(FABRIC, Evidence({}, (stall(3, 4), stall(5, 4))))
+    assert found.failures == (LinkFailure(4, 0),)
+    assert found.reason == (
+        "the data connections between NIC 4/0 and 3/0 and 5/0 stand still though heartbeats pass"
+    )
+
+
+def test_a_stall_costs_no_server_that_can_be_kept() -> None:
+    """Server 3 has no other NIC left."""
+    left = FABRIC.without(LinkFailure(3, 1))
+    found = diagnose(left, Evidence({}, (stall(3, 4), stall(4, 3))))
+    assert found.failures == (LinkFailure(4, 0),)
+    assert settle(left, found.failures).members == tuple(range(9))
+
+
+def test_a_server_whose_connections_all_stand_still_is_lost_and_not_called_silent() -> None:
+    seen = tuple(stall(4, peer, level) for level in range(2) for peer in FABRIC.neighbours(4, level))
+    found = diagnose(FABRIC, Evidence({}, seen))
+    assert found.failures == (ServerFailure(4),)
+    assert "stand still though heartbeats pass" in found.reason
+    assert "silent" not in found.reason
+
+
+def test_a_dead_server_is_blamed_though_some_of_its_connections_stood_still() -> None:
+    seen = [*caused_by(FABRIC, ServerFailure(4)), stall(1, 4, 1)]
+    assert diagnose(FABRIC, Evidence({}, tuple(seen))).failures == (ServerFailure(4),)

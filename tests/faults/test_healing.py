@@ -19,35 +19,67 @@ def beats(recovery: Recovery, start_s: float, stop_s: float) -> tuple[list[float
         now = tick / 100
         if tick % 10 == 0:
             recovery.heard(1, 0, now)
-        got, lost = recovery.check(now)
-        came += [now] * len(got)
-        went += [now] * len(lost)
+        changes = recovery.check(now)
+        came += [now] * len(changes.came)
+        went += [now] * len(changes.went)
+        for peer, level in changes.probes:
+            recovery.proved(peer, level)  # seen by the next look
     return came, went
 
 
 def test_trusted_after_the_needed_time_and_not_before() -> None:
-    recovery = Recovery(INTERVAL_S)
+    recovery = Recovery(INTERVAL_S, DETECT_S)
     recovery.set_links({(1, 0): 1.0})
     (came,), went = beats(recovery, 5.0, 8.0)
-    assert came == pytest.approx(6.0)
+    assert came == pytest.approx(6.01)
     assert not went
     assert recovery.trusted == ((1, 0),)
 
 
 def test_a_gap_starts_the_time_anew_and_takes_trust_back() -> None:
-    recovery = Recovery(INTERVAL_S)
+    recovery = Recovery(INTERVAL_S, DETECT_S)
     recovery.set_links({(1, 0): 1.0})
     assert beats(recovery, 0.0, 0.9) == ([], [])
     assert beats(recovery, 1.5, 2.4) == ([], [])  # silent in between
     (came,), _ = beats(recovery, 2.4, 4.0)
-    assert came == pytest.approx(2.5)
-    assert recovery.check(4.5) == ([], [(1, 0)])
+    assert came == pytest.approx(2.51)
+    assert recovery.check(4.5) == ([], [(1, 0)], [])
+
+
+def test_a_link_that_carries_heartbeats_alone_is_never_trusted() -> None:
+    recovery = Recovery(INTERVAL_S, DETECT_S)
+    recovery.set_links({(1, 0): 1.0})
+    probes = []
+    for tick in range(1000):
+        now = tick / 100
+        if tick % 10 == 0:
+            recovery.heard(1, 0, now)
+        changes = recovery.check(now)
+        assert not changes.came
+        probes += [now] * len(changes.probes)
+    # Each is given half a second, and what was heard before it counts no more.
+    assert probes[:3] == pytest.approx([1.0, 2.5, 4.0], abs=0.11)
+
+
+def test_a_proof_that_nobody_asked_for_or_that_comes_after_a_gap_does_not_count() -> None:
+    recovery = Recovery(INTERVAL_S, DETECT_S)
+    recovery.set_links({(1, 0): 1.0})
+    recovery.proved(1, 0)
+    recovery.proved(7, 7)
+    for tick in range(11):
+        recovery.heard(1, 0, tick / 10)
+    assert recovery.check(1.0) == ([], [], [(1, 0)])
+    recovery.heard(1, 0, 1.5)  # it was silent: the time starts anew
+    recovery.proved(1, 0)
+    for tick in range(15, 26):
+        recovery.heard(1, 0, tick / 10)
+    assert recovery.check(2.5) == ([], [], [(1, 0)])
 
 
 def test_only_listed_links_are_listened_to() -> None:
-    recovery = Recovery(INTERVAL_S)
+    recovery = Recovery(INTERVAL_S, DETECT_S)
     recovery.heard(1, 0, 0.0)
-    assert recovery.check(9.0) == ([], [])
+    assert recovery.check(9.0) == ([], [], [])
     recovery.set_links({(1, 0): 0.0})
     recovery.set_links({})
     assert recovery.links == ()

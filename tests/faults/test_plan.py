@@ -103,6 +103,9 @@ def test_every_example_is_right(kind: str) -> None:
         ("kill:4@step=2,for=3s", "kill takes no for=TIME, it is for the rest of the job"),
         ("freeze:2,for=3s", "does not have the form kind:target@when"),
         ("gil:4@step=2", "gil needs for="),
+        ("stall:4/0@step=2", "stall needs peer="),
+        ("stall:4/0,peer=x@step=2", "'x' is no server"),
+        ("cut:4/0,peer=3@step=2", "'peer' is no setting of cut"),
         ("slow:4/1@step=2", "slow needs rate="),
         ("slow:4/1@step=2,rate=fast", "'fast' is no rate, from 8kbit to 10gbit"),
         ("loss:4/1@step=2,share=0%", "'0%' is no share"),
@@ -259,3 +262,15 @@ def test_draws_that_cannot_be_survived_are_refused() -> None:
         FaultPlan.draw(0, FABRIC, steps=10, kinds=["heal"])
     with pytest.raises(UsageError, match="fewer faults than steps"):
         FaultPlan.draw(0, FABRIC, steps=2, count=2)
+
+
+def test_a_stall_strikes_both_ends_and_needs_neighbours() -> None:
+    plan = FaultPlan.parse("stall:4/0,peer=3@step=9,for=3s")
+    (fault,) = plan
+    assert (fault.peer, fault.level, fault.duration_s) == (3, 0, 3.0)
+    assert Fault.parse("stall:4/0@step=9,peer=3,for=3s") == fault
+    assert str(Fault.parse("stall:4/0,peer=3,for=3s", at_once=True)) == "stall:4/0,peer=3,for=3s"
+    plan.validate(FABRIC)
+    assert [bool(plan.for_server(server, FABRIC)) for server in range(6)] == [*[False] * 3, True, True, False]
+    with pytest.raises(UsageError, match="server 7 has no NIC on the other side of link:4/0"):
+        FaultPlan.parse("stall:4/0,peer=7@step=9").validate(FABRIC)

@@ -642,3 +642,26 @@ def test_deadlines_are_those_of_the_state(steady: Driver) -> None:
     assert steady.core.next_deadline(steady.now) == pytest.approx(steady.now + TIMES.proof_window_s)
     steady.tick(TIMES.proof_window_s)
     assert steady.core.next_deadline(steady.now) == pytest.approx(steady.now + TIMES.answer_s)
+
+
+def test_a_late_word_about_a_nic_that_is_given_up_already_is_no_news() -> None:
+    """A server that has the new view closes its connection over it; another, in the old one, sees that."""
+    driver = Driver("bcube:3x2").start()
+    for observer in (3, 5):
+        driver.heard(observer, msg.Suspect(observer, 4, 0, "stall", 0.6, "nothing acknowledged"))
+    driver.tick(TIMES.silence_window_s)
+    late = msg.Suspect(3, 4, 0, "reset", 0.0, "closed")
+    assert driver.heard(3, late) == []
+    assert driver.tick(TIMES.proof_window_s) == [], "the ballot under way says so"
+    driver.answer()
+    driver.accept()
+    driver.installed()
+    epoch = driver.core._known.epoch
+    assert driver.core.view is not None
+    assert driver.core.view.failures == ("link:4/0",)
+    assert driver.heard(3, late) == []
+    assert driver.tick(TIMES.proof_window_s) == []
+    assert driver.core._known.epoch == epoch
+    assert driver.core.suspicions == [], "and it is not remembered when the NIC works again"
+    driver.heard(3, msg.Suspect(3, 6, 1, "reset", 0.0, "closed"))
+    assert posts(msg.Freeze, driver.tick(TIMES.proof_window_s)) == list(range(9)), "others are"

@@ -42,6 +42,8 @@ class End:
 
     def heard(self, peer: int, level: int) -> None: ...
 
+    def proved(self, peer: int, level: int) -> None: ...
+
     def lost(self, peer: int, level: int, kind: str, why: str) -> None:
         self.losses.append((level, kind, why))
 

@@ -23,6 +23,7 @@ from bml.protocol.workspace import Workspace
 from bml.sim import user
 from bml.sim.launcher import Launcher
 from faults import Diagnosis, diagnose
+from faults.stalls import Stalls
 from topology import ServerFailure
 
 Patch = pytest.MonkeyPatch
@@ -213,6 +214,11 @@ def never_miss_a_coordinator(patch: Patch) -> None:
     patch.setattr(Succession, "beat", trusted)
 
 
+def ignore_stalls(patch: Patch) -> None:
+    """A connection that stands still while heartbeats pass is nobody's business."""
+    patch.setattr(Stalls, "standing", lambda stalls, now: {})
+
+
 PLANTED: tuple[Callable[[Patch], None], ...] = (
     skip_the_fence,
     work_on_while_frozen,
@@ -231,4 +237,5 @@ PLANTED: tuple[Callable[[Patch], None], ...] = (
     blame_the_suspected,
     read_terms_from_a_clock,
     never_miss_a_coordinator,
+    ignore_stalls,
 )

@@ -1,6 +1,7 @@
 """The parts of the simulation: clock, processes, wires; and that they tell the truth about time and order."""
 
 from bml.protocol.frame import Header, Kind
+from bml.sim.delays import NONE
 from bml.sim.network import Network
 from bml.sim.process import Process
 from bml.sim.wires import Parcel, Wires
@@ -19,6 +20,7 @@ class Ends:
         self.seen: list[tuple[int, int]] = []
         self.lost: list[tuple[int, str]] = []
         self.beats: list[int] = []
+        self.proofs: list[int] = []
         self.wires = Wires(
             self.network,
             connect_s=2.0,
@@ -26,6 +28,8 @@ class Ends:
             arrived=self.arrived,
             lost=lambda server, peer, level, why: self.lost.append((server, why)),
             heard=lambda to, origin, level: self.beats.append(to),
+            proved=lambda to, origin, level: self.proofs.append(to),
+            delays=NONE,
         )
         for server in (0, 1):
             self.wires.want(server, {(1 - server, 0)})
@@ -111,12 +115,12 @@ def test_frames_come_in_order_over_a_connection_that_both_want() -> None:
 def test_a_blocked_path_gives_no_sign_and_is_late_when_it_heals() -> None:
     ends = Ends()
     ends.run()
-    ends.wires.block({(1, 0)})
+    ends.wires.paths.block("silent", (1, 0))
     ends.send(1, 2)
     ends.wires.beat(0, 1, 0)
     ends.run()
     assert (ends.seen, ends.lost, ends.beats) == ([], [], [])
-    ends.wires.heal({(1, 0)})
+    ends.wires.heal("silent", (1, 0))
     ends.send(3)
     ends.run()
     assert ends.seen == [(1, 1), (1, 2), (1, 3)]
@@ -124,10 +128,10 @@ def test_a_blocked_path_gives_no_sign_and_is_late_when_it_heals() -> None:
 
 def test_a_partition_blocks_those_on_different_sides() -> None:
     ends = Ends()
-    ends.wires.block(part=frozenset({1}))
-    assert ends.wires.blocked(0, 1, 0)
-    ends.wires.heal(part=frozenset({1}))
-    assert not ends.wires.blocked(0, 1, 0)
+    ends.wires.paths.block("parted", frozenset({1}))
+    assert not ends.wires.paths.connects(0, 1, 0)
+    ends.wires.heal("parted", frozenset({1}))
+    assert ends.wires.paths.connects(0, 1, 0)
 
 
 def test_a_reset_is_noticed_by_both_and_loses_what_was_on_its_way() -> None:

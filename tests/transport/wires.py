@@ -49,6 +49,7 @@ class Recorder:
         self.admitted: list[Header] = []
         self.frames: list[tuple[int, int, Header]] = []
         self.heard_from: list[LinkKey] = []
+        self.proofs: list[LinkKey] = []
         self.losses: list[tuple[int, int, str, str]] = []
 
     def admit(self, peer: int, level: int, header: Header) -> memoryview | Verdict:
@@ -68,6 +69,9 @@ class Recorder:
 
     def heard(self, peer: int, level: int) -> None:
         self.heard_from.append((peer, level))
+
+    def proved(self, peer: int, level: int) -> None:
+        self.proofs.append((peer, level))
 
     def lost(self, peer: int, level: int, kind: str, why: str) -> None:
         self.losses.append((peer, level, kind, why))

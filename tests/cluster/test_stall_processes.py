@@ -1,0 +1,47 @@
+"""One connection stands still while heartbeats pass: named, routed round, and used again when it carries."""
+
+from __future__ import annotations
+
+import time
+
+import jobs
+import numpy as np
+import pytest
+
+import bml
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
+
+NEXT_COMMIT_S = 3.0
+
+
+def train_for(seconds: float) -> bml.Result:
+    """A job of so many seconds in which the connection between 4/0 and 3/0 stands still for two."""
+
+    def train(session: bml.Session) -> tuple[int, float]:
+        commits_s: list[float] = []
+        until_s = time.monotonic() + seconds
+        # All stop together: the decision is part of what they reduce.
+        while session.allreduce(np.array([float(time.monotonic() > until_s)]))[0] == 0:
+            total = session.allreduce(np.full(100_000, session.server, np.float32))
+            assert (total == 36).all()
+            commits_s.append(time.monotonic())
+            time.sleep(0.005)
+        return len(commits_s), float(np.diff(commits_s).max())
+
+    return jobs.launch(train, faults=["stall:4/0,peer=3@step=20,for=2s"])
+
+
+def test_a_connection_that_stands_still_for_a_while() -> None:
+    result = train_for(7.0)
+    views = result.report["views"]
+    assert [view["failures"] for view in views] == [[], ["link:3/0"], []]
+    assert (
+        views[1]["reason"]
+        == "the data connection between NIC 3/0 and 4/0 stands still though heartbeats pass"
+    )
+    assert 0.5 <= views[1]["detect_s"] < NEXT_COMMIT_S
+    assert "link:3/0 works again" in views[2]["reason"]
+    assert sorted(result.values) == list(range(9)), "nobody is lost"
+    assert len({steps for steps, _ in result.values.values()}) == 1
+    assert max(gap_s for _, gap_s in result.values.values()) < NEXT_COMMIT_S

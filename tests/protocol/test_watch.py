@@ -1,0 +1,112 @@
+"""What one server makes of connections that stand still, of time-outs, and of probes."""
+
+from __future__ import annotations
+
+import pytest
+
+from bml.protocol import messages as msg
+from bml.protocol.events import Beat, Probe, Tell
+from bml.protocol.watch import Watch
+from faults.stalls import Flow
+from topology import parse
+
+DETECT_S = 0.5
+LINKS = frozenset({(1, 0), (2, 0), (3, 1), (6, 1)})
+
+
+def view(epoch: int = 1, failures: tuple[str, ...] = ()) -> msg.View:
+    return msg.View(epoch, tuple(range(9)), failures, 0, "test", 0.0)
+
+
+class Driver:
+    """Server 0 of bcube:3x2; those in `beating` are heard at every tick."""
+
+    def __init__(self) -> None:
+        self.watch = Watch(0, parse("bcube:3x2"), DETECT_S, 0.0)
+        self.watch.set_view(view(), LINKS, 0.0)
+        self.now = 0.0
+        self.beating = set(LINKS)
+        self.flows: dict[tuple[int, int], Flow] = {}
+
+    def run(self, seconds: float) -> list[msg.ToCoordinator]:
+        told: list[msg.ToCoordinator] = []
+        for _ in range(round(seconds * 10)):
+            self.now += 0.1
+            for peer, level in self.beating:
+                self.watch.heard(peer, level, self.now)
+            self.watch.flows(self.flows, self.now)
+            told += [one.message for one in self.watch.tick(self.now) if isinstance(one, Tell)]
+        return told
+
+
+def test_a_stall_is_told_once_and_withdrawn_when_it_moves_again() -> None:
+    driver = Driver()
+    driver.flows = {(1, 0): Flow(True, 5, 2), (2, 0): Flow(False, 5, 0)}
+    assert driver.run(0.5) == []
+    (suspect,) = driver.run(2.0)
+    assert isinstance(suspect, msg.Suspect)
+    assert (suspect.observer, suspect.peer, suspect.level, suspect.kind) == (0, 1, 0, "stall")
+    assert suspect.silent_s == pytest.approx(0.5, abs=0.11)
+    driver.flows = {(1, 0): Flow(True, 6, 0)}
+    assert driver.run(1.0) == [msg.Withdraw(0, 1, 0)]
+
+
+def test_without_heartbeats_it_is_silence_and_a_server_that_is_to_blame() -> None:
+    driver = Driver()
+    driver.beating -= {(1, 0)}
+    driver.flows = {(1, 0): Flow(True, 5, 3)}
+    kinds = [one.kind for one in driver.run(3.0) if isinstance(one, msg.Suspect)]
+    assert kinds == ["silence"]
+
+
+def test_a_stall_comes_up_again_when_silence_that_hid_it_is_over() -> None:
+    driver = Driver()
+    driver.beating -= {(1, 0)}
+    driver.flows = {(1, 0): Flow(True, 5, 3)}
+    driver.run(1.0)
+    driver.beating |= {(1, 0)}
+    told = driver.run(0.3)
+    assert told[0] == msg.Withdraw(0, 1, 0)
+    assert [one.kind for one in told[1:] if isinstance(one, msg.Suspect)] == ["stall"]
+
+
+def test_flows_of_links_that_are_not_watched_do_not_count() -> None:
+    driver = Driver()
+    driver.flows = {(8, 0): Flow(True, 5, 3)}
+    assert driver.run(2.0) == []
+
+
+@pytest.mark.parametrize(("heard", "kinds"), [(True, ["stall"]), (False, ["reset"])])
+def test_a_time_out_is_a_stall_while_the_peer_is_heard(heard: bool, kinds: list[str]) -> None:
+    driver = Driver()
+    driver.beating = set(LINKS) if heard else LINKS - {(1, 0)}
+    driver.run(0.4)
+    told = driver.watch.lost(1, 0, "timeout", "no answer", driver.now)
+    assert [one.message.kind for one in told if isinstance(one.message, msg.Suspect)] == kinds
+    driver.flows = {}
+    assert not [one for one in driver.run(0.3) if isinstance(one, msg.Withdraw)], "it does not move again"
+
+
+def test_a_part_that_is_out_is_trusted_after_a_probe_only() -> None:
+    driver = Driver()
+    links = LINKS - {(1, 0), (2, 0)}
+    driver.watch.set_view(view(2, ("link:0/0",)), frozenset(links), 0.0)
+    probes, healthy, beats = [], [], []
+    for tick in range(1, 60):
+        now = tick / 10
+        for peer, level in LINKS:
+            driver.watch.heard(peer, level, now)
+        for one in driver.watch.tick(now):
+            match one:
+                case Probe(peer, level):
+                    probes.append((peer, level, now))
+                    if peer == 1:
+                        assert driver.watch.proved(peer, level) == []
+                case Tell(msg.Healthy(_, peer, level)):
+                    healthy.append((peer, level))
+                case Beat(peer, level) if level == 0:
+                    beats.append(peer)
+    assert {*beats} == {1, 2}
+    assert healthy == [(1, 0)]
+    assert [peer for peer, _, _ in probes].count(1) == 1
+    assert [now for peer, _, now in probes if peer == 2] == pytest.approx([1.1, 2.7, 4.3, 5.9], abs=0.21)
