@@ -4,7 +4,8 @@
     {"do": "inject", "fault": "kill:4"}    what was done, and to what
     anything that goes wrong               {"error": why, "usage": whether the request was wrong}
 
-The folder belongs to the user alone; whoever can open it may do anything to the job.
+The folder belongs to the user alone, and both ends ask the kernel whose the other one is: a process of this
+user, and root's, may do anything to the job, and no other is answered or believed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import socket
 import socketserver
 import stat
+import struct
 import tempfile
 import threading
 from collections.abc import Callable
@@ -31,6 +33,7 @@ _SUFFIX = ".sock"
 _MOST_FOLDER = 107 - 24
 _MOST_REQUEST_NBYTES = 1 << 16
 _IDLE_S = 60.0
+_CREDENTIALS = struct.Struct("=iII")  # ucred: process, user, group
 _POLL_S = 0.02  # so long may `close` take
 _CALL_S = 5.0
 
@@ -80,6 +83,8 @@ def call(job: str | None, request: dict[str, Any]) -> dict[str, Any]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(_CALL_S)
             sock.connect(str(path))
+            if not _is_ours(sock):
+                raise FabricError(f"{path} is another user's: who listens there is no job of yours")
             sock.sendall(json.dumps(request).encode() + b"\n")
             with sock.makefile("rb") as lines:
                 answer = json.loads(lines.readline())
@@ -137,6 +142,12 @@ def _is_alive(path: Path) -> bool:
     return True
 
 
+def _is_ours(sock: socket.socket) -> bool:
+    """Whether the other end is a process of this user, or of root."""
+    _, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return uid in (0, os.geteuid())
+
+
 class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
     block_on_close = False
@@ -147,6 +158,9 @@ def _handler(serve: Serve) -> type[socketserver.StreamRequestHandler]:
         timeout = _IDLE_S
 
         def handle(self) -> None:
+            if not _is_ours(self.request):
+                _LOG.warning("another user's process opened the job's socket, and was not answered")
+                return
             with suppress(OSError):  # whoever asked has gone
                 while line := self.rfile.readline(_MOST_REQUEST_NBYTES):
                     self.wfile.write(json.dumps(_answer(serve, line), default=str).encode() + b"\n")

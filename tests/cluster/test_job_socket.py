@@ -1,0 +1,99 @@
+"""The door of a job answers, and is believed by, processes of its own user alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bml.cluster import jobsocket
+from bml.cluster.jobsocket import JobSocket
+from bml.errors import FabricError
+
+NOBODY = 65534
+ASK = """
+import os, socket, sys
+os.setuid(int(sys.argv[2]))  # the interpreter itself may lie where only root finds it
+sock = socket.socket(socket.AF_UNIX)
+sock.settimeout(10)
+sock.connect(sys.argv[1])
+try:
+    sock.sendall(b'{"do": "status"}\\n')
+    print(sock.recv(4096).decode(), end="")
+except (BrokenPipeError, ConnectionResetError):
+    pass
+"""
+PRETEND = """
+import os, socket, sys
+os.setuid(int(sys.argv[2]))
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+print("there", flush=True)
+while True:
+    sock, _ = listener.accept()
+    print(repr(sock.recv(4096)), flush=True)
+    sock.close()
+"""
+
+needs_two_users = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user as well")
+
+
+@pytest.fixture
+def open_to_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder that everybody may enter, as the one above might be."""
+    folder = Path("/tmp") / f"bml-test-{os.getpid()}"
+    folder.mkdir(mode=0o777)
+    folder.chmod(0o777)
+    yield folder
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+
+
+def ask(path: Path, user: int) -> str:
+    command = [sys.executable, "-c", ASK, str(path), str(user)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    return done.stdout
+
+
+@needs_two_users
+def test_another_user_is_not_answered(open_to_all: Path) -> None:
+    asked: list[Any] = []
+
+    def serve(request: dict[str, Any]) -> dict[str, Any]:
+        asked.append(request)
+        return {"state": "steady"}
+
+    door = JobSocket(open_to_all / "job.sock", serve)
+    door.path.chmod(0o777)  # the worst case
+    try:
+        assert ask(door.path, NOBODY) == ""
+        assert asked == []
+        assert json.loads(ask(door.path, os.geteuid())) == {"state": "steady"}
+        assert asked == [{"do": "status"}]
+    finally:
+        door.close()
+
+
+@needs_two_users
+def test_another_users_socket_is_not_believed(open_to_all: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = open_to_all / "job.sock"
+    monkeypatch.setattr(jobsocket, "folder", lambda: open_to_all)
+    command = [sys.executable, "-c", PRETEND, str(path), str(NOBODY)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stranger:
+        try:
+            assert stranger.stdout is not None
+            assert stranger.stdout.readline() == "there\n"
+            with pytest.raises(FabricError, match="another user's"):
+                jobsocket.call("job", {"do": "inject", "fault": "kill:4"})
+            assert stranger.stdout.readline() == "b''\n", "it was looked for"
+            assert stranger.stdout.readline() == "b''\n", "and told nothing"
+        finally:
+            stranger.kill()
