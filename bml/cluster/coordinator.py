@@ -61,7 +61,6 @@ class CoordinatorLoop:
         self._lock = threading.Lock()
         self._channels: dict[int, control.Channel] = {}
         self._failing_since: dict[int, float] = {}
-        self._gone: set[int] = set()
         self._dialling: set[int] = set()
         self._finished: core.Finished | None = None
         self._over_at = float("inf")
@@ -161,7 +160,6 @@ class CoordinatorLoop:
             return
         self._lives[server], self._contacts[server] = life, contact
         self._failing_since.pop(server, None)
-        self._gone.discard(server)
         channel = self._channels.pop(server, None)
         if channel is not None:
             channel.close()
@@ -187,6 +185,7 @@ class CoordinatorLoop:
 
     def _dial(self, server: int) -> None:
         self._dialling.add(server)
+        self._failing_since.setdefault(server, time.monotonic())
         contact = self._contacts[server]
         host, port = contact.control
         control.dial(
@@ -200,7 +199,7 @@ class CoordinatorLoop:
             poller=self._poller,
             on_open=lambda channel: self._opened(server, contact, channel),
             on_fail=lambda end: self._failed(server, contact, end),
-            timeout_s=self._timeouts.answer_s,
+            timeout_s=self._timeouts.longest_answer_s,
         )
 
     def _opened(self, server: int, contact: Contact, channel: control.Channel) -> None:
@@ -209,7 +208,6 @@ class CoordinatorLoop:
             self._dial(server)  # that was an earlier life
             return
         self._failing_since.pop(server, None)
-        self._gone.discard(server)
         self._dialling.discard(server)
         self._channels[server] = channel
         channel.on_message = lambda data: self._received(server, channel, data)
@@ -227,20 +225,14 @@ class CoordinatorLoop:
         if contact != self._contacts[server]:
             self._dial(server)  # that was an earlier life
             return
-        since = self._failing_since.setdefault(server, time.monotonic())
-        dead = end.kind == "refused"
-        runs = self._core.view is not None  # before, it may still import what its training function needs
-        if dead or (runs and time.monotonic() - since > self._timeouts.connect_s):
-            self._lost(server, f"{'its process is gone' if dead else 'cannot be reached'} ({end.kind})")
-        if dead:
+        if end.kind == "refused":
             self._dialling.discard(server)
-        else:
-            self._poller.after(_REDIAL_S, lambda: self._dial(server))
-
-    def _lost(self, server: int, why: str) -> None:
-        if server not in self._gone:
-            self._gone.add(server)
-            self._handle(core.Gone(server, why))
+            self._handle(core.Gone(server, "its process is gone (refused)"))
+            return
+        now = time.monotonic()
+        for_s = now - self._failing_since.setdefault(server, now)
+        self._handle(core.Unreached(server, f"cannot be reached ({end.kind})", for_s))
+        self._poller.after(_REDIAL_S, lambda: self._dial(server))
 
     def _received(self, server: int, channel: control.Channel, data: bytes) -> None:
         try:

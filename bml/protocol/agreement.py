@@ -44,7 +44,8 @@ class Agreement:
     """See the module's text; arguments as of bml.protocol.coordinator.Coordinator.
 
     `statuses` are the answers while it gathers, `ballot` is the next view while it is frozen or proposed.
-    `answer_by` is when the answers that are awaited are due.
+    Answers are due at `answer_by` of servers that others suspect, at `last_answer_by` of the rest: a server
+    whose heartbeats are heard lives, and is only busy.
     """
 
     def __init__(
@@ -61,7 +62,8 @@ class Agreement:
         self.statuses: dict[int, msg.Status] = {}
         self.ballot: Ballot | None = None
         self.reason = ""
-        self.answer_by = now + timeouts.start_s
+        self.answer_by = self.last_answer_by = now + timeouts.start_s
+        self._asked_at = self._awake_at = now
         self.findings = Findings(timeouts, now)
         self.roster = Roster()
         self.ending = Ending(term, fabric.servers)
@@ -82,14 +84,36 @@ class Agreement:
 
     def next_deadline(self, now: float) -> float:
         """Until when, at the latest, a Tick is due."""
-        due = [self.answer_by] if self.state in ("gathering", "freezing", "proposing") else []
+        due = [now + self._timeouts.heartbeat_s] if self._waits else []
         act_at = self.findings.act_at
         return min([*due, *([act_at] if act_at is not None else [])], default=now + 3600)
 
     @property
-    def answer_s(self) -> float:
-        """How long a server may take to answer."""
-        return max(self._timeouts.answer_s, self._timeouts.patience_s(self.known.committed))
+    def _waits(self) -> bool:
+        return self.state in ("gathering", "freezing", "proposing")
+
+    def awake(self, now: float) -> None:
+        """The coordinator runs: a pause of its own is not held against those whose answers it awaits."""
+        gap_s, self._awake_at = now - self._awake_at, now
+        late_s = gap_s - self._timeouts.heartbeat_s
+        if self._waits and late_s > 0:
+            forgiven_s = gap_s if gap_s > self._timeouts.detect_s else late_s
+            self.answer_by = min(self.answer_by + forgiven_s, self.last_answer_by)
+
+    def overdue(self, now: float) -> dict[int, str]:
+        """The servers whose answers are awaited no longer, and why."""
+        if not self._waits or now < self.answer_by:
+            return {}
+        late, newcomers = self.awaited, self.ballot.newcomers if self.ballot else ()
+        if now < self.last_answer_by:
+            late = [each for each in late if self.findings.suspects(each) or each in newcomers]
+        why = "did not appear" if self.ballot is None else f"no answer within {now - self._asked_at:.3g} s"
+        return dict.fromkeys(late, why)
+
+    def _await(self, now: float, for_s: float, longest_s: float) -> None:
+        """Answers are due from now on."""
+        self._asked_at = self._awake_at = now
+        self.answer_by, self.last_answer_by = now + for_s, now + max(for_s, longest_s)
 
     def again(self, server: int) -> list[Instruction]:
         """What a server that reconnects may have missed; Evict is said again to its Status."""
@@ -141,6 +165,13 @@ class Agreement:
         view = self.ballot.next if self.ballot is not None else self.known.view
         return view is not None and not is_open(self._fabric.without(*view.failures), suspect)
 
+    def take_over(self, now: float) -> None:
+        """There is a view: its servers run, and need no time to start."""
+        start_by = self.last_answer_by
+        self._await(now, self._timeouts.answer_s, self._timeouts.longest_connect_s)
+        self.answer_by = min(self.answer_by, start_by)
+        self.last_answer_by = min(self.last_answer_by, start_by)
+
     # --- changing the view -----------------------------------------------------------------------
 
     def change(self, now: float) -> list[Instruction]:
@@ -169,7 +200,8 @@ class Agreement:
         return self._ask(ballot, now)
 
     def _ask(self, ballot: Ballot, now: float) -> list[Instruction]:
-        self.answer_by = now + self.answer_s
+        answer_s = max(self._timeouts.answer_s, self._timeouts.patience_s(self.known.committed))
+        self._await(now, answer_s, self._timeouts.longest_answer_s)
         question = ballot.question(self.term)
         return [Post(server, question) for server in ballot.members]
 

@@ -20,6 +20,7 @@ from bml.protocol.coordinator_events import (
     Instruction,
     Post,
     Tick,
+    Unreached,
 )
 from bml.protocol.decision import epoch_of
 from bml.protocol.messages import View
@@ -98,6 +99,7 @@ class Coordinator:
         """React to an event at time `now` (seconds)."""
         if self.state == "stopped":
             return self._ending.late(event)
+        self._agreement.awake(now)
         match event:
             case Connected(server):
                 # It says again what it still suspects.
@@ -106,6 +108,8 @@ class Coordinator:
                 return [Post(server, msg.Who(self.term)), *self._agreement.again(server)]
             case Gone(server, why):
                 return self._gone(server, why, now)
+            case Unreached(server, why, for_s):
+                return self._unreached(server, why, for_s, now)
             case From(server, message):
                 return self._message(server, message, now)
             case Tick():
@@ -121,6 +125,14 @@ class Coordinator:
             return []
         return self._lost(server, why, now)
 
+    def _unreached(self, server: int, why: str, for_s: float, now: float) -> list[Instruction]:
+        """A member whose neighbours hear it lives: it is called for longer before it counts as gone."""
+        if self.view is None:
+            return []  # it may still import what its training function needs
+        lives = server in self.members and not self._findings.suspects(server)
+        longest_s = self._timeouts.longest_connect_s if lives else self._timeouts.connect_s
+        return self._gone(server, why, now) if for_s > longest_s else []
+
     def _lost(self, server: int, why: str, now: float) -> list[Instruction]:
         """There is proof that a member is gone."""
         self._findings.dead[server] = why
@@ -135,23 +147,29 @@ class Coordinator:
         self._findings.suspect(message)
         if self.state != "gathering" and not self._agreement.has_given_up(message):
             self._findings.note_suspicion(message, now)
-        return []
+        return self._overdue(now)
 
     def _tick(self, now: float) -> list[Instruction]:
         findings = self._findings
-        if self._agreement.ballot is not None and now >= self._agreement.answer_by:
-            for server in self._agreement.awaited:
-                self._roster.drop(server)
-                findings.dead.setdefault(server, f"no answer within {self._agreement.answer_s:g} s")
-            return self._agreement.change(now)
-        if self.state == "gathering" and now >= self._agreement.answer_by:
-            for server in self._agreement.awaited:
-                findings.dead.setdefault(server, "did not appear")
-            return self._agreement.gathered(now)
+        late = self._overdue(now)
+        if late:
+            return late
         if findings.act_at is not None and now >= findings.act_at and self.state != "gathering":
             findings.act_at = None
             return self._agreement.change(now) if findings.fresh else []
         return self._agreement.heal(now) or self._agreement.grow(now)
+
+    def _overdue(self, now: float) -> list[Instruction]:
+        """Go on without those whose answers are awaited no longer."""
+        late = {
+            each: why for each, why in self._agreement.overdue(now).items() if each not in self._findings.dead
+        }
+        if not late:
+            return []
+        for server, why in late.items():
+            self._roster.drop(server)
+            self._findings.dead[server] = why
+        return self._agreement.gathered(now) if self.state == "gathering" else self._agreement.change(now)
 
     # --- gathering: start-up and takeover --------------------------------------------------------
 
@@ -159,8 +177,8 @@ class Coordinator:
         """Take over what another coordinator did. Returns whether there was anything new."""
         was_first = self.view is None
         news = self._known.learn(status)
-        if was_first and self.view is not None:  # its servers run: they need no time to start
-            self._agreement.answer_by = min(self._agreement.answer_by, now + self._timeouts.connect_s)
+        if was_first and self.view is not None:
+            self._agreement.take_over(now)
         return news
 
     def _status(self, status: msg.Status, now: float) -> list[Instruction]:
@@ -315,4 +333,5 @@ __all__ = [
     "Instruction",
     "Post",
     "Tick",
+    "Unreached",
 ]

@@ -24,6 +24,15 @@ class Gone:
 
 
 @dataclass(frozen=True)
+class Unreached:
+    """A server could not be called for so many seconds. Nobody refused the calls, so it may only be busy."""
+
+    server: int
+    why: str
+    for_s: float
+
+
+@dataclass(frozen=True)
 class From:
     """A message of a server."""
 
@@ -36,7 +45,7 @@ class Tick:
     """Time passed."""
 
 
-Event = Connected | Gone | From | Tick
+Event = Connected | Gone | Unreached | From | Tick
 
 
 class Post(NamedTuple):

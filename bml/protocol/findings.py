@@ -37,6 +37,10 @@ class Findings:
         """Whether a suspicion stands."""
         return bool(self._suspicions)
 
+    def suspects(self, server: int) -> bool:
+        """Whether anybody else suspects this server; if not, those that hear its heartbeats hear them."""
+        return any(peer == server != observer for observer, peer, _ in self._suspicions)
+
     @property
     def texts(self) -> list[str]:
         """All of it, in words."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
+from faults.detector import MOST_PATIENT
 from topology.errors import UsageError
 
 DEFAULT_DETECT_S = 0.5
@@ -31,7 +32,7 @@ class Timeouts:
     proof_window_s: float
     #: Suspicions by silence are gathered for this long.
     silence_window_s: float
-    #: A server that does not answer the coordinator for this long counts as failed.
+    #: A server that does not answer the coordinator for this long counts as failed, if another suspects it.
     answer_s: float
     #: A connection that cannot be made within this counts as lost.
     connect_s: float
@@ -67,6 +68,16 @@ class Timeouts:
     def patience_s(self, committed: int) -> float:
         """How much silence is borne, whatever the detector says, when so many steps are committed."""
         return self.warm_up_s if committed < _WARM_UP_STEPS else 0.0
+
+    @property
+    def longest_answer_s(self) -> float:
+        """How long an answer is awaited of a server whose heartbeats come: it lives, and is busy."""
+        return MOST_PATIENT * self.answer_s
+
+    @property
+    def longest_connect_s(self) -> float:
+        """The same for a call."""
+        return MOST_PATIENT * self.connect_s
 
     def check(self) -> None:
         """Raise UsageError unless the time-outs stand in their safe order."""

@@ -307,12 +307,12 @@ class Headquarters:
                 self._connect(desk, server)
                 return
             since = desk.failing_since.setdefault(server, self.network.now)
-            refused = not node.process.alive and server not in self.cut
-            if refused or self.network.now - since > self._timeouts.connect_s:
-                why = "its process is gone" if refused else "cannot be reached"
-                self._say(desk, coord.Gone(server, why))
-            if not refused:
-                self.network.after(_REDIAL_S, attempt)  # it may come back, and must learn that it is out
+            if not node.process.alive and server not in self.cut:
+                self._say(desk, coord.Gone(server, "its process is gone"))
+                return
+            for_s = self.network.now - since
+            self._say(desk, coord.Unreached(server, "cannot be reached", for_s))
+            self.network.after(_REDIAL_S, attempt)  # it may come back, and must learn that it is out
 
         self.network.after(self.network.random.uniform(0.0002, 0.003), attempt)
 
