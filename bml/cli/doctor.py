@@ -34,7 +34,7 @@ _MEANING = {
     "proof_window_s": "detect_s / 25: after proof (a dead process), only its echoes are awaited",
     "silence_window_s": "detect_s / 4: suspicions by silence are gathered, so that all observers are heard",
     "detect_s": "the one setting: how fast a silent failure must be noticed",
-    "answer_s": "1.5 detect_s: a server that does not answer the coordinator for so long has failed",
+    "answer_s": "1.5 detect_s: a suspected server that does not answer in it has failed; others in 3 times",
     "connect_s": "4 detect_s: a connection that cannot be made within this counts as lost",
     "warm_up_s": "silence is borne for so long before the second step is committed: imports, first kernels",
     "start_s": "at start-up every server must have appeared within this; at least 8 detect_s",

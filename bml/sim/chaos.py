@@ -255,6 +255,17 @@ def draw_successions(chance: random.Random, fabric: Fabric, detect_s: float) -> 
     return tuple(found)
 
 
+def draw_busy(chance: random.Random, fabric: Fabric, detect_s: float, steps: int) -> Mishaps:
+    """One server is lost on a busy host, after the first steps, and perhaps the coordinator, too."""
+    server, n = chance.choice(fabric.servers), fabric.n_servers
+    when = When("submit", chance.randint(2 * n, steps * n), 0.0)
+    how = chance.choice(("crash", "crash", "freeze"))
+    found = [Mishap(how, (server,), when, FOREVER if how == "crash" else 8 * detect_s)]
+    if chance.random() < 0.3:
+        found.append(Mishap("coordinator-crash", (), When("fault", 1, chance.uniform(0.0, 2 * detect_s))))
+    return tuple(found)
+
+
 def _one(chance: random.Random, fabric: Fabric, detect_s: float) -> Mishap:
     kind = chance.choices(list(KINDS), list(KINDS.values()))[0]
     return Mishap(

@@ -8,7 +8,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from bml.schedule.model import DEFAULTS, Constants
-from bml.sim.chaos import Mishaps, draw, draw_absent, draw_joins, draw_paths, draw_successions
+from bml.sim.chaos import (
+    Mishaps,
+    draw,
+    draw_absent,
+    draw_busy,
+    draw_joins,
+    draw_paths,
+    draw_successions,
+)
 from bml.sim.delays import MOST_S, NONE, Delays, draw_delays
 from bml.sim.endings import draw_ending
 from bml.sim.history import History
@@ -28,6 +36,8 @@ SUCCESSIONS_EVERY = 5
 ENDINGS_EVERY = 5
 #: Every so many seeds, something passes on some path and something else does not.
 PATHS_EVERY = 3
+#: In one of so many of them the host is so busy that all react late.
+BUSY_EVERY = 5
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,7 @@ class Scenario:
     min_servers: int | None = None
     delays: Delays = NONE
     reaches: bool = True
+    load_s: float = 0.0
 
     @classmethod
     def of(cls, seed: int, fabric: str | None = None, shared_memory: bool = False) -> Scenario:
@@ -70,6 +81,8 @@ class Scenario:
             scenario = scenario._with_joins()
         elif seed % SUCCESSIONS_EVERY == 3:
             scenario = scenario._with_successions()
+        elif seed % BUSY_EVERY == 1:
+            return scenario._on_a_busy_host()
         if seed % PATHS_EVERY == 1:
             scenario = scenario._with_paths()
         return scenario._with_an_ending() if seed % ENDINGS_EVERY == 2 else scenario
@@ -115,6 +128,18 @@ class Scenario:
             mishaps=(*self.mishaps, draw_ending(chance, parse(self.fabric), len(self.mishaps))),
         )
 
+    def _on_a_busy_host(self) -> Scenario:
+        """A run on a host with too few cores, instead of what it was, and past its start."""
+        chance = random.Random(f"busy {self.seed}")
+        steps = chance.choice((5, 6, 8))
+        return replace(
+            self,
+            steps=steps,
+            load_s=chance.choice((0.3, 0.6, 1.0)),
+            mishaps=draw_busy(chance, parse(self.fabric), DETECT_S, steps),
+            delays=NONE,
+        )
+
     def simulation(self, recorded: bool = False) -> Simulation:
         """The run, ready to start."""
         return Simulation(
@@ -132,12 +157,14 @@ class Scenario:
             min_servers=self.min_servers,
             delays=self.delays,
             reaches=self.reaches,
+            load_s=self.load_s,
         )
 
     def __str__(self) -> str:
         what = f"{self.steps} steps of {self.n_elements} elements in slices of {self.slice_nbytes} bytes"
         what += "" if self.constants.alpha_s else " on trees"
         what += f", at least {self.min_servers} servers" if self.min_servers else ""
+        what += f", on a busy host ({self.load_s:g} s)" if self.load_s else ""
         what += "" if self.reaches else ", a stopped coordinator cannot be killed"
         mishaps = "; ".join([*(f"server {each} absent" for each in self.absent), *map(str, self.mishaps)])
         mishaps = mishaps or "no mishap"

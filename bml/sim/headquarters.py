@@ -18,6 +18,7 @@ from bml.protocol.plausible import check_for_server, check_from_server
 from bml.protocol.timeouts import Timeouts
 from bml.sim.delays import Delays
 from bml.sim.launcher import Launcher
+from bml.sim.load import Load
 from bml.sim.network import Network
 from bml.sim.process import Process
 from topology import Fabric
@@ -128,6 +129,7 @@ class Headquarters:
         on_event: Callable[[str, str], None],
         on_finished: Callable[[Desk, coord.Finished], None],
         delays: Delays,
+        load: Load,
         on_give_up: Callable[[str], None],
     ):
         self.network = network
@@ -135,6 +137,8 @@ class Headquarters:
         self.on_finished = on_finished
         self.desks: list[Desk] = []
         self.cut: set[int] = set()
+        self.failing_starts = 0
+        """How many coordinators were to crash on their start."""
         self._fabric = fabric
         self._timeouts = timeouts
         self._min_servers = min_servers
@@ -143,6 +147,8 @@ class Headquarters:
         self._on_event = on_event
         self._late: deque[tuple[int, Callable[[], None]]] = deque()
         self._delays = delays
+        self._load = load
+        load.weigh(self.launcher.process)
 
     @property
     def newest(self) -> Desk:
@@ -161,11 +167,31 @@ class Headquarters:
         desk = Desk(self, term, core)
         self.desks.append(desk)
         self._on_event("takeover", f"coordinator {term} starts")
+        self._load.weigh(desk.process)
         desk.beat()
         desk.handle(coord.Tick())
         for server in self._servers:
             self._dial(desk, server)
         return desk
+
+    def strike(self, kind: str, for_s: float, amount: int = 0) -> None:
+        """A mishap of a coordinator or of the launcher; see bml.sim.chaos."""
+        match kind:
+            case "coordinator-crash":
+                self.crash()
+            case "coordinator-freeze":
+                self.freeze(for_s)
+            case "coordinator-fails":
+                self.failing_starts += amount
+                self.launcher.crashes += amount
+            case "launcher-freeze":
+                self.launcher.freeze(for_s)
+            case "launcher-deaf":
+                self.launcher.deaf_until_s = self.network.now + for_s
+            case "clock-step":
+                self.launcher.clock_offset_s += amount
+            case _:
+                raise ValueError(f"there is no mishap {kind}")
 
     def crash(self) -> None:
         """The newest coordinator dies."""
@@ -272,7 +298,8 @@ class Headquarters:
         self._deliver(channel, way, come)
 
     def _deliver(self, channel: Channel, way: str, action: Callable[[], None]) -> None:
-        self.network.deliver((channel, way), action, self._delays.control.get(channel.server, 0.0))
+        way_s = self._delays.control.get(channel.server, 0.0) + self._load.late_s()
+        self.network.deliver((channel, way), action, way_s)
 
     def sever(self, channel: Channel) -> None:
         """The process at the coordinator's end is no more."""
@@ -303,7 +330,7 @@ class Headquarters:
         def attempt() -> None:
             if not desk.process.alive or server in desk.channels or self._servers[server] is not node:
                 return
-            if node.process.runs and desk.process.runs and server not in self.cut:
+            if node.process.answers and desk.process.answers and server not in self.cut:
                 self._connect(desk, server)
                 return
             since = desk.failing_since.setdefault(server, self.network.now)

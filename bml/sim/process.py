@@ -16,6 +16,7 @@ class Process:
     def __init__(self) -> None:
         self.alive = True
         self.frozen = False
+        self._briefly = False
         self._held: deque[Action] = deque()
         self._due: Action | None = None
 
@@ -23,6 +24,11 @@ class Process:
     def runs(self) -> bool:
         """Neither dead nor frozen."""
         return self.alive and not self.frozen
+
+    @property
+    def answers(self) -> bool:
+        """Whether a connection to it can be made within moments."""
+        return self.alive and (self._briefly or not self.frozen)
 
     def run(self, action: Action) -> None:
         """Run now, after the thaw, or never."""
@@ -46,13 +52,13 @@ class Process:
         if left and self.frozen:
             self._held.appendleft(lambda: self.each(left, do))
 
-    def freeze(self) -> None:
-        """Stop, without a sign to anybody."""
-        self.frozen = self.alive
+    def freeze(self, briefly: bool = False) -> None:
+        """Stop, without a sign to anybody; `briefly`: it only waits for its turn on a busy host."""
+        self.frozen, self._briefly = self.alive, briefly
 
     def thaw(self) -> None:
         """Go on with what has come in meanwhile, as if no time had passed."""
-        self.frozen = False
+        self.frozen = self._briefly = False
         while self._held and self.runs:
             self._held.popleft()()
         if self._due and self.runs:
@@ -61,6 +67,6 @@ class Process:
 
     def die(self) -> None:
         """End now."""
-        self.alive = self.frozen = False
+        self.alive = self.frozen = self._briefly = False
         self._held.clear()
         self._due = None

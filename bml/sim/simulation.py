@@ -22,6 +22,7 @@ from bml.sim.delays import NONE, Delays
 from bml.sim.endings import OPERATOR_S, Endings
 from bml.sim.headquarters import Desk, Headquarters
 from bml.sim.history import History
+from bml.sim.load import Load
 from bml.sim.machine import Machine
 from bml.sim.network import Network
 from bml.sim.paths import Key, Pair, Where, pair
@@ -31,6 +32,8 @@ from bml.sim.troubles import Troubles
 from bml.sim.wires import Wires
 from topology import Fabric, LinkFailure, ServerFailure
 
+#: How long the steps of a run may take on a host that is overloaded, in virtual seconds.
+_LOADED_S = 400.0
 #: Of so many failing starts a launcher may give up, with what else befalls coordinators.
 _MANY_STARTS = 6
 _MOST_EVENTS = 100_000
@@ -48,7 +51,7 @@ class Simulation:
     `reaches`: the launcher can kill a coordinator that is stopped, which on another machine it cannot.
     `constants` of the cost model decide which schedule steps of this size take, if `algorithm` is auto.
     `delays`: which ways are slow. `shared_memory`: the servers are on one host and reduce directly; of links
-    only heartbeats are left.
+    only heartbeats are left. `load_s`: how late processes of a busy host react (see load.py).
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Simulation:
         absent: tuple[int, ...] = (),
         shared_memory: bool = False,
         delays: Delays = NONE,
+        load_s: float = 0.0,
     ):
         self.fabric = fabric
         self.first = tuple(server for server in fabric.servers if server not in absent)
@@ -85,8 +89,9 @@ class Simulation:
         self.finished: coord.Finished | None = None
         self.gave_up = ""
         """Why the launcher ended the job, if it could not get a coordinator."""
+        self._load = Load(self.network, load_s, seed)
+        self._deadline_s = _LOADED_S if load_s else 0.0
         self._headless = False
-        self._failing_starts = 0
         #: Servers that some mishap befell, which may be lost for it.
         self.hurt: set[int] = set(absent)
         self._least = fabric.n_servers // 2 + 1 if min_servers is None else min_servers
@@ -126,6 +131,7 @@ class Simulation:
             self.point,
             self._finish,
             delays,
+            self._load,
             self._give_up,
         )
         for mishap in mishaps:
@@ -184,23 +190,12 @@ class Simulation:
                 self.resized = True
                 machine = self.machines[target[0]]
                 machine.process.run(machine.leave)
-            case "coordinator-crash":
-                self.headquarters.crash()
-            case "coordinator-freeze":
-                self.headquarters.freeze(mishap.for_s)
-            case "coordinator-fails":
-                self._failing_starts += target[0]
-                self.headquarters.launcher.crashes += target[0]
-            case "launcher-freeze":
-                self.headquarters.launcher.freeze(mishap.for_s)
-            case "launcher-deaf":
-                self.headquarters.launcher.deaf_until_s = self.network.now + mishap.for_s
-            case "clock-step":
-                self.headquarters.launcher.clock_offset_s += target[0]
+            case kind:
+                self.headquarters.strike(kind, mishap.for_s, *target)
 
     def _reachable(self, servers: Iterable[int], view: msg.View) -> list[int]:
         """Those of these servers that run, and that every member of the view could reach."""
-        running = {each for each in view.members if self.machines[each].process.runs}
+        running = {each for each in view.members if self.machines[each].process.answers}
         alive = (each for each in servers if running and self.machines[each].process.runs)
         reached, connects = self._troubles.reached, self.wires.paths.connects
         lately = self._troubles.reachable(alive, self.network.now)
@@ -230,8 +225,12 @@ class Simulation:
             step: {who: what for who, what in by.items() if who != server}
             for step, by in self.history.commits.items()
         }
-        machine.start()
+        self._start(machine)
         self.headquarters.joined(server)
+
+    def _start(self, machine: Machine) -> None:
+        self._load.weigh(machine.process)
+        machine.start()
 
     def _freeze(self, server: int, for_s: float) -> None:
         process = self.machines[server].process
@@ -286,11 +285,12 @@ class Simulation:
 
         Where the launcher stops for good, servers may have to wait for a coordinator until they give up.
         """
+        deadline_s = max(deadline_s, self._deadline_s)
         if self._headless:
             deadline_s += self.timeouts.orphan_s
         self.headquarters.start()
         for server in self.first:
-            self.machines[server].start()
+            self._start(self.machines[server])
         if not self.network.run(self._all_over, deadline_s, _MOST_EVENTS):
             waits = [f"server {server}: {each.waits_for()}" for server, each in self.machines.items()]
             waits.append(f"coordinator: {self.headquarters.newest.core.state}")
@@ -315,7 +315,7 @@ class Simulation:
         abort = self.finished.abort if self.finished else None
         if abort is not None and abort.kind == "start" and (self.hurt or self.hurt_pairs):
             return
-        if self.gave_up and self._failing_starts < _MANY_STARTS:
+        if self.gave_up and self.headquarters.failing_starts < _MANY_STARTS:
             raise PromiseBroken(4, f"the launcher gave up ({self.gave_up}) though coordinators could start")
         if self.gave_up or self._headless:
             return

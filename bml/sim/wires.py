@@ -251,8 +251,8 @@ class Wires:
                 other.wanted
                 and not other.lost
                 and other.connection is None
-                and self._process(server).runs
-                and self._process(peer).runs
+                and self._process(server).answers
+                and self._process(peer).answers
                 and self.paths.connects(server, peer, level)
             ):
                 self._connect(server, peer, level)

@@ -11,6 +11,7 @@ from msgspec import structs
 
 from bml.protocol import ballot, draft
 from bml.protocol import coordinator as coord
+from bml.protocol.agreement import Agreement
 from bml.protocol.barrier import Barrier
 from bml.protocol.dataflow import Buffer, Reduce
 from bml.protocol.ending import Ending
@@ -219,6 +220,16 @@ def ignore_stalls(patch: Patch) -> None:
     patch.setattr(Stalls, "standing", lambda stalls, now: {})
 
 
+def give_up_the_busy(patch: Patch) -> None:
+    """Whoever does not answer in time is taken for dead, although all hear its heartbeats."""
+
+    def overdue(self: Agreement, now: float) -> dict[int, str]:
+        late = self.awaited if self._waits and now >= self.answer_by else []
+        return dict.fromkeys(late, "no answer")
+
+    patch.setattr(Agreement, "overdue", overdue)
+
+
 PLANTED: tuple[Callable[[Patch], None], ...] = (
     skip_the_fence,
     work_on_while_frozen,
@@ -238,4 +249,5 @@ PLANTED: tuple[Callable[[Patch], None], ...] = (
     read_terms_from_a_clock,
     never_miss_a_coordinator,
     ignore_stalls,
+    give_up_the_busy,
 )
