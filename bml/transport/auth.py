@@ -64,12 +64,8 @@ class Role(enum.IntEnum):
     """Whether the path of a data connection works; the ports of those take it."""
 
 
-#: What a port takes that listens for connections of a role.
-_TAKES = {
-    Role.DATA: (Role.DATA, Role.PROBE),
-    Role.CONTROL: (Role.CONTROL,),
-    Role.PROBE: (Role.PROBE,),
-}
+_PORT = {Role.DATA: Role.DATA, Role.CONTROL: Role.CONTROL, Role.PROBE: Role.DATA}
+"""What the port is for that a connection of some role is made to."""
 
 
 class Hello(NamedTuple):
@@ -207,7 +203,7 @@ class AcceptorHandshake(_Handshake):
             return self._refuse(refusal)
         self.peer = claim.me
         self.done = True
-        proof = _Claim(self._me._replace(role=self.peer.role), self.peer.server, self.peer.life, self._ends)
+        proof = _Claim(self._me, self.peer.server, self.peer.life, self._ends)
         answer = _pack_identity(proof, Refusal.OK, bytes(NONCE_NBYTES))
         return answer + self._mac(b"acceptor", self._challenge, message, answer)
 
@@ -216,7 +212,7 @@ class AcceptorHandshake(_Handshake):
         peer, me = claim.me, self._me
         if peer.job != me.job:
             return Refusal.JOB
-        if peer.level != me.level or peer.role not in _TAKES[me.role]:
+        if peer.level != me.level or _PORT[peer.role] is not me.role:
             return Refusal.ROLE
         if claim.to_server != me.server:
             return Refusal.SERVER
@@ -236,7 +232,7 @@ class DialerHandshake(_Handshake):
 
     def __init__(self, token: bytes, me: Hello, nonce: bytes, server: int, life: int = 0) -> None:
         super().__init__(token, me, nonce)
-        self._wanted = me._replace(server=server, life=life)
+        self._wanted = me._replace(role=_PORT[me.role], server=server, life=life)
         self._challenge = b""
         self._sent = b""
 

@@ -163,6 +163,26 @@ def test_a_dialer_checks_what_the_acceptor_proves(
     assert why in other.error
 
 
+@pytest.mark.parametrize(
+    ("port", "dials", "taken"),
+    [
+        (Role.DATA, Role.PROBE, True),
+        (Role.CONTROL, Role.PROBE, False),
+        (Role.DATA, Role.CONTROL, False),
+        (Role.PROBE, Role.DATA, False),
+    ],
+)
+def test_a_data_port_takes_probes_and_no_other_port_does(port: Role, dials: Role, taken: bool) -> None:
+    one = AcceptorHandshake(TOKEN, ACCEPTOR._replace(role=port), b"a" * 32)
+    other = DialerHandshake(TOKEN, DIALER._replace(role=dials), b"b" * 32, ACCEPTOR.server, ACCEPTOR.life)
+    challenge, _ = one.start(HERE, THERE), other.start(THERE, HERE)
+    other.feed(one.feed(other.feed(challenge)))
+    assert (one.done, other.done) == (taken, taken)
+    if taken:
+        assert one.peer is not None
+        assert one.peer.role is dials
+
+
 def test_both_ways_to_write_an_address_are_one() -> None:
     """A listener for IPv6 may see IPv4 dialers; a scope is each host's own."""
     one, other = acceptor(), dialer()
