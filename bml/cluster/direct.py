@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from bml.cluster.injection import Injection
-from bml.cluster.meeting import Replies, Reply
+from bml.cluster.meeting import Replies
 from bml.protocol import events as ev
 from bml.protocol.call import Call, neutral
-from bml.protocol.direct import Post, Stage, Sum
+from bml.protocol.direct import Post, Quit, Stage, Sum
 from bml.protocol.frame import Header, Kind
 from bml.protocol.server import ServerCore
 from bml.protocol.workspace import Array
@@ -71,7 +71,7 @@ class DirectSync:
         self._mapped_epoch = 0
         self._turn = threading.Lock()
         self._over: Callable[[], object] = shell.replies.qsize
-        self._kept: queue.SimpleQueue[Committed] = queue.SimpleQueue()
+        self._kept: queue.SimpleQueue[Committed | ev.BringHome] = queue.SimpleQueue()
         self._neutral: tuple[Call, Array] | None = None
 
     @property
@@ -85,7 +85,7 @@ class DirectSync:
         view = shell.core.view
         if view is None or shell.core.server in view.learners:
             self._carry_on(shell.core.handle, submit)
-            return self._finish(shell.replies.get())
+            return self._finish()
         with self._turn:
             self._over = shell.replies.qsize
             self._bring(submit, vector, op, Use.READ if shared else Use.OWN, view.members)
@@ -96,7 +96,7 @@ class DirectSync:
                 self._go_through(submit)
             except (OSError, ValueError) as error:
                 return self._after(error)
-            return self._finish(shell.replies.get())
+            return self._finish()
 
     def follow(self, submit: ev.Submit) -> Committed | None:
         """Take part in a step that others call, changing nothing; None if it was over before its end."""
@@ -115,17 +115,20 @@ class DirectSync:
                 self._wait_until_over()
             except (OSError, ValueError) as error:
                 self._wait_until_over(error)
-            with shell.guard:  # whoever installs a view says in one go what becomes of its step
-                kept = None if self._kept.empty() else self._kept.get()
+            kept = self._what_became()
             return None if kept is None else self._with_result(kept)
 
     def admit(self, addresses: Mapping[int, BoardAddress | None]) -> None:
         """A view of these servers is in force, under the guard; those that came show boards there."""
         self._boards.admit(addresses)
 
-    def keep(self, committed: Committed) -> None:
-        """The step that `follow` is in is committed, under the guard."""
-        self._kept.put(committed)
+    def keep(self, what: Committed | ev.BringHome) -> None:
+        """The step that `follow` is in is committed, or a view commits it, under the guard."""
+        self._kept.put(what)
+
+    def quit(self, instruction: Quit) -> None:
+        """Carry out a `Quit`, under the guard."""
+        self._boards.post(instruction.epoch, 0, Stage.NONE)
 
     def post(self, post: Post) -> None:
         """Carry out a `Post`, under the guard."""
@@ -203,6 +206,27 @@ class DirectSync:
         if self._shell.injection.pending:
             self._shell.suffer(Header(Kind.DOWN, epoch, step, me, me, 0, 0, 0, 0))
 
+    def _what_became(self) -> Committed | None:
+        """Of a followed step; None: it is not committed, or its result is nobody's any more."""
+        shell, kept = self._shell, self._kept
+        while True:
+            with shell.guard:  # whoever installs a view says in one go what becomes of its step
+                what = None if kept.empty() else kept.get()
+                if what is None and (not shell.core.in_doubt or shell.stopped()):
+                    return None
+            if isinstance(what, ev.BringHome):
+                self._bring_home(what)
+            elif what is not None:
+                return what
+            else:
+                time.sleep(_NAP_S)
+
+    def _bring_home(self, what: ev.BringHome) -> None:
+        """Look where the others stand when the result is home: it may be torn; see bml.protocol.direct."""
+        self._reduction.fetch()
+        newest = self._boards.newest_epoch(self._members)
+        self._carry_on(self._shell.core.met, ev.Home(what.epoch, what.step, newest))
+
     def _carry_on(self, handle: Callable[[Any, float], list[ev.Instruction]], event: ev.Event) -> None:
         shell = self._shell
         with shell.guard:
@@ -210,7 +234,10 @@ class DirectSync:
         if shell.injection.pending:
             shell.suffer(None)
 
-    def _finish(self, reply: Reply) -> Outcome | ev.Replay:
+    def _finish(self, timeout_s: float | None = None) -> Outcome | ev.Replay:
+        """What becomes of the user's step. Raises queue.Empty if nothing is said for so long."""
+        while isinstance(reply := self._shell.replies.get(timeout=timeout_s), ev.BringHome):
+            self._bring_home(reply)
         if isinstance(reply, Exception):
             raise reply
         assert not isinstance(reply, ev.Prepare), "nothing of a step over shared memory outlives its view"
@@ -223,7 +250,7 @@ class DirectSync:
     def _after(self, error: Exception) -> Outcome | ev.Replay:
         """What another server shares cannot be read: it died, which will be noticed, or all is lost."""
         try:
-            return self._finish(self._shell.replies.get(timeout=self._give_up_s))
+            return self._finish(self._give_up_s)
         except queue.Empty:
             raise self._lost(error) from error
 

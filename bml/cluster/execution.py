@@ -18,7 +18,7 @@ from bml.protocol import events as ev
 from bml.protocol import messages as msg
 from bml.protocol.call import Call, neutral
 from bml.protocol.dataflow import Buffer, Reduce, Send
-from bml.protocol.direct import Post, Stage, Sum
+from bml.protocol.direct import Post, Quit, Stage, Sum
 from bml.protocol.frame import Kind
 from bml.protocol.reuse import StepMemory
 from bml.protocol.server import ServerCore
@@ -173,6 +173,12 @@ class Execution:
                 self._meeting.give(Committed(step, epoch, contributors, _NO_RESULT))  # it knows where it lies
             case ev.Commit(step, epoch, contributors):
                 self._meeting.commit(self._committed(step, epoch, contributors))
+            case ev.BringHome(follows=follows):
+                assert self.direct is not None
+                self.direct.keep(instruction) if follows else self._meeting.replies.put(instruction)
+            case Quit():
+                assert self.direct is not None
+                self.direct.quit(instruction)
             case ev.Prepare():
                 self._meeting.replies.put(instruction)
             case ev.Keep(step, epoch, contributors) if self.direct is not None:

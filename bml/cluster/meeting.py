@@ -12,7 +12,7 @@ from bml.protocol.workspace import Array
 from bml.train.communicator import Committed, Outcome
 from topology.errors import BmlError
 
-Reply = Outcome | ev.Prepare | ev.Replay | Exception
+Reply = Outcome | ev.Prepare | ev.BringHome | ev.Replay | Exception
 Replies = queue.SimpleQueue[Reply]
 
 #: Of how many steps, the last ones, the times are kept for the report: a job may run for months.

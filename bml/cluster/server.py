@@ -130,6 +130,7 @@ class Server:
             reply = self._loop.answer(event, yields, self._beside())
             if isinstance(reply, Exception):
                 raise reply
+            assert not isinstance(reply, ev.BringHome), "over shared memory DirectSync brings it home"
             if not isinstance(reply, ev.Prepare):
                 return reply
             self._plan(reply.nbytes)

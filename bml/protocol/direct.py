@@ -22,15 +22,27 @@ What the memory adds to the argument:
 2. *Nobody writes into another server's memory*: the kernel refuses it. A server that was evicted while it was
    frozen, and wakes, can finish its own share, in its own memory, of a step that is over for the others; they
    read nothing of it any more.
-3. *It cannot take a torn result for a good one either.* It brings the result home first and looks for
-   COMPLETE afterwards, of the epoch of its step. The others write into their shares again only after a READY
-   of all members: of its own in that epoch, or, without it, in a later one, which they have posted before.
-4. *A result that a user reads in place is not written again* until the user has let go: every server says
+3. *It cannot take a torn sum for a good one either.* A server that leaves an epoch, for another view or as it
+   stops, lets all see that first (`Quit`), before its user hears of it. In an epoch that it has not left, its
+   contribution changes only after COMPLETE of all members, and its share only after READY of all members to
+   the next step. So a server adds, brings the result home, and looks for COMPLETE of the epoch of its step
+   afterwards: if all stand there, none of them had left, and what it has read had not changed.
+4. *Nor when a view commits its step.* All members of that view have read all contributions by then, but may
+   still copy shares, and rightly leave the epoch of the step. A server brings the result home all the same
+   (`BringHome`), and then looks how far the members of its step are (`Home`). They write into shares again
+   after READY of all members of some view. Of a view with this server in it, its own is missing, as it posts
+   that only when the result has been taken. A view without it is later than the one that it has installed,
+   and those who are in that view have left the epochs before. So the result is whole if nobody stands in a
+   later epoch. If somebody does, the server waits for the view that it lacks; if it is not in there, it is
+   evicted: its user gets that error, and no result.
+   For 3 and 4 no load may overtake a load, and no store a store: x86 sees to that, and all that a server does
+   between them takes and frees locks.
+5. *A result that a user reads in place is not written again* until the user has let go: every server says
    what it holds, and says so before it posts COMPLETE; shares go where no server of the job, dead ones too,
    holds anything.
-5. *Whoever is complete can bring the result home*, even if all others die now: it has mapped the shares
+6. *Whoever is complete can bring the result home*, even if all others die now: it has mapped the shares
    of all before.
-6. *A learner is a member like the others*: it adds its share, posts, and is waited for. All that it brings is
+7. *A learner is a member like the others*: it adds its share, posts, and is waited for. All that it brings is
    a contribution that changes nothing. Another life of a server has a board and memory of its own, known by
    the view that has it; of the life before nothing is read any more.
 """
@@ -47,8 +59,9 @@ from bml.schedule.direct import DirectProgram
 
 
 class Stage(IntEnum):
-    """How far a server is in a step."""
+    """How far a server is in a step; NONE: it is in no step yet."""
 
+    NONE = 0
     READY = 1
     DONE = 2
     COMPLETE = 3
@@ -65,6 +78,17 @@ def standing(epoch: int, step: int, stage: int) -> int:
 def standings(epoch: int, step: int, stage: Stage) -> tuple[int, int]:
     """(low, high) of low <= standing < high: at this stage of this step or beyond it, in this epoch."""
     return standing(epoch, step, stage), standing(epoch + 1, 0, 0)
+
+
+def epoch_of(standing: int) -> int:
+    """The epoch of where a server stands."""
+    return standing >> (_STEP_BITS + _STAGE_BITS)
+
+
+class Quit(NamedTuple):
+    """Let all servers see that this one has left every epoch before this one: its memory may change."""
+
+    epoch: int
 
 
 class Post(NamedTuple):

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from bml.protocol.call import Call
 from bml.protocol.dataflow import Reduce, Send
-from bml.protocol.direct import Post, Stage, Sum
+from bml.protocol.direct import Post, Quit, Stage, Sum
 from bml.protocol.frame import Header
 from bml.protocol.messages import ToCoordinator, ToServer, View
 from bml.protocol.spans import Spans
@@ -145,7 +145,15 @@ class Differs(Struct, frozen=True):
     text: str
 
 
-Meeting = Gathered | Summed | Differs
+class Home(Struct, frozen=True):
+    """What `BringHome` asked for is done; the newest epoch in which a member of the step stood after that."""
+
+    epoch: int
+    step: int
+    newest: int
+
+
+Meeting = Gathered | Summed | Differs | Home
 FromUser = Submit | Follow | Ready | Gives | Give | Prepared | Go | Ended
 Event = FromUser | PeerLost | Proved | OwnNicLost | Control | Tick | Meeting
 
@@ -187,6 +195,17 @@ class Commit(Struct, frozen=True):
     step: int
     epoch: int
     contributors: tuple[int, ...]
+
+
+class BringHome(Struct, frozen=True):
+    """A view commits the step: bring the result home, then look where its members stand, and say `Home`.
+
+    `follows`: it is one that a learner has followed.
+    """
+
+    epoch: int
+    step: int
+    follows: bool
 
 
 class Prepare(Struct, frozen=True):
@@ -285,10 +304,12 @@ Instruction = (
     | Reduce
     | Post
     | Sum
+    | Quit
     | Open
     | Called
     | SendText
     | Commit
+    | BringHome
     | Prepare
     | Keep
     | Replay

@@ -108,6 +108,11 @@ class ServerCore:
         return self._steps.follows
 
     @property
+    def in_doubt(self) -> bool:
+        """Whether a result that a view commits is on its way home, or may be torn (see homecoming.py)."""
+        return self._steps.in_doubt
+
+    @property
     def giving(self) -> Giving | None:
         """What this server is to give to joiners at the next boundary after a step of this view."""
         return None if self._member.frozen else self._donor.due(self.committed)
@@ -150,12 +155,7 @@ class ServerCore:
             return f"the coordinator's view after epoch {self.epoch}"
         if self._learner is not None and self.follows and not self._learner.has_state:
             return f"the training state, following step {self.step}"
-        step = self._steps.current
-        if step is None:
-            return f"the training function to bring step {self.step}"
-        if not step.entered:
-            return f"slices of step {self.step}: {step.engine.remaining} elements are not final"
-        return f"barrier tokens of step {self.step} from servers {step.barrier.missing}"
+        return self._steps.waits_for()
 
     @property
     def urgent(self) -> bool:
@@ -204,7 +204,7 @@ class ServerCore:
             case ev.Ended():
                 self._outcome = event
                 return [Tell(msg.Ended(self.server, event.outcome, event.error, self.committed))]
-            case ev.Gathered() | ev.Summed() | ev.Differs():
+            case ev.Gathered() | ev.Summed() | ev.Differs() | ev.Home():
                 return self.met(event, now)
 
     def heard(self, peer: int, level: int, now: float) -> None:
@@ -315,7 +315,7 @@ class ServerCore:
     def _orphaned(self, now: float) -> bool:
         """Whether a coordinator has been needed, and has brought no view, for too long."""
         outside = self._learner is not None and self.view is None and self._term >= 0  # it may take long
-        needed = self._member.frozen or self._watch.suspects
+        needed = self._member.frozen or self._watch.suspects or self.in_doubt
         if self._member.stopped is not None or outside or not needed:
             self._needs_view_since = None
             return False

@@ -23,10 +23,11 @@ from bml.protocol import messages as msg
 from bml.protocol.barrier import Barrier, Phase, Token, barrier_phases
 from bml.protocol.calls import Calls
 from bml.protocol.dataflow import Send, Stamp
-from bml.protocol.direct import DirectEngine, Stage, direct_phases
+from bml.protocol.direct import DirectEngine, Quit, Stage, direct_phases
 from bml.protocol.events import Instruction, Submit
 from bml.protocol.exchange import AnyEngine, Engines
 from bml.protocol.frame import Header, Kind
+from bml.protocol.homecoming import Homecoming
 from bml.protocol.learner import Learner
 from bml.protocol.lived import Lived
 from bml.protocol.member import Member
@@ -88,6 +89,7 @@ class Steps:
         self._engines: Engines | None = None
         self._phases: tuple[Phase, ...] = ()
         self._links: Links = frozenset()
+        self._homecoming = Homecoming()
         self._waiting: Submit | None = None
         self._resumes: tuple[Submit, Spans] | None = None
         self._called = (0, 0)
@@ -109,6 +111,11 @@ class Steps:
         return self._learner is not None and self._learner.follows
 
     @property
+    def in_doubt(self) -> bool:
+        """Whether a result that a view commits is on its way home, or may be torn."""
+        return self._homecoming.awaited
+
+    @property
     def standing(self) -> tuple[int, Spans, int]:
         """The step that is complete here, -1 for none; of the current one, what is final, and of how many."""
         step = self.current
@@ -120,6 +127,17 @@ class Steps:
         complete = step.submit.step if step.engine.complete else -1
         return complete, step.final, step.submit.n_elements
 
+    def waits_for(self) -> str:
+        """What this server waits for while it is neither stopped nor frozen, in words."""
+        step = self.current
+        if step is None and self._homecoming.awaited:
+            return f"the result of step {self.committed} to be home, in an epoch that nobody has left"
+        if step is None:
+            return f"the training function to bring step {self.next}"
+        if not step.entered:
+            return f"slices of step {self.next}: {step.engine.remaining} elements are not final"
+        return f"barrier tokens of step {self.next} from servers {step.barrier.missing}"
+
     # --- a step begins ---------------------------------------------------------------------------
 
     def submit(self, event: Submit, now: float) -> list[Instruction]:
@@ -127,7 +145,7 @@ class Steps:
         if self._member.stopped:
             return [ev.Stop(self._member.stopped)]
         if event.step <= self.committed and self._learner is not None:
-            return self._replay(event, self._learner)
+            return self._homecoming.behind(self._replay(event, self._learner))
         if event.step != self.next:
             raise InvariantError(
                 f"server {self._member.server}: step {event.step} submitted, {self.next} is next"
@@ -143,6 +161,8 @@ class Steps:
         """A learner takes part in the next step once it knows what is called in it."""
         if self._learner is None or self.current is not None or self._member.stopped is not None:
             return []
+        if self._homecoming.awaited:
+            return []  # one thread brings home and follows
         event = self._learner.submit(self.next, self._member.epoch)
         if event is None:
             return []
@@ -196,6 +216,7 @@ class Steps:
         self.current = Running(event, contributors, engine, barrier, at, follows, left or ((0, n_elements),))
         if not follows:
             self._calls.check_present(event, contributors)
+            self._homecoming.drop()  # the user is past it
         called = event.call if follows else None
         done: list[Instruction] = [ev.Open(event.step, engine.scratch_elements, called, left)]
         shown = engines.programs.direct is not None
@@ -221,13 +242,13 @@ class Steps:
         assert step is not None
         return self._pass_barrier(step, step.barrier.token(peer, round_), now)
 
-    def met(self, event: ev.Gathered | ev.Summed | ev.Differs, now: float) -> list[Instruction]:
-        """A step over shared memory: all members have come to a stage, or this server has added its share."""
+    def met(self, event: ev.Meeting, now: float) -> list[Instruction]:
+        """A step over shared memory: all have come to a stage, or this server has added, or copied."""
         step = self.current
-        if step is None or (event.epoch, event.step) != step.stamp:
-            return []  # its epoch is over
+        if step is None or (event.epoch, event.step) != step.stamp:  # its epoch is over
+            return self._come_home(event, now) if isinstance(event, ev.Home) else []
         engine = step.engine
-        if self._member.frozen or not isinstance(engine, DirectEngine):
+        if self._member.frozen or not isinstance(engine, DirectEngine) or isinstance(event, ev.Home):
             return []
         if isinstance(event, ev.Differs):
             self._calls.differs(step.submit, event.origin, event.text)
@@ -261,7 +282,8 @@ class Steps:
         self._member.stopped = error
         self._member.frozen = True
         self.current = None
-        return [ev.Fence(), ev.Links(frozenset()), ev.Stop(error)]
+        self._homecoming.drop()
+        return [*self._quit(self._member.epoch + 1), ev.Fence(), ev.Links(frozenset()), ev.Stop(error)]
 
     def _pass_barrier(self, step: Running, tokens: list[Token], now: float) -> list[Instruction]:
         submit, server, (epoch, number) = step.submit, self._member.server, step.stamp
@@ -272,6 +294,10 @@ class Steps:
         return done + self._commit(step, now) if step.barrier.passed else done
 
     def _commit(self, step: Running, now: float) -> list[Instruction]:
+        return [*self._ended(step, now), *self.follow(now)]
+
+    def _ended(self, step: Running, now: float) -> list[Instruction]:
+        """The step is committed by everybody."""
         self.current = None
         epoch, self.committed = step.stamp
         self._lived.committed(now)
@@ -286,7 +312,7 @@ class Steps:
         if now - self._progress_at >= _PROGRESS_EVERY_S:
             self._progress_at = now
             done.append(ev.Tell(msg.Progress(self._member.server, self.committed)))
-        return [*done, *self.follow(now)]
+        return done
 
     # --- the view changes ------------------------------------------------------------------------
 
@@ -301,7 +327,7 @@ class Steps:
 
     def settle(self, view: msg.View, now: float) -> list[Instruction]:
         """Commit, go on with, or retry the step that the old view was in the middle of."""
-        done: list[Instruction] = []
+        done: list[Instruction] = [*self._quit(view.epoch), *self._homecoming.ask()]
         step, (resumes, self._resumes) = self.current, (self._resumes, None)
         submit = step.submit if step else resumes[0] if resumes else None
         if submit is None:
@@ -315,7 +341,7 @@ class Steps:
                 raise InvariantError(
                     f"view {view.epoch} commits step {view.commit}, incomplete on {self._member.server}"
                 )
-            done += self._commit(step, now)
+            done += self._commit_by_view(step, now)
         elif view.final:
             return self._go_on(submit, view, follows=step is not None and step.follows, now=now)
         else:
@@ -326,6 +352,19 @@ class Steps:
             return [*done, *self.caught_up()]
         waiting, self._waiting = self._waiting, None
         return done if waiting is None else [*done, ev.Retry(waiting.step, view.epoch)]
+
+    def _commit_by_view(self, step: Running, now: float) -> list[Instruction]:
+        if not isinstance(step.engine, DirectEngine):
+            return self._commit(step, now)
+        return self._homecoming.begin(ev.BringHome(*step.stamp, step.follows), self._ended(step, now))
+
+    def _come_home(self, event: ev.Home, now: float) -> list[Instruction]:
+        """The result of a step that a view commits is there."""
+        return [*self._homecoming.home(event, self._member.epoch), *self.follow(now)]
+
+    def _quit(self, epoch: int) -> tuple[Quit, ...]:
+        """Where memory is shared, all are to see that this server has left the epochs before."""
+        return (Quit(epoch),) if self.programs and self.programs.direct else ()
 
     def _go_on(self, submit: Submit, view: msg.View, *, follows: bool, now: float) -> list[Instruction]:
         """The contributors stay: what is final stays, too, and the user need not bring anything again."""

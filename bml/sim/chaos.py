@@ -46,6 +46,17 @@ _JOIN_POINTS = {
     "commit": 20,
 }
 
+#: The same where servers share memory.
+_SHARED_POINTS = {
+    "add": 4,
+    "home": 4,
+    "fetched": 4,
+    "complete": 4,
+    "commit": 4,
+    "Install": 3,
+    "installed": 3,
+}
+
 
 @dataclass(frozen=True)
 class When:
@@ -64,7 +75,7 @@ class When:
 class Mishap:
     """One thing that goes wrong, to `target`, for `for_s` seconds (where that means anything).
 
-    A crash, freeze or the like without a target befalls the server at which `when` came about.
+    One of a single server without a target befalls the server at which `when` came about.
     """
 
     kind: str
@@ -166,6 +177,66 @@ def _path(chance: random.Random, fabric: Fabric, detect_s: float) -> Mishap:
     kind = chance.choices(list(PATH_KINDS), list(PATH_KINDS.values()))[0]
     for_s = FOREVER if chance.random() < 0.5 else 2 * _for_s(chance, kind, detect_s)
     return Mishap(kind, _target(chance, fabric, kind), _when(chance, fabric, detect_s), for_s)
+
+
+def draw_sharing(chance: random.Random, fabric: Fabric, detect_s: float) -> Mishaps:
+    """Over shared memory: servers that stand still while they read what others may write next, and wake."""
+    how = chance.random()
+    if how < 0.15:
+        found = [_at_work(chance, fabric, detect_s)]
+    elif how < 0.55:
+        found = _frozen_before_install(chance, fabric, detect_s)
+    elif how < 0.85:
+        found = _out_without_a_word(chance, fabric, detect_s)
+    else:
+        found = [_at_work(chance, fabric, detect_s) for _ in range(chance.choice((2, 2, 3)))]
+    if chance.random() < 0.3:
+        found.append(_one(chance, fabric, detect_s))
+    return tuple(found)
+
+
+def _at_work(chance: random.Random, fabric: Fabric, detect_s: float) -> Mishap:
+    """A server that stops while it adds, copies, or does what comes next, mostly until it is put out."""
+    point = chance.choice(list(_SHARED_POINTS))
+    when = When(point, chance.randint(1, _SHARED_POINTS[point] * fabric.n_servers), _moment_s(chance))
+    return Mishap(
+        "freeze",
+        () if point != "Install" else _target(chance, fabric, "freeze"),
+        when,
+        _long_s(chance, detect_s),
+    )
+
+
+def _frozen_before_install(chance: random.Random, fabric: Fabric, detect_s: float) -> list[Mishap]:
+    """A view that commits a step whose result is brought home, and servers that stop before they hear."""
+    n = fabric.n_servers
+    kind = chance.choice(("crash", "reset", "reset"))
+    point = chance.choice(("complete", "home", "home"))
+    first = When(point, n * chance.randint(1, 2), _moment_s(chance) / 4)
+    found = [Mishap(kind, _target(chance, fabric, kind), first)]
+    for server in chance.sample(fabric.servers, chance.choice((1, 1, 1, 2))):
+        when = When("Install", n + 1, chance.choice((0.0, 0.0, 0.001)))
+        found.append(Mishap("freeze", (server,), when, detect_s * chance.uniform(1.5, 5.0)))
+    return found
+
+
+def _out_without_a_word(chance: random.Random, fabric: Fabric, detect_s: float) -> list[Mishap]:
+    """A server that stops while it adds, and goes on when the others have just put it out, unheard."""
+    point = chance.choice(("add", "add", "add", "complete"))
+    when = When(point, chance.randint(1, 3 * fabric.n_servers), _moment_s(chance) / 4)
+    for_s = detect_s * chance.uniform(1.2, 1.7)
+    return [Mishap("control-hold", (), when, 7 * detect_s), Mishap("freeze", (), when, for_s)]
+
+
+def _moment_s(chance: random.Random) -> float:
+    return chance.choice((0.0, 0.0, chance.uniform(0, 0.02), chance.uniform(0, 0.1)))
+
+
+def _long_s(chance: random.Random, detect_s: float) -> float:
+    """Mostly so long that the others go on without the server; they may have, or be about to."""
+    return detect_s * chance.choice(
+        (chance.uniform(0.5, 2.0), chance.uniform(1.5, 4.0), chance.uniform(4.0, 7.0))
+    )
 
 
 def draw_absent(chance: random.Random, fabric: Fabric) -> tuple[int, ...]:

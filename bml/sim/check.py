@@ -15,6 +15,7 @@ from bml.sim.chaos import (
     draw_busy,
     draw_joins,
     draw_paths,
+    draw_sharing,
     draw_successions,
 )
 from bml.sim.delays import MOST_S, NONE, Delays, draw_delays
@@ -27,6 +28,8 @@ from topology import parse
 #: Small fabrics find most bugs, and fast; each is drawn about as often as it stands here.
 FABRICS = ("bcube:2x2", "bcube:2x2", "bcube:3x1", "bcube:4x1", "bcube:3x2", "bcube:2x3")
 OTHER_FAMILIES = ("torus:3x1", "torus:4x1", "torus:3x2", "switch:3", "switch:5", "fattree:4/4")
+#: On one host, few servers add whole vectors: so more are drawn, of which some may be lost.
+HOSTS = ("bcube:2x2", "bcube:4x1", "bcube:5x1", "bcube:2x3", "bcube:3x2")
 DETECT_S = 0.5
 #: Every so many seeds, servers join; those runs take several times as long.
 JOINS_EVERY = 4
@@ -79,6 +82,8 @@ class Scenario:
         )
         if seed % JOINS_EVERY == 0:
             scenario = scenario._with_joins()
+        elif shared_memory and seed % JOINS_EVERY > 1:
+            scenario = scenario._at_work(fabric)
         elif seed % SUCCESSIONS_EVERY == 3:
             scenario = scenario._with_successions()
         elif seed % BUSY_EVERY == 1:
@@ -86,6 +91,20 @@ class Scenario:
         if seed % PATHS_EVERY == 1:
             scenario = scenario._with_paths()
         return scenario._with_an_ending() if seed % ENDINGS_EVERY == 2 else scenario
+
+    def _at_work(self, fabric: str | None) -> Scenario:
+        """Servers of one host that stop while they read what others write next, instead of what it was."""
+        chance = random.Random(f"at work {self.seed}")
+        name = fabric or chance.choice(HOSTS)
+        return replace(
+            self,
+            fabric=name,
+            steps=chance.choice((3, 4, 6)),
+            n_elements=chance.choice((5, 5, 17, 30, 30)),
+            mishaps=draw_sharing(chance, parse(name), DETECT_S),
+            min_servers=_min_servers(chance, parse(name).n_servers),
+            delays=draw_delays(chance, parse(name)),
+        )
 
     def _with_joins(self) -> Scenario:
         """A longer run in which servers come, instead of what it was."""

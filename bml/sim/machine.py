@@ -10,7 +10,7 @@ from bml.protocol import events as ev
 from bml.protocol import messages as msg
 from bml.protocol.call import neutral
 from bml.protocol.dataflow import Buffer, Place, Reduce, Send
-from bml.protocol.direct import Post, Stage, Sum
+from bml.protocol.direct import Post, Quit, Stage, Sum
 from bml.protocol.frame import Header, Kind
 from bml.protocol.messages import View
 from bml.protocol.server import ServerCore
@@ -81,7 +81,7 @@ class Machine:
         self._wake_at = float("inf")
         self._sharing: Sharing | None = None
         if world.host is not None:
-            self._sharing = Sharing(server, world.host, world.network, self.process, self.handle)
+            self._sharing = Sharing(server, world.host, world, self.process, self.handle)
 
     def start(self) -> None:
         """The process starts to run."""
@@ -222,14 +222,21 @@ class Machine:
                 world.point("resume", f"server {self.server} goes on with {left} of step {step}", self.server)
                 self._workspace = self._workspace.resume(left, scratch_elements)
                 self._step_view = self.core.view
-            case ev.Open(_, scratch_elements, follows):
+            case ev.Open(step, scratch_elements, follows):
                 vector = self.user.contribution if follows is None else neutral(follows)
                 assert vector is not None
                 self._workspace = Workspace(vector, scratch_elements, "sum")
                 self._step_view = self.core.view
                 if self._sharing is not None:
                     assert self._step_view is not None
-                    self._sharing.bring(vector, self._workspace.result, self._step_view.members)
+                    members, result = self._step_view.members, self._workspace.result
+                    self._sharing.bring(step, vector, result, members, follows is not None)
+            case Quit(epoch):
+                assert self._sharing is not None
+                self._sharing.quit(epoch)
+            case ev.BringHome():
+                assert self._sharing is not None
+                self._sharing.bring_home(instruction)
             case ev.Called(submit):
                 follow = partial(self.process.run, partial(self.handle, ev.Follow(submit)))
                 world.network.after(world.network.random.uniform(0, 0.003), follow)
@@ -240,7 +247,7 @@ class Machine:
                 assert self._workspace is not None
                 assert self._step_view is not None
                 if self._sharing is not None:
-                    self._sharing.fetch()
+                    self._sharing.take()
                 world.point("keep", f"server {self.server} keeps step {step}", self.server)
                 self._keeps[step] = _Kept(epoch, contributors, self._step_view, self._workspace.result)
                 self._workspace = None
@@ -256,15 +263,15 @@ class Machine:
                 assert self._workspace is not None
                 assert self._step_view is not None
                 self._lender.committed = step
-                self.user.check_contribution(step)
+                self.user.take_back(step)
                 if self._sharing is not None:
-                    self._sharing.fetch()
-                result, self._workspace, self.user.contribution = self._workspace.result, None, None
+                    self._sharing.take()
+                result, self._workspace = self._workspace.result, None
                 self.user.committed(step, epoch, contributors, self._step_view, result)
             case ev.Retry(step, epoch):
                 world.point("retry", f"server {self.server} retries step {step} in epoch {epoch}")
                 world.promises.retried(self.server, step, epoch)
-                self.user.check_contribution(step)
+                self.user.take_back(step)
                 self.user.prepare(step)
             case ev.Installed(view):
                 self._installed(view)
@@ -291,7 +298,7 @@ class Machine:
         if self._entered != (step, epoch):
             self._entered = (step, epoch)
             self._world.promises.entered(self.server, step, epoch)
-            self._world.point("complete", f"server {self.server} is complete in step {step}")
+            self._world.point("complete", f"server {self.server} is complete in step {step}", self.server)
 
     def _send(self, peer: int, level: int, header: Header, place: Place | None) -> None:
         payload, loan = b"", None

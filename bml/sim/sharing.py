@@ -1,38 +1,31 @@
 """The simulated memory of one host: what servers post and share, read whenever its readers come to it.
 
-Reading is not instantaneous: a sum is made, and each half of a result brought home, some time after it could
-be, from what lies there then. So memory that is written too early shows in the bits.
+Reading is not instantaneous: each half of a sum is made, and of a result brought home, some time after it
+could be, from what lies there then. So memory that is written too early shows in the bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from bml.protocol import events as ev
-from bml.protocol.direct import Post, Stage, Sum, standing, standings
+from bml.protocol.direct import Post, Stage, Sum, epoch_of, standing, standings
 from bml.protocol.workspace import Array
-from bml.sim.network import Network
+from bml.sim.host import NOTHING, Board, Host
 from bml.sim.process import Process
+from bml.sim.promises import PromiseBroken
+from bml.sim.world import World
 
-_LOOK_S = 0.002
-_WORK_S = 0.003
+_LOOK_S = 0.02
+_WORK_S = (0.001, 0.1)
+"""How long half a sum, or half of a copy, takes at most: each server draws its own time between these."""
+_READ_S = 0.1
+"""How long a user reads a result in place, at most."""
 _IN_PLACE = 0.3
 """How likely a server says that its user reads the result in place."""
-
-
-@dataclass
-class Host:
-    """Per server where it stands, its contribution, whether its user reads the result in place, the memory
-    for its shares, and how it looks again."""
-
-    standing: dict[int, int] = field(default_factory=dict)
-    inputs: dict[int, Array] = field(default_factory=dict)
-    in_place: dict[int, bool] = field(default_factory=dict)
-    shares: dict[int, Array] = field(default_factory=dict)
-    waiting: dict[int, Callable[[], None]] = field(default_factory=dict)
 
 
 class Sharing:
@@ -42,102 +35,184 @@ class Sharing:
     """
 
     def __init__(
-        self, server: int, host: Host, network: Network, process: Process, feel: Callable[[ev.Event], None]
+        self, server: int, host: Host, world: World, process: Process, feel: Callable[[ev.Event], None]
     ):
         self._server = server
         self._host = host
-        self._network = network
+        self._world = world
         self._process = process
         self._feel = feel
+        self._work_s = world.network.random.uniform(*_WORK_S)
+        self._own = host.boards[server] = Board()
         self._tries = 0
+        self._step = 0
         self._sum: Sum | None = None
         self._done: Sum | None = None
         self._whole = False
+        self._set = 0
         self._members: tuple[int, ...] = ()
-        self._result: Array = np.empty(0)
+        self._boards: list[Board] = []
+        self._result: Array = NOTHING
         self._fetched = 0
 
-    def bring(self, contribution: Array, result: Array, members: tuple[int, ...]) -> None:
-        """Begin a try: the result belongs into `result`. Some users would read it where it lies."""
+    def bring(
+        self, step: int, contribution: Array, result: Array, members: tuple[int, ...], follows: bool
+    ) -> None:
+        """Begin a try: the result belongs into `result`. Some users would read it where it lies.
+
+        `follows`: this server is a learner, which keeps results of its own.
+        """
         self._tries += 1
-        self._host.in_place[self._server] = self._network.random.random() < _IN_PLACE
+        self._step, own = step, self._own
         self._host.waiting.pop(self._server, None)
-        self._host.inputs[self._server] = contribution
-        if self._server not in self._host.shares:
-            self._host.shares[self._server] = np.zeros_like(contribution)
+        if self._reads_in_place:
+            own.held.discard(self._set)  # of a try that came to nothing
         self._result, self._members = result, members
+        self._boards = [self._host.boards[member] for member in members]
         self._sum = self._done = None
+        self._whole = False
         self._fetched = 0
+        own.contribution = contribution
+        own.in_place = not follows and self._world.network.random.random() < _IN_PLACE
+        if self._server == members[0]:
+            own.chosen = self._host.free_set()
 
     def post(self, post: Post) -> None:
         """Let everybody see where this server stands, then wait for them."""
-        self._host.standing[self._server] = standing(*post)
-        waiting, self._host.waiting = self._host.waiting, {}
-        for look in waiting.values():
-            look()
         if post.stage is Stage.COMPLETE:
-            self._later(_WORK_S, lambda: self._bring_home(post))
+            if self._reads_in_place:
+                self._own.held.add(self._set)
+            self._stand(standing(*post))
+            self._bring_home(partial(self._look, post))
         else:
-            self._later(_LOOK_S, lambda: self._look(post))
+            self._stand(standing(*post))
+            self._later(_LOOK_S, partial(self._look, post))
+
+    def quit(self, epoch: int) -> None:
+        """Let everybody see that this server has left the epochs before."""
+        self._stand(standing(epoch, 0, Stage.NONE))
+
+    def bring_home(self, what: ev.BringHome) -> None:
+        """Bring home what is missing, then look where the members are."""
+        self._tries += 1
+        self._host.waiting.pop(self._server, None)
+
+        def look() -> None:
+            newest = max(epoch_of(board.standing) for board in self._boards)
+            self._later(_LOOK_S, lambda: self._feel(ev.Home(what.epoch, what.step, newest)))
+
+        self._bring_home(look)
 
     def add(self, instruction: Sum) -> None:
         """Add when all are ready; `instruction` comes with the Post."""
         self._sum = instruction
 
-    def fetch(self) -> None:
-        """Bring home what is missing of the result."""
-        self._fetch(len(self._result))
+    def take(self) -> None:
+        """The step is committed: bring home what is missing of the result.
 
-    def _fetch(self, upto: int) -> None:
-        done = self._done
+        A user that reads in place has it where it lies, and may read it for a while.
+        """
+        if not self._reads_in_place:
+            self._fetch(len(self._result))
+            return
+        done, result_set, boards, step = self._done, self._set, self._boards, self._step
         assert done is not None
-        for index, owner in enumerate(() if self._whole else done.members):
-            if owner == self._server and self._copies:
-                continue  # it was brought home when it was added
-            start = max(self._fetched, index * done.share)
-            stop = min((index + 1) * done.share, upto)
-            if start < stop:
-                self._result[start:stop] = self._host.shares[owner][start:stop]
-        self._fetched = max(self._fetched, upto)
+        self._done = None  # a next try must not let go of it
+        _read(self._result, 0, len(self._result), done, boards, result_set)
+        again, before = np.empty_like(self._result), self._result.copy()
 
-    def _bring_home(self, post: Post) -> None:
-        self._fetch(len(self._result) // 2)
+        def read_again() -> None:
+            _read(again, 0, len(again), done, boards, result_set)
+            self._own.held.discard(result_set)
+            if again.tobytes() != before.tobytes():
+                raise PromiseBroken(
+                    6, f"the result of step {step} was overwritten, server {self._server} reads it in place"
+                )
+
+        network = self._world.network
+        network.after(network.random.uniform(0, _READ_S), lambda: self._process.run(read_again))
+
+    @property
+    def _reads_in_place(self) -> bool:
+        """Whether the result is read where it lies, now that it is made."""
+        return self._own.in_place and not self._whole and self._done is not None
+
+    def _stand(self, where: int) -> None:
+        self._own.standing = where
+        waiting, self._host.waiting = self._host.waiting, {}
+        for look in waiting.values():
+            look()
+
+    def _bring_home(self, then: Callable[[], None]) -> None:
+        """Bring home what is missing in two halves, then go on; the whole that was added is there."""
+        point, size = self._world.point, len(self._result)
+        what = f"the result of step {self._step} home"
+        point("home", f"server {self._server} begins to bring {what}", self._server)
+
+        def half() -> None:
+            self._fetch(size // 2)
+            self._later(self._work_s, rest)
 
         def rest() -> None:
-            self.fetch()
-            self._look(post)
+            self._fetch(size)
+            point("fetched", f"server {self._server} has brought {what}", self._server)
+            then()
 
-        self._later(_WORK_S, rest)
+        if self._whole:
+            rest()
+        else:
+            self._later(self._work_s, half)
+
+    def _fetch(self, upto: int) -> None:
+        if self._done is not None and not self._whole and not self._own.in_place:
+            own = self._own
+            _read(self._result, self._fetched, upto, self._done, self._boards, self._set, own)
+        self._fetched = max(self._fetched, upto)
 
     def _look(self, post: Post) -> None:
         low, high = standings(*post)
-        if not all(low <= self._host.standing.get(server, 0) < high for server in self._members):
-            self._host.waiting[self._server] = lambda: self._later(_LOOK_S, lambda: self._look(post))
+        if not all(low <= board.standing < high for board in self._boards):
+            look = partial(self._later, _LOOK_S, partial(self._look, post))
+            self._host.waiting[self._server] = look
         elif self._sum is not None:
-            self._later(_WORK_S, self._add)
+            self._begin_to_add()
         else:
             self._feel(ev.Gathered(*post))
 
-    def _add(self) -> None:
+    def _begin_to_add(self) -> None:
         done, self._sum = self._sum, None
         assert done is not None
+        self._world.point("add", f"server {self._server} begins to add in step {done.step}", self._server)
         self._done = done
-        self._whole = done.adds_whole(any(self._host.in_place[server] for server in done.members))
-        out = self._result if self._whole else self._host.shares[self._server]
-        start, stop = (0, len(out)) if self._whole else (done.start, done.stop)
-        parts = [self._host.inputs[server][start:stop] for server in done.members]
-        total = parts[0]
-        for part in parts[1:]:
-            total = np.add(total, part)
-        out[start:stop] = total
-        if self._copies:
-            self._result[start:stop] = total
-        self._feel(ev.Summed(done.epoch, done.step, self._whole))
+        self._whole = done.adds_whole(any(board.in_place for board in self._boards))
+        self._set = self._boards[0].chosen
+        start, stop = (0, len(self._result)) if self._whole else (done.start, done.stop)
+        if self._whole:
+            out = self._result
+        else:
+            out = self._own.shares.setdefault(self._set, np.zeros_like(self._result))
+        self._add(done, out, start, (start + stop) // 2, partial(self._add_rest, done, out, start, stop))
 
-    @property
-    def _copies(self) -> bool:
-        """Whether its user wants a result of his own."""
-        return not self._host.in_place[self._server]
+    def _add_rest(self, done: Sum, out: Array, start: int, stop: int) -> None:
+        def summed() -> None:
+            if not self._whole and not self._own.in_place:
+                self._result[start:stop] = out[start:stop]
+            self._feel(ev.Summed(done.epoch, done.step, self._whole))
+
+        self._add(done, out, (start + stop) // 2, stop, summed)
+
+    def _add(self, done: Sum, out: Array, start: int, stop: int, then: Callable[[], None]) -> None:
+        """Some time later add these elements of all contributions, then go on."""
+
+        def act() -> None:
+            parts = [board.contribution[start:stop] for board in self._boards]
+            total = parts[0]
+            for part in parts[1:]:
+                total = np.add(total, part)
+            out[start:stop] = total
+            then()
+
+        self._later(self._work_s, act)
 
     def _later(self, within_s: float, action: Callable[[], None]) -> None:
         tries = self._tries
@@ -146,8 +221,25 @@ class Sharing:
             if tries == self._tries:
                 action()
 
-        delay_s = self._network.random.uniform(0, within_s)
-        self._network.after(delay_s, lambda: self._process.run(act))
+        network = self._world.network
+        network.after(network.random.uniform(0, within_s), lambda: self._process.run(act))
 
 
-__all__ = ["Host", "Sharing"]
+def _read(
+    out: Array,
+    start: int,
+    stop: int,
+    done: Sum,
+    boards: list[Board],
+    result_set: int,
+    without: Board | None = None,
+) -> None:
+    """Copy elements [start, stop) from where the members' shares of them lie, but for those of one board."""
+    for index, board in enumerate(boards):
+        first, last = max(start, index * done.share), min(stop, (index + 1) * done.share)
+        share = board.shares.get(result_set)
+        if first < last and board is not without and share is not None:
+            out[first:last] = share[first:last]
+
+
+__all__ = ["Sharing"]

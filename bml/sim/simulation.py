@@ -22,12 +22,12 @@ from bml.sim.delays import NONE, Delays
 from bml.sim.endings import OPERATOR_S, Endings
 from bml.sim.headquarters import Desk, Headquarters
 from bml.sim.history import History
+from bml.sim.host import Host
 from bml.sim.load import Load
 from bml.sim.machine import Machine
 from bml.sim.network import Network
 from bml.sim.paths import Key, Pair, Where, pair
 from bml.sim.promises import PromiseBroken, Promises
-from bml.sim.sharing import Host
 from bml.sim.troubles import Troubles
 from bml.sim.wires import Wires
 from topology import Fabric, LinkFailure, ServerFailure
@@ -351,7 +351,7 @@ class Simulation:
         self.history.counts[name] += 1
         nth = self.history.counts[name]
         for planned in self._tied.pop((name, nth), ()):
-            here = not planned.target and planned.kind in ("crash", "freeze")
+            here = not planned.target and planned.kind in ("crash", "freeze", "control-hold")
             mishap = replace(planned, target=(server,)) if here and server is not None else planned
             if mishap.when.after_s:
                 self.network.after(mishap.when.after_s, partial(self.strike, mishap))

@@ -19,6 +19,10 @@ from bml.train.batches import BatchPlan, assignment, used_indices
 from bml.train.ledger import Ledger
 
 _SIGNATURE = 7
+_COMPUTE_S = 0.01
+"""How long a contribution takes to be computed, at most; on one host, where that decides who meets whom
+when, each server draws one of the others."""
+_COMPUTES_S = (0.01, 0.1, 0.3)
 
 
 class _State(msgspec.Struct):
@@ -65,6 +69,7 @@ class User:
         self._base: tuple[int, ...] = world.first
         self._params = np.zeros(world.n_elements)
         self._given = 0
+        self._compute_s = _COMPUTE_S if world.host is None else world.network.random.choice(_COMPUTES_S)
         per_step = 2 * world.fabric.n_servers + 1
         self._batches = BatchPlan(per_step * world.steps, per_step, 1, seed=1)
         self.ledger = Ledger(self._batches.n_samples)
@@ -133,7 +138,9 @@ class User:
             call = Call("sum", contribution.dtype.str, contribution.size, "allreduce sum")
             self._handle(ev.Submit(step, view.epoch, call, _SIGNATURE))
 
-        world.network.after(world.network.random.uniform(0, 0.01), lambda: self._process.run(submit))
+        world.network.after(
+            world.network.random.uniform(0, self._compute_s), lambda: self._process.run(submit)
+        )
         self._computes = True
         if self._turns:
             self._turn_now()
@@ -167,10 +174,12 @@ class User:
         if step < self._world.steps:
             self.prepare(step + 1)
 
-    def check_contribution(self, step: int) -> None:
-        """Nobody has written into what he brought."""
+    def take_back(self, step: int) -> None:
+        """Nobody has written into what the user brought; from now on the user does."""
         if self.contribution is not None and self._kept is not None:
             self._world.promises.contribution(self._server, step, self.contribution, self._kept)
+            self.contribution[...] = np.nan
+            self.contribution = self._kept = None
 
     def committed(
         self, step: int, epoch: int, contributors: tuple[int, ...], view: View, result: Array
@@ -179,7 +188,8 @@ class User:
         world = self._world
         assert self._core.view is not None
         assert (view.epoch, view.contributors) == (epoch, contributors)
-        world.point("commit", f"server {self._server} commits step {step} of epoch {epoch} by {contributors}")
+        what = f"server {self._server} commits step {step} of epoch {epoch} by {contributors}"
+        world.point("commit", what, self._server)
         batch = self._batches.batch(step - 1)
         right = samples(len(batch.indices), world.n_elements, step).sum(axis=0)
         world.promises.committed(self._server, step, view, self._core.view, result, right)

@@ -12,9 +12,9 @@ from bml.protocol.timeouts import Timeouts
 from bml.protocol.workspace import Array
 from bml.schedule.model import Constants
 from bml.sim.history import History
+from bml.sim.host import Host
 from bml.sim.network import Network
 from bml.sim.promises import Promises
-from bml.sim.sharing import Host
 from bml.sim.wires import Wires
 from topology import Fabric
 

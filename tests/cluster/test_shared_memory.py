@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,9 @@ import pytest
 
 import bml
 from bml.cluster.job import JobSpec
-from bml.errors import StepMismatch, UsageError
+from bml.errors import Evicted, StepMismatch, UsageError
+from bml.protocol.direct import Stage
+from bml.protocol.messages import Install
 from bml.transport.shm import segment
 
 pytestmark = [
@@ -175,6 +180,59 @@ def test_results_read_in_place_survive_lost_servers() -> None:
         train, "bcube:3x1", transport="shm", faults=faults, min_servers=1
     ).values.values():
         assert right == found
+
+
+def asleep_between_complete_and_home(session: bml.Session, told: Path) -> int:
+    """Server 4 dies when all are complete in a step; server 1 stops as it is told which view commits it.
+
+    It copies the result of that step when it goes on: two seconds later, when the others have evicted it.
+    """
+    loop = session._communicator._loop  # type: ignore[attr-defined]
+    reduction, line = loop._reduction, loop.line
+    bring_home, hear, goes_on = reduction._bring_home, line._told, threading.Event()
+    step = 0
+
+    def slowly(*args: Any) -> Any:
+        if step == STEP and session.server == 4:
+            while loop.boards.behind(1, 1 + STEP, Stage.COMPLETE, range(5)):
+                time.sleep(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if step == STEP and session.server == 1:
+            assert goes_on.wait(20.0)
+        return bring_home(*args)
+
+    def late(message: Any) -> None:
+        stops = step == STEP and session.server == 1 and isinstance(message, Install)
+        if stops:
+            subprocess.Popen(["sh", "-c", f"sleep 2; kill -CONT {os.getpid()}"], start_new_session=True)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        hear(message)
+        if stops:
+            goes_on.set()
+
+    session.allreduce(np.zeros(3 * LARGE))  # so that fewer servers need no other memory for their shares
+    reduction._bring_home, line._told = slowly, late
+    x = session.empty(LARGE, "int64")
+    for step in range(1, 300):
+        x[:] = np.arange(LARGE) * step + (1 << session.server)
+        try:
+            result = session.allreduce(x)
+        except Evicted:
+            told.write_text(f"{session.server} is evicted in step {step}")
+            raise
+        members = session.contributors
+        right = np.arange(LARGE) * step * len(members) + sum(1 << each for each in members)
+        if not (result == right).all():
+            told.write_text(f"{session.server} has a wrong sum in step {step}")
+            break
+    return step
+
+
+def test_a_server_that_sleeps_between_complete_and_home_gets_no_torn_sum(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    result = jobs.launch(lambda s: asleep_between_complete_and_home(s, told), "bcube:5x1", transport="shm")
+    assert set(result.values) == {0, 2, 3}
+    assert told.read_text() == f"1 is evicted in step {STEP}"
 
 
 def test_own_results_may_be_written() -> None:

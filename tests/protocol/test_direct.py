@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bml.errors import Evicted
 from bml.protocol import events as ev
 from bml.protocol import messages as msg
 from bml.protocol.call import Call
 from bml.protocol.dataflow import Stamp
-from bml.protocol.direct import DirectEngine, Post, Stage, Sum, standing, standings
+from bml.protocol.direct import DirectEngine, Post, Quit, Stage, Sum, epoch_of, standing, standings
 from bml.protocol.exchange import engine_for
 from bml.protocol.frame import FrameError, Kind
 from bml.protocol.server import ServerCore
@@ -200,15 +201,93 @@ def test_a_frozen_server_posts_nothing_and_does_not_commit(core: ServerCore) -> 
     assert core.handle(ev.Summed(1, 1, whole=True), 0.0) == []
 
 
-def test_a_complete_server_commits_by_decision_alone_once_it_is_frozen(core: ServerCore) -> None:
+def frozen_complete(core: ServerCore) -> None:
+    """All have completed step 1; server 0 says so, and accepts view 2, which commits it: with server 1."""
     core.handle(ev.Summed(1, 1, whole=False), 0.0)
     meet(core, Stage.DONE)
     told = core.handle(ev.Control(msg.Freeze(0, 2, "why")), 0.0)
     assert [one.message.complete for one in told if isinstance(one, ev.Tell)] == [1]
     assert meet(core, Stage.COMPLETE) == []
-    view = msg.View(epoch=2, members=(0,), failures=("server:1",), commit=1, reason="", detect_s=0.0)
-    core.handle(ev.Control(msg.Propose(0, view)), 0.0)
-    assert ev.Commit(1, 1, (0, 1)) in core.handle(ev.Control(msg.Install(0, 2)), 0.0)
+    core.handle(ev.Control(msg.Propose(0, view(2))), 0.0)
+
+
+def view(epoch: int) -> msg.View:
+    return msg.View(epoch=epoch, members=(0, 1), failures=(), commit=1, reason="", detect_s=0.0)
+
+
+def index(instructions: list[ev.Instruction], one: ev.Instruction) -> int:
+    assert one in instructions, instructions
+    return instructions.index(one)
+
+
+def test_a_view_commits_a_step_when_its_result_is_home_and_nobody_is_further(core: ServerCore) -> None:
+    frozen_complete(core)
+    done = core.handle(ev.Control(msg.Install(0, 2)), 0.0)
+    assert index(done, Quit(2)) < index(done, ev.BringHome(1, 1, follows=False))
+    assert not [one for one in done if isinstance(one, ev.Commit)]
+    assert core.committed == 1
+    assert "result of step 1" in core.waits_for()
+    assert ev.Commit(1, 1, (0, 1)) in core.handle(ev.Home(1, 1, newest=2), 0.0)
+    assert core.handle(ev.Home(1, 1, newest=2), 0.0) == []
+    assert not core.in_doubt
+
+
+def test_a_result_that_may_be_torn_waits_for_the_view_that_is_missing(core: ServerCore) -> None:
+    frozen_complete(core)
+    core.handle(ev.Control(msg.Install(0, 2)), 0.0)
+    assert core.handle(ev.Home(1, 1, newest=3), 0.0) == []
+    core.handle(ev.Control(msg.Freeze(0, 3, "why")), 0.0)
+    core.handle(ev.Control(msg.Propose(0, view(3))), 0.0)
+    assert core.in_doubt
+    done = core.handle(ev.Control(msg.Install(0, 3)), 0.0)
+    assert index(done, Quit(3)) < index(done, ev.BringHome(1, 1, follows=False))
+    assert ev.Commit(1, 1, (0, 1)) in core.handle(ev.Home(1, 1, newest=3), 0.0)
+
+
+def test_a_view_that_comes_before_the_result_is_home_asks_no_second_time(core: ServerCore) -> None:
+    frozen_complete(core)
+    core.handle(ev.Control(msg.Install(0, 2)), 0.0)
+    core.handle(ev.Control(msg.Freeze(0, 3, "why")), 0.0)
+    core.handle(ev.Control(msg.Propose(0, view(3))), 0.0)
+    done = core.handle(ev.Control(msg.Install(0, 3)), 0.0)
+    assert ev.BringHome(1, 1, follows=False) not in done
+    assert ev.Commit(1, 1, (0, 1)) in core.handle(ev.Home(1, 1, newest=3), 0.0)
+
+
+@pytest.mark.parametrize("looks_before", [True, False])
+def test_an_evicted_server_gives_out_nothing_that_may_be_torn(core: ServerCore, looks_before: bool) -> None:
+    frozen_complete(core)
+    core.handle(ev.Control(msg.Install(0, 2)), 0.0)
+    if looks_before:
+        core.handle(ev.Home(1, 1, newest=3), 0.0)
+    done = core.handle(ev.Control(msg.Evict(0, 3, "silent")), 0.0)
+    (stop,) = [one for one in done if isinstance(one, ev.Stop)]
+    assert isinstance(stop.error, Evicted)
+    assert index(done, Quit(3)) < index(done, stop)
+    assert core.handle(ev.Home(1, 1, newest=3), 0.0) == []
+
+
+def test_a_server_in_doubt_for_too_long_says_that_it_needs_a_view(core: ServerCore) -> None:
+    frozen_complete(core)
+    core.handle(ev.Control(msg.Install(0, 2)), 0.0)
+    core.handle(ev.Home(1, 1, newest=3), 0.0)
+    for now in (1.0, 2.0 + core.timeouts.orphan_s):
+        core.heard(1, 0, now)
+        done = core.handle(ev.Tick(), now)
+    (stop,) = [one for one in done if isinstance(one, ev.Stop)]
+    assert "waits for the result of step 1 to be home" in str(stop.error)
+
+
+def test_who_retries_has_let_all_see_that_its_epoch_is_over(core: ServerCore) -> None:
+    """What it has brought may be written again, and others may still read it."""
+    core.handle(ev.Control(msg.Freeze(0, 2, "why")), 0.0)
+    nothing = msg.View(epoch=2, members=(0, 1), failures=(), commit=0, reason="", detect_s=0.0)
+    core.handle(ev.Control(msg.Propose(0, nothing)), 0.0)
+    done = core.handle(ev.Control(msg.Install(0, 2)), 0.0)
+    assert index(done, Quit(2)) < index(done, ev.Retry(1, 2))
+    low, high = standings(1, 1, Stage.COMPLETE)
+    assert not low <= standing(2, 0, Stage.NONE) < high
+    assert epoch_of(standing(2, 0, Stage.NONE)) == 2
 
 
 def test_what_is_of_another_epoch_or_step_is_over(core: ServerCore) -> None:

@@ -18,6 +18,7 @@ from bml.protocol.ending import Ending
 from bml.protocol.learner import Learner
 from bml.protocol.member import Member
 from bml.protocol.server import ServerCore
+from bml.protocol.steps import Steps
 from bml.protocol.succession import Succession
 from bml.protocol.transfer import Incoming
 from bml.protocol.workspace import Workspace
@@ -230,6 +231,16 @@ def give_up_the_busy(patch: Patch) -> None:
     patch.setattr(Agreement, "overdue", overdue)
 
 
+def take_a_torn_sum(patch: Patch) -> None:
+    """Shared memory: what a view commits is given out, whoever may have written where it is read."""
+    patch.setattr(Steps, "_commit_by_view", lambda steps, step, now: steps._commit(step, now))
+
+
+def leave_without_a_word(patch: Patch) -> None:
+    """Shared memory: nobody can see that a server has left an epoch, before it is ready in a later one."""
+    patch.setattr(Steps, "_quit", lambda steps, epoch: ())
+
+
 PLANTED: tuple[Callable[[Patch], None], ...] = (
     skip_the_fence,
     work_on_while_frozen,
@@ -251,3 +262,5 @@ PLANTED: tuple[Callable[[Patch], None], ...] = (
     ignore_stalls,
     give_up_the_busy,
 )
+
+PLANTED_IN_SHARED_MEMORY: tuple[Callable[[Patch], None], ...] = (take_a_torn_sum, leave_without_a_word)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from bml.protocol.direct import Stage, standings
+from bml.protocol.direct import Stage, epoch_of, standings
 from bml.transport.giving_way import Crowding, give_way, n_cores
 from bml.transport.shm.board import (
     ASLEEP,
@@ -166,6 +166,11 @@ class Boards:
         return [
             each for each, board in boards.items() if not board or not low <= board.words[STANDING] < high
         ]
+
+    def newest_epoch(self, members: Iterable[int]) -> int:
+        """The newest epoch in which one of them stands."""
+        boards = filter(None, map(self._all.get, members))
+        return max(epoch_of(board.words[STANDING]) for board in boards)
 
     def differing(self, signature: int, members: Iterable[int]) -> PeerBoard | None:
         """One who called something else; ask when all are ready."""
