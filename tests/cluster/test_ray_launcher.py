@@ -1,4 +1,4 @@
-"""The same jobs on a real local Ray: actors, a named coordinator that Ray restarts, and a Ray job."""
+"""The same jobs on a real local Ray: actors, a coordinator that is replaced, and a Ray job."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,9 @@ from typing import Any
 import commands
 import psutil
 import pytest
+
+from bml.cluster import ray_actors
+from bml.cluster.job import JobSpec
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 
@@ -54,6 +58,37 @@ def test_digits_with_faults_on_a_local_ray() -> None:
     assert report["values"]["0"]["accuracy"] >= 0.95
     assert max(metrics["step_max_s"] for metrics in report["metrics"].values()) < 1.5
     assert ray_leftovers() == before
+
+
+def test_a_stopped_coordinator_is_replaced_on_ray() -> None:
+    """Ray takes its actor for alive, and would start a dead one with the same term."""
+    options = ["--fault", "freeze:coordinator@step=20", "--fault", "kill:3@step=20"]
+    done = run(
+        str(BIN / "bml"), "run", "examples/train_digits.py", "--fabric", "bcube:2x2", *options, "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["steps"] == 70
+    assert [len(view["members"]) for view in report["views"]] == [4, 3]
+    # A new actor takes a second or two to start on a machine that is busy with others.
+    assert max(metrics["step_max_s"] for metrics in report["metrics"].values()) < 8.0
+
+
+def test_an_actor_whose_coordinator_failed_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lived on, answered, and coordinated nothing."""
+    ended = threading.Event()
+
+    class Failing:
+        def __init__(self, *arguments: object) -> None:
+            pass
+
+        def run(self) -> None:
+            raise RuntimeError("planted")
+
+    monkeypatch.setattr(ray_actors, "CoordinatorLoop", Failing)
+    monkeypatch.setattr(ray_actors.os, "_exit", lambda status: ended.set())
+    ray_actors.CoordinatorActor(JobSpec("bcube:2x1"), {}, {}, 1)
+    assert ended.wait(10)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 1), (signal.SIGTERM, 143)])

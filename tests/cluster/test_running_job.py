@@ -211,6 +211,8 @@ def test_commands(tmp_path: Path, own_folder: Path) -> None:
         ):
             wrong = command("inject", *arguments)
             assert (wrong.returncode, message in wrong.stderr) == (code, True), wrong.stderr
+        stopped = command("inject", "freeze:coordinator,for=1s", "--job", job.name)
+        assert (stopped.returncode, "has the coordinator stopped" in stopped.stdout) == (0, True)
         stop.touch()
         assert len(job.wait().values) == 8
         assert len(other.wait().values) == 4
