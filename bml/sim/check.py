@@ -184,7 +184,7 @@ class Scenario:
         what += "" if self.constants.alpha_s else " on trees"
         what += f", at least {self.min_servers} servers" if self.min_servers else ""
         what += f", on a busy host ({self.load_s:g} s)" if self.load_s else ""
-        what += "" if self.reaches else ", a stopped coordinator cannot be killed"
+        what += "" if self.reaches else ", no coordinator can be killed"
         mishaps = "; ".join([*(f"server {each} absent" for each in self.absent), *map(str, self.mishaps)])
         mishaps = mishaps or "no mishap"
         mishaps += f"; slow: {self.delays}" if self.delays else ""

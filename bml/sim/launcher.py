@@ -1,7 +1,7 @@
 """The launcher of a simulated job: it starts coordinators from what it knows, as the real one does.
 
 What it decides is `bml.protocol.succession`. Here is what may go wrong with it: it is stopped, does not hear
-its coordinator, cannot kill a process on another machine that stands still, starts coordinators that crash,
+its coordinator, cannot kill a process on a machine that it does not reach, starts coordinators that crash,
 and has a clock that steps.
 """
 
@@ -33,7 +33,7 @@ class Launcher:
     """See the module's text.
 
     `start(term)` makes a coordinator, which takes `start_s`; `on_event(name, text)` is told what happens, and
-    `on_give_up(why)` that the job ends with this error. `reaches`: whether it can kill a stopped process.
+    `on_give_up(why)` that the job ends with this error. `reaches`: whether what it kills dies.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Launcher:
         if desk is None:
             return
         self._on_event("kill", f"the launcher kills coordinator {desk.term}, which {why}")
-        if self._reaches or not desk.process.frozen:
+        if self._reaches:
             desk.end()
 
     def _schedule(self, due: float) -> None:

@@ -48,7 +48,7 @@ class Simulation:
 
     `run` returns the history; it raises PromiseBroken as soon as a promise is, and when the run has not
     ended by its deadline (virtual seconds). `restart_s`: how long a successor takes to start.
-    `reaches`: the launcher can kill a coordinator that is stopped, which on another machine it cannot.
+    `reaches`: the launcher can kill a coordinator; on a machine that it does not reach it cannot.
     `constants` of the cost model decide which schedule steps of this size take, if `algorithm` is auto.
     `delays`: which ways are slow. `shared_memory`: the servers are on one host and reduce directly; of links
     only heartbeats are left. `load_s`: how late processes of a busy host react (see load.py).
