@@ -107,23 +107,22 @@ def _cores() -> Check:
 
 def _package(what: str, module: str, use: str, extra: str) -> Check:
     if importlib.util.find_spec(module) is None:
-        return Check(what, False, f"not installed, {use} needs it: pip install '{extra}'")
+        return Check(what, False, f"not installed, needed for {use}: pip install '{extra}'")
     return Check(what, True, f"{importlib.metadata.version(module)}, for {use}")
 
 
 def _ray_authentication() -> Check:
     """Who gets into the Ray that jobs would use: the cluster of RAY_ADDRESS, or one started for them."""
-    what, address = "Ray lets in", os.environ.get("RAY_ADDRESS", "")
+    what, address = "Ray asks for a token", os.environ.get("RAY_ADDRESS", "")
     if ":" in address and "://" not in address:
         return Check(what, *ray_auth.exposure(address))
     if address:
-        return Check(what, True, f"RAY_ADDRESS is {address}: give host:port and it is asked for a token")
+        return Check(what, False, f"not known: RAY_ADDRESS is {address}; give host:port, and that is asked")
     if os.environ.get("RAY_AUTH_MODE", "").lower() == "disabled":
-        everybody = "everybody who reaches this machine: RAY_AUTH_MODE is disabled; unset it"
-        return Check(what, False, everybody)
-    given = ray_auth.own_settings(os.environ)
-    token = "a token of its own" if given else "the token that RAY_AUTH_* says"
-    return Check(what, True, f"its own processes: a Ray that is started for a job has {token}")
+        why = "RAY_AUTH_MODE is disabled: whoever reaches this machine gets into the Ray of a job; unset it"
+        return Check(what, False, why)
+    own = "a token of its own" if ray_auth.own_settings(os.environ) else "the token that RAY_AUTH_* says"
+    return Check(what, True, f"a Ray that is started for a job has {own}")
 
 
 def _shared_memory() -> Check:
