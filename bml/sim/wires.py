@@ -62,7 +62,7 @@ class _Connection:
     pair: Pair
     closed: bool = False
     lossy: bool = False  # closed by a reset: what was on its way is lost
-    late: dict[int, deque[Callable[[], None]]] = field(default_factory=dict)
+    late: dict[int, deque[Callable[[], None]]] = field(default_factory=lambda: defaultdict(deque))
     inbox: dict[int, deque[Parcel]] = field(default_factory=dict)
     sent: dict[int, _Sent] = field(default_factory=lambda: defaultdict(_Sent))
 
@@ -126,12 +126,25 @@ class Wires:
         origin, level = connection.other(to), connection.pair[2]
         if not self.paths.carries(origin, to, level):
             return
-        for action in connection.late.pop(to, ()):
-            self._network.deliver((connection.number, to), action)
+        if connection.late[to]:
+            self._network.deliver((connection.number, to), lambda: self._drain(connection, to))
         sent = connection.sent[to]
         if sent.owed:
             sent.answered(sent.owed, self._network.now)
             sent.owed = 0
+
+    def _drain(self, connection: _Connection, to: int) -> None:
+        late, origin, level = connection.late[to], connection.other(to), connection.pair[2]
+        while late and self.paths.carries(origin, to, level):
+            late.popleft()()
+
+    def _come(self, connection: _Connection, to: int, action: Callable[[], None]) -> None:
+        """Something is about to reach this end: behind what is held back, if anything is."""
+        origin, level = connection.other(to), connection.pair[2]
+        if connection.late[to] or not self.paths.carries(origin, to, level):
+            connection.late[to].append(action)
+        else:
+            action()
 
     def want(self, server: int, wanted: Iterable[Key]) -> None:
         """See `Transport.set_peers`."""
@@ -286,16 +299,14 @@ class Wires:
         def arrive() -> None:
             if connection.closed and connection.lossy:
                 return
-            if not self.paths.carries(origin, to, level):
-                connection.late.setdefault(to, deque()).append(arrive)
-                return
             if self.paths.carries(to, origin, level):
                 sent.answered(1, self._network.now)
             else:
                 sent.owed += 1
             self._process(to).run(read)
 
-        self._network.deliver((connection.number, to), arrive, self._delays.link(origin, to, level))
+        way_s = self._delays.link(origin, to, level)
+        self._network.deliver((connection.number, to), lambda: self._come(connection, to, arrive), way_s)
 
     def _close(self, server: int, peer: int, level: int, end: _End) -> None:
         """This side closes; the other learns it behind what was sent before."""
@@ -319,9 +330,9 @@ class Wires:
                     self._lost(server, peer, level, why)
 
         def arrive() -> None:
-            if not self.paths.carries(peer, server, level):
-                connection.late.setdefault(server, deque()).append(arrive)
-            else:
-                self._process(server).run(read)
+            self._process(server).run(read)
 
-        self._network.deliver((connection.number, server), arrive, self._delays.link(server, peer, level))
+        way_s = self._delays.link(server, peer, level)
+        self._network.deliver(
+            (connection.number, server), lambda: self._come(connection, server, arrive), way_s
+        )

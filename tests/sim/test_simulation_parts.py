@@ -5,6 +5,7 @@ from bml.sim.delays import NONE
 from bml.sim.network import Network
 from bml.sim.process import Process
 from bml.sim.wires import Parcel, Wires
+from faults.stalls import Flow
 
 
 def header(step: int) -> Header:
@@ -124,6 +125,52 @@ def test_a_blocked_path_gives_no_sign_and_is_late_when_it_heals() -> None:
     ends.send(3)
     ends.run()
     assert ends.seen == [(1, 1), (1, 2), (1, 3)]
+
+
+def test_what_was_on_its_way_when_a_path_heals_does_not_overtake_what_was_held_back() -> None:
+    ends = Ends()
+    ends.run()
+    ends.wires.paths.block("silent", (1, 0))
+    ends.send(1)
+    ends.run()
+    ends.send(2)
+    ends.wires.heal("silent", (1, 0))
+    ends.send(3)
+    ends.run()
+    assert ends.seen == [(1, 1), (1, 2), (1, 3)]
+
+
+def test_the_sender_knows_what_is_acknowledged_and_a_stall_holds_back_that_alone() -> None:
+    ends = Ends()
+    ends.run()
+    assert not ends.wires.flows(0)[1, 0].outstanding
+    ends.wires.paths.block("stall", (0, 1, 0))
+    ends.send(1)
+    ends.wires.beat(0, 1, 0)
+    ends.run()
+    assert (ends.seen, ends.beats) == ([], [1])
+    assert ends.wires.flows(0)[1, 0].outstanding
+    ends.wires.heal("stall", (0, 1, 0))
+    ends.run()
+    assert ends.seen == [(1, 1)]
+    assert ends.wires.flows(0)[1, 0] == Flow(outstanding=False, answers=1, tries=0)
+
+
+def test_a_nic_that_is_mute_brings_in_frames_that_nobody_learns_of() -> None:
+    ends = Ends()
+    ends.run()
+    ends.wires.paths.block("mute", (1, 0))
+    ends.send(1)
+    ends.wires.probe(0, 1, 0)
+    ends.run()
+    assert ends.seen == [(1, 1)]
+    assert ends.wires.flows(0)[1, 0].outstanding
+    assert ends.proofs == []
+    ends.wires.heal("mute", (1, 0))
+    ends.wires.probe(0, 1, 0)
+    ends.run()
+    assert not ends.wires.flows(0)[1, 0].outstanding
+    assert ends.proofs == [0]
 
 
 def test_a_partition_blocks_those_on_different_sides() -> None:
