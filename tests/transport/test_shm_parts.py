@@ -119,6 +119,20 @@ def test_what_an_earlier_life_reads_is_not_free_while_it_may_run() -> None:
     assert mine.free_set() == 1, "this process is the earlier life's, too, and runs"
 
 
+def test_a_view_that_comes_while_boards_are_looked_up_is_not_missed() -> None:
+    """The loop's thread admits another life of server 1 while the training thread asks for its board."""
+    mine, first, second = (Boards(server, TOKEN, JOB) for server in (0, 1, 1))
+    mine.open({0: mine.own.address, 1: first.own.address})
+
+    class Members(tuple[int, ...]):
+        def __iter__(self) -> Iterator[int]:
+            yield from super().__iter__()
+            mine.admit({0: mine.own.address, 1: second.own.address})
+
+    assert [board.server for board in mine.of(Members((0, 1)))] == [0, 1]
+    assert [board.address for board in mine.of((0, 1))] == [mine.own.address, second.own.address]
+
+
 def test_result_sets_are_free_when_nobody_holds_them() -> None:
     board = Boards(0, TOKEN, JOB)
     board.open({0: board.own.address})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 from bml.protocol.direct import Stage, epoch_of, standings
 from bml.transport.giving_way import Crowding, give_way, n_cores
@@ -27,42 +28,50 @@ _NAP_S = 0.005
 """How long a sleep lasts at most: then `interrupted` is asked again."""
 
 
+class _Known(NamedTuple):
+    """The boards of all servers' newest lives, and of former lives whose processes may still run."""
+
+    boards: dict[int, PeerBoard]
+    former: tuple[PeerBoard, ...] = ()
+
+
 class Boards:
-    """`own` is this server's; the others' are known after `open`."""
+    """`own` is this server's; the others' are known after `open`.
+
+    One thread at a time calls `admit` and `post`, another one may call everything else meanwhile: it sees
+    all boards as they were before a view, or as they are after it.
+    """
 
     def __init__(self, server: int, token: bytes, job: str):
         self.server = server
         self.own = Board(token, job, server)
         self._token = token
         self._job = job
-        self._all: dict[int, PeerBoard] = {}
-        self._former: list[PeerBoard] = []
+        self._known = _Known({})
+        self._asked: tuple[_Known, Iterable[int], list[PeerBoard]] = self._known, (), []
         self._missing: dict[int, str] = {}
-        self._members: Iterable[int] = ()
-        self._boards: list[PeerBoard] = []
         self._small = self._large = Crowding(0, 1, 1, most_per_core=1)
 
     def __getitem__(self, server: int) -> PeerBoard:
         """Its board. Raises OSError if it could not be mapped."""
-        try:
-            return self._all[server]
-        except KeyError:
-            raise OSError(self._missing.get(server, f"server {server} shares no memory")) from None
+        return self._board(self._known, server)
 
     def open(self, addresses: Mapping[int, BoardAddress | None]) -> None:
         """Map everybody's board, this server's too; of whoever is dead already there is none.
 
         Raises FabricError that says whose cannot be, and why.
         """
+        boards: dict[int, PeerBoard] = {}
         for server, address in addresses.items():
             if address is None:
                 raise FabricError(f"server {server} shares no memory, server {self.server} does: use tcp")
             try:
-                self._map(server, BoardAddress(*address))
+                boards[server] = self._map(server, BoardAddress(*address))
             except FileNotFoundError as error:
                 self._missing[server] = f"the process of server {server} is gone: {error}"
             except OSError as error:
                 raise FabricError(self._refused(server, error)) from error
+        self._known = _Known(boards)
         self._small, self._large = (
             Crowding(self.server, len(addresses), n_cores(), most) for most in (_MOST_PER_CORE, 1)
         )
@@ -72,18 +81,24 @@ class Boards:
 
         What cannot be mapped is missing until then or for ever, and whoever needs it is told.
         """
+        boards, former = dict(self._known.boards), self._known.former
         for server, address in addresses.items():
-            known = self._all.get(server)
+            known = boards.get(server)
             if address is None or (known is not None and known.address == address):
                 continue
             if known is not None:
-                self._former.append(self._all.pop(server))
-                self._members, self._boards = (), []
+                former = (*former, boards.pop(server))
             try:
-                self._map(server, BoardAddress(*address))
+                boards[server] = self._map(server, BoardAddress(*address))
             except (OSError, FabricError) as error:
                 self._missing[server] = self._refused(server, error)
-        self._former = [board for board in self._former if board.lives]
+        self._known = _Known(boards, tuple(board for board in former if board.lives))
+
+    def _board(self, known: _Known, server: int) -> PeerBoard:
+        try:
+            return known.boards[server]
+        except KeyError:
+            raise OSError(self._missing.get(server, f"server {server} shares no memory")) from None
 
     def _refused(self, server: int, error: object) -> str:
         return (
@@ -91,13 +106,13 @@ class Boards:
             "for servers on one host, of one user, in one container: use tcp"
         )
 
-    def _map(self, server: int, address: BoardAddress) -> None:
+    def _map(self, server: int, address: BoardAddress) -> PeerBoard:
         if address.namespace != self.own.address.namespace:
             raise FabricError(self._refused(server, "it is in another container"))
         board = PeerBoard(server, address)
         if not board.proves(self._token, self._job):
             raise FabricError(f"what server {server} shares is not of this job, or without its token")
-        self._all[server] = board
+        return board
 
     def post(self, epoch: int, step: int, stage: Stage) -> None:
         """Let everybody see where this server stands.
@@ -106,7 +121,7 @@ class Boards:
         before it looks for the last time; should it miss this post all the same, it sleeps a nap longer.
         """
         self.own.post(epoch, step, stage)
-        for board in self._all.values():
+        for board in self._known.boards.values():
             if board.words[ASLEEP]:
                 self.own.wake()
                 return
@@ -154,22 +169,24 @@ class Boards:
 
     def of(self, members: Iterable[int]) -> list[PeerBoard]:
         """Their boards; as a rule those that were asked for last. Raises OSError if one is missing."""
-        if members != self._members:
-            self._boards = [self[server] for server in members]
-            self._members = members
-        return self._boards
+        known, asked, boards = self._asked
+        if known is not self._known or members != asked:
+            known = self._known
+            boards = [self._board(known, server) for server in members]
+            self._asked = known, members, boards
+        return boards
 
     def behind(self, epoch: int, step: int, stage: Stage, members: Iterable[int]) -> list[int]:
         """Members that do not stand there now."""
         low, high = standings(epoch, step, stage)
-        boards = {server: self._all.get(server) for server in members}
+        boards = {server: self._known.boards.get(server) for server in members}
         return [
             each for each, board in boards.items() if not board or not low <= board.words[STANDING] < high
         ]
 
     def newest_epoch(self, members: Iterable[int]) -> int:
         """The newest epoch in which one of them stands."""
-        boards = filter(None, map(self._all.get, members))
+        boards = filter(None, map(self._known.boards.get, members))
         return max(epoch_of(board.words[STANDING]) for board in boards)
 
     def differing(self, signature: int, members: Iterable[int]) -> PeerBoard | None:
@@ -187,7 +204,8 @@ class Boards:
     def free_set(self) -> int:
         """The first result set that no server of the job reads, in or out of the view, of any life."""
         held: set[int] = set()
-        for board in (*self._all.values(), *self._former):
+        boards, former = self._known
+        for board in (*boards.values(), *former):
             held |= board.held()
         return min(set(range(N_SETS)) - held) if held else 0
 
