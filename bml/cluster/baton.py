@@ -69,6 +69,7 @@ class Deferral:
 
     def __init__(self, wake: Callable[[], None]):
         self._wake = wake
+        self._main = threading.main_thread().ident
         self._active = False
         self._came: list[tuple[Handle, int, FrameType | None]] = []
         self._adopted: dict[int, tuple[Handle, Handle]] | None = None
@@ -79,13 +80,13 @@ class Deferral:
         return bool(self._came)
 
     def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
+        if threading.get_ident() == self._main:
             if self._adopted is None:
                 self._adopt()
             self._active = True
 
     def __exit__(self, *_: object) -> None:
-        if threading.current_thread() is threading.main_thread():
+        if threading.get_ident() == self._main:
             self._active = False
             while self._came:
                 handler, number, frame = self._came.pop(0)

@@ -18,8 +18,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from bml.cluster.baton import Deferral
 from bml.cluster.injection import Injection
-from bml.cluster.meeting import Replies
+from bml.cluster.meeting import Replies, Signalled
 from bml.protocol import events as ev
 from bml.protocol.call import Call, neutral
 from bml.protocol.direct import Post, Quit, Stage, Sum
@@ -50,6 +51,8 @@ class Shell:
     """Whether the job is over for this server."""
     suffer: Callable[[Header | None], None]
     """Suffer those that are due: now (None), or as if a frame of this header moved."""
+    deferral: Deferral
+    """Puts off handlers of signals; one that came is announced by `Signalled` among the replies."""
 
 
 class DirectSync:
@@ -70,6 +73,10 @@ class DirectSync:
         self._nbytes = 0
         self._mapped_epoch = 0
         self._turn = threading.Lock()
+        self._takes_part = False
+        self._begun = 0
+        """The step that the user has brought, until its outcome is taken."""
+        self._outcome: Outcome | ev.Replay | Exception | None = None
         self._over: Callable[[], object] = shell.replies.qsize
         self._kept: queue.SimpleQueue[Committed | ev.BringHome] = queue.SimpleQueue()
         self._neutral: tuple[Call, Array] | None = None
@@ -80,18 +87,45 @@ class DirectSync:
         return self._boards.server
 
     def sync(self, submit: ev.Submit, vector: Array, op: str, shared: bool) -> Outcome | ev.Replay:
-        """See Server.sync; `Replay` stands for the result of a step that was followed."""
-        shell = self._shell
+        """See Server.sync; `Replay` stands for the result of a step that was followed.
+
+        If a handler of a signal raises out of it, the step goes on with the next call, which takes the
+        contribution for brought, until `taken` says that the outcome is there.
+        """
+        while True:
+            with self._shell.deferral:
+                outcome = self._outcome = self._outcome or self._go_on(submit, vector, op, shared)
+            if isinstance(outcome, Exception):
+                raise outcome
+            if outcome is not None:
+                return outcome
+
+    def taken(self) -> None:
+        """The user has the outcome of the step."""
+        self._begun, self._outcome = 0, None
+
+    def _go_on(
+        self, submit: ev.Submit, vector: Array, op: str, shared: bool
+    ) -> Outcome | ev.Replay | Exception | None:
+        """Begin the step, or go on with it; None: a signal came, and its handler is to run first."""
+        shell, begins = self._shell, self._begun != submit.step
         view = shell.core.view
-        if view is None or shell.core.server in view.learners:
-            self._carry_on(shell.core.handle, submit)
+        if begins:
+            self._takes_part = view is not None and shell.core.server not in view.learners
+        if not self._takes_part:
+            if begins:
+                self._carry_on(shell.core.handle, submit)
+                self._begun = submit.step
             return self._finish()
         with self._turn:
-            self._over = shell.replies.qsize
-            self._bring(submit, vector, op, Use.READ if shared else Use.OWN, view.members)
-            if shell.injection.pending:
-                shell.suffer(None)
-            self._carry_on(shell.core.handle, submit)
+            if begins:
+                assert view is not None
+                self._over = shell.replies.qsize
+                self._bring(submit, vector, op, Use.READ if shared else Use.OWN, view.members)
+                if shell.injection.pending:
+                    shell.suffer(None)
+                self._carry_on(shell.core.handle, submit)
+                self._begun = submit.step
             try:
                 self._go_through(submit)
             except (OSError, ValueError) as error:
@@ -101,10 +135,10 @@ class DirectSync:
     def follow(self, submit: ev.Submit) -> Committed | None:
         """Take part in a step that others call, changing nothing; None if it was over before its end."""
         shell = self._shell
-        view = shell.core.view
-        if view is None or view.epoch != submit.epoch:
-            return None
         with self._turn:
+            view = shell.core.view
+            if view is None or view.epoch != submit.epoch:
+                return None
             at, core = (submit.epoch, submit.step), shell.core
             self._over = lambda: (core.epoch, core.step) != at or shell.stopped()
             call = submit.call
@@ -188,7 +222,7 @@ class DirectSync:
         there = self._boards.gather(epoch, step, stage, members, self._nbytes, self._over)
         self._meeting = None
         if not there:
-            self._sum = None
+            self._posted = post  # to go on from, if it was a signal
             return
         if stage is Stage.READY:
             other = self._boards.differing(signature, members)
@@ -234,12 +268,12 @@ class DirectSync:
         if shell.injection.pending:
             shell.suffer(None)
 
-    def _finish(self, timeout_s: float | None = None) -> Outcome | ev.Replay:
-        """What becomes of the user's step. Raises queue.Empty if nothing is said for so long."""
+    def _finish(self, timeout_s: float | None = None) -> Outcome | ev.Replay | Exception | None:
+        """What becomes of the step; None: a signal came. Raises queue.Empty if nothing does for so long."""
         while isinstance(reply := self._shell.replies.get(timeout=timeout_s), ev.BringHome):
             self._bring_home(reply)
-        if isinstance(reply, Exception):
-            raise reply
+        if isinstance(reply, Signalled):
+            return None
         assert not isinstance(reply, ev.Prepare), "nothing of a step over shared memory outlives its view"
         return self._with_result(reply) if isinstance(reply, Committed) else reply
 
@@ -247,12 +281,12 @@ class DirectSync:
         step, epoch, contributors = committed.step, committed.epoch, committed.contributors
         return Committed(step, epoch, contributors, self._reduction.take())
 
-    def _after(self, error: Exception) -> Outcome | ev.Replay:
+    def _after(self, error: Exception) -> Outcome | ev.Replay | Exception | None:
         """What another server shares cannot be read: it died, which will be noticed, or all is lost."""
         try:
             return self._finish(self._give_up_s)
         except queue.Empty:
-            raise self._lost(error) from error
+            return self._lost(error)
 
     def _wait_until_over(self, error: Exception | None = None) -> None:
         """Wait for the view, or the end of the job, that ends a followed step."""

@@ -19,7 +19,7 @@ from bml.cluster.handover import Handover
 from bml.cluster.injection import Hands, Injection
 from bml.cluster.job import Contact, Contacts, JobSpec
 from bml.cluster.line import CoordinatorLine
-from bml.cluster.meeting import Meeting, Reply
+from bml.cluster.meeting import Meeting, Reply, Signalled
 from bml.cluster.rates import Rates
 from bml.cluster.trace import Trace
 from bml.protocol import events as ev
@@ -77,7 +77,7 @@ class ServerLoop:
         self._baton = Baton(self.poller)
         # Servers have unequal parts in most schedules: who has less to do than another is not crowded out.
         self._crowding = Crowding(server, self.fabric.n_servers, n_cores(), most_per_core=1)
-        self.deferral = Deferral(self.poller.wake)
+        self.deferral = Deferral(self._signalled)
         self.trace = Trace(server, self) if spec.trace else None
         self.opened = open_transport(
             spec.transport,
@@ -168,9 +168,12 @@ class ServerLoop:
         """
         self._requests.append(what)
         replies = self.meeting.replies
-        while replies.empty() and self._poll_for_reply(yields, beside):
-            pass
-        return replies.get()
+        while True:
+            while replies.empty() and self._poll_for_reply(yields, beside):
+                pass
+            reply = replies.get()
+            if not isinstance(reply, Signalled):
+                return reply
 
     def join(self) -> None:
         """Wait until the thread has ended."""
@@ -325,6 +328,7 @@ class ServerLoop:
             injection=self.injection,
             stopped=lambda: self.meeting.error is not None or self.meeting.left.is_set(),
             suffer=self._suffer,
+            deferral=self.deferral,
         )
         give_up_s = self._spec.timeouts().orphan_s
         self.direct = self.execution.direct = DirectSync(boards, self._reduction, shell, give_up_s)
@@ -336,6 +340,11 @@ class ServerLoop:
         self._execute(instructions)
         if self.poller.queued:
             self.poller.wake()
+
+    def _signalled(self) -> None:
+        self.poller.wake()
+        if self.direct is not None:
+            self.meeting.replies.put(Signalled())
 
     def _suffer(self, header: Header | None) -> None:
         with self.guard:

@@ -13,7 +13,13 @@ from bml.train.communicator import Committed, Outcome
 from topology.errors import BmlError
 
 Reply = Outcome | ev.Prepare | ev.BringHome | ev.Replay | Exception
-Replies = queue.SimpleQueue[Reply]
+
+
+class Signalled:
+    """A signal came while the training thread waited for a reply: its handler is to run."""
+
+
+Replies = queue.SimpleQueue[Reply | Signalled]
 
 #: Of how many steps, the last ones, the times are kept for the report: a job may run for months.
 _COMMITS_KEPT = 100_000

@@ -113,6 +113,8 @@ class Server:
             reply = self._handover.kept(reply.step)
         if isinstance(reply, Committed):
             self._handover.step = reply.step + 1
+        if self._loop.direct is not None:
+            self._loop.direct.taken()
         return reply
 
     def _yields(self, nbytes: int) -> int:

@@ -235,6 +235,46 @@ def test_a_server_that_sleeps_between_complete_and_home_gets_no_torn_sum(tmp_pat
     assert told.read_text() == f"1 is evicted in step {STEP}"
 
 
+class TimeIsUp(Exception):
+    """What the handler of an alarm raises in the middle of a step."""
+
+
+def alarmed(session: bml.Session) -> tuple[int, int]:
+    """Steps of exact sums; on server 0 a handler raises in them again and again, and the call is repeated."""
+    raised, ran = 0, 0
+
+    def ring(number: int, frame: Any) -> None:
+        nonlocal ran
+        ran += 1
+        while frame is not None and frame.f_code.co_name != "_go_on":
+            frame = frame.f_back
+        if frame is not None and ran % 2:
+            raise TimeIsUp
+
+    if session.server == 0:
+        signal.signal(signal.SIGALRM, ring)
+        signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    x = session.empty(LARGE, "int64")
+    for step in range(1, 200):
+        n = LARGE if step % 4 == 0 else 5
+        x[:n] = step + session.server
+        while True:
+            try:
+                result = session.allreduce(x[:n])
+                break
+            except TimeIsUp:
+                raised += 1
+        assert (result == step * 4 + 6).all(), f"step {step}: {result}"
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    return raised, step
+
+
+def test_a_step_that_a_signal_interrupts_goes_on_with_the_next_call() -> None:
+    values = jobs.launch(alarmed, "bcube:2x2", transport="shm").values
+    assert [step for _, step in values.values()] == [199] * 4
+    assert values[0][0] > 10
+
+
 def test_own_results_may_be_written() -> None:
     def train(session: bml.Session) -> bool:
         x = np.arange(600_000, dtype=np.float32)
