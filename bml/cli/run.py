@@ -131,11 +131,12 @@ def run(
             on_change=follower.changed,
             on_start=follower.starting,
         )
-    if trace is not None:
-        trace.write_text(json.dumps(result.trace))
-    whole = {**result.report, "values": result.values}
-    if report is not None:
-        report.write_text(json.dumps(whole, default=str, indent=1))
+        # Before the last line is shown, which may have to wait for a reader.
+        if trace is not None:
+            trace.write_text(json.dumps(result.trace))
+        whole = {**result.report, "values": result.values}
+        if report is not None:
+            report.write_text(json.dumps(whole, default=str, indent=1))
     if as_json:
         click.echo(json.dumps(whole, default=str))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import replace
 
 from bml import fabric
@@ -51,9 +52,9 @@ class EmulatedFleet:
         """See Fleet."""
         self._fleet.start(train)
 
-    def join(self, server: int) -> None:
+    def join(self, server: int, give_up: threading.Event) -> None:
         """See Fleet."""
-        self._fleet.join(server)
+        self._fleet.join(server, give_up)
 
     def wait(self, timeout_s: float) -> list[FleetEvent]:
         """See Fleet."""

@@ -7,6 +7,7 @@ some at a time, then the actors. Everything runs inside the keeper's PID namespa
 from __future__ import annotations
 
 import os
+import queue
 import socket
 import sys
 import threading
@@ -38,6 +39,7 @@ _NODE_S = 20.0
 #: How long the last prints of the training functions may take to arrive, in seconds.
 _FLUSH_S = 5.0
 _ENDED_S = 2.0
+_LOOK_S = 0.2
 _HEAD = "switches"
 _OBJECT_STORE_NBYTES = 80_000_000
 _DRIVER = "from bml.cluster import ray_driver; ray_driver.main()"
@@ -70,7 +72,7 @@ class EmulatedRayFleet:
         self._begun = False
         self._up: set[int] = set()
         self._failed: dict[int, str] = {}
-        self._events: list[FleetEvent] = []
+        self._events: queue.SimpleQueue[FleetEvent] = queue.SimpleQueue()
         self._replies: dict[object, Any] = {}
 
     def start(self, train: bytes) -> None:
@@ -87,19 +89,19 @@ class EmulatedRayFleet:
         self._raise(self._reply("started", self.spec.start_s + _NODE_S))
         self._begun = True
 
-    def join(self, server: int) -> None:
+    def join(self, server: int, give_up: threading.Event) -> None:
         """See Fleet; if its machine is dead, it is started first."""
         if server not in self._up:
-            self._start_nodes((server,))
+            self._start_nodes((server,), give_up)
+        self._replies.pop(("joined", server), None)  # of a start that took too long
         self._say("join", server)
-        self._raise(self._reply(("joined", server), self.spec.start_s + _NODE_S))
+        self._raise(self._reply(("joined", server), self.spec.start_s + _NODE_S, give_up))
 
     def wait(self, timeout_s: float) -> list[FleetEvent]:
         """See Fleet."""
-        if not self._events:
+        if self._events.empty():
             self._listen(timeout_s)
-        events, self._events = self._events, []
-        return events
+        return [self._events.get() for _ in range(self._events.qsize())]
 
     def ask(self, request: Request, timeout_s: float) -> Answers:
         """See Fleet."""
@@ -157,7 +159,7 @@ class EmulatedRayFleet:
         self._say(self.spec, self._prints, self._head.control_host, self._places, self._strikes.endpoint)
         self._address = self._reply("head", self.spec.start_s)
 
-    def _start_nodes(self, servers: tuple[int, ...]) -> None:
+    def _start_nodes(self, servers: tuple[int, ...], give_up: threading.Event | None = None) -> None:
         """Start the Ray nodes of these servers, as many at a time as there are cores."""
         to_come, starting = list(servers), set[int]()
         deadline = time.monotonic() + self.spec.start_s + _NODE_S * len(servers)
@@ -166,7 +168,7 @@ class EmulatedRayFleet:
             while to_come and len(starting) < at_a_time:
                 starting.add(to_come[0])
                 self._start_node(to_come.pop(0))
-            self._listen(0.2)
+            self._hear(give_up)
             for server in starting & self._failed.keys():
                 raise StartError(self._failed[server])
             if starting & self._up:
@@ -191,14 +193,21 @@ class EmulatedRayFleet:
 
     # --- listening -------------------------------------------------------------------------------
 
-    def _reply(self, to: object, within_s: float) -> Any:
+    def _reply(self, to: object, within_s: float, give_up: threading.Event | None = None) -> Any:
         """Wait for this answer of the driver; what happens meanwhile is kept for `wait`."""
         deadline = time.monotonic() + within_s
         while to not in self._replies:
             if time.monotonic() > deadline:
                 raise StartError(f"Ray's driver did not answer within {within_s:.0f} s ({to})")
-            self._listen(0.2)
+            self._hear(give_up)
         return self._replies.pop(to)
+
+    def _hear(self, give_up: threading.Event | None) -> None:
+        """Listen for a moment; if there is `give_up`, another thread listens, in `wait`."""
+        if give_up is None:
+            self._listen(_LOOK_S)
+        elif give_up.wait(_LOOK_S):
+            raise StartError("the server was still being started when the job ended")
 
     def _listen(self, timeout_s: float) -> None:
         """Take what the driver and the keeper say."""
@@ -222,7 +231,7 @@ class EmulatedRayFleet:
     def _heard(self, what: str, *rest: Any) -> None:
         match what:
             case "event":
-                self._events.append(rest[0])
+                self._events.put(rest[0])
             case "answer":
                 with self._answered:
                     if rest[0] in self._answers:

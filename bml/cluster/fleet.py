@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -40,7 +41,10 @@ Answers = Mapping[int, dict[str, Any]]
 
 
 class Fleet(Protocol):
-    """The processes of one job. One thread calls everything but `ask`, which any thread may call."""
+    """The processes of one job. One thread calls everything but `join` and `ask`.
+
+    Another may be in `join`, and any number in `ask`, while the one is in `wait`.
+    """
 
     spec: JobSpec
     """The job, with all that was left open decided."""
@@ -49,10 +53,10 @@ class Fleet(Protocol):
         """Start every server and the coordinator; `train` is the pickled training function."""
         ...
 
-    def join(self, server: int) -> None:
+    def join(self, server: int, give_up: threading.Event) -> None:
         """Start a server that is gone, or was never there: it joins. What is left of it before is ended.
 
-        Raises StartError if it does not come up.
+        Raises StartError if it does not come up, or soon after `give_up` is set.
         """
         ...
 

@@ -183,7 +183,7 @@ class ServerReport:
     """What one server has to say after the run.
 
     `outcome` is "done", "failed" (its own training function raised: `error`, `traceback`) or "stopped"
-    (the job ended with `error`). `kind` is the error's class.
+    (the job ended with `error`). `kind` is the error's class, or one of bml.cluster.comeback.OUT.
     """
 
     server: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 import cloudpickle
@@ -17,7 +18,8 @@ from bml.cluster.job import JobSpec
 from bml.cluster.placement import Reservation
 from bml.cluster.processes import ProcessFleet
 from bml.cluster.result import Result
-from bml.cluster.running import Job, OnChange
+from bml.cluster.running import Job
+from bml.cluster.teller import News, Teller
 from bml.cluster.training import Train
 from bml.errors import UsageError
 from bml.fabric import DEFAULT_NAME
@@ -52,7 +54,7 @@ def start(
     rejoin: bool = False,
     trace: bool = False,
     prints: bool = True,
-    on_change: OnChange | None = None,
+    on_change: News | None = None,
     on_start: OnStart | None = None,
 ) -> Job:
     """Start a job and return it as it runs, to be looked at, hurt and waited for; arguments as in `launch`.
@@ -81,8 +83,10 @@ def start(
         trace=trace,
     )
     reserves = Reservation(resources or {})
-    fleet = _fleet(spec, launcher, address, reserves, prints, on_start or _say_nothing)
-    job = Job(fleet, fleet.spec, launcher, on_change)
+    teller = Teller(on_change)
+    starting = _say_nothing if on_start is None else partial(teller.say, on_start)
+    fleet = _fleet(spec, launcher, address, reserves, prints, starting)
+    job = Job(fleet, fleet.spec, launcher, teller)
     job.begin(_pickled(train))
     return job
 
@@ -121,8 +125,11 @@ def launch(*arguments: Any, **options: Any) -> Result:
     `BML_TRAFFIC_CLASS` of each machine, or unmarked). `absent` servers are not started: they may join later
     (`job.inject("join:4")`). `rejoin`: a server that is lost is started again and joins. `trace`: servers
     record what they do when, see `Result.trace`. `prints`: show what the training functions print.
-    `on_change` is called, in another thread, with a snapshot of the job's state when it changes, `on_start`
-    with a line about what is being started, where that takes long.
+    `on_change` is called with a snapshot of the job's state when it changes, `on_start` with a line about
+    what is being started, where that takes long: both in another thread, one call after the other. They may
+    take their time, and the job goes on meanwhile: a slow function gets only the newest snapshot of a view,
+    but every view, in order, while it is no more than 1,000 behind. What they raise ends the job, and is
+    raised here. Once the job is over, calls that are still to come are waited for, up to 10 s.
 
     Raises UsageError for a job that cannot be; TrainingError when a training function raised (its text
     names the server and holds the traceback); TooFewServers; StartError. Errors of a job that ran have

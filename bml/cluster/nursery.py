@@ -19,7 +19,8 @@ import socket
 import struct
 import subprocess
 import sys
-import time
+import threading
+from collections import deque
 from contextlib import suppress
 
 from bml.errors import StartError
@@ -40,7 +41,10 @@ def what_we_import() -> dict[str, str]:
 
 
 class Nursery:
-    """Makes processes that run bml.cluster.worker. One thread may use it. `close` ends all of them."""
+    """Makes processes that run bml.cluster.worker; any thread may use it. `close` ends all of them.
+
+    The nursery is their parent: it hears of the end of each at once, whoever still holds what they had open.
+    """
 
     def __init__(self, prints: bool):
         ours, theirs = socket.socketpair()
@@ -55,21 +59,31 @@ class Nursery:
         )
         theirs.close()
         self._sock = ours
+        self._forking = threading.Lock()
+        self._changed = threading.Condition()
+        self._gone = False
+        self._born: deque[int] = deque()
+        self._unwanted = 0
         self._alive: set[int] = set()
         self._returncodes: dict[int, int] = {}
+        self.ends = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        """A descriptor that can be read once a process has ended; see `heard`."""
+        self._thread = threading.Thread(target=self._listen, name="bml-nursery", daemon=True)
+        self._thread.start()
 
     def fork(self, sock: socket.socket, within_s: float) -> int:
         """Make a process that serves the other end of `sock`, which is closed here; returns its id.
 
         Raises StartError if it does not come into being in time.
         """
-        with sock, suppress(OSError):
-            socket.send_fds(self._sock, [_WORD.pack(b"F", 0, 0)], [sock.fileno()])
-        deadline = time.monotonic() + within_s
-        while (word := self._read(deadline - time.monotonic())) is not None:
-            if word[0] == b"B":
-                self._alive.add(word[1])
-                return word[1]
+        with self._forking:  # they are born in the order in which they were asked for
+            with sock, suppress(OSError):
+                socket.send_fds(self._sock, [_WORD.pack(b"F", 0, 0)], [sock.fileno()])
+            with self._changed:
+                self._changed.wait_for(lambda: self._born or self._gone, within_s)
+                if self._born:
+                    return self._born.popleft()
+                self._unwanted += 1  # it may come yet
         raise StartError(f"no process could be made: {self._obstacle()}")
 
     def kill(self, process: int) -> None:
@@ -78,37 +92,62 @@ class Nursery:
             with suppress(OSError):
                 self._sock.send(_WORD.pack(b"K", process, 0))
 
-    def returncode(self, process: int) -> int | None:
+    def heard(self) -> None:
+        """Make `ends` unreadable until another process has ended."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.ends)
+
+    def has_ended(self, process: int) -> bool:
+        """Whether a process has ended, though others may still hold what it had open."""
+        return process in self._returncodes
+
+    def returncode(self, process: int, within_s: float | None = None) -> int | None:
         """Wait for the end of a process: its return code, negative for a signal; None if it is unknown."""
-        while process in self._alive and self._read(None) is not None:
-            pass
-        return self._returncodes.pop(process, None)
+        with self._changed:
+            self._changed.wait_for(lambda: process not in self._alive or self._gone, within_s)
+            return self._returncodes.get(process)
 
     def close(self) -> None:
         """Kill every process and wait until all are gone. Idempotent."""
-        for process in sorted(self._alive):
+        with self._changed:
+            alive = sorted(self._alive)
+        for process in alive:
             self.kill(process)
-        while self._alive and self._read(None) is not None:
-            pass
-        self._alive.clear()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._alive or self._gone)
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
         self._sock.close()
         self._process.wait()
+        if self.ends >= 0:
+            os.close(self.ends)
+            self.ends = -1
 
-    def _read(self, within_s: float | None) -> tuple[bytes, int, int] | None:
-        """The nursery's next word; None if it says nothing in time, or nothing any more."""
-        self._sock.settimeout(None if within_s is None else max(within_s, 1e-3))
-        try:
-            data = self._sock.recv(_WORD.size, socket.MSG_WAITALL)
-        except OSError:
-            return None
-        if len(data) < _WORD.size:
-            self._alive.clear()  # they end when the launcher does, or have
-            return None
-        kind, process, code = _WORD.unpack(data)
-        if kind == b"E":
-            self._alive.discard(process)
-            self._returncodes[process] = code
-        return kind, process, code
+    def _listen(self) -> None:
+        """Hear of births and deaths until the nursery is gone."""
+        with suppress(OSError):
+            while len(data := self._sock.recv(_WORD.size, socket.MSG_WAITALL)) == _WORD.size:
+                self._note(*_WORD.unpack(data))
+        with self._changed:
+            self._gone = True  # its processes end when the launcher does, or have
+            self._changed.notify_all()
+
+    def _note(self, kind: bytes, process: int, code: int) -> None:
+        with self._changed:
+            if kind == b"B":
+                self._alive.add(process)
+                self._returncodes.pop(process, None)  # of another that had this number
+                if self._unwanted:
+                    self._unwanted -= 1
+                    self.kill(process)
+                else:
+                    self._born.append(process)
+            else:
+                self._alive.discard(process)
+                self._returncodes[process] = code
+                os.eventfd_write(self.ends, 1)
+            self._changed.notify_all()
 
     def _obstacle(self) -> str:
         with suppress(subprocess.TimeoutExpired):
@@ -147,6 +186,7 @@ def main() -> None:
             os.kill(process, signal.SIGKILL)
         if kind != b"F":
             continue
+        os.set_inheritable(descriptors[0], False)  # nothing that a training function starts is to have it
         child = os.fork()
         if child == 0:
             signal.set_wakeup_fd(-1)

@@ -7,15 +7,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from typing import Any
-
-import cloudpickle
 
 from bml.cluster.fleet import Answers, Changed, Died, FleetEvent, Reported, Request
 from bml.cluster.job import Contact, JobSpec, Place, default_nics
+from bml.cluster.mail import Inbox, Outbox
 from bml.cluster.nursery import Nursery
 from bml.errors import StartError, UsageError
 from bml.protocol.succession import GiveUp, Kill, Start, Succession
@@ -23,6 +20,11 @@ from faults import Fault
 
 #: A process that has left so many questions unanswered is asked no more until it answers.
 _MOST_UNANSWERED = 16
+#: So many messages wait at most for a process that is frozen; there are fewer.
+_MOST_UNSENT = 1000
+#: How long servers that have reported may take to end, in seconds: their last prints may wait for a reader.
+_LAST_PRINTS_S = 5.0
+_LOOK_S = 0.2
 
 Placement = Callable[[int | None], Place]
 """Says where a server is to live; None stands for the coordinator."""
@@ -31,35 +33,37 @@ Strike = Callable[[Fault, Callable[[], None]], None]
 """Does a fault to real cables, and calls the function when it is done."""
 
 
-@dataclass
 class _Child:
-    """A process and the launcher's end of its socket."""
+    """A process and the launcher's end of its socket; nothing here waits for what the process does."""
 
-    nursery: Nursery
-    process: int
-    connection: Connection[Any, Any]
-    unanswered: int = 0
-    gone: bool = False
-    _returncode: int | None = None
-    _sending: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self, nursery: Nursery, process: int, sock: socket.socket):
+        self.sock = sock
+        self.inbox = Inbox(sock)
+        self.unanswered = 0
+        self._nursery = nursery
+        self._process = process
+        self._outbox = Outbox(sock, _MOST_UNSENT)
 
     def send(self, *message: Any) -> None:
-        """Send a message; any thread may."""
-        with suppress(OSError), self._sending:  # it is dead: that shows when it is listened to
-            self.connection.send_bytes(cloudpickle.dumps(message))
+        """Send a message; any thread may. If the process is dead, that shows when it is listened to."""
+        self._outbox.put(*message)
 
-    def end(self) -> None:
-        """Kill, frozen or not, and wait until it is gone."""
-        self.nursery.kill(self.process)
-        self.returncode()
-        self.connection.close()
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has, though processes that it has forked may hold the other end of the socket."""
+        return self._nursery.has_ended(self._process)
 
-    def returncode(self) -> int | None:
-        """Wait until it is gone; see Nursery."""
-        if not self.gone:
-            self.gone = True
-            self._returncode = self.nursery.returncode(self.process)
-        return self._returncode
+    def end(self) -> int | None:
+        """Kill, frozen or not, and wait until it is gone; returns its return code, see Nursery."""
+        self._nursery.kill(self._process)
+        return self.bury(None)
+
+    def bury(self, within_s: float | None) -> int | None:
+        """Wait until it has ended by itself, so long at most, and let go of it."""
+        returncode = self._nursery.returncode(self._process, within_s)
+        self._outbox.close()
+        self.sock.close()
+        return returncode
 
 
 class ProcessFleet:
@@ -70,12 +74,14 @@ class ProcessFleet:
     ):
         self.spec = self._spec = spec.settled(one_host=place is None)
         self._strike = strike
-        self._answered = threading.Condition()
-        self._questions: dict[int, dict[int, dict[str, Any]]] = {}
-        self._number = 0
         self._place = place or self._on_loopback
         self._prints = prints
         self._nursery: Nursery | None = None
+        self._train = b""
+        # Guards all that follows: while one thread is in `wait`, others are in `join` and `ask`.
+        self._changed = threading.Condition()
+        self._questions: dict[int, dict[int, dict[str, Any]]] = {}
+        self._number = 0
         self._servers: dict[int, _Child] = {}
         self._coordinator: _Child | None = None
         self._snapshot: dict[str, Any] = {}
@@ -83,7 +89,7 @@ class ProcessFleet:
         self._succession = Succession(timeouts, timeouts.warm_up_s, time.monotonic())
         self._contacts: dict[int, Contact] = {}
         self._lives: dict[int, int] = {}
-        self._train = b""
+        self._leaving: list[_Child] = []
 
     def start(self, train: bytes) -> None:
         """See Fleet."""
@@ -95,136 +101,143 @@ class ProcessFleet:
             child.send("server", self._place(server), self._spec, server, None)
         deadline = time.monotonic() + self._spec.start_s
         for server, child in self._servers.items():
-            self._contacts[server] = _receive(child, server, deadline)
+            self._contacts[server] = _contact(child, server, deadline)
         for child in self._servers.values():
             child.send(self._contacts, train)
         self._look_after_coordinator()
 
-    def join(self, server: int) -> None:
+    def join(self, server: int, give_up: threading.Event) -> None:
         """See Fleet."""
-        if server in self._servers:
-            self._lost(server)
+        before = self._remove(server)
+        if before is not None:
+            self._lost(server, before)
         spec = self._spec.for_joiner(again=server in self._lives)
-        life = self._lives[server] = 1 + max(self._lives.values(), default=0)
+        life, deadline = 1 + max(self._lives.values(), default=0), time.monotonic() + self._spec.start_s
         child = self._spawn()
         child.send("server", self._place(server), spec, server, life)
         try:
-            contact = self._contacts[server] = _receive(child, server, time.monotonic() + self._spec.start_s)
+            contact = _contact(child, server, deadline, give_up)
         except StartError:
             child.end()
             raise
-        child.send(dict(self._contacts), self._train)
-        with self._answered:
+        with self._changed:  # a coordinator that is started meanwhile knows all of it or is told
+            self._lives[server], self._contacts[server] = life, contact
             self._servers[server] = child
-        if self._coordinator is not None:
-            self._coordinator.send("join", server, life, contact)
+            child.send(dict(self._contacts), self._train)
+            self._tell_coordinator("join", server, life, contact)
 
     def wait(self, timeout_s: float) -> list[FleetEvent]:
         """See Fleet."""
-        children = {child.connection: server for server, child in self._servers.items()}
-        watched = list(children)
-        if self._coordinator is not None:
-            watched.append(self._coordinator.connection)
-        events: list[FleetEvent] = []
+        nursery = self._nursery
+        assert nursery is not None
+        with self._changed:
+            children, coordinator = dict(self._servers), self._coordinator
+        watched = [child.sock for child in children.values()] + ([coordinator.sock] if coordinator else [])
         now = time.monotonic()
-        for connection in wait(watched, min(timeout_s, self._succession.next_deadline(now) - now)):
-            assert isinstance(connection, Connection)
-            event = (
-                self._from_server(children[connection])
-                if connection in children
-                else self._from_coordinator(connection)
-            )
-            events += [event] if event else []
+        due_s = self._succession.next_deadline(now) - now
+        ready = wait([*watched, nursery.ends], min(timeout_s, due_s))
+        nursery.heard()
+        for child in [each for each in self._leaving if each.has_ended]:
+            child.bury(0.0)
+            self._leaving.remove(child)
+        events: list[FleetEvent] = []
+        for server, child in children.items():
+            if child.sock in ready or child.has_ended:
+                events += self._from_server(server, child)
+        if coordinator and (coordinator.sock in ready or coordinator.has_ended):
+            events += self._from_coordinator(coordinator)
         self._look_after_coordinator()
         return events
 
     def ask(self, request: Request, timeout_s: float) -> Answers:
         """See Fleet."""
         deadline = time.monotonic() + timeout_s
-        asked = [each for each in list(self._servers.items()) if each[1].unanswered < _MOST_UNANSWERED]
-        with self._answered:
+        with self._changed:
+            asked = {s: child for s, child in self._servers.items() if child.unanswered < _MOST_UNANSWERED}
             self._number += 1
             number = self._number
             answers = self._questions[number] = {}
-        for _, child in asked:
+        for child in asked.values():
             child.unanswered += 1
             child.send("ask", number, request)
-        with self._answered:
-            while {server for server, _ in asked} & self._servers.keys() - answers.keys():
-                if not self._answered.wait(max(0.0, deadline - time.monotonic())):
+        with self._changed:
+            while asked.keys() & self._servers.keys() - answers.keys():
+                if not self._changed.wait(max(0.0, deadline - time.monotonic())):
                     break
             return self._questions.pop(number)
 
     def close(self) -> None:
-        """See Fleet."""
-        for child in [*self._servers.values(), *([self._coordinator] if self._coordinator else [])]:
+        """See Fleet. Servers that have reported may still show their last prints."""
+        deadline = time.monotonic() + _LAST_PRINTS_S
+        for child in self._leaving:
+            child.bury(max(0.0, deadline - time.monotonic()))
+        for child in self._servers.values():
             child.end()
+        self._end_coordinator()
+        self._leaving.clear()
         self._servers.clear()
-        self._coordinator = None
         if self._nursery is not None:
             self._nursery.close()
             self._nursery = None
 
-    def _from_server(self, server: int) -> FleetEvent | None:
-        child = self._servers[server]
-        try:
-            what, *rest = cloudpickle.loads(child.connection.recv_bytes())
-        except (EOFError, OSError):
-            return Died(server, self._lost(server))
-        match what:
-            case "answer":
-                self._take_answer(server, child, *rest)
-            case "strike":
-                assert self._strike is not None
-                self._strike(Fault.parse(rest[0], at_once=True), lambda: child.send("struck"))
-            case "report":
-                child.returncode()
-                child.connection.close()
-                self._forget(server)
-                return Reported(rest[0])
-        return None
+    # --- what servers say ------------------------------------------------------------------------
 
-    def _lost(self, server: int) -> str:
+    def _from_server(self, server: int, child: _Child) -> list[FleetEvent]:
+        has_ended = child.has_ended  # asked first: what it said before is here then
+        events: list[FleetEvent] = []
+        for what, *rest in child.inbox.take():
+            match what:
+                case "answer":
+                    self._take_answer(server, child, *rest)
+                case "strike":
+                    assert self._strike is not None
+                    self._strike(Fault.parse(rest[0], at_once=True), lambda: child.send("struck"))
+                case "report" if self._remove(server, child) is not None:
+                    self._leaving.append(child)  # it shows its last prints, and may have to wait for room
+                    events.append(Reported(rest[0]))
+        if (has_ended or child.inbox.over) and self._remove(server, child) is not None:
+            events.append(Died(server, self._lost(server, child)))
+        return events
+
+    def _lost(self, server: int, child: _Child) -> str:
         """End what is left of a process, and tell the coordinator; returns how it ended."""
-        child = self._servers[server]
-        child.end()
-        self._forget(server)
-        why = _cause(child.returncode())
-        if self._coordinator is not None:
-            self._coordinator.send("gone", server, why)
+        why = _cause(child.end())
+        with self._changed:
+            self._tell_coordinator("gone", server, why)
         return why
 
     def _take_answer(self, server: int, child: _Child, number: int, answer: dict[str, Any]) -> None:
         child.unanswered = 0
-        with self._answered:
+        with self._changed:
             if number in self._questions:
                 self._questions[number][server] = answer
-                self._answered.notify_all()
+                self._changed.notify_all()
 
-    def _forget(self, server: int) -> None:
-        with self._answered:
-            del self._servers[server]
-            self._answered.notify_all()  # nobody need wait for it any more
+    def _remove(self, server: int, child: _Child | None = None) -> _Child | None:
+        """Take a server's process, or this one of its, from those that run; None if it is not there."""
+        with self._changed:
+            if child is not None and self._servers.get(server) is not child:
+                return None
+            self._changed.notify_all()  # nobody need wait for it any more
+            return self._servers.pop(server, None)
 
     # --- the coordinator -------------------------------------------------------------------------
 
-    def _from_coordinator(self, connection: Connection[Any, Any]) -> FleetEvent | None:
+    def _from_coordinator(self, coordinator: _Child) -> list[FleetEvent]:
+        has_ended = coordinator.has_ended
         succession, now = self._succession, time.monotonic()
-        try:
-            what, *rest = cloudpickle.loads(connection.recv_bytes())
-        except (EOFError, OSError):
-            assert self._coordinator is not None
-            code, state = self._coordinator.returncode(), self._snapshot.get("state", "starting")
+        events: list[FleetEvent] = []
+        for what, *rest in coordinator.inbox.take():
+            succession.beat(succession.term, now)
+            if what == "changed":
+                snapshot = self._snapshot = rest[0]
+                succession.said(snapshot["term"], snapshot["state"], snapshot["highest"])
+                events.append(Changed(snapshot))
+        if has_ended or coordinator.inbox.over:
+            code, state = self._end_coordinator(), self._snapshot.get("state", "starting")
             why = f"was {state}, and {_cause(code)}"
             succession.ended(succession.term, why, now, done=code == 0 and state == "stopped")
-            self._end_coordinator()
-            return None
-        succession.beat(succession.term, now)
-        if what == "beat":
-            return None
-        snapshot = self._snapshot = rest[0]
-        succession.said(snapshot["term"], snapshot["state"], snapshot["highest"])
-        return Changed(snapshot)
+        return events
 
     def _look_after_coordinator(self) -> None:
         """Do what the succession asks for. Raises StartError if the job cannot get a coordinator."""
@@ -235,19 +248,27 @@ class ProcessFleet:
                 case Kill():
                     self._end_coordinator()
                 case Start(term):
-                    self._snapshot = {}
-                    self._coordinator = self._spawn()
-                    place = self._place(None)
-                    self._coordinator.send(
-                        "coordinator", place, self._spec, self._contacts, self._lives, term
-                    )
+                    self._start_coordinator(term)
                 case GiveUp(why):
                     raise StartError(why)
 
-    def _end_coordinator(self) -> None:
+    def _start_coordinator(self, term: int) -> None:
+        self._snapshot = {}
+        coordinator = self._spawn()
+        with self._changed:
+            self._coordinator = coordinator
+            place = self._place(None)
+            coordinator.send("coordinator", place, self._spec, self._contacts, self._lives, term)
+
+    def _end_coordinator(self) -> int | None:
+        with self._changed:
+            coordinator, self._coordinator = self._coordinator, None
+        return coordinator.end() if coordinator is not None else None
+
+    def _tell_coordinator(self, *message: Any) -> None:
+        """Tell the one that there is, under the lock."""
         if self._coordinator is not None:
-            self._coordinator.end()
-            self._coordinator = None
+            self._coordinator.send(*message)
 
     def _on_loopback(self, server: int | None) -> Place:
         levels = self._spec.parsed_fabric().levels
@@ -263,20 +284,26 @@ class ProcessFleet:
     def _spawn(self) -> _Child:
         assert self._nursery is not None
         ours, theirs = socket.socketpair()
-        with ours:
-            process = self._nursery.fork(theirs, self._spec.start_s)
-            return _Child(self._nursery, process, Connection(ours.detach()))
+        try:
+            return _Child(self._nursery, self._nursery.fork(theirs, self._spec.start_s), ours)
+        except StartError:
+            ours.close()
+            raise
 
 
-def _receive(child: _Child, server: int, deadline: float) -> Contact:
-    try:
-        if child.connection.poll(max(0.0, deadline - time.monotonic())):
-            contact = cloudpickle.loads(child.connection.recv_bytes())
-            assert isinstance(contact, Contact)
-            return contact
-    except (EOFError, OSError):
-        raise StartError(f"server {server} died at start-up: {_cause(child.returncode())}") from None
-    raise StartError(f"server {server} did not start in time")
+def _contact(child: _Child, server: int, deadline: float, give_up: threading.Event | None = None) -> Contact:
+    """Where a server that was just started can be reached: the first thing that it says."""
+    while not (said := child.inbox.take()) and not child.inbox.over:
+        if give_up is not None and give_up.is_set():
+            raise StartError(f"server {server} was still being started when the job ended")
+        if time.monotonic() > deadline:
+            raise StartError(f"server {server} did not start in time")
+        wait([child.sock], _LOOK_S)
+    if not said:
+        raise StartError(f"server {server} died at start-up: {_cause(child.end())}")
+    ((contact,),) = said
+    assert isinstance(contact, Contact)
+    return contact
 
 
 def _cause(returncode: int | None) -> str:

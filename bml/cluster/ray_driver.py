@@ -35,6 +35,8 @@ from bml.errors import BmlError, StartError
 _POLL_S = 0.05
 #: Ray looks for prints several times a second, and does not say when it has shown them.
 _PRINTS_S = 0.8
+#: How long what is being started may take to be given up.
+_JOINING_S = 2.0
 
 
 class _Driver:
@@ -44,6 +46,8 @@ class _Driver:
         self._orders: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._awaited: set[int] = set()
         self._started = False
+        self._joining: list[threading.Thread] = []
+        self._give_up = threading.Event()
 
     def run(self) -> None:
         spec, prints, host, places, strikes = self._hear()
@@ -92,9 +96,14 @@ class _Driver:
             case "start":
                 self.say("started", _error_of(lambda: self._fleet.start(rest[0])))
                 self._started = True
-            case "join":
-                self.say("joined", rest[0], _error_of(lambda: self._fleet.join(rest[0])))
+            case "join":  # beside: what becomes of the others is to be heard meanwhile
+                thread = threading.Thread(target=self._join, args=rest, name="bml-joining", daemon=True)
+                self._joining = [*(each for each in self._joining if each.is_alive()), thread]
+                thread.start()
             case "flush":
+                self._give_up.set()
+                for thread in self._joining:
+                    thread.join(_JOINING_S)
                 time.sleep(_PRINTS_S)
                 ray.shutdown()  # which prints what Ray held back as repeated
                 self.say("flushed", None)
@@ -103,6 +112,9 @@ class _Driver:
                 died = self._fleet.machine_lost(*rest)
                 if died is not None:
                     self.say("event", died)
+
+    def _join(self, server: int) -> None:
+        self.say("joined", server, _error_of(lambda: self._fleet.join(server, self._give_up)))
 
     def _look_for_nodes(self) -> None:
         nodes = self._machines.nodes

@@ -75,6 +75,8 @@ class RayFleet:
         self._folder: str | None = None
         self._train = b""
         self._one_machine = True
+        # Guards what follows: while one thread is in `wait`, another is in `join`.
+        self._changing = threading.Lock()
         self._contacts: dict[int, Contact] = {}
         self._lives: dict[int, int] = {}
         self._actors: dict[int, Any] = {}
@@ -146,30 +148,33 @@ class RayFleet:
             return "SPREAD"  # it must be where that is free
         return _on(self._homes[server])
 
-    def join(self, server: int) -> None:
+    def join(self, server: int, give_up: threading.Event) -> None:
         """See Fleet."""
         if server in self._actors:
             self._end(server)
         life, deadline = 1 + max(self._lives.values(), default=0), time.monotonic() + self._spec.start_s
         try:
-            self._come(server, life, deadline)
+            contact = self._come(server, life, deadline, give_up)
         except StartError as error:
+            if give_up.is_set():
+                raise
             if self._has_machine(server) and not isinstance(error.__cause__, ActorDiedError):
                 raise
             # Ray had put it on a machine that it did not know to be dead; now it does.
-            self._come(server, life, deadline)
-        self._lives[server] = life
-        self._gone.pop(server, None)
-        self._runs[self._actors[server].run.remote(self._contacts, self._train)] = server
-        if self._coordinator is not None:
-            self._coordinator.join.remote(server, life, self._contacts[server])
+            contact = self._come(server, life, deadline, give_up)
+        with self._changing:
+            self._lives[server], self._contacts[server] = life, contact
+            self._gone.pop(server, None)
+            self._runs[self._actors[server].run.remote(self._contacts, self._train)] = server
+            if self._coordinator is not None:
+                self._coordinator.join.remote(server, life, contact)
 
-    def _come(self, server: int, life: int, deadline: float) -> None:
+    def _come(self, server: int, life: int, deadline: float, give_up: threading.Event) -> Contact:
         """Start a server that joins, elsewhere if its machine is dead, and hear where it can be reached."""
         if not self._has_machine(server):
             self._homes[server] = blocks(list(self._homes), living_machines())[server]
         self._actors[server] = self._actor(server, life)
-        self._contacts[server] = self._contact(server, deadline)
+        return self._contact(server, deadline, give_up)
 
     def _has_machine(self, server: int) -> bool:
         """Whether Ray takes the machine to be alive on which it is to put this server, if not any will do."""
@@ -183,14 +188,19 @@ class RayFleet:
         pid = self._pids.pop(server, None)
         if pid is not None:
             self._kill(pid)
-        self._runs = {ref: of for ref, of in self._runs.items() if of != server}
+        self._forget(server)
+
+    def _forget(self, server: int) -> None:
+        """Do not wait for the report of a server any more."""
+        with self._changing:
+            self._runs = {ref: of for ref, of in self._runs.items() if of != server}
 
     def machine_lost(self, server: int, why: str) -> Died | None:
         """A machine is dead, which Ray will notice much later. None if its server had ended."""
         self._pids.pop(server, None)
-        if server not in self._runs.values():
+        if server not in self._running():
             return None
-        self._runs = {ref: of for ref, of in self._runs.items() if of != server}
+        self._forget(server)
         return self._died(server, why)
 
     def wait(self, timeout_s: float) -> list[FleetEvent]:
@@ -200,7 +210,8 @@ class RayFleet:
         idle = self._saying is None and self._coordinator is not None
         if idle and time.monotonic() - self._said_at >= asks_s:
             self._saying = self._coordinator.said.remote()
-        refs = [*self._runs, *([self._saying] if self._saying else [])]
+        with self._changing:
+            refs = [*self._runs, *([self._saying] if self._saying else [])]
         if not refs:
             time.sleep(min(timeout_s, asks_s))
             return []
@@ -213,7 +224,7 @@ class RayFleet:
 
     def ask(self, request: Request, timeout_s: float) -> Answers:
         """See Fleet; an actor that dies of a fault may take its answer with it."""
-        running = set(self._runs.values())
+        running = self._running()
         asked = {
             handle.answer.remote(request, timeout_s): server
             for server, handle in list(self._actors.items())
@@ -244,23 +255,33 @@ class RayFleet:
 
     # --- events ----------------------------------------------------------------------------------
 
-    def _run_event(self, ref: Any) -> FleetEvent:
-        server = self._runs.pop(ref)
+    def _run_event(self, ref: Any) -> FleetEvent | None:
+        with self._changing:
+            server = self._runs.pop(ref, None)
+        if server is None:
+            return None  # it was ended meanwhile, to be started again
         try:
             return Reported(cloudpickle.loads(ray.get(ref)))
         except RayActorError as error:
             return self._died(server, f"Ray: {str(error).splitlines()[0]}")
 
     def _died(self, server: int, why: str) -> Died:
-        self._gone[server] = why
-        if self._coordinator is not None:
-            self._coordinator.gone.remote(server, why)
+        with self._changing:
+            self._gone[server] = why
+            if self._coordinator is not None:
+                self._coordinator.gone.remote(server, why)
         return Died(server, why)
 
-    def _contact(self, server: int, deadline: float) -> Contact:
+    def _running(self) -> set[int]:
+        with self._changing:
+            return set(self._runs.values())
+
+    def _contact(self, server: int, deadline: float, give_up: threading.Event | None = None) -> Contact:
         ref = self._actors[server].contact.remote()
         # Ray may let who was to be on a machine that has died wait for ever.
         while not ray.wait([ref], timeout=_LOOK_S)[0] and time.monotonic() < deadline:
+            if give_up is not None and give_up.is_set():
+                raise StartError(f"server {server} was still being started when the job ended")
             if not self._has_machine(server):
                 break
         try:
@@ -314,24 +335,23 @@ class RayFleet:
 
     def _start_coordinator(self, term: int) -> None:
         self._beats = 0
-        self._coordinator = (
-            ray.remote(CoordinatorActor)
-            .options(
-                name=f"{self._spec.job}-coordinator-{term}",
-                namespace=NAMESPACE,
-                num_cpus=0,
-                max_restarts=0,
-                # If Ray's head dies all is over; any other machine may die, and must not take it along.
-                scheduling_strategy=_on(self._machines.head if self._machines else self._head),
-            )
-            .remote(self._spec, self._contacts, self._lives, term)
+        actor = ray.remote(CoordinatorActor).options(
+            name=f"{self._spec.job}-coordinator-{term}",
+            namespace=NAMESPACE,
+            num_cpus=0,
+            max_restarts=0,
+            # If Ray's head dies all is over; any other machine may die, and must not take it along.
+            scheduling_strategy=_on(self._machines.head if self._machines else self._head),
         )
-        for server, why in self._gone.items():
-            self._coordinator.gone.remote(server, why)
+        with self._changing:
+            self._coordinator = actor.remote(self._spec, self._contacts, self._lives, term)
+            for server, why in self._gone.items():
+                self._coordinator.gone.remote(server, why)
 
     def _end_coordinator(self) -> None:
         """End what is left of the coordinator; one that is stopped cannot hear Ray."""
-        actor, self._coordinator, self._saying = self._coordinator, None, None
+        with self._changing:
+            actor, self._coordinator, self._saying = self._coordinator, None, None
         pid, self._coordinator_pid = self._coordinator_pid, None
         if actor is not None:
             with suppress(RayError):

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
-from bml.cluster.fleet import Changed, Died, Fleet, Reported
+from bml.cluster.comeback import OUT, Comebacks, is_worth_it
+from bml.cluster.fleet import Changed, Died, Fleet, FleetEvent, Reported
 from bml.cluster.job import JobSpec, ServerReport, check_possible
 from bml.cluster.jobsocket import JobSocket
+from bml.cluster.joining import Joining
 from bml.cluster.result import Result
-from bml.errors import FabricError, StartError, UsageError, job_error
+from bml.cluster.teller import Teller
+from bml.errors import FabricError, UsageError, job_error
 from faults import Fault, FaultPlan
 from topology import ServerFailure
-
-OnChange = Callable[[dict[str, Any]], None]
 
 #: How long servers may take to end once the first has ended, in seconds; then they are killed.
 _GRACE_S = 10.0
@@ -26,24 +27,26 @@ _EVICTED_GRACE_S = 1.0
 _POLL_S = 0.2
 #: How long a server may take to answer a question; a frozen one never does.
 _ANSWER_S = 1.0
-
-
-#: Reports of servers that the others do without: evicted, gone on notice, or failed before they were in.
-_OUT = ("Evicted", "Left", "NotJoined")
+#: How long what the user is told is waited for once the job is over, in seconds, and if it is ended.
+_TOLD_S = 10.0
+_ENDED_TOLD_S = 1.0
 
 
 class Job:
     """A running job; what `bml.start` returns.
 
     Use it in a `with` statement: what is left of the job at its end is ended too. A thread of its own
-    follows the job, so the caller's is free to inject faults and to look.
+    follows the job, so the caller's is free to inject faults and to look. That thread runs nothing of the
+    user's and starts no servers: whatever those do, a dead coordinator is started again.
     """
 
-    def __init__(self, fleet: Fleet, spec: JobSpec, launcher: str, on_change: OnChange | None = None):
+    def __init__(self, fleet: Fleet, spec: JobSpec, launcher: str, teller: Teller):
         self.spec = spec
         self._fleet = fleet
         self._launcher = launcher
-        self._on_change = on_change
+        self._teller = teller
+        self._joining = Joining(fleet.join)
+        self._comebacks = Comebacks()
         self._result = Result(spec)
         self._snapshot: dict[str, Any] = {}
         self._error: BaseException | None = None
@@ -56,6 +59,7 @@ class Job:
         self._wanted: list[int] = []
         self._started_in: dict[int, int] = {}  # epochs, of servers that were to join
         self._asked = (0, 0)
+        self._give_up_at: dict[int, float] = {}
 
     @property
     def name(self) -> str:
@@ -144,9 +148,11 @@ class Job:
             self._over.wait(min(left_s, _POLL_S))
         if not self._over.is_set():
             raise FabricError(f"the job {self.name} still runs after {timeout_s:g} s; see bml status")
+        self._teller.drain(_TOLD_S)
         self.close()
-        if self._error is not None:
-            raise self._error
+        error = self._error or self._teller.error
+        if error is not None:
+            raise error
         failure = self._result.failure()
         if failure is not None:
             failure.result = self._result  # type: ignore[attr-defined]
@@ -163,7 +169,9 @@ class Job:
             self._socket.close()
         if self._thread.ident is not None:
             self._thread.join()
+        self._joining.close()
         self._fleet.close()
+        self._teller.close(_ENDED_TOLD_S)
 
     def __enter__(self) -> Job:
         return self
@@ -192,38 +200,44 @@ class Job:
 
     def _follow(self) -> None:
         """Until every server has reported or is dead, or the grace after the end is over."""
-        give_up_at: dict[int, float] = {}
         result = self._result
         missing = set(self.spec.servers)
         while missing and not self._ending.is_set():
             for event in self._fleet.wait(_POLL_S):
-                match event:
-                    case Reported(report) if report.kind in _OUT:
-                        result.dead[report.server] = report.error
-                        if report.kind == "Evicted":
-                            self._lost(report.server)
-                    case Reported(report):
-                        if not result.reports:
-                            give_up_at = _patience(missing, _last_members(report, missing))
-                        result.reports[report.server] = report
-                    case Died(server, why):
-                        result.dead[server] = why
-                        self._lost(server)
-                    case Changed(snapshot):
-                        self._snapshot = snapshot
-                        self._read_asked(snapshot)
-                        if self._is_over and not give_up_at:  # perhaps nobody is left to report it
-                            give_up_at = _patience(missing, self._inside(snapshot))
-                            result.abort = job_error(**snapshot["abort"]) if snapshot["abort"] else None
-                        if snapshot["epoch"]:
-                            self._begun.set()
-                        if self._on_change is not None:
-                            self._on_change(snapshot)
+                self._heard(event, missing)
+            if self._teller.error is not None:
+                raise self._teller.error
             self._join(missing)
             missing -= result.reports.keys() | result.dead.keys()
-            for server in [each for each in missing if time.monotonic() > give_up_at.get(each, float("inf"))]:
+            now = time.monotonic()
+            for server in [each for each in missing if now > self._give_up_at.get(each, math.inf)]:
                 result.dead[server] = "did not end after the others had; it was killed"
                 missing.discard(server)
+
+    def _heard(self, event: FleetEvent, missing: set[int]) -> None:
+        result = self._result
+        match event:
+            case Reported(report) if report.kind in OUT:
+                result.dead[report.server] = report.error
+                if is_worth_it(report.kind):
+                    self._lost(report.server)
+            case Reported(report):
+                if not result.reports:
+                    self._give_up_at = _patience(missing, _last_members(report, missing))
+                result.reports[report.server] = report
+            case Died(server, why):
+                result.dead[server] = why
+                self._lost(server)
+            case Changed(snapshot):
+                self._snapshot = snapshot
+                self._read_asked(snapshot)
+                self._comebacks.came_in(set(self._inside(snapshot)) - set(snapshot["learners"]))
+                if self._is_over and not self._give_up_at:  # perhaps nobody is left to report it
+                    self._give_up_at = _patience(missing, self._inside(snapshot))
+                    result.abort = job_error(**snapshot["abort"]) if snapshot["abort"] else None
+                if snapshot["epoch"]:
+                    self._begun.set()
+                self._teller.tell(snapshot)
 
     @property
     def _is_over(self) -> bool:
@@ -238,8 +252,13 @@ class Job:
     # --- servers that come -----------------------------------------------------------------------
 
     def _lost(self, server: int) -> None:
-        """A server is gone: it is started again if that is wanted, unless the job is over."""
-        if self.spec.rejoin:
+        """A server is gone: it is started again if that is wanted, unless it never comes in."""
+        if not self.spec.rejoin or self._is_over:
+            return
+        refusal = self._comebacks.refusal(server, time.monotonic())
+        if refusal:
+            self._result.dead[server] += f"; {refusal}"
+        else:
             self._wanted.append(server)
 
     def _read_asked(self, snapshot: dict[str, Any]) -> None:
@@ -252,19 +271,23 @@ class Job:
                 self._wanted.append(target.server)
 
     def _join(self, missing: set[int]) -> None:
-        """Start the servers that are wanted, those that are gone."""
+        """Have the servers started that are wanted, those that are gone; hear of those that do not come."""
+        for server, why in self._joining.failed():
+            self._result.dead[server] = why
+            self._lost(server)
         wanted, self._wanted = self._wanted, []
         for server in wanted:
             here = server in self._snapshot.get("members", ()) and server not in self._result.dead
+            if server in self._joining.coming:
+                if server in self._result.dead:  # already again: this has to be over before the next start
+                    self._wanted.append(server)
+                continue
             if here or self._is_over:
                 continue
             self._result.dead.pop(server, None)
             self._started_in[server] = self._snapshot.get("epoch", 0)
-            try:
-                self._fleet.join(server)
-                missing.add(server)
-            except StartError as error:
-                self._result.dead[server] = str(error)
+            missing.add(server)
+            self._joining.begin(server)
 
 
 def _patience(servers: Iterable[int], members: Container[int]) -> dict[int, float]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from bml.cluster.job import Contacts, ServerReport
 from bml.cluster.server import Server
-from bml.errors import InvariantError, StepMismatch
+from bml.errors import FabricError, InvariantError, StepMismatch, TooFewServers
 from bml.train.session import Session
 
 Train = Callable[[Session], Any]
@@ -63,8 +63,13 @@ def _kind(server: Server, error: BaseException | None) -> str:
     if server.leaves and error is not None:  # it may have been done before it came to go
         return "Left"
     if error is not None and not server.contributes:
-        return "NotJoined"
+        return "JoinFailed" if _is_the_runtimes(error) else "NotJoined"
     return type(error).__name__
+
+
+def _is_the_runtimes(error: BaseException) -> bool:
+    """Whether it is an error of the runtime here, neither the training function's nor the job's end."""
+    return isinstance(error, FabricError | InvariantError) and not isinstance(error, TooFewServers)
 
 
 def _outcome(server: Server, error: BaseException | None) -> str:

@@ -14,45 +14,52 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
-from multiprocessing.connection import Connection
 from typing import Any
 
 import cloudpickle
 
 from bml.cluster.coordinator import CoordinatorLoop
 from bml.cluster.job import JobSpec, Place
+from bml.cluster.mail import Outbox, receive
 from bml.cluster.server import Server
 from bml.cluster.training import run_training
 from bml.fabric import namespace
 from bml.protocol import coordinator as core
 from faults import Fault
 
+#: So much waits at most for a launcher that does not read; it stops asking long before.
+_MOST_UNSENT = 100
+
 
 def serve(descriptor: int) -> None:
     """Serve the launcher at the other end of this socket, as a server or the coordinator."""
-    connection: Connection[Any, Any] = Connection(descriptor)
-    role, place, *rest = cloudpickle.loads(connection.recv_bytes())
+    sock = socket.socket(fileno=descriptor)
+    role, place, *rest = receive(sock)
     if place.namespace is not None:
         namespace.enter(place.namespace)  # before any socket is opened or thread started
     if role == "server":
-        _serve(connection, place, *rest)
+        _serve(sock, place, *rest)
     else:
-        _coordinate(connection, *rest)
+        _coordinate(sock, *rest)
 
 
 class _Launcher:
-    """The server's end of the socket: several threads speak, one listens."""
+    """The server's end of the socket: several threads speak, and never wait; one listens."""
 
-    def __init__(self, connection: Connection[Any, Any], struck_within_s: float):
-        self._connection = connection
-        self._speaking = threading.Lock()
+    def __init__(self, sock: socket.socket, struck_within_s: float):
+        self._sock = sock
+        self._outbox = Outbox(sock, _MOST_UNSENT)
         self._struck = threading.Event()
         self._struck_within_s = struck_within_s
 
     def say(self, *message: Any) -> None:
-        with self._speaking:
-            self._connection.send_bytes(cloudpickle.dumps(message))
+        self._outbox.put(*message)
+
+    def flush(self) -> None:
+        """Wait until everything is said."""
+        self._outbox.flush()
 
     def strike(self, fault: Fault) -> None:
         """Have a fault done to the cables. The server stands still meanwhile: so it strikes in its step."""
@@ -64,7 +71,7 @@ class _Launcher:
         """Pass on what the launcher asks; ends this process when it is gone."""
         try:
             while True:
-                what, *rest = cloudpickle.loads(self._connection.recv_bytes())
+                what, *rest = receive(self._sock)
                 if what == "struck":
                     self._struck.set()
                 else:
@@ -74,17 +81,16 @@ class _Launcher:
             os._exit(1)
 
 
-def _serve(
-    connection: Connection[Any, Any], place: Place, spec: JobSpec, number: int, life: int | None
-) -> None:
-    launcher = _Launcher(connection, spec.timeouts().detect_s / 2)
+def _serve(sock: socket.socket, place: Place, spec: JobSpec, number: int, life: int | None) -> None:
+    launcher = _Launcher(sock, spec.timeouts().detect_s / 2)
     strike = None if spec.emulated is None else launcher.strike
     server = Server(spec, number, place.nics, place.control_host, strike, life)
     signal.signal(signal.SIGTERM, lambda *_: _preempted(server))
-    connection.send_bytes(cloudpickle.dumps(server.contact))
-    contacts, train = cloudpickle.loads(connection.recv_bytes())
+    launcher.say(server.contact)
+    contacts, train = receive(sock)
     threading.Thread(target=launcher.listen, args=(server,), name="bml-launcher", daemon=True).start()
     launcher.say("report", run_training(server, contacts, cloudpickle.loads(train)))
+    launcher.flush()
 
 
 def _preempted(server: Server) -> None:
@@ -93,22 +99,21 @@ def _preempted(server: Server) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _coordinate(
-    connection: Connection[Any, Any], spec: JobSpec, contacts: Any, lives: Any, term: int
-) -> None:
-    def say(*message: Any) -> None:
-        connection.send_bytes(cloudpickle.dumps(message))
-
-    loop = CoordinatorLoop(spec, contacts, lives, term, lambda now: say("changed", now), lambda: say("beat"))
-    threading.Thread(target=_listen, args=(connection, loop), daemon=True).start()
+def _coordinate(sock: socket.socket, spec: JobSpec, contacts: Any, lives: Any, term: int) -> None:
+    outbox = Outbox(sock, most=1)  # each snapshot says all that is of interest, and so does each beat
+    loop = CoordinatorLoop(
+        spec, contacts, lives, term, lambda now: outbox.put("changed", now), lambda: outbox.put("beat")
+    )
+    threading.Thread(target=_listen, args=(sock, loop), daemon=True).start()
     loop.run()
+    outbox.flush()
 
 
-def _listen(connection: Connection[Any, Any], loop: CoordinatorLoop) -> None:
+def _listen(sock: socket.socket, loop: CoordinatorLoop) -> None:
     """Pass on what the launcher says: a process is dead, or was started to join."""
     try:
         while True:
-            what, *rest = cloudpickle.loads(connection.recv_bytes())
+            what, *rest = receive(sock)
             if what == "gone":
                 loop.say(core.Gone(*rest))
             else:
