@@ -15,6 +15,7 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
+from bml.transport import forks
 from bml.transport.poller import READ, Poller
 
 
@@ -26,6 +27,7 @@ class Baton:
         self._lock = threading.Lock()
         self._outer = select.epoll()
         self._outer.register(self._fd, READ)
+        forks.tell(self)
 
     def rest(self, timeout_s: float) -> None:
         """Wait in the loop's thread until the poller has something and nobody else polls, so long at most."""
@@ -50,6 +52,10 @@ class Baton:
 
     def close(self) -> None:
         """Free the descriptor; by whoever holds it, before the poller is closed."""
+        self._outer.close()
+
+    def forked(self) -> None:
+        """See bml.transport.forks."""
         self._outer.close()
 
     def _watch(self, events: int) -> None:

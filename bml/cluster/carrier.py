@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from bml.transport.forks import not_inherited
 from bml.transport.poller import READ, Poller
 
 _LOG = logging.getLogger("bml.cluster")
@@ -77,7 +78,7 @@ class CarrierWatch:
 
     def _open(self, nics: Sequence[str]) -> None:
         family = getattr(socket, "AF_NETLINK")  # noqa: B009  # Linux only, unknown to mypy elsewhere
-        sock = socket.socket(family, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0)
+        sock = not_inherited(socket.socket(family, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0))
         self._sock = sock
         sock.bind((0, _RTMGRP_LINK))
         devices = {device.number: device for device in _devices(_dump(sock, _RTM_GETLINK, _LINK.size))}

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from bml.errors import BmlError, FabricError, UsageError
+from bml.transport.forks import not_inherited
 
 _LOG = logging.getLogger("bml.cluster")
 
@@ -48,6 +49,7 @@ class JobSocket:
         with suppress(FileNotFoundError):
             path.unlink()
         self._server = _Server(str(path), _handler(serve))
+        not_inherited(self._server.socket)
         path.chmod(0o600)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_POLL_S,), name="bml-job-socket", daemon=True

@@ -10,7 +10,8 @@ from collections import deque
 from bml.protocol import events as ev
 from bml.protocol.workspace import Array
 from bml.train.communicator import Committed, Outcome
-from topology.errors import BmlError
+from bml.transport import forks
+from topology.errors import BmlError, UsageError
 
 Reply = Outcome | ev.Prepare | ev.BringHome | ev.Replay | Exception
 
@@ -42,6 +43,7 @@ class Meeting:
         self.commit_at_s: deque[float] = deque(maxlen=_COMMITS_KEPT)
         self._thrown: Exception | None = None
         self._syncing = False
+        forks.tell(self)
 
     # --- the training thread ---------------------------------------------------------------------
 
@@ -57,6 +59,10 @@ class Meeting:
     def leave(self) -> None:
         """The reply has been taken."""
         self._syncing = False
+
+    def forked(self) -> None:
+        """In a process that the training function has forked, no thread would answer."""
+        self.error = UsageError("this process was forked by a training function: it is no server of the job")
 
     # --- the loop's thread -----------------------------------------------------------------------
 

@@ -22,8 +22,10 @@ import sys
 import threading
 from collections import deque
 from contextlib import suppress
+from typing import NoReturn
 
 from bml.errors import StartError
+from bml.transport.forks import not_inherited
 
 _WORD = struct.Struct("=cqq")
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -58,7 +60,7 @@ class Nursery:
             stdout=None if prints else subprocess.DEVNULL,
         )
         theirs.close()
-        self._sock = ours
+        self._sock = not_inherited(ours)
         self._forking = threading.Lock()
         self._changed = threading.Condition()
         self._gone = False
@@ -204,20 +206,28 @@ def _be_born(serve: object, descriptor: int) -> None:
     """Run as a process of its own would: with chance of its own, and an end of its own."""
     import numpy as np
 
-    status = 1
     try:
         np.random.seed()  # unseeded users must not all draw alike
         assert callable(serve)
         serve(descriptor)
-        status = 0
-    except SystemExit as error:
-        status = error.code if isinstance(error.code, int) else 1
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
+    except BaseException as error:
+        end_process(error)
+    end_process(None)
+
+
+def end_process(error: BaseException | None) -> NoReturn:
+    """End this process, which was forked, as one that raised this would; nothing of its parent's is run."""
+    status = 0
+    if isinstance(error, SystemExit):
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    elif error is not None:
+        status = 1
+        sys.excepthook(type(error), error, error.__traceback__)
+    try:
         with suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()
+    finally:
         os._exit(status)
 
 

@@ -16,6 +16,7 @@ from bml.cluster.mail import Inbox, Outbox
 from bml.cluster.nursery import Nursery
 from bml.errors import StartError, UsageError
 from bml.protocol.succession import GiveUp, Kill, Start, Succession
+from bml.transport.forks import not_inherited
 from faults import Fault
 
 #: A process that has left so many questions unanswered is asked no more until it answers.
@@ -284,6 +285,7 @@ class ProcessFleet:
     def _spawn(self) -> _Child:
         assert self._nursery is not None
         ours, theirs = socket.socketpair()
+        not_inherited(ours)
         try:
             return _Child(self._nursery, self._nursery.fork(theirs, self._spec.start_s), ours)
         except StartError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from bml.cluster.job import Contacts, ServerReport
+from bml.cluster.nursery import end_process
 from bml.cluster.server import Server
 from bml.errors import FabricError, InvariantError, StepMismatch, TooFewServers
 from bml.train.session import Session
@@ -34,7 +36,7 @@ def run_training(server: Server, contacts: Contacts, train: Train) -> ServerRepo
         if not server.joins:
             server.wait_for_view()
         session = Session(server)
-        value = train(session)
+        value = _call(train, session)
         session.finish()
     except BaseException as raised:
         error, trace = raised, traceback.format_exc()
@@ -56,6 +58,20 @@ def run_training(server: Server, contacts: Contacts, train: Train) -> ServerRepo
         metrics=_metrics(server),
         trace=server.trace(),
     )
+
+
+def _call(train: Train, session: Session) -> Any:
+    """Call the training function. Processes that it forks end where it does: they are no servers."""
+    process = os.getpid()
+    try:
+        value = train(session)
+    except BaseException as error:
+        if os.getpid() != process:
+            end_process(error)
+        raise
+    if os.getpid() != process:
+        end_process(None)
+    return value
 
 
 def _kind(server: Server, error: BaseException | None) -> str:

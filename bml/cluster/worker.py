@@ -27,6 +27,7 @@ from bml.cluster.server import Server
 from bml.cluster.training import run_training
 from bml.fabric import namespace
 from bml.protocol import coordinator as core
+from bml.transport.forks import not_inherited
 from faults import Fault
 
 #: So much waits at most for a launcher that does not read; it stops asking long before.
@@ -35,7 +36,7 @@ _MOST_UNSENT = 100
 
 def serve(descriptor: int) -> None:
     """Serve the launcher at the other end of this socket, as a server or the coordinator."""
-    sock = socket.socket(fileno=descriptor)
+    sock = not_inherited(socket.socket(fileno=descriptor))
     role, place, *rest = receive(sock)
     if place.namespace is not None:
         namespace.enter(place.namespace)  # before any socket is opened or thread started
@@ -85,7 +86,8 @@ def _serve(sock: socket.socket, place: Place, spec: JobSpec, number: int, life: 
     launcher = _Launcher(sock, spec.timeouts().detect_s / 2)
     strike = None if spec.emulated is None else launcher.strike
     server = Server(spec, number, place.nics, place.control_host, strike, life)
-    signal.signal(signal.SIGTERM, lambda *_: _preempted(server))
+    process = os.getpid()
+    signal.signal(signal.SIGTERM, lambda *_: _preempted(server, process))
     launcher.say(server.contact)
     contacts, train = receive(sock)
     threading.Thread(target=launcher.listen, args=(server,), name="bml-launcher", daemon=True).start()
@@ -93,10 +95,16 @@ def _serve(sock: socket.socket, place: Place, spec: JobSpec, number: int, life: 
     launcher.flush()
 
 
-def _preempted(server: Server) -> None:
-    """The notice of a machine that is about to be taken away; the next one ends the process."""
-    server.leave("it got SIGTERM, the notice that its machine is taken away")
+def _preempted(server: Server, process: int) -> None:
+    """The notice of a machine that is about to be taken away; the next one ends the process.
+
+    A process that the server's has forked has inherited this, and is no server: it ends.
+    """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if os.getpid() != process:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return
+    server.leave("it got SIGTERM, the notice that its machine is taken away")
 
 
 def _coordinate(sock: socket.socket, spec: JobSpec, contacts: Any, lives: Any, term: int) -> None:

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 from bml.transport import greeting
 from bml.transport.auth import DialerHandshake, Hello, Role, check_token, job_bytes
+from bml.transport.forks import not_inherited
 from bml.transport.interface import Endpoint, LostKind
 from bml.transport.listening import BACKLOG, Listener
 from bml.transport.poller import Poller
@@ -262,7 +263,8 @@ def dial(
 
 
 def _listening_socket(host: str, port: int) -> socket.socket:
-    sock = socket.socket(greeting.address_family(host), socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    family = greeting.address_family(host)
+    sock = not_inherited(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
     try:
         # A restarted coordinator takes its old port again while old connections still fade.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -16,6 +16,7 @@ from typing import Literal
 
 from bml.transport.auth import NONCE_NBYTES, AcceptorHandshake, DialerHandshake, Hello
 from bml.transport.flows import hold
+from bml.transport.forks import not_inherited
 from bml.transport.interface import Endpoint
 from bml.transport.poller import READ, WRITE, Poller, Timer
 from bml.transport.stream import kind_of
@@ -167,8 +168,8 @@ class Dial:
         self._on_fail = on_fail
         self._timeout_s = timeout_s
         self._greeting: Greeting | None = None
-        self._sock: socket.socket | None = socket.socket(
-            address_family(endpoint[0]), socket.SOCK_STREAM | socket.SOCK_NONBLOCK
+        self._sock: socket.socket | None = not_inherited(
+            socket.socket(address_family(endpoint[0]), socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         )
         self._timer: Timer = poller.after(timeout_s, self._time_out)
         # Even a failure that is known at once is reported from the poll, like all others.

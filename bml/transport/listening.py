@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from bml.transport.auth import AcceptorHandshake, Hello
+from bml.transport.forks import not_inherited
 from bml.transport.greeting import HANDSHAKE_S, Greeting, GreetingKind, fresh_nonce
 from bml.transport.poller import READ, Poller, Timer
 
@@ -102,7 +103,7 @@ class Listener:
                 self._poller.remove(self._sock.fileno())
                 self._pause = self._poller.after(_OUT_OF_FILES_S, self._watch)
                 return
-            self._greet(sock, address)
+            self._greet(not_inherited(sock), address)
 
     def _greet(self, sock: socket.socket, address: tuple[object, ...]) -> None:
         sock.setblocking(False)

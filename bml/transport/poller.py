@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
+from bml.transport import forks
+
 READ = select.EPOLLIN
 WRITE = select.EPOLLOUT
 PEER_CLOSED = select.EPOLLRDHUP
@@ -88,6 +90,7 @@ class Poller:
         """Callbacks of `soon` that wait to be called."""
         self._wake_lock = threading.RLock()  # the handler of a signal may wake while its thread does
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        forks.tell(self)
         self.add(self._wake_fd, READ, self._woken)
 
     @property
@@ -183,6 +186,13 @@ class Poller:
         self._watches.clear()
         self._timers.clear()
         self.queued.clear()
+        self._epoll.close()
+
+    def forked(self) -> None:
+        """Let go of the descriptors, which this process shares with its parent (see bml.transport.forks)."""
+        fd, self._wake_fd = self._wake_fd, -1
+        if fd >= 0:
+            os.close(fd)
         self._epoll.close()
 
     def _wait_s(self, timeout_s: float | None) -> float | None:

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Sequence
 
 from bml.protocol.slices import on_one_host
+from bml.transport.forks import not_inherited
 from bml.transport.greeting import address_family, mark
 from bml.transport.listening import BACKLOG
 from topology.errors import FabricError
@@ -30,8 +31,8 @@ def bind_pair(address: str, name: str, traffic_class: int) -> tuple[socket.socke
     """
     family = address_family(address)
     for _ in range(_BIND_TRIES):
-        tcp = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        udp = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        tcp = not_inherited(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+        udp = not_inherited(socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK))
         try:
             tcp.bind((address, 0))
             udp.bind((address, tcp.getsockname()[1]))

@@ -24,6 +24,7 @@ import pytest
 
 import bml
 from bml.cluster import processes, running
+from bml.errors import InvariantError
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
 
@@ -213,7 +214,7 @@ def test_a_joiner_with_an_error_of_the_runtime_is_started_again(tmp_path: Path) 
     def fails_once(session: bml.Session) -> int:
         if session.joins and not failed.exists():
             failed.touch()
-            raise bml.InvariantError("step 15 submitted, 14 is next")
+            raise InvariantError("step 15 submitted, 14 is next")
         return train(session, 3 * STEPS)
 
     result = jobs.launch(fails_once, "bcube:2x2", faults=["kill:3@step=100"], rejoin=True)

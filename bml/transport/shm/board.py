@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from bml.protocol.direct import Stage, standing
 from bml.protocol.frame import MAX_TEXT_NBYTES
+from bml.transport import forks
 from bml.transport.memory import address_of
 from bml.transport.shm import futex
 from bml.transport.shm.proof import PROOF_NBYTES, proof_of, proves
@@ -72,6 +73,7 @@ class Board:
         self.address = BoardAddress(process, fd, process_namespace())
         proof = proof_of(token, _WHAT, job, server, self.address)
         self._segment.memory[8 * _PROOF : 8 * _PROOF + PROOF_NBYTES] = proof
+        forks.tell(self)
         self._described: int | None = None
         self._placed: InputPlace | None = None
 
@@ -137,6 +139,10 @@ class Board:
     def close(self) -> None:
         """Let nobody open it any more."""
         self._segment.close()
+
+    def forked(self) -> None:
+        """What this process drops of the results that its parent holds must not be let go of there."""
+        self._words = memoryview(bytearray(self._segment.memory)).cast("Q")
 
 
 class PeerBoard:

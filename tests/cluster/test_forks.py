@@ -1,0 +1,169 @@
+"""Training functions that fork: their children neither hide a death nor disturb the job."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jobs
+import numpy as np
+import pytest
+
+import bml
+from bml.errors import UsageError
+from bml.transport.shm.board import Board, PeerBoard
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.timeout(90),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning"),
+]
+
+NOTICED_S = 1.0
+"""From the death of a server whose child lives on to the next commit of the others."""
+STEPS = 400
+CHILD_S = 60
+
+
+def by_python() -> int:
+    """As most libraries do."""
+    child = os.fork()
+    if child == 0:
+        time.sleep(CHILD_S)
+        os._exit(0)
+    return child
+
+
+def by_multiprocessing() -> int:
+    """As data loaders do."""
+    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(CHILD_S,))
+    process.start()
+    assert process.pid is not None
+    return process.pid
+
+
+def by_c() -> int:
+    """As an extension does, of which Python does not hear: the child keeps all descriptors."""
+    c = ctypes.PyDLL(None)
+    child: int = c.fork()
+    if child == 0:
+        c.sleep(CHILD_S)
+        c._exit(0)
+    return child
+
+
+@pytest.fixture
+def child(tmp_path: Path) -> Iterator[Path]:
+    """Where the process id of the child is written; it is ended."""
+    path = tmp_path / "child"
+    yield path
+    if path.exists():
+        os.kill(int(path.read_text()), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+@pytest.mark.parametrize("fork", [by_python, by_multiprocessing, by_c])
+def test_a_child_does_not_hide_the_death_of_its_server(
+    fork: Callable[[], int], transport: str, child: Path
+) -> None:
+    def train(session: bml.Session) -> int:
+        w = np.zeros(1000)
+        session.state(params=w)
+        for step in session.steps(STEPS):
+            if (session.server, step) == (2, 50):
+                child.write_text(str(fork()))
+            time.sleep(0.002)
+            w += session.allreduce(np.ones(1000))
+        return int(w[0])
+
+    result = jobs.launch(train, "bcube:2x2", faults=["kill:2@step=200"], transport=transport)
+    os.kill(int(child.read_text()), 0)  # it lives
+    gaps = {server: metrics["step_max_s"] for server, metrics in result.report["metrics"].items()}
+    print("longest time between two commits:", gaps)
+    assert sorted(gaps) == [0, 1, 3]
+    assert max(gaps.values()) < NOTICED_S
+    assert "server 2 is dead" in result.report["views"][1]["reason"]
+    assert result.dead[2] == "its process was killed by signal 9"
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_children_that_end_in_any_way_leave_the_job_alone(transport: str) -> None:
+    """They hold results that all read in place, call the runtime, raise, exit, return, get SIGTERM."""
+
+    def train(session: bml.Session) -> list[int]:
+        w, statuses, kept = np.zeros(100_000), [], None
+        ready, say = os.pipe()
+        session.state(params=w)
+        for step in session.steps(STEPS):
+            if session.server == 2 and step and step % 50 == 0:
+                child = os.fork()
+                if child == 0:
+                    os.write(say, b"1" if step == 350 else b"")
+                    return end(step, session)
+                if step == 350:
+                    assert os.read(ready, 1)  # Python drops signals that come in its fork
+                    os.kill(child, signal.SIGTERM)
+                statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            kept = session.allreduce(np.ones(100_000), shared=True)
+            w += kept
+        assert (w == 4 * STEPS).all()
+        return statuses
+
+    def end(step: int, session: bml.Session) -> list[int]:
+        match step:
+            case 50:
+                sys.exit(5)
+            case 100:
+                sys.exit()
+            case 150:
+                raise ValueError("of a child: nobody need hear of it")
+            case 200:
+                return []
+            case 250:
+                with pytest.raises(UsageError, match="forked"):
+                    session.allreduce(np.ones(1))
+            case 300:
+                os._exit(7)
+            case _:
+                time.sleep(CHILD_S)
+        return []
+
+    result = jobs.launch(train, "bcube:2x2", transport=transport)
+    assert sorted(result.values) == [0, 1, 2, 3]
+    assert result.values[2] == [5, 0, 1, 0, 0, 7, -signal.SIGTERM]
+    assert len(result.report["views"]) == 1
+
+
+def test_what_a_server_starts_has_none_of_its_descriptors() -> None:
+    """Not even if it asks for them: subprocesses with `close_fds=False`."""
+
+    def train(session: bml.Session) -> str:
+        said = subprocess.run(
+            ["ls", "-l", "/proc/self/fd"], close_fds=False, stdout=subprocess.PIPE, check=True
+        )
+        session.allreduce(np.ones(1))
+        return said.stdout.decode()
+
+    for said in jobs.launch(train, "bcube:2x1").values.values():
+        assert "/dev/null" in said
+        assert not {"socket:", "anon_inode:", "memfd:"} & {each.split("[")[0] for each in said.split()}, said
+
+
+def test_a_child_does_not_let_go_of_results_that_its_parent_reads() -> None:
+    board = Board(b"x" * 32, "job", 0)
+    entry = board.hold(3)
+    assert entry is not None
+    child = os.fork()
+    if child == 0:
+        board.let_go(entry)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert PeerBoard(0, board.address).held() == {3}
+    board.close()
