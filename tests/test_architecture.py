@@ -18,6 +18,7 @@ PURE = (
     "faults",
     "bml.bench.fit",
     "bml.bench.rows",
+    "bml.cluster.comeback",
     "bml.errors",
     "bml.protocol",
     "bml.schedule",
