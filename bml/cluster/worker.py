@@ -22,6 +22,7 @@ import cloudpickle
 
 from bml.cluster.coordinator import CoordinatorLoop
 from bml.cluster.job import JobSpec, Place
+from bml.cluster.logs import LogsAside
 from bml.cluster.mail import Outbox, receive
 from bml.cluster.server import Server
 from bml.cluster.training import run_training
@@ -32,6 +33,8 @@ from faults import Fault
 
 #: So much waits at most for a launcher that does not read; it stops asking long before.
 _MOST_UNSENT = 100
+#: How long the last logs may take to be written, in seconds.
+_LAST_LOGS_S = 1.0
 
 
 def serve(descriptor: int) -> None:
@@ -40,10 +43,15 @@ def serve(descriptor: int) -> None:
     role, place, *rest = receive(sock)
     if place.namespace is not None:
         namespace.enter(place.namespace)  # before any socket is opened or thread started
-    if role == "server":
-        _serve(sock, place, *rest)
-    else:
-        _coordinate(sock, *rest)
+    logs = LogsAside()
+    logs.start()
+    try:
+        if role == "server":
+            _serve(sock, place, *rest)
+        else:
+            _coordinate(sock, *rest)
+    finally:
+        logs.drain(_LAST_LOGS_S)
 
 
 class _Launcher:

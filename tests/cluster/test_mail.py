@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 import socket
 import threading
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from bml.cluster.joining import Joining
+from bml.cluster.logs import LogsAside
 from bml.cluster.mail import Inbox, Outbox, receive
 from bml.cluster.teller import Teller
 from bml.errors import StartError
@@ -173,6 +175,35 @@ def test_a_function_may_end_what_it_hears_of() -> None:
     teller = Teller(ends)
     teller.tell(snapshot(1, 1))
     assert ended.wait(1.0)
+
+
+# --- what is logged ----------------------------------------------------------------------------------
+
+
+def test_who_logs_does_not_wait_for_a_terminal_that_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    written, stopped = [], threading.Event()
+
+    class Terminal(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            assert stopped.wait(WITHIN_S)
+            written.append(record.getMessage())
+
+    logger, terminal = logging.getLogger("bml"), Terminal()
+    monkeypatch.setattr(logger, "propagate", True)
+    monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setattr(logging.getLogger(), "handlers", [terminal])
+    logs = LogsAside()
+    logs.start()
+    begun = time.monotonic()
+    for number in range(3000):
+        logging.getLogger("bml.cluster").warning("news %d", number)
+    assert time.monotonic() - begun < 2.0
+    logs.drain(0.01)
+    assert written == []
+    stopped.set()
+    logs.drain(WITHIN_S)
+    assert written[:1000] == [f"news {number}" for number in range(1000)]
+    assert len(written) <= 1001
 
 
 # --- servers that are started beside -----------------------------------------------------------------
