@@ -14,45 +14,28 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
 import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from bml.cluster import ray_auth
 from bml.cluster.fleet import Answers, Changed, Died, FleetEvent, Reported, Request
-from bml.cluster.job import Contact, Endpoint, JobSpec, Place
+from bml.cluster.job import Contact, JobSpec, Place
 from bml.cluster.nursery import LONG_COPIES
-from bml.cluster.placement import Machine, Reservation, blocks
+from bml.cluster.placement import Reservation, blocks
 from bml.cluster.ray_actors import CoordinatorActor, ServerActor
+from bml.cluster.ray_machines import Machines, living_machines, on_node
 from bml.errors import StartError, UsageError
 from bml.protocol.succession import GiveUp, Kill, Start, Succession
 
 NAMESPACE = "bml"
 _SNAPSHOT_S = 0.1
 _LOOK_S = 1.0
-_HEAD = "node:__internal_head__"  # what Ray adds to the resources of the node with its head
 OBJECT_STORE_NBYTES = 100 << 20
 """Of every Ray that is started here: nothing of a job passes through it."""
-
-
-@dataclass
-class Machines:
-    """Ray nodes that are the servers themselves, one each: whose machine dies, dies."""
-
-    places: Mapping[int, Place]
-    """The addresses of every server."""
-    strikes: Endpoint
-    """Where somebody breaks cables when a server says so."""
-    head: str
-    """Ray's id of the node where the coordinator lives."""
-    nodes: dict[int, str] = field(default_factory=dict)
-    """Ray's ids of the servers' nodes, in their present lives."""
 
 
 class RayFleet:
@@ -143,10 +126,10 @@ class RayFleet:
     def _strategy(self, server: int) -> Any:
         """Where Ray is to put a server."""
         if self._machines:
-            return _on(self._machines.nodes[server])
+            return on_node(self._machines.nodes[server])
         if self._reserves:
             return "SPREAD"  # it must be where that is free
-        return _on(self._homes[server])
+        return on_node(self._homes[server])
 
     def join(self, server: int, give_up: threading.Event) -> None:
         """See Fleet."""
@@ -341,7 +324,7 @@ class RayFleet:
             num_cpus=0,
             max_restarts=0,
             # If Ray's head dies all is over; any other machine may die, and must not take it along.
-            scheduling_strategy=_on(self._machines.head if self._machines else self._head),
+            scheduling_strategy=on_node(self._machines.head if self._machines else self._head),
         )
         with self._changing:
             self._coordinator = actor.remote(self._spec, self._contacts, self._lives, term)
@@ -403,21 +386,3 @@ class RayFleet:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
-
-
-def _on(node: str) -> NodeAffinitySchedulingStrategy:
-    return NodeAffinitySchedulingStrategy(node, soft=False)
-
-
-def living_machines() -> list[Machine]:
-    """The nodes that Ray takes to be alive."""
-    return [
-        Machine(
-            node["NodeManagerAddress"],
-            node["NodeID"],
-            node["Resources"].get("CPU", 0.0),
-            _HEAD in node["Resources"],
-        )
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
