@@ -5,8 +5,7 @@
     running    -- Freeze                              -->  frozen     (reports where it stands; see member.py)
     frozen     -- Install                             -->  committed, running on or idle, as the view says
 
-What arrives, a frame or a message, comes through here; what it means is decided in the parts. A server in a
-later life joins: it follows the steps first, see learner.py.
+What arrives comes through here; the parts decide what it means. A later life joins (learner.py).
 """
 
 from __future__ import annotations
@@ -201,9 +200,10 @@ class ServerCore:
                 return self._watch.proved(peer, level)
             case ev.OwnNicLost(level, why):
                 return [self._watch.suspect(self.server, level, "own-nic", 0.0, why)]
-            case ev.Ended():
-                self._outcome = event
-                return [Tell(msg.Ended(self.server, event.outcome, event.error, self.committed))]
+            case ev.Ended(outcome, error):
+                self._outcome = event  # of a joiner that was never in nobody needs anything more
+                out = outcome == "failed" and self._learner is not None and self.view is None
+                return [Tell(msg.Ended(self.server, outcome, error, self.committed)), *[ev.Leave()] * out]
             case ev.Gathered() | ev.Summed() | ev.Differs() | ev.Home():
                 return self.met(event, now)
 

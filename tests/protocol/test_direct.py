@@ -302,18 +302,29 @@ def test_another_call_is_named(core: ServerCore) -> None:
     assert "server 1 called barrier, but server 0 called allreduce" in str(stop.error)
 
 
-def test_a_learner_follows_only_what_was_called_in_the_view_in_force() -> None:
-    """What the training thread brings for an older view is tried again by all in the new one."""
-    fabric = parse("bcube:3x1")
-    core = ServerCore(
+def joiner() -> ServerCore:
+    return ServerCore(
         2,
-        fabric,
+        parse("bcube:3x1"),
         lambda f, server: OneProgram(DirectProgram(server, f.servers)),
         Timeouts.of(0.5),
         lambda nbytes: 1 << 18,
         0.0,
         msg.Life(2, 1),
     )
+
+
+@pytest.mark.parametrize(("outcome", "leaves"), [("failed", True), ("done", False)])
+def test_a_joiner_that_fails_before_it_is_in_leaves_at_once(outcome: str, leaves: bool) -> None:
+    """The launcher would hear of its end only with the job's, and could not start it again."""
+    instructions = joiner().handle(ev.Ended(outcome, "why"), 0.0)
+    assert instructions[0] == ev.Tell(msg.Ended(2, outcome, "why", 0))
+    assert [type(each) for each in instructions[1:]] == [ev.Leave] * leaves
+
+
+def test_a_learner_follows_only_what_was_called_in_the_view_in_force() -> None:
+    """What the training thread brings for an older view is tried again by all in the new one."""
+    core = joiner()
 
     def install(epoch: int) -> None:
         joined = (msg.Life(2, 1),)
