@@ -115,7 +115,10 @@ class _Driver:
                     self.say("event", died)
 
     def _join(self, server: int) -> None:
-        self.say("joined", server, _error_of(lambda: self._fleet.join(server, self._give_up)))
+        try:
+            self.say("joined", server, _error_of(lambda: self._fleet.join(server, self._give_up)))
+        except Exception as error:
+            self.say("failed", StartError(f"Ray's driver failed: {error!r}"))
 
     def _look_for_nodes(self) -> None:
         nodes = self._machines.nodes
