@@ -82,11 +82,20 @@ class Troubles:
         }
 
     def reachable(self, servers: Iterable[int], now_s: float) -> list[int]:
-        """Those of these servers that all others could reach, or nearly all, all the time lately."""
+        """Those of these servers that all others could reach, or nearly all, all the time lately.
+
+        A server whose neighbours were all in trouble hears nobody, as if it were that.
+        """
         gone_s = now_s - _RECENT_S
+        well = {server for server in self._fabric.servers if self._own.get(server, gone_s) <= gone_s}
         return [
             server
             for server in servers
-            if self._own.get(server, gone_s) <= gone_s
+            if server in well
+            and well & self._beside_of(server)
             and sum(until_s > gone_s for until_s in self._beside[server].values()) < 2
         ]
+
+    def _beside_of(self, server: int) -> set[int]:
+        levels = range(self._fabric.levels)
+        return {peer for level in levels for peer in self._fabric.neighbours(server, level)}
