@@ -24,17 +24,25 @@ OPERATOR_S = 15.0
 #: Within this time a job has ended after a training function raised or returned, if nothing else went wrong.
 BOUND_S = 1.0
 
-_POINTS = ("submit", "submit", "commit", "Freeze", "Status", "Propose", "Accepted", "Install", "retry")
+#: Where a view change is under way, once the first view is in force.
+_IN_RECOVERY = ("Freeze", "Status", "Propose", "Accepted", "Install")
 
 
 def draw_ending(chance: random.Random, fabric: Fabric, faults: int) -> Mishap:
     """How the training function of one server ends, and when, in a run with so many other faults."""
     kind = chance.choices(list(KINDS), list(KINDS.values()))[0]
     n = fabric.n_servers
-    if faults and chance.random() < 0.5:
+    how = chance.random()
+    if faults and how < 0.5:
+        point = chance.choice(_IN_RECOVERY)
+        asked = n if point == "Status" else 0  # at start-up every server says where it stands twice
+        when = When(
+            point, n + asked + chance.randint(1, n), chance.choice((0.0, 0.0, 0.003)) * chance.random()
+        )
+    elif faults and how < 0.7:
         when = When("fault", chance.randint(1, faults), chance.choice((0.0, 0.03, 0.6)) * chance.random())
     else:
-        when = When(chance.choice(_POINTS), chance.randint(1, 3 * n), 0.004 * chance.random())
+        when = When(chance.choice(("submit", "commit")), chance.randint(1, 3 * n), 0.004 * chance.random())
     return Mishap(kind, (chance.choice(fabric.servers),), when)
 
 

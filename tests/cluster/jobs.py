@@ -10,8 +10,31 @@ from typing import Any
 import numpy as np
 
 import bml
+from bml.protocol.timeouts import Timeouts
+
+TIMES = Timeouts.of()
+SILENCE_S = TIMES.detect_s + TIMES.heartbeat_s + TIMES.silence_window_s + 2 * TIMES.answer_s
+"""Until a view without a silent part is in force, at the defaults: who answers later is no member of it."""
+DEATH_S = TIMES.proof_window_s + 2 * TIMES.answer_s
+"""The same after a death, which is seen at once."""
 
 N_SAMPLES, GLOBAL_BATCH, LENGTH = 180, 36, 301
+
+
+class Seen:
+    """What a job's coordinators said while it ran, as its `on_change`: faults show in it.
+
+    `terms` are the coordinators' numbers, `failures` all that was ever broken in a view.
+    """
+
+    def __init__(self) -> None:
+        self.terms: list[int] = []
+        self.failures: set[str] = set()
+
+    def __call__(self, snapshot: dict[str, Any]) -> None:
+        if snapshot["term"] not in self.terms:
+            self.terms.append(snapshot["term"])
+        self.failures.update(snapshot["failures"])
 
 
 def launch(train: Any, fabric: str = "bcube:3x2", **settings: Any) -> bml.Result:

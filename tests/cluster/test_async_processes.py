@@ -99,8 +99,12 @@ def in_parts(session: bml.Session, epochs: int = 8, pause_s: float = 0.0) -> dic
 )
 def test_faults_while_parts_of_a_batch_are_under_way(faults: list[str]) -> None:
     """Step 21 is the first part of the sixth batch: the other three are begun, and lack it, too."""
-    result = jobs.launch(in_parts, faults=faults)
+    seen = jobs.Seen()
+    result = jobs.launch(in_parts, faults=faults, on_change=seen)
     report = result.report
+    assert len(seen.terms) == 1 + sum(fault.startswith("coordinator") for fault in faults)
+    broken = {"server:4", "server:0"} if "kill:4@step=21" in faults else {"link:2/1", "server:8"}
+    assert seen.failures == broken
     assert report["steps"] == 4 * len(BatchPlan(jobs.N_SAMPLES, jobs.GLOBAL_BATCH, 8, 3))
     assert len(set(report["digests"].values())) == 1
     assert report["samples"]["complete"], "every sample exactly once per epoch"

@@ -122,6 +122,29 @@ def test_a_server_is_frozen_in_mid_step_and_wakes() -> None:
     assert any(lent(result).values())
 
 
+def test_a_view_change_maps_nobodys_memory_anew() -> None:
+    """What is mapped stays so; to map it again would cost every recovery, and nobody would see it."""
+
+    def train(session: bml.Session) -> int:
+        from bml.transport.shm import lending
+
+        mapped: list[int] = []
+        plate = lending.PeerPlate
+
+        def counted(token: bytes, job: str, server: int, address: Any) -> Any:
+            mapped.append(server)
+            return plate(token, job, server, address)
+
+        lending.PeerPlate = counted  # type: ignore[assignment, misc]
+        summed(session)
+        assert len(session.view.members) == 3
+        return len(mapped)
+
+    result = jobs.launch(train, "bcube:2x2", transport="auto", algorithm="bml", faults=["kill:3@step=5"])
+    assert set(result.values) == {0, 1, 2}
+    assert set(result.values.values()) == {0}
+
+
 def test_who_lends() -> None:
     def lends(one_host: bool = False, **settings: Any) -> bool:
         return JobSpec("bcube:2x2", **{"transport": "auto", **settings}).settled(one_host).lends

@@ -44,7 +44,8 @@ DEADLINE_S = 40.0
 #: Float32 numbers beside the gradients with which servers that share memory add shares, not the whole.
 _PADDING = 300_000
 #: What a server may miss of a job and still be told that it is out: it thaws when it is over, or nearly.
-FREEZE = "for=2s"
+FROZEN_S = 2
+FREEZE = f"for={FROZEN_S}s"
 SAMPLE = 16
 
 
@@ -114,6 +115,15 @@ class Cell:
         return [*first, f"{self.kind}{target}@{when}{how}"]
 
     @property
+    def seen_as(self) -> set[str]:
+        """The failures as which a broken cable or switch may show: of two ends, either explains it."""
+        if self.kind not in ("blackhole", "cut", "switch") or self.shape.ports > 2:
+            return {self.part}
+        group = self.shape.group(self.server, self.level)
+        links = {f"link:{each}/{self.level}" for each in self.shape.members(self.level, group)}
+        return {*links, f"switch:{self.level}/{group}"}
+
+    @property
     def survivors(self) -> set[int]:
         """Who must end well."""
         broken = [self.part] if self.part else []
@@ -181,7 +191,7 @@ def train_and_wait(joiner: int) -> Any:
     return train
 
 
-def run(cell: Cell) -> bml.Result:
+def run(cell: Cell, seen: jobs.Seen) -> bml.Result:
     shares, wide = cell.transport == "shm", cell.transport != "tcp"
     with bml.start(
         train_and_wait(cell.joiner) if cell.joiner is not None else train_widely if wide else train,
@@ -193,6 +203,7 @@ def run(cell: Cell) -> bml.Result:
         absent=[] if cell.joiner is None else [cell.joiner],
         min_servers=1,
         start_s=20.0,
+        on_change=seen,
     ) as job:
         try:
             return job.wait(DEADLINE_S)
@@ -204,14 +215,34 @@ def run(cell: Cell) -> bml.Result:
 
 def test_cell(cell: Cell) -> None:
     print("faults:", *cell.faults)
+    seen, since_s = jobs.Seen(), time.monotonic()
     if cell.kind == "exception" and cell.phase not in ("shutdown", "joining"):
         with pytest.raises(TrainingError, match=f"server {cell.server} raised InjectedError") as caught:
-            run(cell)
+            run(cell, seen)
         check_end_by_error(cell, caught.value.result)  # type: ignore[attr-defined]
-    elif cell.joiner is not None:
-        check_joined(cell, run(cell))
+        return
+    result = run(cell, seen)
+    took_s = time.monotonic() - since_s
+    if cell.joiner is not None:
+        check_joined(cell, result)
     else:
-        check_end(cell, run(cell))
+        check_end(cell, result)
+    check_struck(cell, result, seen, took_s)
+
+
+def check_struck(cell: Cell, result: bml.Result, seen: jobs.Seen, took_s: float) -> None:
+    """The fault did what it is there for. At the end of a job nothing that is not a server is missed."""
+    print("coordinators:", *seen.terms, "failures:", *sorted(seen.failures))
+    match cell.kind:
+        case "freeze":  # nobody misses it during the first steps, but all wait for it
+            noticed = cell.part in seen.failures or cell.server in result.dead
+            assert noticed or took_s > FROZEN_S, "it was not frozen"
+        case "kill" | "exit" | "leave" if cell.part:
+            assert cell.server in result.dead, "it did not go"
+        case "coordinator" | "freeze:coordinator" if cell.phase != "shutdown":
+            assert seen.terms[:2] == [1, 2], "the coordinator was not replaced"
+        case "blackhole" | "cut" | "switch" if cell.phase != "shutdown":
+            assert cell.seen_as & seen.failures, f"{cell.part} did not break"
 
 
 def check_survivors(cell: Cell, result: bml.Result) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -102,8 +103,10 @@ def test_a_server_is_lost_in_mid_step(kind: str, phase: str) -> None:
 def test_the_first_server_and_the_coordinator_die() -> None:
     """The first member says where results go; another takes over."""
     faults = ["kill:0@step=7", "coordinator@step=11", "kill:4@step=15"]
-    result = jobs.launch(counted, transport="shm", faults=faults)
+    seen = jobs.Seen()
+    result = jobs.launch(counted, transport="shm", faults=faults, on_change=seen)
     check_exact(result, {1, 2, 3, 5, 6, 7, 8})
+    assert seen.terms == [1, 2], "the coordinator did not die"
 
 
 def test_a_server_joins_and_is_killed_and_joins_again_between_large_and_small_steps() -> None:
@@ -365,6 +368,29 @@ def test_copies_are_counted_and_own_memory_is_not_copied() -> None:
 
     values = jobs.launch(train, "bcube:2x1", transport="shm").values
     assert set(values.values()) == {(4 * LARGE, 0)}
+
+
+def test_what_is_read_in_place_is_not_copied() -> None:
+    """A result that a user reads where it lies takes its memory as long as it is used; a copy takes none."""
+
+    def train(session: bml.Session) -> tuple[int, int, int]:
+        boards = session._communicator._loop.boards  # type: ignore[attr-defined]
+        own, held = boards[session.server], []
+        x = session.empty(2 * LARGE)
+        x[:] = 1
+        there = session.allreduce(x, shared=True)
+        held.append(len(own.held()))
+        assert there[0] == len(session.contributors)
+        del there
+        gc.collect()
+        held.append(len(own.held()))
+        copied = session.allreduce(x)
+        held.append(len(own.held()))
+        assert copied[0] == len(session.contributors)
+        return tuple(held)
+
+    values = jobs.launch(train, "bcube:2x2", transport="shm").values
+    assert set(values.values()) == {(1, 0, 0)}
 
 
 def test_the_launcher_can_be_killed_and_nothing_stays(tmp_path: Path) -> None:

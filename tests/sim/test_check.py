@@ -23,6 +23,7 @@ FIRST_TRIED = {
     "read_terms_from_a_clock": 170,
     "give_up_the_busy": 140,
     "start_from_a_state_that_overtook": 215,
+    "ignore_stalls": 195,
 }
 """Seeds shortly before those that find the rarest bugs: it is found in any order, but sooner from there."""
 

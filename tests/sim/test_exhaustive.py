@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 from planted_bugs import (
-    retry_although_one_committed,
     return_before_the_barrier,
     skip_the_fence,
     work_on_while_frozen,
@@ -42,7 +41,6 @@ def test_many_interleavings_with_faults(faults: Faults, seed: int) -> None:
     ("plant", "faults"),
     [
         (return_before_the_barrier, Faults(0, 0, 0)),
-        (retry_although_one_committed, Faults(1, 0, 0)),
         (work_on_while_frozen, Faults(1, 0, 0)),
         (skip_the_fence, Faults(1, 0, 0)),
     ],
