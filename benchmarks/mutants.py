@@ -118,7 +118,8 @@ def _others(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
         case ast.FunctionDef(body=[first, second, *_], returns=ast.Constant(None)):
             at = 2 if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) else 1
             fields = {name: value for name, value in ast.iter_fields(node) if name != "body"}
-            yield "returned early", ast.FunctionDef(body=[*node.body[:at], ast.Return()], **fields)
+            if len(node.body) > at:
+                yield "returned early", ast.FunctionDef(body=[*node.body[:at], ast.Return()], **fields)
 
 
 def _may_swap(first: ast.expr, second: ast.expr) -> bool:
