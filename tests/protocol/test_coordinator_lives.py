@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from msgspec import structs
 from test_coordinator_table import TIMES, Driver, message, posts, takeover
 
 from bml.protocol import coordinator as coord
@@ -169,3 +172,22 @@ def test_a_learner_that_caught_up_in_an_older_view_has_not_in_this(without: Driv
     assert without.heard(COMER, msg.CaughtUp(COMER, epoch - 1)) == []
     assert without.tick(1.0) == []
     assert posts(msg.Freeze, without.heard(COMER, msg.CaughtUp(COMER, epoch)))
+
+
+def test_a_zombie_of_an_earlier_life_is_evicted_and_disturbs_no_view_change(without: Driver) -> None:
+    zombie = without.status(COMER, life=None, promised=1, accepted=None)
+    contributes(without)
+
+    def says(**other: Any) -> tuple[list[int], list[int]]:
+        done = without.heard(COMER, structs.replace(zombie, **other))
+        return posts(msg.Evict, done), posts(msg.Freeze, done)
+
+    view = without.core.view
+    assert says(installed=view) == ([COMER], [])
+    assert says(installed=view, promised=50) == ([COMER], []), "nothing is under way that its promise refuses"
+    without.die(8)
+    epoch = without.core._known.epoch
+    assert says(installed=view) == ([COMER], []), "all who were asked go on to answer"
+    assert without.core._known.epoch == epoch
+    assert says(installed=view, promised=90) == ([COMER], [0, 1, 2, 3, 4, 5, 6, 7])
+    assert without.core._known.epoch == 91
