@@ -12,7 +12,8 @@ from bml.cluster.result import Result
 from bml.cluster.running import Job
 from bml.errors import BmlError, TooFewServers, TrainingError, UsageError
 from bml.train.pending import Pending
-from bml.train.session import Batch, Bucket, Session
+from bml.train.session import Batch, Session
+from bml.train.vectors import Bucket
 
 __all__ = [
     "Batch",

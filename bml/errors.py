@@ -12,6 +12,7 @@ __all__ = [
     "StartError",
     "StepMismatch",
     "TooFewServers",
+    "TooSlow",
     "TrainingError",
     "UsageError",
     "job_error",
@@ -32,6 +33,10 @@ class StartError(FabricError):
 
 class StepMismatch(UsageError):
     """Two servers called different collectives, or with arrays of different shape or dtype."""
+
+
+class TooSlow(FabricError):
+    """A server that joins cannot catch up with the others: they commit steps faster than it applies them."""
 
 
 class TrainingError(BmlError):

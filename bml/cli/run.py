@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from bml.cluster.launch import LAUNCHERS, launch
+from bml.cluster.launch import KEPT_MIB, LAUNCHERS, launch
 from bml.cluster.placement import Reservation
 from bml.cluster.result import Result
 from bml.errors import UsageError
@@ -63,6 +63,13 @@ _SEEDED_STEPS = 50
 @click.option("--absent", metavar="SERVERS", default="", help="Begin without these, like 7,8; they may join.")
 @click.option("--rejoin", is_flag=True, help="Start a lost server again: it joins the running job.")
 @click.option(
+    "--kept-mib",
+    type=click.FloatRange(0, min_open=True),
+    default=KEPT_MIB,
+    show_default=True,
+    help="MiB of results that a joiner keeps while it catches up.",
+)
+@click.option(
     "--fabric-emulated",
     is_flag=True,
     help="In network namespaces, with real cables: on that of `bml fabric up`, or one made for the job.",
@@ -93,6 +100,7 @@ def run(
     traffic_class: int | None,
     absent: str,
     rejoin: bool,
+    kept_mib: float,
     fabric_emulated: bool,
     fabric_name: str,
     report: Path | None,
@@ -125,6 +133,7 @@ def run(
             traffic_class=traffic_class,
             absent=_servers(absent),
             rejoin=rejoin,
+            kept_mib=kept_mib,
             emulated=fabric_name if fabric_emulated else False,
             trace=trace is not None,
             prints=not hide,

@@ -154,6 +154,12 @@ class Execution:
             self._trace.ended("committed")
         return Committed(step, epoch, contributors, result)
 
+    def _committed_for_nobody(self) -> None:
+        """The result of the step that has ended is dropped."""
+        self.workspace = None
+        if self._trace is not None and self.direct is None:
+            self._trace.ended("committed")
+
     # --- everything else -------------------------------------------------------------------------
 
     def _carry_out(self, instruction: ev.Instruction) -> None:
@@ -185,6 +191,10 @@ class Execution:
                 self.direct.keep(Committed(step, epoch, contributors, _NO_RESULT))
             case ev.Keep(step, epoch, contributors):
                 self._handover.keep(self._committed(step, epoch, contributors))
+            case ev.Skip():
+                self._committed_for_nobody()
+            case ev.Behind(step):
+                self._handover.behind(step)
             case ev.Replay():
                 self._meeting.give(instruction)
             case ev.Expect(nbytes):

@@ -5,7 +5,6 @@ The loop's thread and the training thread meet here: the one fills, the other ta
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from bml.protocol import events as ev
 from bml.protocol.dataflow import Place
+from bml.protocol.kept import KeptResults
 from bml.protocol.transfer import Giving, Part, Rope, cut, verify
 from bml.train.communicator import Committed
 from topology.errors import BmlError, FabricError
@@ -32,10 +32,10 @@ class Handover:
         self._given_epoch = 0
         self._outgoing = memoryview(b"")
         self._incoming = memoryview(b"")
-        self._here: queue.SimpleQueue[_Here | BmlError] = queue.SimpleQueue()
-        self._kept: dict[int, Committed] = {}
-        self._state_step = -1
-        self._changed = threading.Condition()  # of what is kept
+        self._needs_state = joins
+        self._here: _Here | None = None
+        self._kept: KeptResults[Committed] = KeptResults()
+        self._changed = threading.Condition()  # of what is kept, and whether a state is here
         self._error: BmlError | None = None
 
     def ask_to_leave(self, why: str) -> None:
@@ -46,13 +46,23 @@ class Handover:
 
     def take(self) -> memoryview:
         """Wait for the state. Raises the error that came instead."""
-        here = self._here.get()
-        if isinstance(here, BmlError):
-            raise here
-        step, state, digests = here
+        with self._changed:
+            self._changed.wait_for(lambda: self._here is not None or self._error is not None)
+            if self._here is None:
+                assert self._error is not None
+                raise self._error
+            (step, state, digests), self._here = self._here, None
+            self._incoming = memoryview(b"")
+            self._needs_state = False
+            self._kept.took()
         verify(state, digests)
         self.step = step + 1
         return state
+
+    @property
+    def needs_state(self) -> bool:
+        """Whether the training thread is to take a state before it goes on: its first, or a later one."""
+        return self._needs_state
 
     def first_boundary(self) -> bool:
         """Whether the training function has come to a boundary for the first time."""
@@ -79,6 +89,18 @@ class Handover:
                 raise self._error
             return self._kept.pop(step)
 
+    def wait_for_next(self) -> None:
+        """Wait until the result of the step that comes next is kept, or will not be.
+
+        Raises the error that ended the job.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.step in self._kept or self._needs_state or self._error is not None
+            )
+            if self._error is not None:
+                raise self._error
+
     # --- the loop's thread -----------------------------------------------------------------------
 
     def outgoing(self, place: Place, nbytes: int) -> memoryview:
@@ -99,9 +121,17 @@ class Handover:
     def here(self, step: int, digests: dict[Part, str]) -> None:
         """The state after `step` is complete: results up to it are in it."""
         with self._changed:
-            self._state_step = step
-            self._kept = {kept: result for kept, result in self._kept.items() if kept > step}
-        self._here.put((step, self._incoming, digests))
+            self._kept.here(step)
+            self._here = (step, self._incoming, digests)
+            self._changed.notify()
+
+    def behind(self, step: int) -> None:
+        """Results from this step on are lost: the training thread takes a later state at a boundary."""
+        with self._changed:
+            self._kept.behind(step)
+            self._here, self._incoming = None, memoryview(b"")
+            self._needs_state = True
+            self._changed.notify()
 
     def keep(self, result: Committed) -> None:
         """Keep a result until the training thread comes to its step; any thread may.
@@ -109,19 +139,17 @@ class Handover:
         Over shared memory it may come later than the state that it is in: nobody would ever ask for it.
         """
         with self._changed:
-            if result.step > self._state_step:
-                self._kept[result.step] = result
-                self._changed.notify()
+            self._kept.keep(result.step, result)
+            self._changed.notify()
 
     @property
     def keeps(self) -> tuple[int, ...]:
         """The steps whose results wait for the training thread; any thread may ask."""
         with self._changed:
-            return tuple(sorted(self._kept))
+            return self._kept.steps
 
     def fail(self, error: BmlError) -> None:
         """The job is over before the state was here."""
-        self._here.put(error)
         with self._changed:
             self._error = error
             self._changed.notify()

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from bml.cluster.trace import ServerTrace
+from bml.protocol.learner import KEPT_NBYTES
 from bml.protocol.messages import Life, MessageError
 from bml.protocol.timeouts import DEFAULT_DETECT_S, Timeouts
 from bml.schedule import plan
@@ -42,6 +43,7 @@ class JobSpec:
     `constants`: of the cost model, by which all servers choose the schedule of a step of some size.
     `emulated`: name of the emulated fabric on which it runs; None: on this machine's own network.
     `nic_rate`: bytes per second of every NIC, where it is known. `trace`: servers record what they do when.
+    `kept_mib`: of how many MiB of results a joiner keeps while it catches up, see bml.protocol.learner.
     """
 
     fabric: str
@@ -59,6 +61,7 @@ class JobSpec:
     constants: Constants = DEFAULTS
     nic_rate: float | None = None
     trace: bool = False
+    kept_mib: float = KEPT_NBYTES / 2**20
     job: str = field(default_factory=lambda: f"bml-{secrets.token_hex(6)}")
     token: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
@@ -73,6 +76,8 @@ class JobSpec:
         if self.traffic_class is not None:
             check_traffic_class(self.traffic_class)
         self._check_absent(fabric)
+        if not self.kept_mib > 0:
+            raise UsageError(f"kept_mib is {self.kept_mib}: give the MiB of results that a joiner may keep")
         if self.min_servers is not None and not 1 <= self.min_servers <= fabric.n_servers:
             raise UsageError(f"min_servers is {self.min_servers}, {fabric} has {fabric.n_servers} servers")
 

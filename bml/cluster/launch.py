@@ -23,6 +23,7 @@ from bml.cluster.teller import News, Teller
 from bml.cluster.training import Train
 from bml.errors import UsageError
 from bml.fabric import DEFAULT_NAME
+from bml.protocol.learner import KEPT_NBYTES
 from bml.protocol.timeouts import DEFAULT_DETECT_S
 from bml.transport.choice import AUTO
 from faults import Fault
@@ -31,6 +32,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 LAUNCHERS = ("ray", "processes")
+KEPT_MIB = KEPT_NBYTES / 2**20
 START_S = 60.0
 """How long servers may take to appear, if nothing else is asked for."""
 
@@ -53,6 +55,7 @@ def start(
     absent: Iterable[int] = (),
     rejoin: bool = False,
     trace: bool = False,
+    kept_mib: float = KEPT_MIB,
     prints: bool = True,
     on_change: News | None = None,
     on_start: OnStart | None = None,
@@ -81,6 +84,7 @@ def start(
         rejoin=rejoin,
         constants=load_constants()[0],
         trace=trace,
+        kept_mib=kept_mib,
     )
     reserves = Reservation(resources or {})
     teller = Teller(on_change)
@@ -124,7 +128,9 @@ def launch(*arguments: Any, **options: Any) -> Result:
     `traffic_class` marks all packets of the job for the switches: a DSCP times 4 (default:
     `BML_TRAFFIC_CLASS` of each machine, or unmarked). `absent` servers are not started: they may join later
     (`job.inject("join:4")`). `rejoin`: a server that is lost is started again and joins. `trace`: servers
-    record what they do when, see `Result.trace`. `prints`: show what the training functions print.
+    record what they do when, see `Result.trace`. `kept_mib`: of how many MiB of results a joiner keeps (twice
+    that at most) while it catches up; if more come, it is given a later state.
+    `prints`: show what the training functions print.
     `on_change` is called with a snapshot of the job's state when it changes, `on_start` with a line about
     what is being started, where that takes long: both in another thread, one call after the other. They may
     take their time, and the job goes on meanwhile: a slow function gets only the newest snapshot of a view,

@@ -109,8 +109,9 @@ class ServerLoop:
         )
         joins = None if life is None else msg.Life(server, life, self.contact.encode())
         self.core = ServerCore(
-            server, self.fabric, self._programs, spec.timeouts(), self._slice_nbytes, time.monotonic(), joins
-        )
+            server, self.fabric, self._programs, spec.timeouts(), self._slice_nbytes, time.monotonic(), joins,
+            int(spec.kept_mib * 2**20),
+        )  # fmt: skip
         hands = Hands(
             self.transport, self.poller, self.line.tell, self.meeting.throw, self._feel,
             self.handover.ask_to_leave, strike,

@@ -57,6 +57,7 @@ class Server:
         self._meeting, self._handover = self._loop.meeting, self._loop.handover
         self.contact = self._loop.contact
         self._training_thread = 0
+        self._knocked = self._level = self._replays = False
 
     def start(self, contacts: Contacts) -> None:
         """Start the loop, in the training thread; the coordinator may call from now on."""
@@ -100,6 +101,8 @@ class Server:
         step is committed by everybody, or says for which view to prepare it again; `shared` allows that it
         lies in memory that other servers read too. Raises the error that ends the job.
         """
+        if self._replays:
+            self._handover.wait_for_next()  # what is brought is none: it must not be taken for a contribution
         self._meeting.enter(contribution, op)
         call = Call(op, contribution.dtype.str, contribution.size, text)
         submit = ev.Submit(self._handover.step, epoch, call, signature)
@@ -150,15 +153,40 @@ class Server:
     # --- joining and leaving ---------------------------------------------------------------------
 
     def joined(self) -> memoryview | None:
-        """The training state, if this server joined a running job; waits until it is here.
+        """The training state, if this server joined a running job and needs one now; waits until it is here.
 
         It is not let in before, so that nobody keeps results for it while it imports and loads its data.
         Raises the error that ended the job before, FabricError if the state was damaged on its way.
         """
-        if not self._handover.joins:
+        if not self._handover.needs_state:
             return None
-        self._loop.request(ev.Ready())
+        if not self._knocked:
+            self._knocked = True
+            self._loop.request(ev.Ready())
         return self._handover.take()
+
+    @property
+    def replays(self) -> bool:
+        """See Session.replays."""
+        return self._replays
+
+    def draw_level(self, waits: bool) -> None:
+        """See Communicator.
+
+        So the others wait for a joiner no longer than for anybody: it begins with the step when they do.
+        """
+        handover = self._handover
+        if not handover.joins or self.contributes:
+            self._replays = False
+            return
+        self._replays = handover.step <= self._loop.core.committed
+        if self._replays or not waits:
+            return
+        if self._level:
+            self._loop.request(ev.Arrived(handover.step))
+        else:
+            self._level = self._replays = True
+            handover.wait_for_next()
 
     def boundary(self, state: Callable[[], Rope]) -> None:
         """Between two steps: joiners are given `state()`, if there are any.

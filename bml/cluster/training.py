@@ -13,7 +13,7 @@ import numpy as np
 from bml.cluster.job import Contacts, ServerReport
 from bml.cluster.nursery import end_process
 from bml.cluster.server import Server
-from bml.errors import FabricError, InvariantError, StepMismatch, TooFewServers
+from bml.errors import FabricError, InvariantError, StepMismatch, TooFewServers, TooSlow
 from bml.train.session import Session
 
 Train = Callable[[Session], Any]
@@ -85,12 +85,12 @@ def _kind(server: Server, error: BaseException | None) -> str:
 
 def _is_the_runtimes(error: BaseException) -> bool:
     """Whether it is an error of the runtime here, neither the training function's nor the job's end."""
-    return isinstance(error, FabricError | InvariantError) and not isinstance(error, TooFewServers)
+    return isinstance(error, FabricError | InvariantError) and not isinstance(error, TooFewServers | TooSlow)
 
 
 def _outcome(server: Server, error: BaseException | None) -> str:
     """How the run ended here: an error of this server's own, the job's end from outside, or well."""
-    if server.error is not None and not isinstance(server.error, StepMismatch | InvariantError):
+    if server.error is not None and not isinstance(server.error, StepMismatch | InvariantError | TooSlow):
         return "stopped"  # even if the training function caught the error, to save its state
     return "done" if error is None else "failed"
 

@@ -206,10 +206,11 @@ class Agreement:
         return [Post(server, question) for server in ballot.members]
 
     def grow(self, now: float) -> list[Instruction]:
-        """Let in who waits, and let contribute who has caught up, once nothing else is the matter."""
+        """Let servers in, let learners contribute or have them given a later state, once all else is well."""
         if self.state != "steady" or self.findings.fresh:
             return []
-        news = self.roster.admitted(self.known.view) or self.roster.promoted(self.known.view)
+        view, roster = self.known.view, self.roster
+        news = roster.admitted(view) or roster.promoted(view) or roster.behind(view)
         return self.change(now) if news else []
 
     def heal(self, now: float) -> list[Instruction]:

@@ -287,6 +287,10 @@ class Coordinator:
                 if epoch == epoch_of(self.view):
                     self._roster.caught_up(server)
                 return self._agreement.grow(now)
+            case msg.NeedsState(_, epoch):
+                if epoch == epoch_of(self.view):
+                    self._roster.needs_state(server)
+                return self._agreement.grow(now)
             case msg.Leaves(_, why):
                 return self._leaves(server, why, now)
             case msg.Progress(_, step):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from bml.protocol import messages as msg
 from bml.protocol.dataflow import Buffer, Place, Send
-from bml.protocol.events import Give, Instruction, SendText
+from bml.protocol.events import Give, Instruction, SendText, Tell
 from bml.protocol.frame import Header, Kind
 from bml.protocol.transfer import Giving, giving
 from topology import Fabric
@@ -26,6 +26,15 @@ class Donor:
         self._server = server
         self._slice_nbytes = slice_nbytes
         self._giving: Giving | None = None
+
+    def begins(self) -> list[Instruction]:
+        """The training function has come to its first boundary."""
+        self.gives = True
+        return self.said()
+
+    def said(self) -> list[Instruction]:
+        """What the coordinator has been told of it."""
+        return [Tell(msg.Gives(self._server))] if self.gives else []
 
     def install(self, view: msg.View, fabric: Fabric) -> None:
         """A view is in force on this (damaged) fabric; what the one before asked for is over."""

@@ -77,7 +77,9 @@ def draft(
     reason = _explained(diagnosis, settlement)
     return Draft(
         reason=reason,
-        news="; ".join(filter(None, (reason, _good_news(findings.healed, admitted, promoted)))),
+        news="; ".join(
+            filter(None, (reason, _good_news(findings.healed, admitted, promoted, roster.behind(view))))
+        ),
         members=settlement.members,
         failures=failures,
         failed=_failed(view, standing, failures),
@@ -93,10 +95,13 @@ def _explained(diagnosis: Diagnosis, settlement: Settlement) -> str:
     return "; ".join(filter(None, (reason, settlement.reason))) if more else reason
 
 
-def _good_news(healed: frozenset[str], admitted: Iterable[int], promoted: Iterable[int]) -> str:
+def _good_news(
+    healed: frozenset[str], admitted: Iterable[int], promoted: Iterable[int], behind: Iterable[int]
+) -> str:
     news = [f"{', '.join(sorted(healed))} works again"] if healed else []
     news += [f"server {server} joins" for server in admitted]
     news += [f"server {server} has caught up" for server in sorted(promoted)]
+    news += [f"server {server} needs a later state" for server in sorted(behind)]
     return "; ".join(news)
 
 

@@ -53,6 +53,12 @@ class Ready(Struct, frozen=True):
     """The training function of a joiner is where it can be given the state: let it in."""
 
 
+class Arrived(Struct, frozen=True):
+    """The user of a joiner is at the boundary before `step` and has applied all results: let it in."""
+
+    step: int
+
+
 class Ended(Struct, frozen=True):
     """The training function returned ("done") or raised ("failed", with its error)."""
 
@@ -154,7 +160,7 @@ class Home(Struct, frozen=True):
 
 
 Meeting = Gathered | Summed | Differs | Home
-FromUser = Submit | Follow | Ready | Gives | Give | Prepared | Go | Ended
+FromUser = Submit | Follow | Ready | Gives | Give | Prepared | Arrived | Go | Ended
 Event = FromUser | PeerLost | Proved | OwnNicLost | Control | Tick | Meeting
 
 
@@ -221,6 +227,18 @@ class Keep(Struct, frozen=True):
     step: int
     epoch: int
     contributors: tuple[int, ...]
+
+
+class Skip(Struct, frozen=True):
+    """The step that was followed is committed, and nobody will come to it: forget the result."""
+
+    step: int
+
+
+class Behind(Struct, frozen=True):
+    """Results from this step on are not kept: at the next boundary the user takes another, later state."""
+
+    step: int
 
 
 class Replay(Struct, frozen=True):
@@ -312,6 +330,8 @@ Instruction = (
     | BringHome
     | Prepare
     | Keep
+    | Skip
+    | Behind
     | Replay
     | Expect
     | StateHere

@@ -11,26 +11,59 @@ the results are kept, and the user, who starts from the state, is given them one
 The state may overtake this server's own commit: its donors have committed the step of the boundary, while
 this server still waits for a token of another learner, or copies a result. The state is then whole, but it
 is here only once that step is committed here, too.
+
+What is kept is bounded. When a result does not fit any more, the learner falls behind: it keeps nothing from
+there on and asks for a view, with which another, later transfer of the state begins. The user, who may be in
+the middle of an iteration, is given the results that were kept before until he comes to a boundary; there he
+takes the later state. So at most twice the bound is kept: what he still applies, and what follows the state
+that he will be given.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from bml.errors import BmlError, StepMismatch, TooSlow
 from bml.protocol.call import Call
-from bml.protocol.events import Expect, Instruction, StateHere, Submit
+from bml.protocol.events import Behind, Expect, Instruction, Keep, Skip, StateHere, Submit
 from bml.protocol.frame import FrameError, Header, Kind
 from bml.protocol.messages import View
 from bml.protocol.transfer import Head, Incoming
 
+KEPT_NBYTES = 1 << 30
+"""How many bytes of results a learner keeps if nothing else is asked for."""
+_KEPT_STEPS = 10_000
+"""How many results it keeps at most, however short they are."""
+_MOST_STATES = 4
+"""How often a learner is given the state before it is clear that it cannot catch up."""
+
+
+class _Kept(NamedTuple):
+    """What was called in a step, and how long its result is, in bytes."""
+
+    text: str
+    signature: int
+    nbytes: int
+
 
 class Learner:
-    """The state of joining `server`; see the module's text."""
+    """The state of joining `server`; see the module's text. It keeps results of up to `most_nbytes`.
 
-    def __init__(self, server: int):
+    `behind`: a later state is needed, as results that come after those that are kept are lost.
+    """
+
+    def __init__(self, server: int, most_nbytes: int = KEPT_NBYTES):
         self._server = server
+        self._most_nbytes = most_nbytes
         self.follows = False
         self.has_state = False
+        self.behind = False
         self._calls: dict[int, tuple[Call, int]] = {}
-        self._kept: dict[int, tuple[str, int]] = {}
+        self._kept: dict[int, _Kept] = {}
+        self._since = 0  # results from this step on count; those before belong to an earlier state
+        self._nbytes = 0
+        self._n_steps = 0
+        self._states = 1
         self._incoming = Incoming()
 
     def install(self, view: View) -> None:
@@ -39,6 +72,9 @@ class Learner:
         self._calls.clear()
         if not self._incoming.complete:
             self._incoming = Incoming()
+        if self.behind:
+            self.behind = False
+            self._since, self._nbytes, self._n_steps = view.commit + 1, 0, 0
 
     def called(self, header: Header, text: str, step: int) -> None:
         """A neighbour says what is called in a step; this server is at `step`. Raises FrameError."""
@@ -53,14 +89,74 @@ class Learner:
         called = self._calls.get(step) if self.follows else None
         return None if called is None else Submit(step, epoch, *called)
 
-    def keeps(self, submit: Submit) -> None:
-        """A followed step is committed; the user will come to it."""
-        self._kept[submit.step] = (submit.call.text, submit.signature)
+    # --- results ---------------------------------------------------------------------------------
+
+    def keeps(self, submit: Submit, epoch: int, contributors: tuple[int, ...]) -> list[Instruction]:
+        """A followed step is committed, and the user will come to it. Raises TooSlow if he never can."""
+        step, nbytes = submit.step, submit.n_elements * submit.itemsize
+        if self.behind:
+            return [Skip(step)]
+        full = self._nbytes + nbytes > self._most_nbytes or self._n_steps >= _KEPT_STEPS
+        if full and self._n_steps:  # one result is always kept: there is no later state of use otherwise
+            return [Skip(step), *self._fall_behind(step)]
+        self._kept[step] = _Kept(submit.call.text, submit.signature, nbytes)
+        self._nbytes += nbytes
+        self._n_steps += 1
+        return [Keep(step, epoch, contributors)]
+
+    def _fall_behind(self, step: int) -> list[Instruction]:
+        if self._states >= _MOST_STATES:
+            raise TooSlow(
+                f"server {self._server} cannot catch up: it was given the training state {self._states} "
+                f"times, and each time the others committed more steps than it keeps results of "
+                f"({self._bound}) before it had applied them. Let its training loop skip what need not be "
+                "computed (session.replays), raise kept_mib, or give it a faster machine"
+            )
+        self._states += 1
+        self.behind, self.has_state = True, False
+        self._incoming = Incoming()
+        return [Behind(step)]
+
+    def refuses(self, submit: Submit) -> BmlError | None:
+        """Why the user, who has come to this committed step, cannot be given its result; None if he can."""
+        step = submit.step
+        if not self.has(step):
+            return TooSlow(
+                f"server {self._server} cannot catch up: the results of one iteration of its training loop, up "
+                f"to step {step}, are more than it keeps ({self._bound}): raise kept_mib"
+            )
+        theirs = self.differs(submit)
+        if theirs is None:
+            return None
+        return StepMismatch(
+            f"step {step}: the others called {theirs}, but server {self._server}, a joiner, called "
+            f"{submit.call.text}; it starts where its first session.batches or session.steps begins, so every "
+            "call of a step must be made in such a loop"
+        )
+
+    @property
+    def _bound(self) -> str:
+        return f"{self._most_nbytes / 2**20:g} MiB, {_KEPT_STEPS} steps"
+
+    def has(self, step: int) -> bool:
+        """Whether the result of this step is kept, now that the user has come to it."""
+        while self._kept and (first := next(iter(self._kept))) < step:
+            self._drop(first)  # he was given a later state meanwhile
+        return step in self._kept
 
     def differs(self, submit: Submit) -> str | None:
         """What the others called in a step that the user has come to now, if it is not the same."""
-        text, signature = self._kept.pop(submit.step, ("something else", None))
-        return None if signature == submit.signature else text
+        kept = self._drop(submit.step)
+        return None if kept.signature == submit.signature else kept.text
+
+    def _drop(self, step: int) -> _Kept:
+        kept = self._kept.pop(step)
+        if step >= self._since:
+            self._nbytes -= kept.nbytes
+            self._n_steps -= 1
+        return kept
+
+    # --- the state -------------------------------------------------------------------------------
 
     def admits(self, header: Header) -> bool:
         """Whether this piece of state is wanted. Raises FrameError if no such piece can be."""
@@ -86,9 +182,10 @@ class Learner:
         if self.has_state or not self._incoming.complete or committed < step:
             return []
         self.has_state = True
-        self._kept = {kept: what for kept, what in self._kept.items() if kept > step}
+        for past in [each for each in self._kept if self._since <= each <= step]:
+            self._drop(past)
         return [StateHere(step, self._incoming.digests)]
 
     @property
     def _wants_state(self) -> bool:
-        return self.follows and not self.has_state and not self._incoming.complete
+        return self.follows and not (self.has_state or self.behind or self._incoming.complete)

@@ -236,6 +236,16 @@ class CaughtUp(_Message, frozen=True):
     epoch: int
 
 
+class NeedsState(_Message, frozen=True):
+    """A learner has followed more steps than it keeps results of: it needs a later training state.
+
+    The next view brings it, as every view begins a transfer to those of its learners that need one.
+    """
+
+    server: int
+    epoch: int
+
+
 class Leaves(_Message, frozen=True):
     """The server was asked to go; it has brought nothing to the step that comes, and will not."""
 
@@ -271,6 +281,7 @@ ToCoordinator = (
     | Relapsed
     | Gives
     | CaughtUp
+    | NeedsState
     | Leaves
     | Progress
     | Ended

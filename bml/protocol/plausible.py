@@ -49,7 +49,7 @@ def check_from_server(message: msg.Message, server: int, fabric: Fabric) -> msg.
             _within(epoch, 0, _MOST_EPOCH, "epoch")
         case msg.Deposed(_, term):
             _within(term, 0, _MOST, "term")
-        case msg.CaughtUp(_, epoch):
+        case msg.CaughtUp(_, epoch) | msg.NeedsState(_, epoch):
             _within(epoch, 0, _MOST_EPOCH, "epoch")
         case msg.Progress(_, step):
             _within(step, 0, _MOST, "step")

@@ -16,6 +16,7 @@ class Roster:
         self._out_of_reach: dict[int, frozenset[str]] = {}  # with these failures
         self._gives: set[int] = set()
         self._caught_up: set[int] = set()
+        self._need_state: set[int] = set()
 
     def knocks(self, life: Life) -> None:
         """A server in a life that is in no view wants to be let in."""
@@ -36,6 +37,7 @@ class Roster:
         self._out_of_reach.pop(server, None)
         self._gives.discard(server)
         self._caught_up.discard(server)
+        self._need_state.discard(server)
 
     def gives(self, server: int) -> None:
         """Its training function comes to boundaries at which it can hand over the state."""
@@ -44,6 +46,10 @@ class Roster:
     def caught_up(self, server: int) -> None:
         """A learner could contribute."""
         self._caught_up.add(server)
+
+    def needs_state(self, server: int) -> None:
+        """A learner needs a later state than the one that it was given, or that is on its way."""
+        self._need_state.add(server)
 
     def admitted(self, view: View | None) -> dict[int, Life]:
         """Who can be let in after this view: server -> its life. Nobody, unless all can give the state.
@@ -72,12 +78,17 @@ class Roster:
         """The learners of this view that can contribute after it."""
         return frozenset(self._caught_up.intersection(view.learners) if view else ())
 
+    def behind(self, view: View | None) -> frozenset[int]:
+        """The learners of this view that need a later state, which the next view brings."""
+        return frozenset(self._need_state.intersection(view.learners) if view else ())
+
     def settle(self, view: View) -> None:
         """A view is in force: who is in it waits no more, and who still learns must say so again."""
         for life in view.joined:
             if self._waiting.get(life.server) == life:
                 del self._waiting[life.server]
         self._caught_up.clear()
+        self._need_state.clear()
 
 
 def works_again(fabric: Fabric, standing: Iterable[str], admitted: Iterable[int]) -> frozenset[str]:

@@ -20,7 +20,7 @@ from bml.protocol.dataflow import Buffer, Dataflow, Place
 from bml.protocol.donor import Donor
 from bml.protocol.events import Event, Instruction, Tell, Verdict
 from bml.protocol.frame import FrameError, Header, Kind
-from bml.protocol.learner import Learner
+from bml.protocol.learner import KEPT_NBYTES, Learner
 from bml.protocol.lived import Lived, ViewRecord
 from bml.protocol.member import Member
 from bml.protocol.steps import Steps
@@ -37,8 +37,8 @@ Planner = Callable[[Fabric, int], AnyPrograms]
 class ServerCore:
     """See the module's text. `planner(fabric, server)` has this server's programs for a view.
 
-    `slice_nbytes(nbytes)` is the size of slices, in bytes, of a vector of so many. `met` is what `handle`
-    does with the events of a step over shared memory; `flows` is told what the kernel says of connections.
+    `slice_nbytes(nbytes)`: bytes of the slices of a vector of so many. `kept_nbytes`: see Learner. `met` is
+    what `handle` does with events of steps over shared memory; `flows` hears what the kernel says of links.
     """
 
     def __init__(
@@ -50,13 +50,14 @@ class ServerCore:
         slice_nbytes: Callable[[int], int],
         now: float,
         life: msg.Life | None = None,
+        kept_nbytes: int = KEPT_NBYTES,
     ):
         self.server = server
         self.timeouts = timeouts
         self._base = fabric
         self._planner = planner
         self._member = Member(server, life, ready=life is None)
-        self._learner = Learner(server) if life else None
+        self._learner = Learner(server, kept_nbytes) if life else None
         self._donor = Donor(server, slice_nbytes)
         self._goes: msg.Leaves | None = None
         self._watch = Watch(server, fabric, timeouts.detect_s, now)
@@ -183,12 +184,13 @@ class ServerCore:
                 self._member.ready = True
                 return [Tell(self._status(self._term, 0))] if self._term >= 0 else []
             case ev.Gives():
-                self._donor.gives = True
-                return [Tell(msg.Gives(self.server))]
+                return self._donor.begins()
             case ev.Give():
                 return [] if self._member.frozen else self._donor.give(event)
             case ev.Prepared(epoch):
                 return self._steps.resume(epoch, now)
+            case ev.Arrived(step):
+                return self._steps.arrived(step)
             case ev.Go(why):
                 self._goes = msg.Leaves(self.server, why)
                 return [Tell(self._goes)]
@@ -354,9 +356,8 @@ class ServerCore:
 
     def _said_before(self) -> list[Instruction]:
         """What a new coordinator must be told."""
-        gives = [Tell(msg.Gives(self.server))] if self._donor.gives else []
         goes = [Tell(self._goes)] if self._goes else []
-        return [*gives, *goes, *self._steps.caught_up()]
+        return [*self._donor.said(), *goes, *self._steps.learning()]
 
     def _shut_down(self) -> list[Instruction]:
         if self._outcome.outcome or self._member.stopped:
@@ -373,8 +374,7 @@ class ServerCore:
         if self._member.stopped:
             return []
         was_frozen = self._member.frozen
-        refused = self._member.freeze(message)
-        if refused:
+        if refused := self._member.freeze(message):
             return [Tell(refused)]
         if not was_frozen:
             self._lived.frozen(now)

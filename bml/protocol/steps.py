@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from bml.errors import StepMismatch
+from bml.errors import TooSlow
 from bml.protocol import events as ev
 from bml.protocol import messages as msg
 from bml.protocol.barrier import Barrier, Phase, Token, barrier_phases
@@ -91,6 +91,7 @@ class Steps:
         self._links: Links = frozenset()
         self._homecoming = Homecoming()
         self._waiting: Submit | None = None
+        self._arrived = 0
         self._resumes: tuple[Submit, Spans] | None = None
         self._called = (0, 0)
         self._progress_at = now
@@ -152,7 +153,7 @@ class Steps:
             )
         if self._member.frozen or self.follows:
             self._waiting = event
-            return self.caught_up()
+            return self.learning()
         if event.epoch != self._member.epoch:
             return [ev.Retry(event.step, self._member.epoch)]
         return self._begin(event, now)
@@ -184,24 +185,30 @@ class Steps:
         (event, left), self._resumes = self._resumes, None
         return self._begin(event, now, left=left)
 
-    def caught_up(self) -> list[Instruction]:
-        """The user waits for the step that others are in: he has applied all before it."""
-        if self._waiting is None or not self.follows or self._member.frozen:
+    def arrived(self, step: int) -> list[Instruction]:
+        """The user of a joiner is at the boundary before this step, and computes what he brings to it."""
+        self._arrived = step
+        return self.learning()
+
+    def learning(self) -> list[Instruction]:
+        """What a learner tells the coordinator: it needs a later state, or has applied all there is."""
+        learner, member = self._learner, self._member
+        if learner is None or not learner.follows or member.frozen or member.stopped:
             return []
-        return [ev.Tell(msg.CaughtUp(self._member.server, self._member.epoch))]
+        if learner.behind:
+            return [ev.Tell(msg.NeedsState(member.server, member.epoch))]
+        if self._waiting is None and self._arrived != self.next:
+            return []
+        return [ev.Tell(msg.CaughtUp(member.server, member.epoch))]
 
     def _replay(self, event: Submit, learner: Learner) -> list[Instruction]:
         """Give the user the result of a step that was committed before he came to it."""
-        theirs = learner.differs(event)
-        if theirs is None:
-            return [ev.Replay(event.step)]
-        return self.stop(
-            StepMismatch(
-                f"step {event.step}: the others called {theirs}, but server {self._member.server}, a joiner, "
-                f"called {event.call.text}; it starts where its first session.batches or session.steps "
-                "begins, so every call of a step must be made in such a loop"
-            )
-        )
+        error = learner.refuses(event)
+        return [ev.Replay(event.step)] if error is None else self._give_up(error)
+
+    def _give_up(self, error: BmlError) -> list[Instruction]:
+        """A learner cannot go on: it goes, and nobody waits to find out."""
+        return [ev.Tell(msg.Leaves(self._member.server, str(error))), *self.stop(error)]
 
     def _begin(
         self, event: Submit, now: float, *, follows: bool = False, left: Spans = ()
@@ -301,18 +308,29 @@ class Steps:
         self.current = None
         epoch, self.committed = step.stamp
         self._lived.committed(now)
-        commit = ev.Keep if step.follows else ev.Commit
-        done: list[Instruction] = [commit(self.committed, epoch, step.contributors)]
+        done: list[Instruction] = []
         if step.follows:
-            assert self._learner is not None
-            self._learner.keeps(step.submit)
-            done += self._learner.state(self.committed)
-            waiting, self._waiting = self._waiting, None
-            done += self._replay(waiting, self._learner) if waiting else []
+            done += self._followed(step)
+        else:
+            done.append(ev.Commit(self.committed, epoch, step.contributors))
         if now - self._progress_at >= _PROGRESS_EVERY_S:
             self._progress_at = now
             done.append(ev.Tell(msg.Progress(self._member.server, self.committed)))
         return done
+
+    def _followed(self, step: Running) -> list[Instruction]:
+        """A step that a learner took part in is committed."""
+        learner, epoch = self._learner, step.stamp[0]
+        assert learner is not None
+        was_behind = learner.behind
+        try:
+            done = learner.keeps(step.submit, epoch, step.contributors)
+        except TooSlow as error:
+            return self._give_up(error)
+        done += learner.state(self.committed)
+        waiting, self._waiting = self._waiting, None
+        done += self._replay(waiting, learner) if waiting else []
+        return done if learner.behind == was_behind else [*done, *self.learning()]
 
     # --- the view changes ------------------------------------------------------------------------
 
@@ -349,14 +367,17 @@ class Steps:
             if step is None or not step.follows:
                 self._waiting = submit
         if self.follows:
-            return [*done, *self.caught_up()]
+            return [*done, *self.learning()]
         waiting, self._waiting = self._waiting, None
         return done if waiting is None else [*done, ev.Retry(waiting.step, view.epoch)]
 
     def _commit_by_view(self, step: Running, now: float) -> list[Instruction]:
         if not isinstance(step.engine, DirectEngine):
             return self._commit(step, now)
-        return self._homecoming.begin(ev.BringHome(*step.stamp, step.follows), self._ended(step, now))
+        ended = self._ended(step, now)
+        if self._member.stopped:  # a joiner gives up
+            return ended
+        return self._homecoming.begin(ev.BringHome(*step.stamp, step.follows), ended)
 
     def _come_home(self, event: ev.Home, now: float) -> list[Instruction]:
         """The result of a step that a view commits is there."""
@@ -372,6 +393,6 @@ class Steps:
         event = replace(submit, epoch=view.epoch)
         left = missing(view.final, event.n_elements)
         if follows:
-            return [*self._begin(event, now, follows=True, left=left), *self.caught_up()]
+            return [*self._begin(event, now, follows=True, left=left), *self.learning()]
         self._resumes = (event, left)
         return [ev.Prepare(view.epoch, size(left) * event.itemsize)]

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from bml.protocol.learner import KEPT_NBYTES
 from bml.schedule.model import DEFAULTS, Constants
 from bml.sim.chaos import (
     Mishaps,
@@ -60,6 +61,7 @@ class Scenario:
     delays: Delays = NONE
     reaches: bool = True
     load_s: float = 0.0
+    kept_nbytes: int = KEPT_NBYTES
 
     @classmethod
     def of(cls, seed: int, fabric: str | None = None, shared_memory: bool = False) -> Scenario:
@@ -125,6 +127,7 @@ class Scenario:
             min_servers=None if absent else self.min_servers,
             mishaps=mishaps,
             delays=delays,
+            kept_nbytes=chance.choice((KEPT_NBYTES, KEPT_NBYTES, 1, 400)),
         )
 
     def _with_successions(self) -> Scenario:
@@ -177,6 +180,7 @@ class Scenario:
             delays=self.delays,
             reaches=self.reaches,
             load_s=self.load_s,
+            kept_nbytes=self.kept_nbytes,
         )
 
     def __str__(self) -> str:
@@ -187,6 +191,7 @@ class Scenario:
         what += "" if self.reaches else ", no coordinator can be killed"
         mishaps = "; ".join([*(f"server {each} absent" for each in self.absent), *map(str, self.mishaps)])
         mishaps = mishaps or "no mishap"
+        mishaps += f"; joiners keep {self.kept_nbytes} bytes" if self.kept_nbytes != KEPT_NBYTES else ""
         mishaps += f"; slow: {self.delays}" if self.delays else ""
         return f"seed {self.seed} on {self.fabric}: {what}; {mishaps}"
 

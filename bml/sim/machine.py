@@ -5,13 +5,14 @@ from __future__ import annotations
 from functools import lru_cache, partial
 from typing import NamedTuple
 
-from bml.errors import StepMismatch
+from bml.errors import StepMismatch, TooSlow
 from bml.protocol import events as ev
 from bml.protocol import messages as msg
 from bml.protocol.call import neutral
 from bml.protocol.dataflow import Buffer, Place, Reduce, Send
 from bml.protocol.direct import Post, Quit, Stage, Sum
 from bml.protocol.frame import Header, Kind
+from bml.protocol.kept import KeptResults
 from bml.protocol.messages import View
 from bml.protocol.server import ServerCore
 from bml.protocol.workspace import Array, Workspace
@@ -71,11 +72,14 @@ class Machine:
             lambda nbytes: world.slice_nbytes,
             world.network.now,
             life,
+            world.kept_nbytes,
         )
         self._workspace: Workspace | None = None
         self._lender = Lender(server)
-        self.user = User(server, world, self.core, self.process, self.handle)
-        self._keeps: dict[int, _Kept] = {}
+        self._keeps: KeptResults[_Kept] = KeptResults()
+        self.user = User(
+            server, world, self.core, self.process, self.handle, self._keeps.took if life else None
+        )
         self._entered: tuple[int, int] | None = None
         self._step_view: View | None = None
         self._wake_at = float("inf")
@@ -102,6 +106,11 @@ class Machine:
     def done(self) -> bool:
         """Whether its user has had all results."""
         return self.user.done
+
+    @property
+    def works(self) -> bool:
+        """Whether it runs, and has not given up by itself."""
+        return self.process.runs and not self.over
 
     @property
     def first_step(self) -> int:
@@ -249,15 +258,27 @@ class Machine:
                 if self._sharing is not None:
                     self._sharing.take()
                 world.point("keep", f"server {self.server} keeps step {step}", self.server)
-                self._keeps[step] = _Kept(epoch, contributors, self._step_view, self._workspace.result)
+                kept = _Kept(epoch, contributors, self._step_view, self._workspace.result)
+                self._keeps.keep(step, kept)
                 self._workspace = None
+                world.promises.keeps(
+                    self.server, len(self._keeps.steps), kept.result.nbytes, world.kept_nbytes
+                )
+            case ev.Skip():
+                self._workspace = None
+            case ev.Behind(step):
+                world.point(
+                    "behind", f"server {self.server} keeps no result from step {step} on", self.server
+                )
+                self._keeps.behind(step)
+                self.user.fall_behind()
             case ev.Replay(step):
                 kept = self._keeps.pop(step)
                 self.user.committed(step, kept.epoch, kept.contributors, kept.view, kept.result)
             case ev.Expect(nbytes):
                 self.user.gift = bytearray(nbytes)
             case ev.StateHere(step, digests):
-                self._keeps = {kept: what for kept, what in self._keeps.items() if kept > step}
+                self._keeps.here(step)
                 self.user.state_here(step, digests)
             case ev.Commit(step, epoch, contributors):
                 assert self._workspace is not None
@@ -336,7 +357,7 @@ class Machine:
     def _stopped(self, error: BmlError) -> None:
         self._world.point("stopped", f"server {self.server} is stopped: {error}")
         self._world.history.errors[self.server] = error
-        if isinstance(error, StepMismatch) and not self.user.ended:
+        if isinstance(error, StepMismatch | TooSlow) and not self.user.ended:
             self.user.fail(error)
         self.user.stop()
         self.over = True

@@ -143,6 +143,17 @@ class Promises:
                 1, f"server {server} retries step {step} in epoch {epoch}, servers {done} have committed it"
             )
 
+    def keeps(self, server: int, n_results: int, nbytes: int, most_nbytes: int) -> None:
+        """Promise 9: a joiner's memory is bounded; each of so many results that it keeps has `nbytes`.
+
+        It may keep as many for the iteration that its user is in as for the state that he will take.
+        """
+        most = 2 * max(nbytes, most_nbytes)
+        if n_results * nbytes > most:
+            raise PromiseBroken(
+                9, f"server {server} keeps {n_results} results of {nbytes} bytes: {most} at most"
+            )
+
     def contribution(self, server: int, step: int, now: Array, before: Array) -> None:
         """Promise 2: what a user brought is as it was, until it is committed or asked for again."""
         if now.tobytes() != before.tobytes():

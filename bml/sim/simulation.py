@@ -51,7 +51,7 @@ class Simulation:
     `reaches`: the launcher can kill a coordinator; on a machine that it does not reach it cannot.
     `constants` of the cost model decide which schedule steps of this size take, if `algorithm` is auto.
     `delays`: which ways are slow. `shared_memory`: the servers are on one host and reduce directly; of links
-    only heartbeats are left. `load_s`: how late processes of a busy host react (see load.py).
+    only heartbeats are left. `load_s`: how late a busy host reacts (load.py). `kept_nbytes`: see Learner.
     """
 
     def __init__(
@@ -73,8 +73,9 @@ class Simulation:
         shared_memory: bool = False,
         delays: Delays = NONE,
         load_s: float = 0.0,
+        kept_nbytes: int = 1 << 30,
     ):
-        self.fabric = fabric
+        self.fabric, self.kept_nbytes = fabric, kept_nbytes
         self.first = tuple(server for server in fabric.servers if server not in absent)
         self.steps = steps
         self.n_elements = n_elements
@@ -196,7 +197,7 @@ class Simulation:
     def _reachable(self, servers: Iterable[int], view: msg.View) -> list[int]:
         """Those of these servers that run, and that every member of the view could reach."""
         running = {each for each in view.members if self.machines[each].process.answers}
-        alive = (each for each in servers if running and self.machines[each].process.runs)
+        alive = (each for each in servers if running and self.machines[each].works)
         reached, connects = self._troubles.reached, self.wires.paths.connects
         lately = self._troubles.reachable(alive, self.network.now)
         return [each for each in lately if running <= reached(each, running, connects)]
@@ -212,8 +213,7 @@ class Simulation:
     def _join(self, server: int) -> None:
         """Start a server that is dead, or out, in another life."""
         old = self.machines[server]
-        out = old.over and not old.done
-        if self.finished or (old.process.alive and not out):
+        if self.finished or (old.process.alive and (old.done or not old.over)):
             return
         if old.process.alive:
             self._crash(server)

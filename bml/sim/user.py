@@ -38,7 +38,8 @@ class User:
 
     `gift` is what a donor sends, or a learner receives. `over`: the job is over for him. `done`: he has had
     all results. `ended`: his training function has ended, well or not. `leaves`: he is told that his server
-    must go.
+    must go. `behind`: he needs a state, his first or a later one, and takes it at the next boundary. `took`
+    is told so; None: he never joins.
     """
 
     def __init__(
@@ -48,8 +49,12 @@ class User:
         core: ServerCore,
         process: Process,
         handle: Callable[[ev.Event], None],
+        took: Callable[[], None] | None = None,
     ):
         self.first_step = 1
+        self.behind = self._idle = took is not None
+        self._took = took
+        self._here: tuple[int, dict[Part, str]] | None = None
         self.contribution: Array | None = None
         self.gift = bytearray()
         self.leaves = False
@@ -123,6 +128,8 @@ class User:
         mine = np.concatenate(parts[self._server]) if self._server in parts else batch.indices[:0]
         contribution: Array = rows[mine].sum(axis=0)
         give = self._copy(step - 1)
+        if self._core.follows and step > self._core.committed and world.network.random.random() < 0.5:
+            self._handle(ev.Arrived(step))
 
         def submit() -> None:
             if self.over or self._turned:
@@ -162,7 +169,18 @@ class User:
         return _State(self._params.tobytes(), self._base, self.ledger.dump())
 
     def state_here(self, step: int, digests: dict[Part, str]) -> None:
-        """The state after `step` is here, if it is undamaged: go on from there."""
+        """The state after `step` is here: take it at the next boundary."""
+        self._here = step, digests
+        if self._idle:
+            self._take()
+
+    def _take(self) -> None:
+        """Go on from the state that is here, if it is undamaged."""
+        assert self._here is not None
+        (step, digests), self._here = self._here, None
+        assert self._took is not None
+        self._took()
+        self.behind = self._idle = False
         verify(memoryview(self.gift), digests)
         self._world.promises.given(self._server, step, bytes(self.gift))
         state = msgspec.msgpack.decode(self.gift, type=_State)
@@ -173,6 +191,10 @@ class User:
         self.first_step = step + 1
         if step < self._world.steps:
             self.prepare(step + 1)
+
+    def fall_behind(self) -> None:
+        """What is here, or on its way, is of no use: another state will come."""
+        self.behind, self._here = True, None
 
     def take_back(self, step: int) -> None:
         """Nobody has written into what the user brought; from now on the user does."""
@@ -205,5 +227,9 @@ class User:
                 self._turn_now()
             else:
                 self._end("done")
-        else:
+        elif not self.behind:
             self.prepare(step + 1)
+        elif self._here is not None:
+            self._take()
+        else:
+            self._idle = True

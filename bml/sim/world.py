@@ -34,6 +34,7 @@ class World(Protocol):
     wires: Wires
     host: Host | None
     lends: bool
+    kept_nbytes: int
     history: History
     promises: Promises
 

@@ -49,7 +49,23 @@ class Communicator(Protocol):
         ...
 
     def joined(self) -> memoryview | None:
-        """The training state, if this server joined a running job; waits until it is here."""
+        """The training state, if this server joined a running job and needs one now; waits until it is here.
+
+        It needs another, later one if it has fallen behind the others.
+        """
+        ...
+
+    @property
+    def replays(self) -> bool:
+        """See Session.replays."""
+        ...
+
+    def draw_level(self, waits: bool) -> None:
+        """An iteration begins: find out whether it replays what the others have committed.
+
+        `waits`: a joiner that has applied everything waits for the step that the others are in, then says,
+        at their boundary, that it can contribute. Raises the error that ended the job.
+        """
         ...
 
     def boundary(self, state: Callable[[], Rope]) -> None:

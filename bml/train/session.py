@@ -16,9 +16,7 @@ step at which the others are.
 from __future__ import annotations
 
 import hashlib
-import zlib
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple, cast
 
@@ -33,18 +31,13 @@ from bml.train.communicator import Committed, Communicator
 from bml.train.ledger import Ledger, LedgerSummary
 from bml.train.pending import Finish, Pending, Steps, Work
 from bml.train.snapshot import leaves, restore, snapshot
+from bml.train.vectors import Bucket, describe, divide, flatten, unflatten
 from topology.errors import UsageError
 
 Arrays = npt.ArrayLike | Sequence[Array]
 Recompute = Callable[[Indices], Any]
 #: Prepares this server's contribution for the members of a view.
 Prepare = Callable[[View], Array]
-
-
-class Bucket(tuple[Array, ...]):
-    """Arrays of one dtype that lie one after the other in `vector`: reduced together without being copied."""
-
-    vector: Array
 
 
 class _Entry(NamedTuple):
@@ -82,6 +75,15 @@ class Session:
     def joins(self) -> bool:
         """Whether this server came while the job ran: its first training loop begins with the state."""
         return self._communicator.joins
+
+    @property
+    def replays(self) -> bool:
+        """Whether what this server brings in this iteration of a training loop is not used.
+
+        It joined while the job ran, and is given results that the others have committed without it: of a
+        gradient that need not be computed only the shape and dtype count. False on all other servers.
+        """
+        return self._communicator.replays
 
     @property
     def view(self) -> View:
@@ -149,14 +151,14 @@ class Session:
     def _collective(self, arrays: Arrays, op: str, shared: bool) -> tuple[Work, Finish]:
         if op not in OPS:
             raise UsageError(f"op is {op!r}: give one of {', '.join(OPS)}")
-        flat, shapes, dtype = _flatten(arrays, self._vectors)
+        flat, shapes, dtype = flatten(arrays, self._vectors)
         many = isinstance(arrays, list | tuple)
 
         def finish(outcome: Committed) -> Any:
             self._contributors = outcome.contributors
             if shared:
                 outcome.result.flags.writeable = False
-            return _unflatten(outcome.result, shapes, many)
+            return unflatten(outcome.result, shapes, many)
 
         return (
             lambda: self._step(f"allreduce {op}", op, shapes, dtype, lambda view: flat, shared),
@@ -187,16 +189,18 @@ class Session:
         """Count 0 .. n_steps-1, for a training loop that draws its data itself.
 
         Between two steps the state is whole: a server that joins begins there, so its count starts later.
+        It catches up much sooner if it computes nothing while `replays` is True.
         """
-        yield from self._loop(n_steps)
+        yield from self._loop(n_steps, waits=True)
 
-    def _loop(self, length: int) -> Iterator[int]:
+    def _loop(self, length: int, waits: bool = False) -> Iterator[int]:
         loop, index = self._loops, 0
         self._loops += 1
         while True:
             index = self._boundary(loop, index, length)
             if index >= length:
                 return
+            self._communicator.draw_level(waits)
             yield index
             index += 1
 
@@ -207,7 +211,7 @@ class Session:
                 f"{self._steps.pending} steps were begun and not waited for: call wait() of what "
                 "allreduce_async returned before the training loop goes on"
             )
-        taken = self._communicator.joined() if loop == 0 and index == 0 else None
+        taken = self._communicator.joined()
         if taken is not None:
             self._take(taken)
         if self._begins_at is not None:
@@ -225,6 +229,7 @@ class Session:
         manifest = restore(state, self._state)
         self._contributors = manifest.contributors
         self._begins_at = (manifest.loop, manifest.index)
+        self._entry = None  # of a step before that boundary
         if manifest.ledger is not None:
             self._ledger = Ledger.load(manifest.ledger)
 
@@ -258,7 +263,7 @@ class Session:
         shared: bool = False,
     ) -> Committed:
         """Synchronise one step, preparing the contribution anew for every view until it is committed."""
-        text, signature = _describe(call, dtype, shapes)
+        text, signature = describe(call, dtype, shapes)
         while True:
             view = self._communicator.view
             outcome = self._communicator.sync(view.epoch, prepare(view), op, text, signature, shared)
@@ -308,13 +313,13 @@ class Batch:
 
     def _reduction(self, gradient: Arrays, recompute: Recompute | None) -> tuple[Work, Finish]:
         session, vectors = self._session, self._session._vectors
-        flat, shapes, dtype = _flatten(gradient, vectors)
+        flat, shapes, dtype = flatten(gradient, vectors)
         many = isinstance(gradient, list | tuple)
         call = "batch.allreduce" if recompute is None else "batch.allreduce with recompute"
 
         def more(indices: Indices) -> Array:
             assert recompute is not None
-            added, more_shapes, more_dtype = _flatten(recompute(indices), vectors)
+            added, more_shapes, more_dtype = flatten(recompute(indices), vectors)
             if more_shapes != shapes or more_dtype != dtype:
                 raise UsageError(
                     f"recompute returned {more_dtype} {more_shapes}, the gradient is {dtype} {shapes}"
@@ -331,7 +336,7 @@ class Batch:
             # The sum is only read: the mean takes the place of the result in memory of its own.
             outcome = session._step(call, "sum", shapes, dtype, prepare, shared=True)
             n_used = sum(map(len, self._used(outcome, recompute is not None).values()))
-            return outcome, _divide(outcome.result, n_used, session.empty)
+            return outcome, divide(outcome.result, n_used, session.empty)
 
         def finish(done: tuple[Committed, Array]) -> Any:
             outcome, mean = done
@@ -339,7 +344,7 @@ class Batch:
             used = self._used(outcome, recompute is not None)
             session._entry = _Entry(outcome.step, self._whole, outcome.contributors, used)
             self.committed = True
-            return _unflatten(mean, shapes, many)
+            return unflatten(mean, shapes, many)
 
         return work, finish
 
@@ -347,54 +352,3 @@ class Batch:
         """The samples in a sum, by the server that contributed them."""
         assigned = assignment(self._whole.indices, self._base, outcome.contributors)
         return used_indices(assigned, recomputed=recomputed)
-
-
-@lru_cache(maxsize=256)
-def _describe(call: str, dtype: np.dtype[Any], shapes: tuple[tuple[int, ...], ...]) -> tuple[str, int]:
-    """A call in words, and the hash that all servers must agree on."""
-    sizes = " ".join(map(str, shapes)) if len(shapes) < 20 else f"{len(shapes)} arrays"
-    return f"{call} {dtype.name} {sizes}", zlib.crc32(f"{call} {dtype.str} {list(shapes)}".encode())
-
-
-def _divide(total: Array, n: int, empty: Callable[[tuple[int, ...], npt.DTypeLike], Array]) -> Array:
-    if np.issubdtype(total.dtype, np.inexact):
-        out = total if total.flags.writeable else empty(total.shape, total.dtype)
-        return np.divide(total, total.dtype.type(max(n, 1)), out=out)
-    return np.true_divide(total, max(n, 1))
-
-
-def _flatten(arrays: Any, memory: StepMemory) -> tuple[Array, tuple[tuple[int, ...], ...], np.dtype[Any]]:
-    """One contiguous vector, without a copy where there is one already, and the shapes in it."""
-    if not isinstance(arrays, list | tuple):
-        array = np.asarray(arrays)
-        _check_dtype(array.dtype)
-        whole = np.ascontiguousarray(array)
-        return whole if whole.ndim == 1 else whole.reshape(-1), (array.shape,), array.dtype
-    parts = [np.asarray(array) for array in arrays]
-    if not parts:
-        raise UsageError("an empty list of arrays cannot be reduced: give at least one array")
-    dtype = parts[0].dtype
-    if any(part.dtype != dtype for part in parts[1:]):
-        dtypes = sorted({part.dtype.str for part in parts})
-        raise UsageError(f"arrays of one step must have one dtype, these have {', '.join(dtypes)}")
-    _check_dtype(dtype)
-    shapes = tuple(part.shape for part in parts)
-    if isinstance(arrays, Bucket):
-        return arrays.vector, shapes, dtype
-    flats = [np.ascontiguousarray(part).reshape(-1) for part in parts]
-    if len(flats) == 1:
-        return flats[0], shapes, dtype
-    vector = memory.empty(sum(flat.size for flat in flats), dtype)
-    return np.concatenate(flats, out=vector), shapes, dtype
-
-
-def _check_dtype(dtype: np.dtype[Any]) -> None:
-    if dtype.kind not in "iufc" or not dtype.isnative:
-        raise UsageError(f"dtype {dtype} cannot be reduced: give integers or floats in native byte order")
-
-
-def _unflatten(vector: Array, shapes: tuple[tuple[int, ...], ...], many: bool) -> Any:
-    if not many:
-        return vector.reshape(shapes[0])
-    stops = np.cumsum([int(np.prod(shape)) for shape in shapes])
-    return [part.reshape(shape) for part, shape in zip(np.split(vector, stops[:-1]), shapes, strict=True)]

@@ -200,6 +200,54 @@ def test_a_tiny_state_does_not_overtake_the_copy_of_a_long_result() -> None:
     assert result.dead == {}
 
 
+def replayed(session: bml.Session, sleep_s: tuple[float, ...], steps: int) -> list[tuple[bool, float]]:
+    """Two steps an iteration; a joiner sleeps so long in its first ones, and computes nothing it need not."""
+    w = np.zeros(1)
+    session.state(params=w)
+    sleeps = iter(sleep_s if session.joins else ())
+    seen = []
+    for _ in session.steps(steps):
+        time.sleep(next(sleeps, 0.003))
+        nothing = session.replays
+        brought = np.full(1 << 17, 0.0 if nothing else 1.0)
+        for _ in range(2):
+            total = session.allreduce(brought)
+            assert set(total) == {float(len(session.contributors))}, "what counts was not computed"
+        w += total[0] / len(session.contributors)
+        seen.append((nothing, float(session.server in session.contributors)))
+    return seen
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_joiner_that_keeps_too_much_is_given_a_later_state(transport: str) -> None:
+    faults = ["kill:3@step=20", "join:3@step=30"]
+
+    def train(session: bml.Session) -> list[tuple[bool, float]]:
+        return replayed(session, (1.0,), 400)
+
+    result = jobs.launch(train, "bcube:2x2", faults=faults, transport=transport, kept_mib=4)
+    assert result.dead == {}
+    assert result.report["digests"].keys() == {"0", "1", "2", "3"} or len(result.report["digests"]) == 4
+    assert len(set(result.report["digests"].values())) == 1
+    later = [view["reason"] for view in result.report["views"]].count("server 3 needs a later state")
+    assert 1 <= later <= 3
+    seen = result.values[3]
+    assert seen[0] == (True, 0.0)
+    assert seen[-1] == (False, 1.0)
+    assert all(nothing != contributes for nothing, contributes in seen[:-100:20])
+
+
+def test_a_joiner_that_is_always_slower_ends_and_says_what_to_do() -> None:
+    def train(session: bml.Session) -> list[tuple[bool, float]]:
+        return replayed(session, (0.3,) * 100, 600)
+
+    faults = ["kill:3@step=20", "join:3@step=30"]
+    result = jobs.launch(train, "bcube:2x2", faults=faults, kept_mib=4)
+    assert sorted(result.values) == [0, 1, 2]
+    assert "cannot catch up: it was given the training state 4 times" in result.dead[3]
+    assert "session.replays" in result.dead[3]
+
+
 @pytest.mark.parametrize("absent", [[4], [0, 1, 2, 3]])
 def test_who_cannot_be_absent(absent: list[int]) -> None:
     with pytest.raises(UsageError, match="cannot be absent"):

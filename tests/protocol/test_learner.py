@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from bml.cluster.handover import Handover
+from bml.errors import TooSlow
 from bml.protocol.call import Call
-from bml.protocol.events import Expect, Instruction, StateHere, Submit
+from bml.protocol.events import Behind, Expect, Instruction, Keep, Skip, StateHere, Submit
 from bml.protocol.frame import Header, Kind
-from bml.protocol.learner import Learner
+from bml.protocol.kept import KeptResults
+from bml.protocol.learner import KEPT_NBYTES, Learner
 from bml.protocol.messages import View
 from bml.protocol.transfer import Gift, Part, cut
 from bml.train.communicator import Committed
@@ -23,8 +26,8 @@ def view(epoch: int, commit: int = 4) -> View:
     return View(epoch, (0, 1, 2), (), commit, "", 0.5, learners=(2,))
 
 
-def learner(epoch: int = 3) -> Learner:
-    made = Learner(ME)
+def learner(epoch: int = 3, most_nbytes: int = KEPT_NBYTES) -> Learner:
+    made = Learner(ME, most_nbytes)
     made.install(view(epoch))
     return made
 
@@ -43,8 +46,14 @@ def state_comes(to: Learner, boundary: int, committed: int, epoch: int = 3) -> l
 
 def keep(to: Learner, step: int) -> Submit:
     submit = Submit(step, 3, CALL, 7)
-    to.keeps(submit)
+    (kept,) = to.keeps(submit, 3, (0, 1))
+    assert isinstance(kept, Keep)
     return submit
+
+
+def follow(to: Learner, step: int) -> list[type]:
+    """A followed step is committed: what becomes of its result."""
+    return [type(each) for each in to.keeps(Submit(step, 3, CALL, 7), 3, (0, 1))]
 
 
 def test_a_state_that_overtakes_the_own_commit_is_here_when_the_step_is_committed() -> None:
@@ -56,13 +65,14 @@ def test_a_state_that_overtakes_the_own_commit_is_here_when_the_step_is_committe
     assert isinstance(here, StateHere)
     assert here.step == 5
     assert joiner.has_state
-    assert joiner.differs(late) == "something else", "it is in the state, and kept no more"
+    assert not joiner.has(late.step), "it is in the state, and kept no more"
 
 
 def test_a_state_that_comes_after_the_commit_is_here_at_once() -> None:
     joiner = learner()
     kept = [keep(joiner, step) for step in (5, 6)]
     assert [type(each) for each in state_comes(joiner, 5, committed=6)] == [Expect, StateHere]
+    assert joiner.has(6)
     assert joiner.differs(kept[1]) is None
     assert joiner.state(7) == []
 
@@ -89,3 +99,81 @@ def test_a_result_that_comes_later_than_the_state_it_is_in_is_not_kept() -> None
         handover.keep(Committed(step, 3, (0, 1), np.zeros(3)))
     handover.keep(Committed(5, 3, (0, 1), np.zeros(3)))
     assert handover.keeps == (6,)
+
+
+TWO = 2 * 3 * 8
+"""Bytes of the results of two steps."""
+
+
+def test_a_learner_that_keeps_too_much_falls_behind_and_is_given_a_later_state() -> None:
+    joiner = learner(most_nbytes=TWO)
+    state_comes(joiner, 5, committed=5)
+    assert [follow(joiner, step) for step in (6, 7, 8, 9)] == [[Keep], [Keep], [Skip, Behind], [Skip]]
+    assert not joiner.has_state
+    assert not joiner.admits(Header(Kind.STATE, 3, 9, DONOR, ME, 0, 0, 14, 14)), "of a transfer that is over"
+    joiner.install(view(4, commit=9))
+    assert [follow(joiner, step) for step in (10, 11)] == [[Keep], [Keep]]
+    assert [type(each) for each in state_comes(joiner, 10, committed=11, epoch=4)] == [Expect, StateHere]
+    assert [joiner.has(step) for step in (6, 7, 8, 9, 10, 11)] == [True, True, False, False, False, True]
+    assert follow(joiner, 12) == [Keep]
+    assert follow(joiner, 13) == [Skip, Behind]
+
+
+def test_what_the_user_has_applied_makes_room() -> None:
+    joiner = learner(most_nbytes=TWO)
+    state_comes(joiner, 5, committed=5)
+    for step in range(6, 40):
+        submit = keep(joiner, step)
+        assert joiner.has(step)
+        assert joiner.differs(submit) is None
+
+
+def test_one_result_is_kept_however_long_it_is() -> None:
+    joiner = learner(most_nbytes=1)
+    assert follow(joiner, 6) == [Keep]
+    assert follow(joiner, 7) == [Skip, Behind]
+
+
+def test_a_learner_that_is_always_slower_gives_up_after_the_fourth_state() -> None:
+    joiner = learner(most_nbytes=TWO)
+    step = 5
+    for epoch in (3, 4, 5, 6):
+        state_comes(joiner, step, committed=step, epoch=epoch)
+        follow(joiner, step + 1)
+        follow(joiner, step + 2)
+        if epoch < 6:
+            assert follow(joiner, step + 3) == [Skip, Behind]
+            joiner.install(view(epoch + 1, commit=step + 3))
+        step += 4
+    with pytest.raises(TooSlow, match=r"4 times.*session\.replays.*kept_mib"):
+        follow(joiner, step - 1)
+
+
+def test_results_that_a_user_still_comes_to_outlive_the_state_that_he_will_take() -> None:
+    kept: KeptResults[str] = KeptResults()
+    kept.here(5)
+    kept.took()
+    for step in (6, 7):
+        kept.keep(step, "for the iteration that he is in")
+    kept.behind(8)
+    for step in (10, 11, 12):
+        kept.keep(step, "for the later state")
+    kept.here(11)
+    kept.keep(10, "late")
+    assert kept.steps == (6, 7, 12)
+    assert kept.pop(6) == "for the iteration that he is in"
+    kept.took()
+    assert kept.steps == (12,)
+
+
+def test_results_after_a_state_that_nobody_took_are_lost_with_it() -> None:
+    kept: KeptResults[str] = KeptResults()
+    for step in (4, 5, 6):
+        kept.keep(step, "")
+    kept.here(4)
+    kept.behind(7)
+    assert kept.steps == ()
+    kept.keep(9, "")
+    kept.here(8)
+    kept.took()
+    assert kept.steps == (9,)

@@ -31,6 +31,7 @@ ALL: list[msg.Message] = [
     msg.Relapsed(2, 1, 0),
     msg.Gives(2),
     msg.CaughtUp(2, 7),
+    msg.NeedsState(2, 7),
     msg.Leaves(2, "it was asked to"),
     msg.Progress(2, 99),
     msg.Ended(2, "done", "", 7),

@@ -241,6 +241,12 @@ def leave_without_a_word(patch: Patch) -> None:
     patch.setattr(Steps, "_quit", lambda steps, epoch: ())
 
 
+def keep_without_bound(patch: Patch) -> None:
+    """A joiner keeps results for as long as its user takes to come to them."""
+    init = Learner.__init__
+    patch.setattr(Learner, "__init__", lambda learner, server, most_nbytes=0: init(learner, server))
+
+
 PLANTED: tuple[Callable[[Patch], None], ...] = (
     skip_the_fence,
     work_on_while_frozen,
@@ -256,6 +262,7 @@ PLANTED: tuple[Callable[[Patch], None], ...] = (
     lose_a_slice_of_the_state,
     let_a_joiner_forget_its_promises,
     start_from_a_state_that_overtook,
+    keep_without_bound,
     blame_the_suspected,
     read_terms_from_a_clock,
     never_miss_a_coordinator,
