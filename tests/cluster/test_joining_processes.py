@@ -223,18 +223,18 @@ def test_a_joiner_that_keeps_too_much_is_given_a_later_state(transport: str) -> 
     faults = ["kill:3@step=20", "join:3@step=30"]
 
     def train(session: bml.Session) -> list[tuple[bool, float]]:
-        return replayed(session, (1.0,), 400)
+        return replayed(session, (0.7,), 300)
 
     result = jobs.launch(train, "bcube:2x2", faults=faults, transport=transport, kept_mib=4)
     assert result.dead == {}
-    assert result.report["digests"].keys() == {"0", "1", "2", "3"} or len(result.report["digests"]) == 4
+    assert len(result.report["digests"]) == 4
     assert len(set(result.report["digests"].values())) == 1
     later = [view["reason"] for view in result.report["views"]].count("server 3 needs a later state")
     assert 1 <= later <= 3
     seen = result.values[3]
     assert seen[0] == (True, 0.0)
     assert seen[-1] == (False, 1.0)
-    assert all(nothing != contributes for nothing, contributes in seen[:-100:20])
+    assert not any(contributes for nothing, contributes in seen if nothing)
 
 
 def test_a_joiner_that_is_always_slower_ends_and_says_what_to_do() -> None:
