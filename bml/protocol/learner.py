@@ -122,16 +122,16 @@ class Learner:
         step = submit.step
         if not self.has(step):
             return TooSlow(
-                f"server {self._server} cannot catch up: the results of one iteration of its training loop, up "
-                f"to step {step}, are more than it keeps ({self._bound}): raise kept_mib"
+                f"server {self._server} cannot catch up: the results of one iteration of its training loop, "
+                f"up to step {step}, are more than it keeps ({self._bound}): raise kept_mib"
             )
         theirs = self.differs(submit)
         if theirs is None:
             return None
         return StepMismatch(
             f"step {step}: the others called {theirs}, but server {self._server}, a joiner, called "
-            f"{submit.call.text}; it starts where its first session.batches or session.steps begins, so every "
-            "call of a step must be made in such a loop"
+            f"{submit.call.text}; it starts where its first session.batches or session.steps begins, so "
+            "every call of a step must be made in such a loop"
         )
 
     @property
