@@ -170,7 +170,7 @@ class Server:
         """See Session.replays."""
         return self._replays
 
-    def draw_level(self, waits: bool) -> None:
+    def draw_level(self) -> None:
         """See Communicator.
 
         So the others wait for a joiner no longer than for anybody: it begins with the step when they do.
@@ -180,7 +180,7 @@ class Server:
             self._replays = False
             return
         self._replays = handover.step <= self._loop.core.committed
-        if self._replays or not waits:
+        if self._replays:
             return
         if self._level:
             self._loop.request(ev.Arrived(handover.step))

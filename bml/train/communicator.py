@@ -60,10 +60,10 @@ class Communicator(Protocol):
         """See Session.replays."""
         ...
 
-    def draw_level(self, waits: bool) -> None:
+    def draw_level(self) -> None:
         """An iteration begins: find out whether it replays what the others have committed.
 
-        `waits`: a joiner that has applied everything waits for the step that the others are in, then says,
+        A joiner that has applied everything waits, once, for the step that the others are in, then says,
         at their boundary, that it can contribute. Raises the error that ended the job.
         """
         ...

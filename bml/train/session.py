@@ -191,16 +191,16 @@ class Session:
         Between two steps the state is whole: a server that joins begins there, so its count starts later.
         It catches up much sooner if it computes nothing while `replays` is True.
         """
-        yield from self._loop(n_steps, waits=True)
+        yield from self._loop(n_steps)
 
-    def _loop(self, length: int, waits: bool = False) -> Iterator[int]:
+    def _loop(self, length: int) -> Iterator[int]:
         loop, index = self._loops, 0
         self._loops += 1
         while True:
             index = self._boundary(loop, index, length)
             if index >= length:
                 return
-            self._communicator.draw_level(waits)
+            self._communicator.draw_level()
             yield index
             index += 1
 

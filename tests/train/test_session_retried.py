@@ -34,6 +34,9 @@ class Line:
     def joined(self) -> None:
         return None
 
+    def draw_level(self) -> None:
+        pass
+
     def boundary(self, state: Any) -> None:
         pass
 
