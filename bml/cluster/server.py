@@ -57,7 +57,7 @@ class Server:
         self._meeting, self._handover = self._loop.meeting, self._loop.handover
         self.contact = self._loop.contact
         self._training_thread = 0
-        self._knocked = self._level = self._replays = False
+        self._level = self._replays = False
 
     def start(self, contacts: Contacts) -> None:
         """Start the loop, in the training thread; the coordinator may call from now on."""
@@ -160,9 +160,7 @@ class Server:
         """
         if not self._handover.needs_state:
             return None
-        if not self._knocked:
-            self._knocked = True
-            self._loop.request(ev.Ready())
+        self._loop.request(ev.Ready())
         return self._handover.take()
 
     @property

@@ -50,7 +50,7 @@ class Follow(Struct, frozen=True):
 
 
 class Ready(Struct, frozen=True):
-    """The training function of a joiner is where it can be given the state: let it in."""
+    """The training function of a joiner waits for the state, its first or a later one: let it in."""
 
 
 class Arrived(Struct, frozen=True):

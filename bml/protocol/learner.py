@@ -13,10 +13,9 @@ this server still waits for a token of another learner, or copies a result. The 
 is here only once that step is committed here, too.
 
 What is kept is bounded. When a result does not fit any more, the learner falls behind: it keeps nothing from
-there on and asks for a view, with which another, later transfer of the state begins. The user, who may be in
-the middle of an iteration, is given the results that were kept before until he comes to a boundary; there he
-takes the later state. So at most twice the bound is kept: what he still applies, and what follows the state
-that he will be given.
+there on. The user, who may be in the middle of an iteration, is given the results that were kept before until
+he comes to a boundary. There he waits for a later state, and the learner asks for a view, with which another
+transfer begins. A joiner that is slower than the others so comes in, at the latest, with a later state.
 """
 
 from __future__ import annotations
@@ -49,7 +48,8 @@ class _Kept(NamedTuple):
 class Learner:
     """The state of joining `server`; see the module's text. It keeps results of up to `most_nbytes`.
 
-    `behind`: a later state is needed, as results that come after those that are kept are lost.
+    `behind`: a later state is needed, as results that come after those that are kept are lost. `waits`: the
+    user waits for a state.
     """
 
     def __init__(self, server: int, most_nbytes: int = KEPT_NBYTES):
@@ -58,6 +58,7 @@ class Learner:
         self.follows = False
         self.has_state = False
         self.behind = False
+        self.waits = False
         self._calls: dict[int, tuple[Call, int]] = {}
         self._kept: dict[int, _Kept] = {}
         self._since = 0  # results from this step on count; those before belong to an earlier state
@@ -72,7 +73,7 @@ class Learner:
         self._calls.clear()
         if not self._incoming.complete:
             self._incoming = Incoming()
-        if self.behind:
+        if self.behind and self.waits:
             self.behind = False
             self._since, self._nbytes, self._n_steps = view.commit + 1, 0, 0
 
@@ -181,7 +182,7 @@ class Learner:
         step = self._incoming.step
         if self.has_state or not self._incoming.complete or committed < step:
             return []
-        self.has_state = True
+        self.has_state, self.waits = True, False
         for past in [each for each in self._kept if self._since <= each <= step]:
             self._drop(past)
         return [StateHere(step, self._incoming.digests)]

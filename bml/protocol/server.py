@@ -182,7 +182,8 @@ class ServerCore:
                 return self._steps.begin_to_follow(submit, now)
             case ev.Ready():
                 self._member.ready = True
-                return [Tell(self._status(self._term, 0))] if self._term >= 0 else []
+                waits = self._steps.waits_for_state()
+                return [Tell(self._status(self._term, 0)), *waits] if self._term >= 0 else []
             case ev.Gives():
                 return self._donor.begins()
             case ev.Give():
@@ -356,8 +357,7 @@ class ServerCore:
 
     def _said_before(self) -> list[Instruction]:
         """What a new coordinator must be told."""
-        goes = [Tell(self._goes)] if self._goes else []
-        return [*self._donor.said(), *goes, *self._steps.learning()]
+        return [*self._donor.said(), *([Tell(self._goes)] if self._goes else []), *self._steps.learning()]
 
     def _shut_down(self) -> list[Instruction]:
         if self._outcome.outcome or self._member.stopped:

@@ -185,6 +185,12 @@ class Steps:
         (event, left), self._resumes = self._resumes, None
         return self._begin(event, now, left=left)
 
+    def waits_for_state(self) -> list[Instruction]:
+        """The user of a joiner goes on when it is given a state."""
+        if self._learner is not None:
+            self._learner.waits = True
+        return self.learning()
+
     def arrived(self, step: int) -> list[Instruction]:
         """The user of a joiner is at the boundary before this step, and computes what he brings to it."""
         self._arrived = step
@@ -195,9 +201,9 @@ class Steps:
         learner, member = self._learner, self._member
         if learner is None or not learner.follows or member.frozen or member.stopped:
             return []
-        if learner.behind:
+        if learner.behind and learner.waits:
             return [ev.Tell(msg.NeedsState(member.server, member.epoch))]
-        if self._waiting is None and self._arrived != self.next:
+        if learner.behind or (self._waiting is None and self._arrived != self.next):
             return []
         return [ev.Tell(msg.CaughtUp(member.server, member.epoch))]
 

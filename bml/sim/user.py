@@ -233,3 +233,4 @@ class User:
             self._take()
         else:
             self._idle = True
+            self._handle(ev.Ready())

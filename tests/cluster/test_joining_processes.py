@@ -212,7 +212,7 @@ def replayed(session: bml.Session, sleep_s: tuple[float, ...], steps: int) -> li
         brought = np.full(1 << 17, 0.0 if nothing else 1.0)
         for _ in range(2):
             total = session.allreduce(brought)
-            assert set(total) == {float(len(session.contributors))}, "what counts was not computed"
+            assert (total == len(session.contributors)).all(), "what counts was not computed"
         w += total[0] / len(session.contributors)
         seen.append((nothing, float(session.server in session.contributors)))
     return seen
@@ -237,15 +237,15 @@ def test_a_joiner_that_keeps_too_much_is_given_a_later_state(transport: str) -> 
     assert not any(contributes for nothing, contributes in seen if nothing)
 
 
-def test_a_joiner_that_is_always_slower_ends_and_says_what_to_do() -> None:
+def test_a_joiner_that_is_slower_than_the_others_comes_in_with_a_later_state() -> None:
     def train(session: bml.Session) -> list[tuple[bool, float]]:
-        return replayed(session, (0.3,) * 100, 600)
+        return replayed(session, (0.1,) * 20, 300)
 
     faults = ["kill:3@step=20", "join:3@step=30"]
     result = jobs.launch(train, "bcube:2x2", faults=faults, kept_mib=4)
-    assert sorted(result.values) == [0, 1, 2]
-    assert "cannot catch up: it was given the training state 4 times" in result.dead[3]
-    assert "session.replays" in result.dead[3]
+    assert result.dead == {}
+    assert len(set(result.report["digests"].values())) == 1
+    assert result.values[3][-1] == (False, 1.0)
 
 
 @pytest.mark.parametrize("absent", [[4], [0, 1, 2, 3]])

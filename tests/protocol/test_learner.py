@@ -111,9 +111,12 @@ def test_a_learner_that_keeps_too_much_falls_behind_and_is_given_a_later_state()
     assert [follow(joiner, step) for step in (6, 7, 8, 9)] == [[Keep], [Keep], [Skip, Behind], [Skip]]
     assert not joiner.has_state
     assert not joiner.admits(Header(Kind.STATE, 3, 9, DONOR, ME, 0, 0, 14, 14)), "of a transfer that is over"
-    joiner.install(view(4, commit=9))
+    joiner.install(view(4, commit=8))
+    assert joiner.behind, "the user is in the middle of an iteration"
+    joiner.waits = True
+    joiner.install(view(5, commit=9))
     assert [follow(joiner, step) for step in (10, 11)] == [[Keep], [Keep]]
-    assert [type(each) for each in state_comes(joiner, 10, committed=11, epoch=4)] == [Expect, StateHere]
+    assert [type(each) for each in state_comes(joiner, 10, committed=11, epoch=5)] == [Expect, StateHere]
     assert [joiner.has(step) for step in (6, 7, 8, 9, 10, 11)] == [True, True, False, False, False, True]
     assert follow(joiner, 12) == [Keep]
     assert follow(joiner, 13) == [Skip, Behind]
@@ -143,6 +146,7 @@ def test_a_learner_that_is_always_slower_gives_up_after_the_fourth_state() -> No
         follow(joiner, step + 2)
         if epoch < 6:
             assert follow(joiner, step + 3) == [Skip, Behind]
+            joiner.waits = True
             joiner.install(view(epoch + 1, commit=step + 3))
         step += 4
     with pytest.raises(TooSlow, match=r"4 times.*session\.replays.*kept_mib"):
