@@ -79,6 +79,14 @@ def test_a_node_dies_with_all_its_processes(emulated_fabric: BringUp) -> None:
     assert result.dead[4] == "its process was killed by signal 9"
 
 
+def test_a_connection_that_stands_still_is_noticed_on_cables_too(emulated_fabric: BringUp) -> None:
+    result = run(emulated_fabric("bcube:3x2", "100mbit"), "stall:4/0,peer=3@step=20", **SLOW)
+    stalled = result.report["views"][1]
+    assert stalled["failures"] == ["link:3/0"]
+    assert "stands still though heartbeats pass" in stalled["reason"]
+    assert len(result.values) == 9
+
+
 def test_slow_and_lossy_cables_change_no_view(emulated_fabric: BringUp) -> None:
     faults = ["slow:4/1@step=10,rate=2mbit,for=500ms", "loss:2/0@step=10,share=5%,for=500ms"]
     try:
