@@ -1,5 +1,9 @@
 """How a user tests a training script of his own against faults; docs/testing.md explains it."""
 
+import functools
+import time
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -18,8 +22,8 @@ def gradient(w, indices):
     return np.array([(error * x).sum(), error.sum()], np.float32)
 
 
-def fit_line(session):
-    """The training script under test."""
+def fit_line(session, go_on=None):
+    """The training script under test; after five steps it waits until the file `go_on` is there, if asked."""
     w = session.empty(2)
     w[:] = 0
     session.state(params=w)
@@ -27,7 +31,9 @@ def fit_line(session):
     def again(indices):
         return gradient(w, indices)
 
-    for batch in session.batches(len(X), global_batch=72, epochs=20, seed=0):
+    for number, batch in enumerate(session.batches(len(X), global_batch=72, epochs=20, seed=0)):
+        while go_on is not None and number == 5 and not go_on.exists():
+            time.sleep(0.01)
         w -= 0.5 * batch.allreduce(gradient(w, batch.indices), recompute=again)
     return w
 
@@ -59,9 +65,13 @@ def test_the_coordinator_dies_while_the_job_recovers(fault_plan: FaultPlan, undi
     np.testing.assert_allclose(result.value, undisturbed, rtol=1e-4)
 
 
-def test_a_fault_of_the_moment(undisturbed: np.ndarray) -> None:
-    with bml.start(fit_line, "bcube:3x2", launcher="processes") as job:
+def test_a_fault_of_the_moment(undisturbed: np.ndarray, tmp_path: Path) -> None:
+    struck = tmp_path / "struck"
+    # Over tcp no step can be made without the NIC, so its loss is noticed before the end.
+    train = functools.partial(fit_line, go_on=struck)
+    with bml.start(train, "bcube:3x2", launcher="processes", transport="tcp") as job:
         job.inject("blackhole:2/0")
+        struck.touch()
         result = job.wait()
     assert "link:2/0" in broken(result)
     np.testing.assert_allclose(result.value, undisturbed, rtol=1e-4)
