@@ -1,6 +1,5 @@
 """How a user tests a training script of his own against faults; docs/testing.md explains it."""
 
-import functools
 import time
 from pathlib import Path
 
@@ -68,8 +67,9 @@ def test_the_coordinator_dies_while_the_job_recovers(fault_plan: FaultPlan, undi
 def test_a_fault_of_the_moment(undisturbed: np.ndarray, tmp_path: Path) -> None:
     struck = tmp_path / "struck"
     # Over tcp no step can be made without the NIC, so its loss is noticed before the end.
-    train = functools.partial(fit_line, go_on=struck)
-    with bml.start(train, "bcube:3x2", launcher="processes", transport="tcp") as job:
+    with bml.start(
+        lambda session: fit_line(session, struck), "bcube:3x2", launcher="processes", transport="tcp"
+    ) as job:
         job.inject("blackhole:2/0")
         struck.touch()
         result = job.wait()
