@@ -19,6 +19,7 @@ import bml
 from bml.cli import main
 from bml.fabric import Emulated
 from bml.fabric.fixtures import BringUp
+from topology import parse_failure
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 
@@ -67,6 +68,12 @@ def check_sound(result: bml.Result) -> None:
     np.testing.assert_allclose(result.value["params"], jobs.reference(EPOCHS), rtol=1e-3, atol=1e-5)
 
 
+def works(network: Emulated, failures: list[str]) -> set[tuple[int, int]]:
+    """The NICs that can be used when these parts are dead."""
+    left = network.fabric.without(*map(parse_failure, failures))
+    return {(server, level) for server, level in network.fabric.links if left.neighbours(server, level)}
+
+
 def check_whole_again(network: Emulated) -> None:
     """After the job, every cable carries traffic both ways."""
     assert network.status()["failures"] == []
@@ -96,8 +103,9 @@ def test_real_cut_black_hole_dead_switch_and_kill(emulated_fabric: BringUp) -> N
     assert sorted(result.values) == [0, 1, 2, 3, 4, 5, 7, 8], "no server was lost but the one that was killed"
     start, *views = result.report["views"]
     assert start["failures"] == []
-    expected = {"link:4/0", "link:2/1", "switch:1/0", "server:6"}
-    assert set(views[-1]["failures"]) == expected, [view["reason"] for view in views]
+    # A dead switch takes its ports down one by one: a slow machine may notice them in several views.
+    failures, expected = views[-1]["failures"], ["link:4/0", "link:2/1", "switch:1/0", "server:6"]
+    assert works(network, failures) == works(network, expected), [view["reason"] for view in views]
     for view in views:
         assert view["detect_s"] + view["recover_s"] < 1.5
     check_whole_again(network)
