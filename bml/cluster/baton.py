@@ -12,6 +12,7 @@ import signal
 import threading
 from collections.abc import Callable
 from functools import partial
+from threading import get_ident
 from types import FrameType
 from typing import Any
 
@@ -86,13 +87,13 @@ class Deferral:
         return bool(self._came)
 
     def __enter__(self) -> None:
-        if threading.get_ident() == self._main:
+        if get_ident() == self._main:
             if self._adopted is None:
                 self._adopt()
             self._active = True
 
     def __exit__(self, *_: object) -> None:
-        if threading.get_ident() == self._main:
+        if get_ident() == self._main:
             self._active = False
             while self._came:
                 handler, number, frame = self._came.pop(0)

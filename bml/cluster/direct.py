@@ -92,8 +92,9 @@ class DirectSync:
         If a handler of a signal raises out of it, the step goes on with the next call, which takes the
         contribution for brought, until `taken` says that the outcome is there.
         """
+        deferral = self._shell.deferral
         while True:
-            with self._shell.deferral:
+            with deferral:
                 outcome = self._outcome = self._outcome or self._go_on(submit, vector, op, shared)
             if isinstance(outcome, Exception):
                 raise outcome
@@ -270,12 +271,17 @@ class DirectSync:
 
     def _finish(self, timeout_s: float | None = None) -> Outcome | ev.Replay | Exception | None:
         """What becomes of the step; None: a signal came. Raises queue.Empty if nothing does for so long."""
-        while isinstance(reply := self._shell.replies.get(timeout=timeout_s), ev.BringHome):
+        while True:
+            reply = self._shell.replies.get(timeout=timeout_s)
+            if isinstance(reply, Committed):
+                return self._with_result(reply)
+            if isinstance(reply, Signalled):
+                return None
+            if not isinstance(reply, ev.BringHome):
+                break
             self._bring_home(reply)
-        if isinstance(reply, Signalled):
-            return None
         assert not isinstance(reply, ev.Prepare), "nothing of a step over shared memory outlives its view"
-        return self._with_result(reply) if isinstance(reply, Committed) else reply
+        return reply
 
     def _with_result(self, committed: Committed) -> Committed:
         step, epoch, contributors = committed.step, committed.epoch, committed.contributors

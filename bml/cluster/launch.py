@@ -89,9 +89,10 @@ def start(
     reserves = Reservation(resources or {})
     teller = Teller(on_change)
     starting = _say_nothing if on_start is None else partial(teller.say, on_start)
+    pickled = _pickled(train)  # first: a function that cannot be pickled must leave no Ray or fabric behind
     fleet = _fleet(spec, launcher, address, reserves, prints, starting)
     job = Job(fleet, fleet.spec, launcher, teller)
-    job.begin(_pickled(train))
+    job.begin(pickled)
     return job
 
 

@@ -246,6 +246,8 @@ class RayFleet:
         try:
             return Reported(cloudpickle.loads(ray.get(ref)))
         except RayActorError as error:
+            if isinstance(error, ActorDiedError):
+                self._pids.pop(server, None)  # the number may soon be another process's
             return self._died(server, f"Ray: {str(error).splitlines()[0]}")
 
     def _died(self, server: int, why: str) -> Died:

@@ -242,6 +242,7 @@ class Agreement:
         ballot.accepted.add(message.server)
         if ballot.silent:
             return []
+        self.findings.forget(self._is_void)  # said before the view had reached those peers
         view, self.ballot = ballot.proposal, None
         self.known.choose(view)
         self.state = "steady"

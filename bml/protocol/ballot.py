@@ -52,5 +52,9 @@ class Ballot:
         # A step whose contributors stay goes on where it was.
         stay = old is not None and old.contributors == self.next.contributors and not self.newcomers
         final = final_everywhere(known, commit) if stay else ()
-        self.proposal = structs.replace(self.next, commit=commit, final=final)
+        learners = self.next.learners
+        if old is not None:  # a learner that has fallen behind since it said CaughtUp learns on
+            late = {status.server for status in known if status.behind and status.server in old.learners}
+            learners = tuple(each for each in self.members if each in late or each in learners)
+        self.proposal = structs.replace(self.next, commit=commit, final=final, learners=learners)
         return self.proposal

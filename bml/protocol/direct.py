@@ -77,7 +77,8 @@ def standing(epoch: int, step: int, stage: int) -> int:
 
 def standings(epoch: int, step: int, stage: Stage) -> tuple[int, int]:
     """(low, high) of low <= standing < high: at this stage of this step or beyond it, in this epoch."""
-    return standing(epoch, step, stage), standing(epoch + 1, 0, 0)
+    low = (epoch << _STEP_BITS | step) << _STAGE_BITS | stage  # as `standing`; asked for in every wait
+    return low, (epoch + 1) << _STEP_BITS + _STAGE_BITS
 
 
 def epoch_of(standing: int) -> int:

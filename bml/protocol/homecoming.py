@@ -18,18 +18,15 @@ class Homecoming:
     """See the module's text."""
 
     def __init__(self) -> None:
+        self.awaited = False
+        """Whether a result is on its way, or in doubt: asked for in every step."""
         self._what: BringHome | None = None
         self._asked = False
         self._waiting: list[Instruction] = []
 
-    @property
-    def awaited(self) -> bool:
-        """Whether a result is on its way, or in doubt."""
-        return self._what is not None
-
     def begin(self, what: BringHome, then: list[Instruction]) -> list[Instruction]:
         """A view commits a step: `then` is for when its result is home."""
-        self._what, self._waiting = what, then
+        self.awaited, self._what, self._waiting = True, what, then
         return self.ask()
 
     def ask(self) -> list[Instruction]:
@@ -59,4 +56,4 @@ class Homecoming:
 
     def drop(self) -> None:
         """Nobody is to be given the result."""
-        self._what, self._asked, self._waiting = None, False, []
+        self.awaited, self._what, self._asked, self._waiting = False, None, False, []

@@ -98,6 +98,9 @@ class Learner:
         if self.behind:
             return [Skip(step)]
         full = self._nbytes + nbytes > self._most_nbytes or self._n_steps >= _KEPT_STEPS
+        full = (
+            full and self.follows
+        )  # a view that commits the step makes it a contributor: no later state comes
         if full and self._n_steps:  # one result is always kept: there is no later state of use otherwise
             return [Skip(step), *self._fall_behind(step)]
         self._kept[step] = _Kept(submit.call.text, submit.signature, nbytes)

@@ -163,6 +163,7 @@ class Status(_Message, frozen=True):
     final: tuple[tuple[int, int], ...] = ()
     n_elements: int = 0
     ready: bool = True
+    behind: bool = False
 
 
 class Accepted(_Message, frozen=True):

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from msgspec import structs
+
 from bml.errors import Evicted, job_error
 from bml.protocol import events as ev
 from bml.protocol import messages as msg
@@ -198,7 +200,9 @@ class ServerCore:
             case ev.Control(message):
                 return self._control(message, now)
             case ev.PeerLost(peer, level, kind, why):
-                return [] if self._member.stopped else [*self._watch.lost(peer, level, kind, why, now)]
+                if self._member.stopped or (self._member.frozen and kind == "timeout"):
+                    return []
+                return [*self._watch.lost(peer, level, kind, why, now)]
             case ev.Proved(peer, level):
                 return self._watch.proved(peer, level)
             case ev.OwnNicLost(level, why):
@@ -368,7 +372,9 @@ class ServerCore:
         return self._member.stopped is None and self._member.may_install(epoch)
 
     def _status(self, term: int, epoch: int) -> msg.Status:
-        return self._member.status(term, epoch, self.committed, self._steps.standing, self._outcome)
+        status = self._member.status(term, epoch, self.committed, self._steps.standing, self._outcome)
+        behind = self._learner is not None and self._learner.behind
+        return structs.replace(status, behind=behind) if behind else status
 
     def _freeze(self, message: msg.Freeze, now: float) -> list[Instruction]:
         if self._member.stopped:

@@ -147,7 +147,7 @@ class Steps:
             return [ev.Stop(self._member.stopped)]
         if event.step <= self.committed and self._learner is not None:
             return self._homecoming.behind(self._replay(event, self._learner))
-        if event.step != self.next:
+        if event.step != self.committed + 1:
             raise InvariantError(
                 f"server {self._member.server}: step {event.step} submitted, {self.next} is next"
             )
@@ -229,7 +229,8 @@ class Steps:
         self.current = Running(event, contributors, engine, barrier, at, follows, left or ((0, n_elements),))
         if not follows:
             self._calls.check_present(event, contributors)
-            self._homecoming.drop()  # the user is past it
+            if self._homecoming.awaited:
+                self._homecoming.drop()  # the user is past it
         called = event.call if follows else None
         done: list[Instruction] = [ev.Open(event.step, engine.scratch_elements, called, left)]
         shown = engines.programs.direct is not None
@@ -261,17 +262,23 @@ class Steps:
         if step is None or (event.epoch, event.step) != step.stamp:  # its epoch is over
             return self._come_home(event, now) if isinstance(event, ev.Home) else []
         engine = step.engine
-        if self._member.frozen or not isinstance(engine, DirectEngine) or isinstance(event, ev.Home):
+        if self._member.frozen or not isinstance(engine, DirectEngine):
             return []
-        if isinstance(event, ev.Differs):
-            self._calls.differs(step.submit, event.origin, event.text)
-            return self.clash()
-        if isinstance(event, ev.Gathered) and event.stage is Stage.COMPLETE:
-            if not step.entered:
-                raise InvariantError(f"server {self._member.server} passes the barrier of {event} incomplete")
-            return self._commit(step, now)
-        todo = engine.summed(event.whole) if isinstance(event, ev.Summed) else engine.gathered(event.stage)
-        return [*todo, *self.enter_if_complete(now)]
+        match event:
+            case ev.Gathered() if event.stage is Stage.COMPLETE:
+                if not step.entered:
+                    why = f"server {self._member.server} passes the barrier of {event} incomplete"
+                    raise InvariantError(why)
+                return self._commit(step, now)
+            case ev.Gathered():
+                return [*engine.gathered(event.stage), *self.enter_if_complete(now)]
+            case ev.Summed():
+                return [*engine.summed(event.whole), *self.enter_if_complete(now)]
+            case ev.Differs():
+                self._calls.differs(step.submit, event.origin, event.text)
+                return self.clash()
+            case ev.Home():
+                return []  # the user is past what was brought home
 
     def returned(self, server: int, step: int) -> list[Instruction]:
         """The training function of another server returned after this step."""

@@ -96,7 +96,8 @@ class Watch:
         done: list[Tell] = []
         standing = self._stalls.standing(now)
         for (peer, level), stood_s in standing.items():
-            if (peer, level) not in self._suspicions and self._detector.hears(peer, level, now):
+            borne = stood_s < self._detector.patience_s
+            if (peer, level) not in self._suspicions and not borne and self._detector.hears(peer, level, now):
                 why = (
                     f"server {self._server} hears server {peer} on level {level}, but for {stood_s:.3f} s "
                     "nothing that it has sent there over their connection was acknowledged"

@@ -155,7 +155,7 @@ class Wires:
                 self._close(server, peer, level, end)
         for peer, level in sorted(keys):
             end = self._end(server, peer, level)
-            if not end.wanted or end.lost:
+            if not end.wanted or end.lost or end.connection is None:
                 end.wanted, end.lost = True, False
                 self._dial(server, peer, level, end)
 

@@ -110,7 +110,8 @@ class Steps:
 
     def run(self, work: Work, finish: Finish) -> Any:
         """Do a step in the training thread, as soon as those that were begun are over."""
-        self.wait_for_all()
+        if self._begun:
+            self.wait_for_all()
         return finish(work())
 
     def wait_for_all(self) -> None:

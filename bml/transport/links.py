@@ -117,6 +117,8 @@ class LinkTransport:
             self._beats[level].expect(peer, endpoint, link.life)
             if link.state in (LinkState.UNWANTED, LinkState.LOST):
                 self._open(link)
+            elif link.opening is not None:
+                link.opening.begin_anew()
 
     def send(
         self, peer: int, level: int, header: Header, payload: memoryview | None, priority: int = 0

@@ -40,6 +40,11 @@ class Opening:
         self._deadline = poller.after(timeout_s, self._time_out)
         self._try()
 
+    def begin_anew(self) -> None:
+        """Count the time from now on: another view wants this link, whose peer may have been away before."""
+        self._deadline.cancel()
+        self._deadline = self._poller.after(self._timeout_s, self._time_out)
+
     def cancel(self) -> None:
         """Stop trying, without a callback. Idempotent."""
         self._deadline.cancel()

@@ -22,7 +22,7 @@ from rich.console import Console
 
 import bml
 from bml.cli.status import _show
-from bml.cluster import jobsocket, running
+from bml.cluster import jobsocket, launch, running
 from bml.errors import FabricError, UsageError
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
@@ -275,3 +275,13 @@ def test_servers_do_not_draw_alike() -> None:
 
     values = jobs.launch(train, "bcube:2x2").values
     assert len({number for number, _ in values.values()}) == 4
+
+
+def test_a_function_that_cannot_be_pickled_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def started(*_: object) -> None:
+        raise AssertionError("a Ray or a fabric would be left behind")
+
+    monkeypatch.setattr(launch, "_fleet", started)
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match="pickle"):
+        bml.start(lambda session: lock, "bcube:2x1", launcher="processes")

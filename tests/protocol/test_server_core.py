@@ -584,3 +584,11 @@ def test_a_new_view_forgets_suspicions(running: Driver) -> None:
 def test_reduce_instructions_are_the_engines(running: Driver) -> None:
     running.submit()
     assert only(Reduce, running.receive(running.frame(Kind.UP, 0, 5)))[:2] == (0, 5)
+
+
+def test_a_dial_that_times_out_while_frozen_is_no_news(running: Driver) -> None:
+    """Its peer may be frozen, too, or without the view: the next view opens the connection again."""
+    running.told(msg.Freeze(running.term, 2, "test"))
+    assert running.give(ev.PeerLost(PEER, 0, "timeout", "no answer")) == []
+    suspect = only(ev.Tell, running.give(ev.PeerLost(PEER, 0, "reset", "broken")))
+    assert suspect.message.kind == "reset"

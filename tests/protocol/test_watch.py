@@ -51,6 +51,15 @@ def test_a_stall_is_told_once_and_withdrawn_when_it_moves_again() -> None:
     assert driver.run(1.0) == [msg.Withdraw(0, 1, 0)]
 
 
+def test_a_stall_is_borne_as_long_as_silence() -> None:
+    """In the first steps both may be signs of one mute NIC, and only the stall would be told."""
+    driver = Driver()
+    driver.watch.be_patient(10.0)
+    driver.flows = {(1, 0): Flow(True, 5, 2)}
+    assert driver.run(9.5) == []
+    assert [one.kind for one in driver.run(1.5) if isinstance(one, msg.Suspect)] == ["stall"]
+
+
 def test_without_heartbeats_it_is_silence_and_a_server_that_is_to_blame() -> None:
     driver = Driver()
     driver.beating -= {(1, 0)}
