@@ -80,6 +80,12 @@ class Deferral:
         self._active = False
         self._came: list[tuple[Handle, int, FrameType | None]] = []
         self._adopted: dict[int, tuple[Handle, Handle]] | None = None
+        forks.tell(self)
+
+    def forked(self) -> None:
+        """A child that another thread forked in the middle of a block never comes to its end."""
+        self._active = False
+        self._came.clear()
 
     @property
     def came(self) -> bool:

@@ -29,7 +29,7 @@ from bml.protocol.server import ServerCore
 from bml.protocol.workspace import Array
 from bml.train.communicator import Committed, Outcome
 from bml.transport.shm import BoardAddress, Boards, Reduction, Use
-from topology.errors import FabricError
+from topology.errors import FabricError, UsageError
 
 #: How often a learner whose step stands still looks whether it is over, in seconds.
 _NAP_S = 0.002
@@ -75,7 +75,8 @@ class DirectSync:
         self._turn = threading.Lock()
         self._takes_part = False
         self._begun = 0
-        """The step that the user has brought, until its outcome is taken."""
+        """The step that the user has brought, until its outcome is taken; `_called` is its signature."""
+        self._called = 0
         self._outcome: Outcome | ev.Replay | Exception | None = None
         self._over: Callable[[], object] = shell.replies.qsize
         self._kept: queue.SimpleQueue[Committed | ev.BringHome] = queue.SimpleQueue()
@@ -90,8 +91,14 @@ class DirectSync:
         """See Server.sync; `Replay` stands for the result of a step that was followed.
 
         If a handler of a signal raises out of it, the step goes on with the next call, which takes the
-        contribution for brought, until `taken` says that the outcome is there.
+        contribution for brought, until `taken` says that the outcome is there. Raises UsageError if that
+        is another call.
         """
+        if self._begun and self._called != submit.signature:
+            raise UsageError(
+                f"step {self._begun} was interrupted by a signal's handler and goes on: repeat that call "
+                f"before any other, this one is {submit.call.text}"
+            )
         deferral = self._shell.deferral
         while True:
             with deferral:
@@ -110,7 +117,7 @@ class DirectSync:
     ) -> Outcome | ev.Replay | Exception | None:
         """Begin the step, or go on with it; None: a signal came, and its handler is to run first."""
         shell, begins = self._shell, self._begun != submit.step
-        view = shell.core.view
+        view, self._called = shell.core.view, submit.signature
         if begins:
             self._takes_part = view is not None and shell.core.server not in view.learners
         if not self._takes_part:

@@ -107,6 +107,35 @@ def test_in_other_threads_nothing_is_put_off() -> None:
 
 @pytest.mark.real
 @pytest.mark.timeout(60)
+def test_a_child_that_another_thread_forks_puts_nothing_off() -> None:
+    deferral = Deferral(lambda: None)
+    read, write = os.pipe()
+    before = signal.signal(signal.SIGUSR1, lambda *_: os._exit(7))
+    children: list[int] = []
+
+    def fork() -> None:
+        children.append(os.fork())
+        if children[0] == 0:
+            os.write(write, b"!")
+            signal.pause()
+            os._exit(0)
+
+    try:
+        with deferral:
+            thread = threading.Thread(target=fork)
+            thread.start()
+            thread.join()
+            os.read(read, 1)
+            os.kill(children[0], signal.SIGUSR1)
+            _, status = os.waitpid(children[0], 0)
+        assert os.waitstatus_to_exitcode(status) == 7
+    finally:
+        deferral.close()
+        signal.signal(signal.SIGUSR1, before)
+        os.close(read)
+        os.close(write)
+
+
 def test_an_interrupt_in_a_step_leaves_a_server_that_can_say_so() -> None:
     def train(session: bml.Session) -> float:
         if session.server != 0:

@@ -278,6 +278,37 @@ def test_a_step_that_a_signal_interrupts_goes_on_with_the_next_call() -> None:
     assert values[0][0] > 10
 
 
+def interrupted(session: bml.Session) -> list[float]:
+    """Server 1 is interrupted in a sum, tries another call, and repeats the sum then."""
+
+    def ring(number: int, frame: Any) -> None:
+        while frame is not None and frame.f_code.co_name != "_go_through":
+            frame = frame.f_back
+        if frame is not None:
+            raise TimeIsUp
+
+    x = session.empty(5)
+    x[:] = 1 + session.server
+    seen = []
+    if session.server == 1:
+        signal.signal(signal.SIGALRM, ring)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(TimeIsUp):
+            session.allreduce(x)  # server 0 comes later
+        with pytest.raises(UsageError, match="repeat that call before any other, this one is allreduce max"):
+            session.allreduce(x, "max")
+    else:
+        time.sleep(0.5)
+    seen.append(float(session.allreduce(x)[0]))
+    seen.append(float(session.allreduce(x, "max")[0]))
+    return seen
+
+
+def test_an_interrupted_call_is_not_taken_for_another_one() -> None:
+    values = jobs.launch(interrupted, "bcube:2x1", transport="shm").values
+    assert values == {0: [3.0, 2.0], 1: [3.0, 2.0]}
+
+
 def test_own_results_may_be_written() -> None:
     def train(session: bml.Session) -> bool:
         x = np.arange(600_000, dtype=np.float32)
