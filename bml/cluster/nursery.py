@@ -12,6 +12,7 @@ launcher's, and nothing of the job. When the launcher is gone, so is it.
 from __future__ import annotations
 
 import gc
+import io
 import os
 import select
 import signal
@@ -208,11 +209,18 @@ def _be_born(serve: object, descriptor: int) -> None:
 
     try:
         np.random.seed()  # unseeded users must not all draw alike
+        _print_whole_lines()
         assert callable(serve)
         serve(descriptor)
     except BaseException as error:
         end_process(error)
     end_process(None)
+
+
+def _print_whole_lines() -> None:
+    """Write a line when it is complete: many processes share the launcher's output."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True, write_through=False)
 
 
 def end_process(error: BaseException | None) -> NoReturn:

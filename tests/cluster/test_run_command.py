@@ -27,6 +27,10 @@ def train(session):
 def endless(session):
     while True:
         session.allreduce(np.ones(3))
+def talk(session):
+    for line in range(200):
+        session.allreduce(np.ones(1))
+        print("server", session.server, "has", "taken", "step", line)
 """
 
 
@@ -36,8 +40,15 @@ def script(tmp_path: Path) -> str:
     return str(tmp_path / "script.py")
 
 
-def bml_run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*BML, "run", *arguments], capture_output=True, text=True, timeout=80, check=False)
+def bml_run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*BML, "run", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=80,
+        check=False,
+        env={**os.environ, **environment},
+    )
 
 
 def test_digits_with_faults_report_and_json(tmp_path: Path) -> None:
@@ -69,6 +80,16 @@ def test_summary_for_people(script: str) -> None:
         assert text in done.stdout, done.stdout
     quiet = bml_run(script, "--launcher", "processes", "--fabric", "bcube:2x2", "--quiet")
     assert "hello" not in quiet.stdout
+
+
+def test_lines_that_servers_print_at_once_stay_whole(script: str) -> None:
+    """With PYTHONUNBUFFERED, as containers set it, each word of a print would be a write of its own."""
+    done = bml_run(f"{script}:talk", "--launcher", "processes", "--fabric", "bcube:2x2", PYTHONUNBUFFERED="1")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    for server in range(4):
+        said = [line for line in lines if line.startswith(f"server {server} ")]
+        assert said == [f"server {server} has taken step {step}" for step in range(200)]
 
 
 @pytest.mark.parametrize(
