@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 import pytest
-from wires import JOB, TOKEN, Recorder, Wires, beat, header, nic, polled
+from wires import JOB, TOKEN, Recorder, Wires, beat, header, nic, over, polled
 
 from bml.transport import Kind, TcpTransport
 from bml.transport.auth import AcceptorHandshake, Beat, DialerHandshake, Hello, Role, seal_beat
@@ -142,18 +142,7 @@ def test_strangers_cannot_fill_the_disk_with_the_log(caplog: pytest.LogCaptureFi
         for _ in range(100):
             with socket.create_connection(wires.transports[1].endpoints[0], timeout=5) as stranger:
                 stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
-                wires.until(lambda s=stranger: read_end(s), "it is closed")  # type: ignore[misc]
+                wires.until(lambda s=stranger: over(s), "it is closed")  # type: ignore[misc]
         lines = [record for record in caplog.records if "closed a connection" in record.getMessage()]
         assert 1 <= len(lines) < 50, "one a second, and this does not take a minute"
         assert "not a handshake of ours" in lines[0].getMessage()
-
-
-def read_end(sock: socket.socket) -> bool:
-    """Whether the other side has closed it; a challenge may come before."""
-    sock.setblocking(False)
-    try:
-        return not sock.recv(4096)
-    except BlockingIOError:
-        return False
-    except ConnectionError:
-        return True

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 from relays import Relay
-from wires import JOB, TOKEN, Recorder, Wires, beat, header, nic, polled
+from wires import JOB, TOKEN, Recorder, Wires, beat, header, nic, over, polled
 
 from bml.protocol.frame import pack
 from bml.transport import Kind
@@ -108,17 +108,6 @@ def calling(target: tuple[str, int], source: tuple[str, int] = ("127.0.0.1", 0))
     sock.bind(source)
     sock.connect(target)
     return sock
-
-
-def over(sock: socket.socket) -> bool:
-    """Whether the other side has closed it; what it said is read and thrown away."""
-    sock.setblocking(False)
-    try:
-        return not sock.recv(4096)
-    except BlockingIOError:
-        return False
-    except ConnectionError:
-        return True
 
 
 def test_heartbeats_that_were_overheard_never_count_again() -> None:

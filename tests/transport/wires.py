@@ -35,6 +35,17 @@ def polled(poller: Poller, duration_s: float) -> None:
         poller.poll(left_s)
 
 
+def over(sock: socket.socket) -> bool:
+    """Whether the other side has closed it; what it said is read and thrown away."""
+    sock.setblocking(False)
+    try:
+        return not sock.recv(4096)
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+
+
 def open_fds() -> int:
     return len(os.listdir("/proc/self/fd"))
 
