@@ -21,14 +21,21 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from contextlib import suppress
-from typing import NoReturn
 
+from bml.cluster.exiting import end_children, end_process
 from bml.errors import StartError
 from bml.transport.forks import not_inherited
 
 _WORD = struct.Struct("=cqq")
+ENDING_S = 2.0
+"""How long processes may take to end by themselves once their launcher is gone or has hung up, in seconds."""
+#: How long the nursery may take to do what it is told once it is to end, in seconds; it may be stopped.
+_ANSWERS_S = 2.0
+#: How long what it has said may take to be heard after it was stopped, in seconds.
+_STOPS_S = 0.1
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """Environment of a process that shares its machine with many: one BLAS thread."""
 LONG_COPIES = {"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x400000"}
@@ -104,8 +111,11 @@ class Nursery:
         """Whether a process has ended, though others may still hold what it had open."""
         return process in self._returncodes
 
-    def returncode(self, process: int, within_s: float | None = None) -> int | None:
-        """Wait for the end of a process: its return code, negative for a signal; None if it is unknown."""
+    def returncode(self, process: int, within_s: float = ENDING_S) -> int | None:
+        """Wait for the end of a process: its return code, negative for a signal; None if it is unknown.
+
+        It is if the nursery does not say in time, as it is stopped.
+        """
         with self._changed:
             self._changed.wait_for(lambda: process not in self._alive or self._gone, within_s)
             return self._returncodes.get(process)
@@ -117,15 +127,29 @@ class Nursery:
         for process in alive:
             self.kill(process)
         with self._changed:
-            self._changed.wait_for(lambda: not self._alive or self._gone)
+            if not self._changed.wait_for(lambda: not self._alive or self._gone, _ANSWERS_S):
+                self._kill_without()
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._sock.close()
-        self._process.wait()
+        try:
+            self._process.wait(ENDING_S + _ANSWERS_S)
+        except subprocess.TimeoutExpired:  # it is stopped
+            self._process.kill()
+            self._process.wait()
         if self.ends >= 0:
             os.close(self.ends)
             self.ends = -1
+
+    def _kill_without(self) -> None:
+        """Kill every process and the nursery, which does not do it."""
+        self._process.send_signal(signal.SIGSTOP)  # it buries nobody now, so these numbers are still theirs
+        self._changed.wait_for(lambda: not self._alive, _STOPS_S)
+        for process in self._alive:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        self._process.kill()
 
     def _listen(self) -> None:
         """Hear of births and deaths until the nursery is gone."""
@@ -161,8 +185,6 @@ class Nursery:
 
 def main() -> None:
     """Fork processes for the launcher at the other end of the socket given as the first argument."""
-    from bml.cluster import worker
-
     sock = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGCHLD, lambda *_: None)  # so that the end of a child ends the wait
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -170,18 +192,21 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     children: set[int] = set()
+    with suppress(ConnectionError):  # the launcher went before it had read or heard all
+        _obey(sock, (wake_read, wake_write), children)
+    _end_all(children, sock, wake_read)
+
+
+def _obey(sock: socket.socket, wake: tuple[int, int], children: set[int]) -> None:
+    """Do what the launcher says until it is gone."""
+    from bml.cluster import worker
+
     while True:
-        ready, _, _ = select.select([sock.fileno(), wake_read], [], [])
-        if wake_read in ready:
-            with suppress(BlockingIOError):
-                os.read(wake_read, 4096)
-        _reap(children, sock)
+        ready, _, _ = select.select([sock.fileno(), wake[0]], [], [])
+        _reap(children, sock, wake[0])
         if sock.fileno() not in ready:
             continue
-        try:
-            data, descriptors, _, _ = socket.recv_fds(sock, _WORD.size, 1)
-        except ConnectionResetError:  # the launcher went before it had read all
-            return
+        data, descriptors, _, _ = socket.recv_fds(sock, _WORD.size, 1)
         if len(data) < _WORD.size:
             return
         kind, process, _ = _WORD.unpack(data)
@@ -194,13 +219,23 @@ def main() -> None:
         if child == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for descriptor in (wake_read, wake_write):
+            for descriptor in wake:
                 os.close(descriptor)
             sock.close()
             _be_born(worker.serve, descriptors[0])
         os.close(descriptors[0])
         children.add(child)
         sock.sendall(_WORD.pack(b"B", child, 0))
+
+
+def _end_all(children: set[int], sock: socket.socket, wake_read: int) -> None:
+    """The launcher is gone: what hears that ends by itself, and what is stopped is killed."""
+    deadline = time.monotonic() + ENDING_S
+    while children and (left_s := deadline - time.monotonic()) > 0:
+        select.select([wake_read], [], [], left_s)
+        _reap(children, sock, wake_read)
+    for child in children:
+        os.kill(child, signal.SIGKILL)
 
 
 def _be_born(serve: object, descriptor: int) -> None:
@@ -213,7 +248,9 @@ def _be_born(serve: object, descriptor: int) -> None:
         assert callable(serve)
         serve(descriptor)
     except BaseException as error:
+        end_children()
         end_process(error)
+    end_children()
     end_process(None)
 
 
@@ -223,23 +260,9 @@ def _print_whole_lines() -> None:
         sys.stdout.reconfigure(line_buffering=True, write_through=False)
 
 
-def end_process(error: BaseException | None) -> NoReturn:
-    """End this process, which was forked, as one that raised this would; nothing of its parent's is run."""
-    status = 0
-    if isinstance(error, SystemExit):
-        status = error.code if isinstance(error.code, int) else int(error.code is not None)
-    elif error is not None:
-        status = 1
-        sys.excepthook(type(error), error, error.__traceback__)
-    try:
-        with suppress(OSError, ValueError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-    finally:
-        os._exit(status)
-
-
-def _reap(children: set[int], sock: socket.socket) -> None:
+def _reap(children: set[int], sock: socket.socket, wake_read: int) -> None:
+    with suppress(BlockingIOError):
+        os.read(wake_read, 4096)
     while children:
         process, status = os.waitpid(-1, os.WNOHANG)
         if process == 0:

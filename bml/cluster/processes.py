@@ -13,7 +13,7 @@ from typing import Any
 from bml.cluster.fleet import Answers, Changed, Died, FleetEvent, Reported, Request
 from bml.cluster.job import Contact, JobSpec, Place, default_nics
 from bml.cluster.mail import Inbox, Outbox
-from bml.cluster.nursery import Nursery
+from bml.cluster.nursery import ENDING_S, Nursery
 from bml.errors import StartError, UsageError
 from bml.protocol.succession import GiveUp, Kill, Start, Succession
 from bml.transport.forks import not_inherited
@@ -54,12 +54,16 @@ class _Child:
         """Whether it has, though processes that it has forked may hold the other end of the socket."""
         return self._nursery.has_ended(self._process)
 
+    def hang_up(self) -> None:
+        """Have it end by itself, its daemonic children first: to what listens the launcher is gone."""
+        self._outbox.close()
+
     def end(self) -> int | None:
         """Kill, frozen or not, and wait until it is gone; returns its return code, see Nursery."""
         self._nursery.kill(self._process)
-        return self.bury(None)
+        return self.bury()
 
-    def bury(self, within_s: float | None) -> int | None:
+    def bury(self, within_s: float = ENDING_S) -> int | None:
         """Wait until it has ended by itself, so long at most, and let go of it."""
         returncode = self._nursery.returncode(self._process, within_s)
         self._outbox.close()
@@ -172,9 +176,12 @@ class ProcessFleet:
         deadline = time.monotonic() + _LAST_PRINTS_S
         for child in self._leaving:
             child.bury(max(0.0, deadline - time.monotonic()))
-        for child in self._servers.values():
-            child.end()
         self._end_coordinator()
+        for child in self._servers.values():
+            child.hang_up()
+        deadline = time.monotonic() + ENDING_S
+        for child in self._servers.values():
+            child.bury(max(0.0, deadline - time.monotonic()))
         self._leaving.clear()
         self._servers.clear()
         if self._nursery is not None:
@@ -309,6 +316,8 @@ def _contact(child: _Child, server: int, deadline: float, give_up: threading.Eve
 
 
 def _cause(returncode: int | None) -> str:
-    if returncode is not None and returncode < 0:
+    if returncode is None:
+        return "its process is gone"
+    if returncode < 0:
         return f"its process was killed by signal {-returncode}"
     return f"its process exited with status {returncode}"

@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Container, Iterable
+from concurrent.futures import Future, wait
 from typing import Any
 
 from bml.cluster.comeback import OUT, Comebacks, is_worth_it
@@ -53,7 +54,8 @@ class Job:
         self._begun = threading.Event()
         self._ending = threading.Event()
         self._over = threading.Event()
-        self._closed = False
+        self._closed = threading.Event()
+        self._one_closes = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"follow-{spec.job}", daemon=True)
         self._socket: JobSocket | None = None
         self._wanted: list[int] = []
@@ -160,18 +162,39 @@ class Job:
         return self._result
 
     def close(self) -> None:
-        """End every process of the job and leave nothing behind. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
+        """End every process of the job and leave nothing behind. Idempotent; raises what hinders it.
+
+        A thread does that, so Ctrl-C ends the wait for it only: it goes on, and is waited for by the next
+        call, or at the latest by Python when the program ends.
+        """
         self._ending.set()
+        if not self._closed.is_set():
+            outcome: Future[None] = Future()
+            threading.Thread(target=self._end, args=(outcome,), name="bml-closing").start()
+            while not outcome.done():
+                wait([outcome], _POLL_S)
+            outcome.result()
+        self._teller.close(_ENDED_TOLD_S)
+
+    def _end(self, outcome: Future[None]) -> None:
+        """What `close` does. Each part of it can be done again, after an error or by another thread."""
+        try:
+            with self._one_closes:
+                if not self._closed.is_set():
+                    self._end_all()
+                self._closed.set()
+        except BaseException as error:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(None)
+
+    def _end_all(self) -> None:
         if self._socket is not None:
             self._socket.close()
         if self._thread.ident is not None:
             self._thread.join()
         self._joining.close()
         self._fleet.close()
-        self._teller.close(_ENDED_TOLD_S)
 
     def __enter__(self) -> Job:
         return self

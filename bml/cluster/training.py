@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from bml.cluster.exiting import end_process
 from bml.cluster.job import Contacts, ServerReport
-from bml.cluster.nursery import end_process
 from bml.cluster.server import Server
 from bml.errors import FabricError, InvariantError, StepMismatch, TooFewServers, TooSlow
 from bml.train.session import Session

@@ -21,6 +21,7 @@ from typing import Any
 import cloudpickle
 
 from bml.cluster.coordinator import CoordinatorLoop
+from bml.cluster.exiting import end_children
 from bml.cluster.job import JobSpec, Place
 from bml.cluster.logs import LogsAside
 from bml.cluster.mail import Outbox, receive
@@ -87,6 +88,7 @@ class _Launcher:
                     number, request = rest
                     server.answer(request, lambda answer, number=number: self.say("answer", number, answer))  # type: ignore[misc]
         except (EOFError, OSError):
+            end_children()
             os._exit(1)
 
 

@@ -66,7 +66,7 @@ def fork_the_nursery(monkeypatch: pytest.MonkeyPatch) -> None:
         def poll(self) -> int | None:
             return self.returncode
 
-        def wait(self) -> int:
+        def wait(self, timeout: float | None = None) -> int:
             _, status = os.waitpid(self.pid, 0)
             self.returncode = os.waitstatus_to_exitcode(status)
             return self.returncode

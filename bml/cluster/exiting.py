@@ -1,0 +1,54 @@
+"""How a process that was forked ends: its daemonic children first, and nothing of its parent's is run."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import threading
+from contextlib import suppress
+from multiprocessing import util
+from multiprocessing.process import BaseProcess
+from typing import NoReturn
+
+#: How long daemonic children may take to end once they are asked to, in seconds; then they are killed.
+_CHILDREN_S = 1.0
+
+
+def end_children() -> None:
+    """End what this process started with multiprocessing, as Python does at the end of a program.
+
+    Daemonic children are terminated, pools and managers are closed; after a second, daemonic children are
+    killed. Other children go on and are not waited for.
+    """
+    # A thread, as a finalizer may wait for a child that does not listen.
+    ending = threading.Thread(
+        target=util._exit_function,  # type: ignore[attr-defined]
+        kwargs={"active_children": _daemons},
+        name="bml-exiting",
+        daemon=True,
+    )
+    ending.start()
+    ending.join(_CHILDREN_S)
+    for child in _daemons():
+        child.kill()
+
+
+def _daemons() -> list[BaseProcess]:
+    return [child for child in multiprocessing.active_children() if child.daemon]
+
+
+def end_process(error: BaseException | None) -> NoReturn:
+    """End this process, which was forked, as one that raised this would; nothing of its parent's is run."""
+    status = 0
+    if isinstance(error, SystemExit):
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    elif error is not None:
+        status = 1
+        sys.excepthook(type(error), error, error.__traceback__)
+    try:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+    finally:
+        os._exit(status)

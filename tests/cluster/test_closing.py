@@ -1,0 +1,191 @@
+"""Ends of jobs that are disturbed: Ctrl-C comes again, and the process that forks the others is stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import commands
+import jobs
+import numpy as np
+import psutil
+import pytest
+
+import bml
+from bml.cluster.job import JobSpec
+from bml.cluster.nursery import Nursery
+from bml.cluster.processes import ProcessFleet
+from bml.cluster.running import Job
+from bml.cluster.teller import Teller
+
+pytestmark = pytest.mark.timeout(60)
+
+WITHIN_S = 10.0
+
+
+class Fleet:
+    """One that takes its time to close, and may fail to."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.spec = JobSpec("bcube:2x1")
+        self.closing, self.go = threading.Event(), threading.Event()
+        self.failures = failures
+        self.closed = 0
+
+    def join(self, server: int, give_up: threading.Event) -> None:
+        raise AssertionError
+
+    def close(self) -> None:
+        self.closing.set()
+        assert self.go.wait(WITHIN_S)
+        if self.failures:
+            self.failures -= 1
+            raise OSError("once")
+        self.closed += 1
+
+
+def job_of(fleet: Any) -> Job:
+    return Job(fleet, fleet.spec, "processes", Teller(None))
+
+
+def test_an_interrupted_close_goes_on_and_can_be_called_again() -> None:
+    fleet = Fleet()
+    job = job_of(fleet)
+
+    def interrupt() -> None:
+        assert fleet.closing.wait(WITHIN_S)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        job.close()
+    assert fleet.closed == 0
+    threading.Timer(0.05, fleet.go.set).start()
+    job.close()
+    assert fleet.closed == 1
+    job.close()
+    assert fleet.closed == 1
+
+
+def test_what_close_raises_is_raised_and_it_can_be_called_again() -> None:
+    fleet = Fleet(failures=1)
+    fleet.go.set()
+    job = job_of(fleet)
+    with pytest.raises(OSError, match="once"):
+        job.close()
+    job.close()
+    assert fleet.closed == 1
+
+
+def test_a_function_that_is_told_may_close_the_job() -> None:
+    fleet, told = Fleet(), threading.Event()
+    fleet.go.set()
+
+    def ends(now: dict[str, Any]) -> None:
+        job.close()
+        told.set()
+
+    teller = Teller(ends)
+    job = Job(fleet, fleet.spec, "processes", teller)  # type: ignore[arg-type]
+    begun = time.monotonic()
+    teller.tell({"term": 1, "epoch": 1})
+    assert told.wait(WITHIN_S)
+    assert time.monotonic() - begun < 0.5
+    assert fleet.closed == 1
+
+
+SCRIPT = """
+import numpy as np
+def train(session):
+    while True:
+        session.allreduce(np.ones(3))
+"""
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_two_interrupts_leave_nothing(tmp_path: Path, transport: str) -> None:
+    (tmp_path / "endless.py").write_text(SCRIPT)
+    (tmp_path / "bml").mkdir(mode=0o700)
+    shared, files = set(os.listdir("/dev/shm")), set(os.listdir("/tmp"))
+    options = ["--launcher", "processes", "--fabric", "bcube:2x2", "--transport", transport]
+    command = [sys.executable, "-m", "bml", "run", str(tmp_path / "endless.py"), *options]
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
+    with commands.begun(*command, env=environment) as process:
+        assert process.stdout is not None
+        assert "view 1" in process.stdout.readline()
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) == 6
+        commands.interrupt(process, signal.SIGINT)
+        time.sleep(0.05)  # as a user does who presses it twice
+        commands.interrupt(process, signal.SIGINT)
+        _, stderr = process.communicate(timeout=20)
+        assert process.returncode == 1
+        assert "Traceback" not in stderr
+        assert [each for each in family if each.is_running()] == [], "the command ends last"
+    assert list((tmp_path / "bml").iterdir()) == []
+    assert set(os.listdir("/dev/shm")) == shared
+    assert set(os.listdir("/tmp")) <= files
+
+
+# --- a process that forks the others, and is stopped -------------------------------------------------
+
+
+def the_nursery() -> psutil.Process:
+    (found,) = [each for each in psutil.Process().children() if "nursery" in " ".join(each.cmdline())]
+    return found
+
+
+@pytest.mark.real
+def test_a_job_ends_although_its_nursery_is_stopped() -> None:
+    before = jobs.children()
+
+    def train(session: bml.Session) -> None:
+        while True:
+            session.allreduce(np.ones(3))
+
+    job = bml.start(train, "bcube:2x1", launcher="processes", transport="tcp")
+    nursery = the_nursery()
+    family = nursery.children()
+    assert len(family) == 3
+    family[0].suspend()  # it hears nobody
+    nursery.suspend()
+    begun = time.monotonic()
+    job.close()
+    assert time.monotonic() - begun < WITHIN_S
+    assert psutil.wait_procs(family, timeout=2)[1] == []
+    assert jobs.children() == before
+
+
+@pytest.mark.real
+def test_a_nursery_without_children_that_is_stopped_is_ended() -> None:
+    before = jobs.children()
+    nursery = Nursery(prints=False)
+    the_nursery().suspend()
+    nursery.close()
+    assert jobs.children() == before
+
+
+@pytest.mark.real
+def test_a_death_is_dealt_with_although_the_nursery_is_stopped() -> None:
+    """Its connection ends; how it ended nobody can tell."""
+    steps = 150
+
+    def train(session: bml.Session) -> int:
+        for _ in range(steps):
+            session.allreduce(np.ones(3))
+            time.sleep(0.01)
+        return steps
+
+    with bml.start(train, "bcube:2x2", launcher="processes", transport="tcp") as job:
+        assert isinstance(job._fleet, ProcessFleet)
+        the_nursery().suspend()
+        job.inject("kill:3")
+        result = job.wait(30)
+    assert result.values == {0: steps, 1: steps, 2: steps}
+    assert result.dead == {3: "its process is gone"}
