@@ -18,9 +18,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from bml.cluster.baton import Deferral
+from bml.cluster.deferral import Deferral, unbroken
 from bml.cluster.injection import Injection
-from bml.cluster.meeting import Replies, Signalled
+from bml.cluster.meeting import Meeting, Signalled
 from bml.protocol import events as ev
 from bml.protocol.call import Call, neutral
 from bml.protocol.direct import Post, Quit, Stage, Sum
@@ -29,7 +29,7 @@ from bml.protocol.server import ServerCore
 from bml.protocol.workspace import Array
 from bml.train.communicator import Committed, Outcome
 from bml.transport.shm import BoardAddress, Boards, Reduction, Use
-from topology.errors import FabricError, UsageError
+from topology.errors import FabricError
 
 #: How often a learner whose step stands still looks whether it is over, in seconds.
 _NAP_S = 0.002
@@ -42,7 +42,8 @@ class Shell:
     core: ServerCore
     guard: AbstractContextManager[object]
     """The lock; not reentrant."""
-    replies: Replies
+    meeting: Meeting
+    """What the user has brought, and where replies come."""
     execute: Callable[[Iterable[ev.Instruction]], None]
     """Carry out what the core says; Post and Sum come back to `DirectSync.post` and `DirectSync.add`."""
     injection: Injection
@@ -74,11 +75,7 @@ class DirectSync:
         self._mapped_epoch = 0
         self._turn = threading.Lock()
         self._takes_part = False
-        self._begun = 0
-        """The step that the user has brought, until its outcome is taken; `_called` is its signature."""
-        self._called = 0
-        self._outcome: Outcome | ev.Replay | Exception | None = None
-        self._over: Callable[[], object] = shell.replies.qsize
+        self._over: Callable[[], object] = shell.meeting.replies.qsize
         self._kept: queue.SimpleQueue[Committed | ev.BringHome] = queue.SimpleQueue()
         self._neutral: tuple[Call, Array] | None = None
 
@@ -91,49 +88,54 @@ class DirectSync:
         """See Server.sync; `Replay` stands for the result of a step that was followed.
 
         If a handler of a signal raises out of it, the step goes on with the next call, which takes the
-        contribution for brought, until `taken` says that the outcome is there. Raises UsageError if that
-        is another call.
+        contribution for brought.
         """
-        if self._begun and self._called != submit.signature:
-            raise UsageError(
-                f"step {self._begun} was interrupted by a signal's handler and goes on: repeat that call "
-                f"before any other, this one is {submit.call.text}"
-            )
         deferral = self._shell.deferral
         while True:
-            with deferral:
-                outcome = self._outcome = self._outcome or self._go_on(submit, vector, op, shared)
+            deferral.look()
+            try:
+                outcome = self._go_on(submit, vector, op, shared)
+            finally:
+                if deferral.came:
+                    deferral.release()
             if isinstance(outcome, Exception):
                 raise outcome
             if outcome is not None:
                 return outcome
 
-    def taken(self) -> None:
-        """The user has the outcome of the step."""
-        self._begun, self._outcome = 0, None
-
+    @unbroken
     def _go_on(
         self, submit: ev.Submit, vector: Array, op: str, shared: bool
     ) -> Outcome | ev.Replay | Exception | None:
-        """Begin the step, or go on with it; None: a signal came, and its handler is to run first."""
-        shell, begins = self._shell, self._begun != submit.step
-        view, self._called = shell.core.view, submit.signature
+        """What became of the step, begun now or before; None: a signal came, its handler is next."""
+        meeting = self._shell.meeting
+        outcome = meeting.reply
+        if outcome is None:
+            outcome = meeting.reply = self._step(submit, vector, op, shared)
+        assert not isinstance(outcome, ev.Prepare), "nothing of a step over shared memory outlives its view"
+        return outcome
+
+    def _step(
+        self, submit: ev.Submit, vector: Array, op: str, shared: bool
+    ) -> Outcome | ev.Replay | Exception | None:
+        shell, begins = self._shell, self._shell.meeting.brought is None
+        view = shell.core.view
         if begins:
             self._takes_part = view is not None and shell.core.server not in view.learners
         if not self._takes_part:
             if begins:
                 self._carry_on(shell.core.handle, submit)
-                self._begun = submit.step
+                shell.meeting.brought = submit
             return self._finish()
         with self._turn:
             if begins:
                 assert view is not None
-                self._over = shell.replies.qsize
+                self._over = shell.meeting.replies.qsize
                 self._bring(submit, vector, op, Use.READ if shared else Use.OWN, view.members)
                 if shell.injection.pending:
                     shell.suffer(None)
                 self._carry_on(shell.core.handle, submit)
-                self._begun = submit.step
+                shell.meeting.brought = submit
             try:
                 self._go_through(submit)
             except (OSError, ValueError) as error:
@@ -279,7 +281,7 @@ class DirectSync:
     def _finish(self, timeout_s: float | None = None) -> Outcome | ev.Replay | Exception | None:
         """What becomes of the step; None: a signal came. Raises queue.Empty if nothing does for so long."""
         while True:
-            reply = self._shell.replies.get(timeout=timeout_s)
+            reply = self._shell.meeting.replies.get(timeout=timeout_s)
             if isinstance(reply, Committed):
                 return self._with_result(reply)
             if isinstance(reply, Signalled):

@@ -87,7 +87,13 @@ class Handover:
             self._changed.wait_for(lambda: step in self._kept or self._error is not None)
             if step not in self._kept and self._error is not None:
                 raise self._error
-            return self._kept.pop(step)
+            return self._kept[step]
+
+    def drop(self, step: int) -> None:
+        """The user has the result of this step. No effect if it is not kept."""
+        with self._changed:
+            if step in self._kept:
+                self._kept.pop(step)
 
     def wait_for_next(self) -> None:
         """Wait until the result of the step that comes next is kept, or will not be.

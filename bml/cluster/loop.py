@@ -10,8 +10,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from bml.cluster.baton import Baton, Deferral
+from bml.cluster.baton import Baton
 from bml.cluster.carrier import CarrierWatch
+from bml.cluster.deferral import Deferral, unbroken
 from bml.cluster.direct import DirectSync, Shell
 from bml.cluster.execution import Execution
 from bml.cluster.following import Follower
@@ -19,7 +20,7 @@ from bml.cluster.handover import Handover
 from bml.cluster.injection import Hands, Injection
 from bml.cluster.job import Contact, Contacts, JobSpec
 from bml.cluster.line import CoordinatorLine
-from bml.cluster.meeting import Meeting, Reply, Signalled
+from bml.cluster.meeting import Answer, Meeting, Signalled
 from bml.cluster.rates import Rates
 from bml.cluster.trace import Trace
 from bml.protocol import events as ev
@@ -161,20 +162,25 @@ class ServerLoop:
         self._requests.append(what)
         self.poller.wake()
 
-    def answer(self, what: ev.Event, yields: int = 0, beside: bool = False) -> Reply:
+    def answer(self, what: ev.Event, yields: int = 0, beside: bool = False) -> Answer:
         """Bring an event to the core, and poll in the calling thread until there is a reply.
 
         Before it sleeps it looks again `yields` times, giving the processor to others in between. `beside`:
-        the training thread computes meanwhile. Raises what a handler raises of a signal that comes in here.
+        the training thread computes meanwhile. Raises what a handler raises of a signal that comes in here: a
+        step that was brought is then not brought again, and its reply, if it is there, is kept.
         """
-        self._requests.append(what)
-        replies = self.meeting.replies
+        deferral = self.deferral
+        bring: ev.Event | None = what
         while True:
-            while replies.empty() and self._poll_for_reply(yields, beside):
-                pass
-            reply = replies.get()
-            if not isinstance(reply, Signalled):
+            deferral.look()
+            try:
+                reply = self._reply(bring, yields, beside)
+            finally:
+                if deferral.came:
+                    deferral.release()
+            if reply is not None:
                 return reply
+            bring = None
 
     def join(self) -> None:
         """Wait until the thread has ended."""
@@ -226,28 +232,44 @@ class ServerLoop:
             self._turn(0.0)
             self._rests_until = self._due()
 
+    @unbroken
+    def _reply(self, bring: ev.Event | None, yields: int, beside: bool) -> Answer | None:
+        """The last reply, which is kept until it is taken; None: a signal came, its handler is next."""
+        meeting = self.meeting
+        if bring is not None and not (isinstance(bring, ev.Submit) and meeting.brought is not None):
+            if isinstance(bring, ev.Submit):
+                meeting.brought = bring
+            meeting.reply = None
+            self._requests.append(bring)
+        if meeting.reply is None:
+            while meeting.replies.empty() and self._poll_for_reply(yields, beside):
+                pass
+            reply = meeting.replies.get()
+            assert not isinstance(reply, ev.BringHome), "over shared memory DirectSync brings it home"
+            meeting.reply = None if isinstance(reply, Signalled) else reply
+        return meeting.reply
+
     def _poll_for_reply(self, yields: int, beside: bool) -> bool:
         """Have the baton until there is a reply, or a signal; returns whether the loop still goes on."""
-        with self.deferral:
-            self._baton.take()
-            try:
-                if self._crash is None and not self.meeting.left.is_set():
-                    self._poll_until_reply(yields, beside)
-                    return True
-            except BaseException as error:  # the loop's thread ends the job
-                self._crash = error
-                self.poller.wake()
-            finally:
-                self._baton.give()
+        self._baton.take()
+        try:
+            if self._crash is None and not self.meeting.left.is_set():
+                self._poll_until_reply(yields, beside)
+                return True
+        except BaseException as error:  # the loop's thread ends the job
+            self._crash = error
+            self.poller.wake()
+        finally:
+            self._baton.give()
         return False
 
     def _poll_until_reply(self, yields: int, beside: bool) -> None:
-        replies, deferral, left = self.meeting.replies, self.deferral, yields
+        replies, left = self.meeting.replies, yields
         with self.guard:
             self.transport.beside_computation(beside)
             self._take_requests()
         self._crowding.waits()
-        while replies.empty() and not deferral.came:
+        while replies.empty():
             if left == 0:
                 self._turn(max(0.0, self._due() - time.monotonic()))
                 left = yields
@@ -324,7 +346,7 @@ class ServerLoop:
         shell = Shell(
             self.core,
             self.guard,
-            self.meeting.replies,
+            self.meeting,
             self._execute_beside,
             injection=self.injection,
             stopped=lambda: self.meeting.error is not None or self.meeting.left.is_set(),
@@ -344,8 +366,7 @@ class ServerLoop:
 
     def _signalled(self) -> None:
         self.poller.wake()
-        if self.direct is not None:
-            self.meeting.replies.put(Signalled())
+        self.meeting.replies.put(Signalled())
 
     def _suffer(self, header: Header | None) -> None:
         with self.guard:

@@ -24,7 +24,7 @@ from bml.protocol import messages as msg
 from bml.protocol.call import Call
 from bml.protocol.transfer import Rope
 from bml.protocol.workspace import Array
-from bml.train.communicator import Committed, Outcome
+from bml.train.communicator import Made, Outcome, Retried
 from faults import Fault
 from topology.errors import BmlError, UsageError
 
@@ -101,24 +101,41 @@ class Server:
         step is committed by everybody, or says for which view to prepare it again; `shared` allows that it
         lies in memory that other servers read too. Raises the error that ends the job.
         """
-        if self._replays:
-            self._handover.wait_for_next()  # what is brought is none: it must not be taken for a contribution
-        self._meeting.enter(contribution, op)
+        meeting, handover = self._meeting, self._handover
+        if self._replays and meeting.brought is None:
+            handover.wait_for_next()  # what is brought is none: it must not be taken for a contribution
         call = Call(op, contribution.dtype.str, contribution.size, text)
-        submit = ev.Submit(self._handover.step, epoch, call, signature)
+        submit = ev.Submit(handover.step, epoch, call, signature)
+        meeting.enter(submit, contribution, op)
         if self._loop.direct is not None:
             reply = self._loop.direct.sync(submit, contribution, op, shared)
         else:
             self._plan(contribution.nbytes)
             reply = self._answer(submit, self._yields(contribution.nbytes))
-        self._meeting.leave()
+        meeting.leave()
         if isinstance(reply, ev.Replay):
-            reply = self._handover.kept(reply.step)
-        if isinstance(reply, Committed):
-            self._handover.step = reply.step + 1
-        if self._loop.direct is not None:
-            self._loop.direct.taken()
+            reply = meeting.reply = handover.kept(reply.step)
+        elif isinstance(reply, Retried):
+            meeting.taken()
         return reply
+
+    def make(self, make: Callable[[], Made]) -> Made:
+        """See Communicator."""
+        deferral = self._loop.deferral
+        try:
+            return self._meeting.make(make)
+        finally:
+            if deferral.came:
+                deferral.release()
+
+    def taken(self) -> None:
+        """See Communicator."""
+        brought, handover = self._meeting.brought, self._handover
+        assert brought is not None
+        if handover.joins:
+            handover.drop(brought.step)
+        handover.step = brought.step + 1
+        self._meeting.taken()
 
     def _yields(self, nbytes: int) -> int:
         """How often to look again: on one host always, but never beside a training thread that computes."""
@@ -135,7 +152,6 @@ class Server:
             reply = self._loop.answer(event, yields, self._beside())
             if isinstance(reply, Exception):
                 raise reply
-            assert not isinstance(reply, ev.BringHome), "over shared memory DirectSync brings it home"
             if not isinstance(reply, ev.Prepare):
                 return reply
             self._plan(reply.nbytes)
@@ -189,8 +205,10 @@ class Server:
     def boundary(self, state: Callable[[], Rope]) -> None:
         """Between two steps: joiners are given `state()`, if there are any.
 
-        Raises the error that ends the job here if this server was asked to leave.
+        Raises the error that ends the job here if this server was asked to leave, UsageError after a call
+        that was interrupted by a signal's handler and not repeated.
         """
+        self._meeting.boundary()
         if self._handover.leaves:
             self._answer(ev.Go(self._handover.leaves))
         if self._handover.first_boundary():

@@ -151,6 +151,8 @@ class Steps:
             raise InvariantError(
                 f"server {self._member.server}: step {event.step} submitted, {self.next} is next"
             )
+        if self._waiting or self._resumes or (self.current is not None and not self.current.follows):
+            raise InvariantError(f"server {self._member.server}: step {event.step} submitted, and it runs")
         if self._member.frozen or self.follows:
             self._waiting = event
             return self.learning()

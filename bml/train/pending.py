@@ -77,9 +77,14 @@ class _Errand:
 
 
 class Steps:
-    """The queue of one session. The thread of the steps calls `ask`, the training thread all else."""
+    """The queue of one session. The thread of the steps calls `ask`, the training thread all else.
 
-    def __init__(self) -> None:
+    `taken()` is called when nobody can ask for the result of a step again: it is with the user, or with the
+    `Pending` that stands for it.
+    """
+
+    def __init__(self, taken: Callable[[], None]) -> None:
+        self._taken = taken
         self._news = threading.Condition()
         self._begun: deque[Pending] = deque()
         """Not waited for yet; the first of them that is not over is under way."""
@@ -112,7 +117,11 @@ class Steps:
         """Do a step in the training thread, as soon as those that were begun are over."""
         if self._begun:
             self.wait_for_all()
-        return finish(work())
+        result = finish(work())
+        # Last, as a call out of which a signal's handler raises is repeated. Python runs none while functions
+        # that are written in it return, so none can raise between this and the user's next line.
+        self._taken()
+        return result
 
     def wait_for_all(self) -> None:
         """Wait for every step that was begun. Raises the error of the first that failed."""
@@ -187,6 +196,7 @@ class Steps:
             return
         try:
             step.outcome = work()
+            self._taken()
         except BaseException as error:
             # Others would take the next step for this one.
             step.error = self._failed = error

@@ -62,7 +62,7 @@ class Session:
         self._state: dict[str, Any] = {}
         self._ledger: Ledger | None = None
         self._entry: _Entry | None = None
-        self._steps = Steps()
+        self._steps = Steps(communicator.taken)
         self._loops = 0
         self._begins_at: tuple[int, int] | None = None
 
@@ -136,8 +136,12 @@ class Session:
         array made of it is dropped. The contributions of servers that die on the way are missing from
         the result; `contributors` says whose are in it. Raises StepMismatch when servers call different
         things, and the error that ends the job.
+
+        If the handler of a signal raises out of it, the step goes on: repeat the call, with any contribution,
+        and it returns the result of the one brought before. UsageError if another call is made first.
         """
-        return self._steps.run(*self._collective(arrays, op, shared))
+        work, finish = self._collective(arrays, op, shared)
+        return self._steps.run(work, finish)  # with a star, a signal's handler could raise after it
 
     def allreduce_async(self, arrays: Arrays, op: str = "sum", *, shared: bool = False) -> Pending:
         """Begin what `allreduce` does; the handle's `wait` returns the result.
@@ -301,7 +305,8 @@ class Batch:
         with the same shapes, over those samples; without it they are left out, and the mean is taken
         over the samples that really contributed. Floating dtypes are kept, integers give float64.
         """
-        return self._session._steps.run(*self._reduction(gradient, recompute))
+        work, finish = self._reduction(gradient, recompute)
+        return self._session._steps.run(work, finish)  # as in Session.allreduce
 
     def allreduce_async(self, gradient: Arrays, recompute: Recompute | None = None) -> Pending:
         """Begin what `allreduce` does; the handle's `wait` returns the mean, and may call `recompute`.
@@ -336,7 +341,8 @@ class Batch:
             # The sum is only read: the mean takes the place of the result in memory of its own.
             outcome = session._step(call, "sum", shapes, dtype, prepare, shared=True)
             n_used = sum(map(len, self._used(outcome, recompute is not None).values()))
-            return outcome, divide(outcome.result, n_used, session.empty)
+            mean = session._communicator.make(lambda: divide(outcome.result, n_used, session.empty))
+            return outcome, mean
 
         def finish(done: tuple[Committed, Array]) -> Any:
             outcome, mean = done

@@ -157,6 +157,20 @@ def test_steps_must_come_in_order(running: Driver) -> None:
         running.submit(step=2)
 
 
+def test_a_step_that_runs_is_not_begun_again(running: Driver) -> None:
+    """Its frames would come twice, and slices that were added already would be added again."""
+    running.submit()
+    with pytest.raises(InvariantError, match="step 1 submitted, and it runs"):
+        running.submit()
+
+
+def test_a_step_that_waits_for_a_view_is_not_submitted_again(running: Driver) -> None:
+    running.told(msg.Freeze(1, 2, "test"))
+    assert running.submit() == []
+    with pytest.raises(InvariantError, match="step 1 submitted, and it runs"):
+        running.submit()
+
+
 def test_a_contribution_for_another_view_is_sent_back(running: Driver) -> None:
     running.install(2)
     assert running.submit(epoch=1) == [ev.Retry(1, 2)]

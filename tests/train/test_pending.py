@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(20)
 
 @pytest.fixture
 def steps() -> Iterator[Steps]:
-    made = Steps()
+    made = Steps(lambda: None)
     yield made
     made.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "bml-steps"]
@@ -92,7 +92,7 @@ def test_an_error_in_an_errand_is_that_of_its_step(steps: Steps) -> None:
 
 
 def test_closing_ends_an_errand_that_nobody_does() -> None:
-    steps = Steps()
+    steps = Steps(lambda: None)
     handle = steps.begin(lambda: steps.ask(lambda: 1), same)
     steps.close()
     assert handle.done

@@ -43,6 +43,12 @@ class Line:
     def empty(self, shape: Any, dtype: Any) -> Any:
         return np.empty(shape, dtype)
 
+    def make(self, make: Any) -> Any:
+        return make()
+
+    def taken(self) -> None:
+        pass
+
     def sync(
         self, epoch: int, contribution: Any, op: str, text: str, signature: int, shared: bool = False
     ) -> Outcome:
