@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from bml.cluster.job import JobSpec, ServerReport
+from bml.errors import StartError
+from bml.protocol.succession import GiveUp, Kill, Start, Succession
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,10 @@ class Fleet(Protocol):
         ...
 
     def wait(self, timeout_s: float) -> list[FleetEvent]:
-        """What happened, waiting for it up to `timeout_s`. Restarts the coordinator if it died."""
+        """What happened, waiting for it up to `timeout_s`; looks after the coordinator.
+
+        Raises StartError if the job cannot get a coordinator.
+        """
         ...
 
     def ask(self, request: Request, timeout_s: float) -> Answers:
@@ -71,3 +76,20 @@ class Fleet(Protocol):
     def close(self) -> None:
         """End every process of the job and leave nothing behind. Idempotent."""
         ...
+
+
+def look_after(
+    succession: Succession, now: float, kill: Callable[[], object], start: Callable[[int], None]
+) -> None:
+    """Do what the succession asks for: kill the newest coordinator, or start one with some term.
+
+    Raises StartError if the job cannot get a coordinator.
+    """
+    while (order := succession.look(now)) is not None:
+        match order:
+            case Kill():
+                kill()
+            case Start(term):
+                start(term)
+            case GiveUp(why):
+                raise StartError(why)

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from multiprocessing.connection import wait
 from typing import Any
 
-from bml.cluster.fleet import Answers, Changed, Died, FleetEvent, Reported, Request
+from bml.cluster.fleet import Answers, Changed, Died, FleetEvent, Reported, Request, look_after
 from bml.cluster.job import Contact, JobSpec, Place, default_nics
 from bml.cluster.mail import Inbox, Outbox
 from bml.cluster.nursery import ENDING_S, Nursery
 from bml.errors import StartError, UsageError
-from bml.protocol.succession import GiveUp, Kill, Start, Succession
+from bml.protocol.succession import Succession
 from bml.transport.forks import not_inherited
 from faults import Fault
 
@@ -248,17 +248,9 @@ class ProcessFleet:
         return events
 
     def _look_after_coordinator(self) -> None:
-        """Do what the succession asks for. Raises StartError if the job cannot get a coordinator."""
-        if not self._servers:
-            return
-        while (order := self._succession.look(time.monotonic())) is not None:
-            match order:
-                case Kill():
-                    self._end_coordinator()
-                case Start(term):
-                    self._start_coordinator(term)
-                case GiveUp(why):
-                    raise StartError(why)
+        """Raises StartError if the job cannot get a coordinator."""
+        if self._servers:
+            look_after(self._succession, time.monotonic(), self._end_coordinator, self._start_coordinator)
 
     def _start_coordinator(self, term: int) -> None:
         self._snapshot = {}

@@ -22,14 +22,14 @@ import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError
 
 from bml.cluster import ray_auth
-from bml.cluster.fleet import Answers, Changed, Died, FleetEvent, Reported, Request
+from bml.cluster.fleet import Answers, Changed, Died, FleetEvent, Reported, Request, look_after
 from bml.cluster.job import Contact, JobSpec, Place
 from bml.cluster.nursery import LONG_COPIES
 from bml.cluster.placement import Reservation, blocks
 from bml.cluster.ray_actors import CoordinatorActor, ServerActor
 from bml.cluster.ray_machines import Machines, living_machines, on_node
 from bml.errors import StartError, UsageError
-from bml.protocol.succession import GiveUp, Kill, Start, Succession
+from bml.protocol.succession import Succession
 
 NAMESPACE = "bml"
 _SNAPSHOT_S = 0.1
@@ -102,7 +102,7 @@ class RayFleet:
         deadline = time.monotonic() + self._spec.start_s
         for server in self._actors:
             self._contacts[server] = self._contact(server, deadline)
-        self._look_after_coordinator()
+        look_after(self._succession, time.monotonic(), self._end_coordinator, self._start_coordinator)
         for server, handle in self._actors.items():
             self._runs[handle.run.remote(self._contacts, train)] = server
 
@@ -188,7 +188,7 @@ class RayFleet:
 
     def wait(self, timeout_s: float) -> list[FleetEvent]:
         """See Fleet."""
-        self._look_after_coordinator()
+        look_after(self._succession, time.monotonic(), self._end_coordinator, self._start_coordinator)
         asks_s = min(_SNAPSHOT_S, self._succession.interval_s)
         idle = self._saying is None and self._coordinator is not None
         if idle and time.monotonic() - self._said_at >= asks_s:
@@ -306,17 +306,6 @@ class RayFleet:
             state = snapshot["state"]
             succession.ended(succession.term, f"ended, being {state}", now, done=state == "stopped")
         return Changed(snapshot)
-
-    def _look_after_coordinator(self) -> None:
-        """Do what the succession asks for. Raises StartError if the job cannot get a coordinator."""
-        while (order := self._succession.look(time.monotonic())) is not None:
-            match order:
-                case Kill():
-                    self._end_coordinator()
-                case Start(term):
-                    self._start_coordinator(term)
-                case GiveUp(why):
-                    raise StartError(why)
 
     def _start_coordinator(self, term: int) -> None:
         self._beats = 0
