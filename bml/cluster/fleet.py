@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from bml.cluster.job import JobSpec, ServerReport
+from bml.cluster.job import Contact, JobSpec, ServerReport
 from bml.errors import StartError
 from bml.protocol.succession import GiveUp, Kill, Start, Succession
 
@@ -76,6 +76,27 @@ class Fleet(Protocol):
     def close(self) -> None:
         """End every process of the job and leave nothing behind. Idempotent."""
         ...
+
+
+@dataclass
+class Known:
+    """What a launcher knows of its servers. Every coordinator is told of it, and of what changes."""
+
+    contacts: dict[int, Contact] = field(default_factory=dict)
+    """Where each was found last."""
+    lives: dict[int, int] = field(default_factory=dict)
+    """The incarnations of those that came while the job ran."""
+    gone: dict[int, str] = field(default_factory=dict)
+    """Those that died, and have not come again: why."""
+
+    def next_life(self) -> int:
+        """The number of the next incarnation of any server."""
+        return 1 + max(self.lives.values(), default=0)
+
+    def came(self, server: int, life: int, contact: Contact) -> None:
+        """A server was started to join."""
+        self.lives[server], self.contacts[server] = life, contact
+        self.gone.pop(server, None)
 
 
 def look_after(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from multiprocessing.connection import wait
 from typing import Any
 
-from bml.cluster.fleet import Answers, Changed, Died, FleetEvent, Reported, Request, look_after
+from bml.cluster.fleet import Answers, Changed, Died, FleetEvent, Known, Reported, Request, look_after
 from bml.cluster.job import Contact, JobSpec, Place, default_nics
 from bml.cluster.mail import Inbox, Outbox
 from bml.cluster.nursery import ENDING_S, Nursery
@@ -58,9 +58,14 @@ class _Child:
         """Have it end by itself, its daemonic children first: to what listens the launcher is gone."""
         self._outbox.close()
 
-    def end(self) -> int | None:
+    def kill(self) -> int | None:
         """Kill, frozen or not, and wait until it is gone; returns its return code, see Nursery."""
         self._nursery.kill(self._process)
+        return self._nursery.returncode(self._process)
+
+    def end(self) -> int | None:
+        """The same, and let go of it: for the thread that waits for its socket."""
+        self.kill()
         return self.bury()
 
     def bury(self, within_s: float = ENDING_S) -> int | None:
@@ -92,8 +97,7 @@ class ProcessFleet:
         self._snapshot: dict[str, Any] = {}
         timeouts = spec.timeouts()
         self._succession = Succession(timeouts, timeouts.warm_up_s, time.monotonic())
-        self._contacts: dict[int, Contact] = {}
-        self._lives: dict[int, int] = {}
+        self._known = Known()
         self._leaving: list[_Child] = []
 
     def start(self, train: bytes) -> None:
@@ -106,9 +110,9 @@ class ProcessFleet:
             child.send("server", self._place(server), self._spec, server, None)
         deadline = time.monotonic() + self._spec.start_s
         for server, child in self._servers.items():
-            self._contacts[server] = _contact(child, server, deadline)
+            self._known.contacts[server] = _contact(child, server, deadline)
         for child in self._servers.values():
-            child.send(self._contacts, train)
+            child.send(self._known.contacts, train)
         self._look_after_coordinator()
 
     def join(self, server: int, give_up: threading.Event) -> None:
@@ -116,8 +120,8 @@ class ProcessFleet:
         before = self._remove(server)
         if before is not None:
             self._lost(server, before)
-        spec = self._spec.for_joiner(again=server in self._lives)
-        life, deadline = 1 + max(self._lives.values(), default=0), time.monotonic() + self._spec.start_s
+        spec = self._spec.for_joiner(again=server in self._known.lives)
+        life, deadline = self._known.next_life(), time.monotonic() + self._spec.start_s
         child = self._spawn()
         child.send("server", self._place(server), spec, server, life)
         try:
@@ -126,15 +130,16 @@ class ProcessFleet:
             child.end()
             raise
         with self._changed:  # a coordinator that is started meanwhile knows all of it or is told
-            self._lives[server], self._contacts[server] = life, contact
+            self._known.came(server, life, contact)
             self._servers[server] = child
-            child.send(dict(self._contacts), self._train)
+            child.send(dict(self._known.contacts), self._train)
             self._tell_coordinator("join", server, life, contact)
 
     def wait(self, timeout_s: float) -> list[FleetEvent]:
         """See Fleet."""
         nursery = self._nursery
         assert nursery is not None
+        self._bury_the_dead()
         with self._changed:
             children, coordinator = dict(self._servers), self._coordinator
         watched = [child.sock for child in children.values()] + ([coordinator.sock] if coordinator else [])
@@ -142,9 +147,6 @@ class ProcessFleet:
         due_s = self._succession.next_deadline(now) - now
         ready = wait([*watched, nursery.ends], min(timeout_s, due_s))
         nursery.heard()
-        for child in [each for each in self._leaving if each.has_ended]:
-            child.bury(0.0)
-            self._leaving.remove(child)
         events: list[FleetEvent] = []
         for server, child in children.items():
             if child.sock in ready or child.has_ended:
@@ -176,13 +178,13 @@ class ProcessFleet:
         deadline = time.monotonic() + _LAST_PRINTS_S
         for child in self._leaving:
             child.bury(max(0.0, deadline - time.monotonic()))
+        self._leaving.clear()
         self._end_coordinator()
         for child in self._servers.values():
             child.hang_up()
         deadline = time.monotonic() + ENDING_S
         for child in self._servers.values():
             child.bury(max(0.0, deadline - time.monotonic()))
-        self._leaving.clear()
         self._servers.clear()
         if self._nursery is not None:
             self._nursery.close()
@@ -201,7 +203,8 @@ class ProcessFleet:
                     assert self._strike is not None
                     self._strike(Fault.parse(rest[0], at_once=True), lambda: child.send("struck"))
                 case "report" if self._remove(server, child) is not None:
-                    self._leaving.append(child)  # it shows its last prints, and may have to wait for room
+                    with self._changed:  # it shows its last prints, and may have to wait for room
+                        self._leaving.append(child)
                     events.append(Reported(rest[0]))
         if (has_ended or child.inbox.over) and self._remove(server, child) is not None:
             events.append(Died(server, self._lost(server, child)))
@@ -209,10 +212,20 @@ class ProcessFleet:
 
     def _lost(self, server: int, child: _Child) -> str:
         """End what is left of a process, and tell the coordinator; returns how it ended."""
-        why = _cause(child.end())
+        why = _cause(child.kill())
         with self._changed:
+            self._leaving.append(child)
+            self._known.gone[server] = why
             self._tell_coordinator("gone", server, why)
         return why
+
+    def _bury_the_dead(self) -> None:
+        """Let go of those that have ended; only the thread that waits for sockets closes them."""
+        with self._changed:
+            dead = [each for each in self._leaving if each.has_ended]
+            self._leaving = [each for each in self._leaving if each not in dead]
+        for child in dead:
+            child.bury()
 
     def _take_answer(self, server: int, child: _Child, number: int, answer: dict[str, Any]) -> None:
         child.unanswered = 0
@@ -258,7 +271,10 @@ class ProcessFleet:
         with self._changed:
             self._coordinator = coordinator
             place = self._place(None)
-            coordinator.send("coordinator", place, self._spec, self._contacts, self._lives, term)
+            known = self._known
+            coordinator.send("coordinator", place, self._spec, known.contacts, known.lives, term)
+            for server, why in known.gone.items():
+                coordinator.send("gone", server, why)
 
     def _end_coordinator(self) -> int | None:
         with self._changed:

@@ -42,16 +42,23 @@ class ServerActor:
         nics = (place and place.nics) or nic_addresses(server, spec.parsed_fabric().levels, host)
         strike = strikes and strike_from(strikes, spec.token, spec.timeouts().detect_s / 2)
         self._server = Server(spec, server, nics, host, strike or None, life)
+        self._runs = threading.Lock()
+        self._report: bytes | None = None
 
     def contact(self) -> tuple[Contact, int]:
         """Where this server can be reached, and its process id."""
         return self._server.contact, os.getpid()
 
     def run(self, contacts: Contacts, train: bytes) -> bytes:
-        """Run the training function; returns the pickled ServerReport."""
-        report = run_training(self._server, contacts, cloudpickle.loads(train))
-        pickled: bytes = cloudpickle.dumps(report)
-        return pickled
+        """Run the training function, once; returns the pickled ServerReport.
+
+        Ray may have lost its answer, or never have asked, when the launcher asks again.
+        """
+        with self._runs:
+            if self._report is None:
+                report = run_training(self._server, contacts, cloudpickle.loads(train))
+                self._report = cloudpickle.dumps(report)
+            return self._report
 
     def answer(self, request: Request, timeout_s: float) -> dict[str, Any] | None:
         """See Server.answer; None if the server did not answer. Runs beside `run`, in a thread of its own."""

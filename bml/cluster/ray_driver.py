@@ -29,8 +29,9 @@ import cloudpickle
 import ray
 
 from bml.cluster.keeper import MACHINE_FOLDER
-from bml.cluster.ray_fleet import NAMESPACE, OBJECT_STORE_NBYTES, RayFleet
+from bml.cluster.ray_fleet import RayFleet
 from bml.cluster.ray_machines import Machines, living_machines
+from bml.cluster.ray_own import NAMESPACE, OBJECT_STORE_NBYTES
 from bml.errors import BmlError, StartError
 
 _POLL_S = 0.05

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import signal
-import tempfile
 import threading
 import time
 from contextlib import suppress
@@ -19,23 +17,22 @@ from typing import Any
 
 import cloudpickle
 import ray
-from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayActorError, RayError
 
-from bml.cluster import ray_auth
-from bml.cluster.fleet import Answers, Changed, Died, FleetEvent, Reported, Request, look_after
+from bml.cluster.fleet import Answers, Changed, Died, FleetEvent, Known, Reported, Request, look_after
 from bml.cluster.job import Contact, JobSpec, Place
-from bml.cluster.nursery import LONG_COPIES
 from bml.cluster.placement import Reservation, blocks
 from bml.cluster.ray_actors import CoordinatorActor, ServerActor
 from bml.cluster.ray_machines import Machines, living_machines, on_node
+from bml.cluster.ray_own import NAMESPACE, OwnRay
 from bml.errors import StartError, UsageError
 from bml.protocol.succession import Succession
 
-NAMESPACE = "bml"
 _SNAPSHOT_S = 0.1
 _LOOK_S = 1.0
-OBJECT_STORE_NBYTES = 100 << 20
-"""Of every Ray that is started here: nothing of a job passes through it."""
+#: Two calls at a time: the training function, and whoever asks how it is going; and some that ask again for
+#: the report, as Ray did not reach the actor for a while.
+_CALLS_AT_A_TIME = 8
 
 
 class RayFleet:
@@ -52,46 +49,41 @@ class RayFleet:
         reserves: Reservation | None = None,
         machines: Machines | None = None,
     ):
-        self._prints = prints
         self._reserves = reserves or Reservation()
         self._machines = machines
-        self._folder: str | None = None
+        self._own: OwnRay | None = None
         self._train = b""
         self._one_machine = True
         # Guards what follows: while one thread is in `wait`, another is in `join`.
         self._changing = threading.Lock()
-        self._contacts: dict[int, Contact] = {}
-        self._lives: dict[int, int] = {}
+        self._known = Known()
         self._actors: dict[int, Any] = {}
         self._pids: dict[int, int] = {}
         self._runs: dict[Any, int] = {}
-        self._gone: dict[int, str] = {}
+        self._unheard: dict[int, float] = {}
         self._coordinator: Any = None
         self._coordinator_pid: int | None = None
         self._saying: Any = None
+        self._missed = False
         self._said_at = 0.0
         self._beats = 0
         timeouts = spec.timeouts()
         self._succession = Succession(timeouts, timeouts.start_s, time.monotonic())
         self._ours = not ray.is_initialized()
-        if not self._ours:
-            self._own_cluster = False
-        elif address or os.environ.get("RAY_ADDRESS"):
-            self._own_cluster = False
+        if self._ours and (address or os.environ.get("RAY_ADDRESS")):
             ray.init(
                 address=address or "auto",
                 namespace=NAMESPACE,
                 logging_level=logging.ERROR,
                 log_to_driver=prints,
             )
-        else:
-            self._own_cluster = True
-            self._start_ray()
+        elif self._ours:
+            self._own = OwnRay(prints)
         living = living_machines()
         self._head = max(living, key=lambda each: each.is_head).node
         self._homes = blocks(spec.parsed_fabric().servers, living)
         # On one machine, loopback addresses reach everybody.
-        self._one_machine = machines is None and (self._own_cluster or len(living) == 1)
+        self._one_machine = machines is None and (self._own is not None or len(living) == 1)
         self.spec = self._spec = spec.settled(self._one_machine)
 
     def start(self, train: bytes) -> None:
@@ -101,21 +93,20 @@ class RayFleet:
             self._actors[server] = self._actor(server)
         deadline = time.monotonic() + self._spec.start_s
         for server in self._actors:
-            self._contacts[server] = self._contact(server, deadline)
+            self._known.contacts[server] = self._contact(server, deadline)
         look_after(self._succession, time.monotonic(), self._end_coordinator, self._start_coordinator)
-        for server, handle in self._actors.items():
-            self._runs[handle.run.remote(self._contacts, train)] = server
+        for server in self._actors:
+            self._run(server)
 
     def _actor(self, server: int, life: int | None = None) -> Any:
-        # Two calls at a time: the training function, and whoever asks how it is going.
         machines = self._machines
         options = {
             **self._reserves.options,
             "max_restarts": 0,
-            "max_concurrency": 2,
+            "max_concurrency": _CALLS_AT_A_TIME,
             "scheduling_strategy": self._strategy(server),
         }
-        spec = self._spec if life is None else self._spec.for_joiner(again=server in self._lives)
+        spec = self._spec if life is None else self._spec.for_joiner(again=server in self._known.lives)
         place = machines.places[server] if machines else Place() if self._one_machine else None
         strikes = machines.strikes if machines else None
         try:
@@ -135,7 +126,7 @@ class RayFleet:
         """See Fleet."""
         if server in self._actors:
             self._end(server)
-        life, deadline = 1 + max(self._lives.values(), default=0), time.monotonic() + self._spec.start_s
+        life, deadline = self._known.next_life(), time.monotonic() + self._spec.start_s
         try:
             contact = self._come(server, life, deadline, give_up)
         except StartError as error:
@@ -146,9 +137,8 @@ class RayFleet:
             # Ray had put it on a machine that it did not know to be dead; now it does.
             contact = self._come(server, life, deadline, give_up)
         with self._changing:
-            self._lives[server], self._contacts[server] = life, contact
-            self._gone.pop(server, None)
-            self._runs[self._actors[server].run.remote(self._contacts, self._train)] = server
+            self._known.came(server, life, contact)
+            self._run(server)
             if self._coordinator is not None:
                 self._coordinator.join.remote(server, life, contact)
 
@@ -177,6 +167,7 @@ class RayFleet:
         """Do not wait for the report of a server any more."""
         with self._changing:
             self._runs = {ref: of for ref, of in self._runs.items() if of != server}
+            self._unheard.pop(server, None)
 
     def machine_lost(self, server: int, why: str) -> Died | None:
         """A machine is dead, which Ray will notice much later. None if its server had ended."""
@@ -194,6 +185,7 @@ class RayFleet:
         if idle and time.monotonic() - self._said_at >= asks_s:
             self._saying = self._coordinator.said.remote()
         with self._changing:
+            self._ask_again()
             refs = [*self._runs, *([self._saying] if self._saying else [])]
         if not refs:
             time.sleep(min(timeout_s, asks_s))
@@ -218,6 +210,8 @@ class RayFleet:
         for ref in ready:
             try:
                 answer = ray.get(ref)
+            except ActorUnavailableError:
+                continue
             except RayActorError:
                 answer = {"done": f"server {asked[ref]} died of it"} if request[0] == "inject" else None
             if answer is not None:
@@ -231,35 +225,56 @@ class RayFleet:
                 ray.kill(actor)
         self._actors.clear()
         self._end_coordinator()
-        if self._own_cluster:
-            self._stop_ray()
+        for pid in self._pids.values():
+            self._kill(pid)  # a frozen one cannot hear Ray
+        self._pids.clear()
+        if self._own is not None:
+            self._own.stop()
         elif self._ours and ray.is_initialized():
             ray.shutdown()
 
     # --- events ----------------------------------------------------------------------------------
 
     def _run_event(self, ref: Any) -> FleetEvent | None:
+        pickled, lost = b"", ""
+        try:
+            pickled = ray.get(ref)
+        except ActorUnavailableError:  # Ray does not reach it now; the others know whether it is dead
+            with self._changing:
+                if ref in self._runs:
+                    self._unheard[self._runs.pop(ref)] = time.monotonic() + _LOOK_S
+            return None
+        except RayActorError as error:
+            lost = f"Ray: {str(error).splitlines()[0]}"
         with self._changing:
             server = self._runs.pop(ref, None)
         if server is None:
             return None  # it was ended meanwhile, to be started again
-        try:
-            return Reported(cloudpickle.loads(ray.get(ref)))
-        except RayActorError as error:
-            if isinstance(error, ActorDiedError):
-                self._pids.pop(server, None)  # the number may soon be another process's
-            return self._died(server, f"Ray: {str(error).splitlines()[0]}")
+        if not lost:
+            return Reported(cloudpickle.loads(pickled))
+        self._pids.pop(server, None)  # the number may soon be another process's
+        return self._died(server, lost)
 
     def _died(self, server: int, why: str) -> Died:
         with self._changing:
-            self._gone[server] = why
+            self._known.gone[server] = why
             if self._coordinator is not None:
                 self._coordinator.gone.remote(server, why)
         return Died(server, why)
 
     def _running(self) -> set[int]:
         with self._changing:
-            return set(self._runs.values())
+            return {*self._runs.values(), *self._unheard}
+
+    def _run(self, server: int) -> None:
+        """Have a server run its training function, or hear the end of that; it runs it once."""
+        self._runs[self._actors[server].run.remote(self._known.contacts, self._train)] = server
+
+    def _ask_again(self) -> None:
+        """Ask those for their reports that Ray did not reach."""
+        for server in [each for each, at in self._unheard.items() if time.monotonic() >= at]:
+            del self._unheard[server]
+            self._run(server)
 
     def _contact(self, server: int, deadline: float, give_up: threading.Event | None = None) -> Contact:
         ref = self._actors[server].contact.remote()
@@ -289,12 +304,18 @@ class RayFleet:
         ref, self._saying, self._said_at = self._saying, None, now
         try:
             said = ray.get(ref)
+        except ActorUnavailableError:  # it may be alive: if it stays silent it is replaced
+            self._missed = True
+            return None
         except RayError as error:
             if isinstance(error, ActorDiedError):
                 self._coordinator_pid = None  # somebody else may have it by now
             self._end_coordinator()
             succession.ended(succession.term, f"died: {str(error).splitlines()[0]}", now)
             return None
+        if self._missed:
+            with self._changing:
+                self._tell_all()
         if said.beats != self._beats:
             self._beats = said.beats
             succession.beat(succession.term, now)
@@ -318,9 +339,17 @@ class RayFleet:
             scheduling_strategy=on_node(self._machines.head if self._machines else self._head),
         )
         with self._changing:
-            self._coordinator = actor.remote(self._spec, self._contacts, self._lives, term)
-            for server, why in self._gone.items():
-                self._coordinator.gone.remote(server, why)
+            known = self._known
+            self._coordinator = actor.remote(self._spec, known.contacts, known.lives, term)
+            self._tell_all()
+
+    def _tell_all(self) -> None:
+        """Tell the coordinator what it may have missed, under the lock; what it knows does no harm."""
+        known, self._missed = self._known, False
+        for server, life in known.lives.items():
+            self._coordinator.join.remote(server, life, known.contacts[server])
+        for server, why in known.gone.items():
+            self._coordinator.gone.remote(server, why)
 
     def _end_coordinator(self) -> None:
         """End what is left of the coordinator; one that is stopped cannot hear Ray."""
@@ -335,45 +364,6 @@ class RayFleet:
 
     def _kill(self, pid: int) -> None:
         """Kill a process if its id means something here: elsewhere only Ray can."""
-        if self._own_cluster or self._machines:
+        if self._own is not None or self._machines:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-
-    # --- a Ray of our own ------------------------------------------------------------------------
-
-    def _start_ray(self) -> None:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        for name, value in LONG_COPIES.items():
-            os.environ.setdefault(name, value)
-        self._folder = tempfile.mkdtemp(prefix="bml-ray-")
-        ours = signal.getsignal(signal.SIGTERM)
-        try:
-            with ray_auth.private():
-                ray.init(
-                    address="local",
-                    namespace=NAMESPACE,
-                    include_dashboard=False,
-                    logging_level=logging.ERROR,
-                    object_store_memory=OBJECT_STORE_NBYTES,
-                    log_to_driver=self._prints,
-                    _temp_dir=self._folder,
-                )
-        except BaseException:
-            self._stop_ray()
-            raise
-        # Ray has put its own handler there. Who had one, as the command line has, ends the job itself.
-        if callable(ours) and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, ours)
-
-    def _stop_ray(self) -> None:
-        for pid in self._pids.values():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)  # a frozen one cannot hear Ray
-        self._pids.clear()
-        if ray.is_initialized():
-            ray.shutdown()
-        ray_auth.forget()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None

@@ -151,7 +151,7 @@ def recording(token: bytes, hello: Hello, server: int, endpoint: Endpoint) -> by
 
 def test_without_the_token_nobody_joins_reads_or_disturbs() -> None:
     with bml.start(train, "bcube:2x2", launcher="processes", detect_s=2.0) as job:
-        contacts: dict[int, Contact] = dict(job._fleet._contacts)  # type: ignore[attr-defined]
+        contacts: dict[int, Contact] = dict(job._fleet._known.contacts)  # type: ignore[attr-defined]
         token, name = job.spec.token, job.spec.job.encode()
         recorded = {}
         for server, contact in contacts.items():
@@ -193,7 +193,7 @@ def test_nobody_becomes_coordinator_by_relaying_what_is_said_to_a_dead_server(tm
     abort = msg.encode(msg.Abort(1 << 62, "training", "an attacker says so", 0))
     injected = len(abort).to_bytes(4, "big") + abort
     with bml.start(train_until(stop), "bcube:2x2", launcher="processes", transport="tcp") as job:
-        contacts: dict[int, Contact] = dict(job._fleet._contacts)  # type: ignore[attr-defined]
+        contacts: dict[int, Contact] = dict(job._fleet._known.contacts)  # type: ignore[attr-defined]
         dead, victim = contacts[3], contacts[0]
         job.inject("kill:3")
         wait_for(lambda: job.status()["epoch"] == 2)

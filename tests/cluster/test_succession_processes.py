@@ -84,7 +84,7 @@ def test_a_coordinator_with_a_lower_term_than_its_servers_know_gets_a_successor_
         fleet = job._fleet
         assert isinstance(fleet, ProcessFleet)
         for server in (0, 5):
-            _claim(fleet._contacts[server], job.spec)
+            _claim(fleet._known.contacts[server], job.spec)
         job.inject("kill:4")
         result = job.wait(60)
     assert len(result.values) == 8

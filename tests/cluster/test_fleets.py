@@ -1,0 +1,308 @@
+"""The fleets by themselves: threads that meet, deaths before a coordinator, servers out of Ray's reach."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from bml.cluster import processes
+from bml.cluster.fleet import Died, Reported
+from bml.cluster.job import Contact, JobSpec, ServerReport
+from bml.cluster.mail import receive
+from bml.cluster.placement import Machine
+from bml.cluster.processes import ProcessFleet
+from bml.errors import StartError
+
+pytestmark = pytest.mark.timeout(60)
+
+SPEC = JobSpec("bcube:2x1", transport="tcp")
+KILLED = "its process was killed by signal 9"
+
+
+def contact(server: int) -> Contact:
+    return Contact(server, ("127.0.0.1", 1), (("127.0.0.1", 2),))
+
+
+def report(server: int) -> ServerReport:
+    return ServerReport(server, "done", 7, "", "NoneType", "", "", None, [], {})
+
+
+# --- plain processes ---------------------------------------------------------------------------------
+
+
+class Nursery:
+    """One whose processes are sockets; `ended` are those that were killed."""
+
+    def __init__(self) -> None:
+        self.ends = os.eventfd(0, os.EFD_NONBLOCK)
+        self.ended: set[int] = set()
+
+    def kill(self, process: int) -> None:
+        self.ended.add(process)
+
+    def has_ended(self, process: int) -> bool:
+        return process in self.ended
+
+    def returncode(self, process: int, within_s: float = 0.0) -> int:
+        return -9
+
+    def heard(self) -> None:
+        pass
+
+    def close(self) -> None:
+        os.close(self.ends)
+
+
+class Spawned:
+    """A fleet whose processes are sockets: `theirs` are their ends, in order."""
+
+    def __init__(self) -> None:
+        self.fleet = ProcessFleet(SPEC, prints=False)
+        self.nursery = Nursery()
+        self.fleet._nursery = self.nursery  # type: ignore[assignment]
+        self.fleet._spawn = self.spawn  # type: ignore[method-assign]
+        self.theirs: list[socket.socket] = []
+
+    def spawn(self) -> processes._Child:
+        ours, theirs = socket.socketpair()
+        self.theirs.append(theirs)
+        return processes._Child(self.nursery, len(self.theirs), ours)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def spawned() -> Iterator[Spawned]:
+    made = Spawned()
+    yield made
+    made.fleet.close()
+    for sock in made.theirs:
+        sock.close()
+
+
+def test_a_server_may_be_started_again_while_another_thread_waits_for_what_is_left_of_it(
+    spawned: Spawned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = spawned.fleet
+    fleet._servers = {server: fleet._spawn() for server in SPEC.servers}
+    fleet._known.contacts = {server: contact(server) for server in SPEC.servers}
+    real: Callable[..., Any] = processes.wait
+
+    def starts_it_first(watched: Any, timeout_s: float) -> Any:
+        def again() -> None:
+            fleet._spawn = no_process  # type: ignore[method-assign]
+            with pytest.raises(StartError):
+                fleet.join(0, threading.Event())
+
+        def no_process() -> processes._Child:
+            raise StartError("no process could be made")
+
+        thread = threading.Thread(target=again)
+        spawn = fleet._spawn
+        thread.start()
+        thread.join()
+        fleet._spawn = spawn  # type: ignore[method-assign]
+        return real(watched, timeout_s)
+
+    monkeypatch.setattr(processes, "wait", starts_it_first)
+    assert fleet.wait(0.0) == []
+    monkeypatch.setattr(processes, "wait", real)
+    assert fleet.wait(0.0) == []
+    assert fleet._leaving == [], "it is let go of"
+    assert sorted(fleet._servers) == [1]
+
+
+def test_a_coordinator_hears_of_the_deaths_before_it(spawned: Spawned) -> None:
+    fleet = spawned.fleet
+    fleet._servers = {server: fleet._spawn() for server in SPEC.servers}
+    spawned.theirs[1].close()
+    assert fleet.wait(0.0) == [Died(1, KILLED)]
+    first = spawned.theirs[2]
+    assert receive(first)[0] == "coordinator"
+    first.close()
+    while len(spawned.theirs) < 4:
+        fleet.wait(0.01)
+    second = spawned.theirs[3]
+    second.settimeout(5)
+    assert receive(second)[0] == "coordinator"
+    assert receive(second) == ("gone", 1, KILLED)
+
+
+# --- Ray ---------------------------------------------------------------------------------------------
+
+
+class Actor:
+    def __init__(self, ray: FakeRay, kind: str) -> None:
+        self.ray, self.kind = ray, kind
+
+    def __getattr__(self, name: str) -> Any:
+        return Call(self.ray, self.kind, name)
+
+
+class Call:
+    def __init__(self, ray: FakeRay, kind: str, name: str) -> None:
+        self.ray, self.kind, self.name = ray, kind, name
+
+    def remote(self, *arguments: Any) -> int:
+        self.ray.calls.append((self.kind, self.name, arguments))
+        return len(self.ray.calls) - 1
+
+
+class Maker:
+    def __init__(self, ray: FakeRay, kind: str) -> None:
+        self.ray, self.kind = ray, kind
+
+    def options(self, **options: Any) -> Maker:
+        return self
+
+    def remote(self, *arguments: Any) -> Actor:
+        name = self.kind if self.kind == "CoordinatorActor" else f"{self.kind} {arguments[1]}"
+        self.ray.calls.append((name, "new", arguments))
+        return Actor(self.ray, name)
+
+
+class FakeRay:
+    """Actors that only note what they are asked; `answer` says what they answer, by the name of the call."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str, tuple[Any, ...]]] = []
+        self.answers: dict[tuple[str, str], Any] = {}
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def remote(self, kind: type) -> Maker:
+        return Maker(self, kind.__name__)
+
+    def wait(self, refs: list[int], num_returns: int = 1, timeout: float = 0.0) -> Any:
+        ready = [ref for ref in refs if self.calls[ref][:2] in self.answers][:num_returns]
+        if not ready:
+            time.sleep(min(timeout, 0.01))
+        return ready, [ref for ref in refs if ref not in ready]
+
+    def get(self, ref: int, timeout: float | None = None) -> Any:
+        answer = self.answers[self.calls[ref][:2]]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def kill(self, actor: Actor) -> None:
+        self.calls.append((actor.kind, "killed", ()))
+
+    def asked(self, kind: str, name: str) -> list[tuple[Any, ...]]:
+        return [arguments for *called, arguments in self.calls if called == [kind, name]]
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    ray_fleet = pytest.importorskip("bml.cluster.ray_fleet")
+    made = FakeRay()
+    monkeypatch.setattr(ray_fleet, "ray", made)
+    monkeypatch.setattr(ray_fleet, "living_machines", lambda: [Machine("127.0.0.1", "a", 2.0, True)])
+    monkeypatch.setattr(ray_fleet, "on_node", lambda node: node)
+    monkeypatch.setattr(ray_fleet, "_LOOK_S", 0.05)
+    for server in SPEC.servers:
+        made.answers[f"ServerActor {server}", "contact"] = (contact(server), 1 << 30)
+    return made
+
+
+@pytest.fixture
+def fleet(ray: FakeRay) -> Any:
+    from bml.cluster.ray_fleet import RayFleet
+
+    made = RayFleet(SPEC, None, prints=False)
+    made.start(b"train")
+    return made
+
+
+def unavailable() -> Exception:
+    from ray.exceptions import ActorUnavailableError
+
+    return ActorUnavailableError("the connection broke", None)
+
+
+def said(beats: int, term: int = 1) -> Any:
+    from bml.cluster.ray_actors import Said
+
+    return Said({"term": term, "state": "steady", "highest": term}, 1 << 30, beats, False)
+
+
+def waits(fleet: Any, until: Callable[[], object]) -> list[Any]:
+    """What happens to servers until then."""
+    return waits_for(fleet, lambda events: until())
+
+
+def waits_for(fleet: Any, until: Callable[[list[Any]], object]) -> list[Any]:
+    deadline, events = time.monotonic() + 10, list[Any]()
+    while not until(events):
+        assert time.monotonic() < deadline
+        events += [each for each in fleet.wait(0.01) if not hasattr(each, "snapshot")]
+    return events
+
+
+def test_a_server_that_ray_does_not_reach_is_not_dead(ray: FakeRay, fleet: Any) -> None:
+    ray.answers["ServerActor 1", "run"] = unavailable()
+    assert waits(fleet, lambda: len(ray.asked("ServerActor 1", "run")) > 3) == []
+    assert ray.asked("CoordinatorActor", "gone") == []
+    assert fleet.ask(("status", ""), 0.0) == {}
+    assert len(ray.asked("ServerActor 1", "answer")) == 1, "it runs"
+    ray.answers["ServerActor 1", "run"] = cloudpickle.dumps(report(1))
+    assert waits_for(fleet, len) == [Reported(report(1))]
+
+
+def test_a_server_that_ray_knows_to_be_dead_is(ray: FakeRay, fleet: Any) -> None:
+    from ray.exceptions import ActorDiedError
+
+    ray.answers["ServerActor 1", "run"] = ActorDiedError()
+    assert [type(each) for each in waits_for(fleet, len)] == [Died]
+    assert len(ray.asked("CoordinatorActor", "gone")) == 1
+
+
+def test_a_coordinator_that_ray_does_not_reach_is_replaced_only_if_it_stays_silent(
+    ray: FakeRay, fleet: Any
+) -> None:
+    ray.answers["CoordinatorActor", "said"] = said(1)
+    waits(fleet, lambda: fleet._beats == 1)
+    fleet._died(1, "killed")
+    told = len(ray.asked("CoordinatorActor", "gone"))
+    ray.answers["CoordinatorActor", "said"] = unavailable()
+    asked = len(ray.asked("CoordinatorActor", "said"))
+    waits(fleet, lambda: len(ray.asked("CoordinatorActor", "said")) > asked + 1)
+    ray.answers["CoordinatorActor", "said"] = said(2)
+    waits(fleet, lambda: fleet._beats == 2)
+    assert len(ray.asked("CoordinatorActor", "new")) == 1, "it was out of reach for a moment"
+    assert len(ray.asked("CoordinatorActor", "gone")) == told + 1, "it is told what it may have missed"
+    ray.answers["CoordinatorActor", "said"] = unavailable()
+    waits(fleet, lambda: len(ray.asked("CoordinatorActor", "new")) == 2)
+    assert ray.asked("CoordinatorActor", "killed")
+    assert ray.asked("CoordinatorActor", "gone")[-1] == (1, "killed"), "and so is its successor"
+
+
+def test_an_actor_runs_its_training_function_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often the launcher asks: Ray may have lost an answer, or a question."""
+    ray_actors = pytest.importorskip("bml.cluster.ray_actors")
+    ran, go = [], threading.Event()
+
+    def run(server: Any, contacts: Any, train: Any) -> ServerReport:
+        ran.append(server)
+        assert go.wait(10)
+        return report(1)
+
+    monkeypatch.setattr(ray_actors, "run_training", run)
+    monkeypatch.setattr(ray_actors, "Server", lambda *arguments: "server")
+    actor = ray_actors.ServerActor(SPEC, 1, processes.Place())
+    reports: list[bytes] = []
+    train = cloudpickle.dumps(None)
+    threads = [threading.Thread(target=lambda: reports.append(actor.run({}, train))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    go.set()
+    for thread in threads:
+        thread.join()
+    assert ran == ["server"]
+    assert [cloudpickle.loads(each) for each in reports] == 3 * [report(1)]
