@@ -297,7 +297,9 @@ class Coordinator:
                 self._known.committed = max(self._known.committed, step)
                 return []
             case msg.Ended(_, outcome, error, step):
-                return [*self._noted(server, outcome, step), *self._ended(server, outcome, error, now)]
+                answer = [Post(server, msg.Noted(self.term))] if server in self._ending.outcomes else []
+                noted = self._noted(server, outcome, step)
+                return [*answer, *noted, *self._ended(server, outcome, error, now)]
             case msg.Inject():
                 return []  # for the shell alone
 

@@ -126,6 +126,12 @@ class Returned(_Message, frozen=True):
     step: int
 
 
+class Noted(_Message, frozen=True):
+    """A coordinator is there: the answer to a server that says again that its training function has ended."""
+
+    term: int
+
+
 class Inject(_Message, frozen=True):
     """Suffer this fault now (fault injection; see faults/plan.py for the notation)."""
 
@@ -270,7 +276,7 @@ class Ended(_Message, frozen=True):
     step: int
 
 
-ToServer = Who | Freeze | Propose | Install | Evict | Abort | Shutdown | Returned | Inject
+ToServer = Who | Freeze | Propose | Install | Evict | Abort | Shutdown | Returned | Noted | Inject
 ToCoordinator = (
     Status
     | Accepted

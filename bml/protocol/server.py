@@ -21,6 +21,7 @@ from bml.protocol.calls import Calls
 from bml.protocol.dataflow import Buffer, Dataflow, Place
 from bml.protocol.donor import Donor
 from bml.protocol.events import Event, Instruction, Tell, Verdict
+from bml.protocol.farewell import Farewell
 from bml.protocol.frame import FrameError, Header, Kind
 from bml.protocol.learner import KEPT_NBYTES, Learner
 from bml.protocol.lived import Lived, ViewRecord
@@ -71,6 +72,7 @@ class ServerCore:
         self._outcome = ev.Ended("")
         self._term = -1
         self._needs_view_since: float | None = None
+        self._farewell = Farewell(timeouts.orphan_s)
 
     # --- what the shell may look at --------------------------------------------------------------
 
@@ -207,10 +209,11 @@ class ServerCore:
                 return self._watch.proved(peer, level)
             case ev.OwnNicLost(level, why):
                 return [self._watch.suspect(self.server, level, "own-nic", 0.0, why)]
-            case ev.Ended(outcome, error):
+            case ev.Ended(outcome):
                 self._outcome = event  # of a joiner that was never in nobody needs anything more
                 out = outcome == "failed" and self._learner is not None and self.view is None
-                return [Tell(msg.Ended(self.server, outcome, error, self.committed)), *[ev.Leave()] * out]
+                self._farewell.begin(now)
+                return [self._said_ended(), *[ev.Leave()] * out]
             case ev.Gathered() | ev.Summed() | ev.Differs() | ev.Home():
                 return self.met(event, now)
 
@@ -317,7 +320,19 @@ class ServerCore:
         if self._may_install(self._proven_epoch):
             done += self._install(now)
         self._watch.be_patient(self.timeouts.patience_s(self.committed))
-        return done + self._watch.tick(now)
+        return done + self._end_again(now) + self._watch.tick(now)
+
+    def _end_again(self, now: float) -> list[Instruction]:
+        """Hear whether there is still a coordinator that will end the job."""
+        if self._member.stopped is not None or not self._farewell.is_due(now):
+            return []
+        if self._farewell.in_vain:
+            why = f"no coordinator has answered for {self.timeouts.orphan_s:g} s: who is to end the job?"
+            return self._steps.stop(FabricError(f"server {self.server} is done, and {why}"))
+        return [self._said_ended()]
+
+    def _said_ended(self) -> Instruction:
+        return Tell(msg.Ended(self.server, self._outcome.outcome, self._outcome.error, self.committed))
 
     def _orphaned(self, now: float) -> bool:
         """Whether a coordinator has been needed, and has brought no view, for too long."""
@@ -336,6 +351,7 @@ class ServerCore:
         if term < self._term:
             return [Tell(msg.Deposed(self.server, self._term))]  # its successor has asked already
         self._term = term
+        self._farewell.heard()
         match message:
             case msg.Who():
                 # The status last: whoever has everybody's knows what everybody suspects.
@@ -356,8 +372,8 @@ class ServerCore:
                 return self._shut_down()
             case msg.Returned(_, server, step):
                 return self._steps.returned(server, step)
-            case msg.Inject():
-                return []  # for the shell alone
+            case msg.Noted() | msg.Inject():
+                return []  # a sign of life; or for the shell alone
 
     def _said_before(self) -> list[Instruction]:
         """What a new coordinator must be told."""

@@ -321,7 +321,7 @@ def draw_successions(chance: random.Random, fabric: Fabric, detect_s: float) -> 
         when = _when(chance, fabric, detect_s)
         found.append(Mishap(kind, _target(chance, fabric, kind), when, _for_s(chance, kind, detect_s)))
     if chance.random() < 0.4:
-        for_s = detect_s * chance.choice((0.5, 2.0, 8.0, 20.0)) * chance.uniform(0.5, 1.5)
+        for_s = detect_s * chance.choice((0.5, 2.0, 8.0, 20.0, FOREVER)) * chance.uniform(0.5, 1.5)
         found.append(Mishap("launcher-freeze", (), _when(chance, fabric, detect_s), for_s))
     return tuple(found)
 

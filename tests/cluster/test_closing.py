@@ -189,3 +189,41 @@ def test_a_death_is_dealt_with_although_the_nursery_is_stopped() -> None:
         result = job.wait(30)
     assert result.values == {0: steps, 1: steps, 2: steps}
     assert result.dead == {3: "its process is gone"}
+
+
+# --- a launcher and a coordinator that are stopped for good ------------------------------------------
+
+STOPPED = f"""
+import sys; sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1])]!r}
+import bml, test_closing
+bml.launch(test_closing.outlives_all, "bcube:2x2", launcher="processes", transport="tcp", start_s=4.0,
+           faults=["freeze:coordinator@step=20"])
+"""
+GIVE_UP_S = 2 * 4.0
+
+
+def outlives_all(session: bml.Session) -> None:
+    for step in range(60):
+        session.allreduce(np.ones(3))
+        if (session.server, step) == (0, 10):
+            launcher = psutil.Process().parents()[1]
+            launcher.suspend()
+
+
+@pytest.mark.real
+def test_servers_end_although_launcher_and_coordinator_are_stopped_for_good() -> None:
+    with commands.begun(sys.executable, "-c", STOPPED) as process:
+        launcher = psutil.Process(process.pid)
+        deadline = time.monotonic() + 20
+        while launcher.status() != psutil.STATUS_STOPPED:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        (nursery,) = launcher.children()
+        family = nursery.children()
+        ended, left = psutil.wait_procs(family, timeout=GIVE_UP_S + 10)
+        assert len(ended) == 4
+        assert [each.status() for each in left] == [psutil.STATUS_STOPPED], "the coordinator"
+        left[0].kill()
+        launcher.resume()
+        process.communicate(timeout=20)
+    assert process.returncode == 0

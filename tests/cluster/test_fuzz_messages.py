@@ -90,6 +90,7 @@ TO_SERVER = (
     msg.Who(1), msg.Freeze(1, 3, "x"), msg.Propose(1, VIEW), msg.Install(1, 2), msg.Evict(1, 3, "x"),
     msg.Abort(1, "start", "x"), msg.Shutdown(1), msg.Inject("kill:1"),
     msg.Returned(1, 2, 9),
+    msg.Noted(1),
 )  # fmt: skip
 STATUS = msg.Status(1, 7, 0, 2, VIEW, VIEW, 4, -1, "", "", None)
 TO_COORDINATOR = (

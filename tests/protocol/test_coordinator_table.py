@@ -632,6 +632,7 @@ def test_only_a_successor_deposes(steady: Driver) -> None:
 def test_the_job_ends_when_every_member_is_done(steady: Driver) -> None:
     told = steady.heard(0, msg.Ended(0, "done", "", 1))
     assert told == [coord.Post(server, msg.Returned(1, 0, 1)) for server in (0, 1, 2)]
+    assert steady.heard(0, msg.Ended(0, "done", "", 1)) == [coord.Post(0, msg.Noted(1))], "it is there"
     assert steady.heard(1, msg.Ended(1, "done", "", 1)) == []
     done = steady.heard(2, msg.Ended(2, "done", "", 1))
     assert posts(msg.Shutdown, done) == [0, 1, 2]

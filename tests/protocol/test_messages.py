@@ -36,6 +36,7 @@ ALL: list[msg.Message] = [
     msg.Progress(2, 99),
     msg.Ended(2, "done", "", 7),
     msg.Returned(1, 2, 7),
+    msg.Noted(1),
 ]
 
 

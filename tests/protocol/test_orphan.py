@@ -70,3 +70,60 @@ def test_a_long_step_without_trouble_is_no_need() -> None:
     for now in range(0, 10_000, 1):
         server.heard(1, 0, now / 10)
         assert not stops(server, now / 10)
+
+
+def said(server: ServerCore, now: float) -> list[msg.Ended]:
+    return [each.message for each in server.handle(ev.Tick(), now) if isinstance(each, ev.Tell)]  # type: ignore[misc]
+
+
+def done(now: float) -> ServerCore:
+    server = core()
+    install(server, 1, 0.0)
+    server.heard(1, 0, now)
+    assert server.handle(ev.Ended("done"), now) == [ev.Tell(msg.Ended(0, "done", "", 0))]
+    return server
+
+
+QUARTER_S = TIMES.orphan_s / 4
+
+
+def test_who_is_done_gives_up_where_no_coordinator_ends_the_job() -> None:
+    server = done(10.0)
+    for asked in (1, 2, 3):
+        now = 10.0 + asked * QUARTER_S
+        server.heard(1, 0, now)
+        assert said(server, now - 0.1) == []
+        assert said(server, now) == [msg.Ended(0, "done", "", 0)]
+    server.heard(1, 0, 10.0 + TIMES.orphan_s)
+    assert not stops(server, 10.0 + TIMES.orphan_s - 0.1)
+    (stop,) = stops(server, 10.0 + TIMES.orphan_s)
+    assert "no coordinator has answered for 120 s" in str(stop.error)
+    assert not stops(server, 11.0 + 2 * TIMES.orphan_s)
+
+
+def test_who_is_done_waits_as_long_as_a_coordinator_answers() -> None:
+    server = done(10.0)
+    for asked in range(1, 100):
+        now = 10.0 + asked * QUARTER_S
+        server.heard(1, 0, now)
+        assert said(server, now) == [msg.Ended(0, "done", "", 0)]
+        assert server.handle(ev.Control(msg.Noted(1)), now) == []
+
+
+def test_a_deposed_coordinator_is_none() -> None:
+    server = done(10.0)
+    server.handle(ev.Control(msg.Who(2)), 10.0)
+    for asked in (1, 2, 3):
+        server.heard(1, 0, 10.0 + asked * QUARTER_S)
+        assert said(server, 10.0 + asked * QUARTER_S)
+        server.handle(ev.Control(msg.Noted(1)), 10.0 + asked * QUARTER_S)
+    server.heard(1, 0, 10.0 + TIMES.orphan_s)
+    assert stops(server, 10.0 + TIMES.orphan_s)
+
+
+def test_time_in_which_a_server_was_stopped_itself_is_no_silence() -> None:
+    server = done(10.0)
+    server.heard(1, 0, 1000.0)
+    assert said(server, 1000.0) == [msg.Ended(0, "done", "", 0)]
+    server.heard(1, 0, 1000.0 + QUARTER_S)
+    assert not stops(server, 1000.0 + QUARTER_S)
