@@ -185,6 +185,8 @@ class Execution:
             case Quit():
                 assert self.direct is not None
                 self.direct.quit(instruction)
+            case ev.Begin(replays):
+                self._handover.begin(replays)
             case ev.Prepare():
                 self._meeting.replies.put(instruction)
             case ev.Keep(step, epoch, contributors) if self.direct is not None:

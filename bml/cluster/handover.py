@@ -34,6 +34,9 @@ class Handover:
         self._incoming = memoryview(b"")
         self._needs_state = joins
         self._here: _Here | None = None
+        self._overtaken = False
+        self._unanswered = 0
+        self._replays = False
         self._kept: KeptResults[Committed] = KeptResults()
         self._changed = threading.Condition()  # of what is kept, and whether a state is here
         self._error: BmlError | None = None
@@ -44,13 +47,21 @@ class Handover:
 
     # --- the training thread ---------------------------------------------------------------------
 
-    def take(self) -> memoryview:
-        """Wait for the state. Raises the error that came instead."""
+    def take(self) -> memoryview | None:
+        """Wait for the state. Raises the error that came instead.
+
+        None: it was here, but results that come after it are lost by now. Another one is to be asked for.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self._here is not None or self._error is not None)
+            self._changed.wait_for(
+                lambda: self._here is not None or self._overtaken or self._error is not None
+            )
+            overtaken, self._overtaken = self._overtaken, False
             if self._here is None:
-                assert self._error is not None
-                raise self._error
+                if self._error is not None:
+                    raise self._error
+                assert overtaken
+                return None
             (step, state, digests), self._here = self._here, None
             self._incoming = memoryview(b"")
             self._needs_state = False
@@ -95,6 +106,23 @@ class Handover:
             if step in self._kept:
                 self._kept.pop(step)
 
+    def arrive(self) -> ev.Arrived:
+        """The training function is at a boundary: what to tell the core, and then to ask `replays`."""
+        with self._changed:
+            self._unanswered += 1
+        return ev.Arrived(self.step)
+
+    def replays(self) -> bool:
+        """Wait until the core says whether the iteration that begins replays.
+
+        Raises the error that ended the job.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._unanswered == 0 or self._error is not None)
+            if self._error is not None:
+                raise self._error
+            return self._replays
+
     def wait_for_next(self) -> None:
         """Wait until the result of the step that comes next is kept, or will not be.
 
@@ -124,6 +152,13 @@ class Handover:
         """Where a piece that arrives belongs."""
         return self._incoming[place.offset : place.offset + nbytes]
 
+    def begin(self, replays: bool) -> None:
+        """The core answers what `arrive` told it; a handler of a signal may have raised meanwhile."""
+        with self._changed:
+            self._unanswered -= 1
+            self._replays = replays
+            self._changed.notify()
+
     def here(self, step: int, digests: dict[Part, str]) -> None:
         """The state after `step` is complete: results up to it are in it."""
         with self._changed:
@@ -135,6 +170,7 @@ class Handover:
         """Results from this step on are lost: the training thread takes a later state at a boundary."""
         with self._changed:
             self._kept.behind(step)
+            self._overtaken = self._here is not None
             self._here, self._incoming = None, memoryview(b"")
             self._needs_state = True
             self._changed.notify()

@@ -57,7 +57,7 @@ class Server:
         self._meeting, self._handover = self._loop.meeting, self._loop.handover
         self.contact = self._loop.contact
         self._training_thread = 0
-        self._level = self._replays = False
+        self._replays = False
 
     def start(self, contacts: Contacts) -> None:
         """Start the loop, in the training thread; the coordinator may call from now on."""
@@ -174,10 +174,11 @@ class Server:
         It is not let in before, so that nobody keeps results for it while it imports and loads its data.
         Raises the error that ended the job before, FabricError if the state was damaged on its way.
         """
-        if not self._handover.needs_state:
-            return None
-        self._loop.request(ev.Ready())
-        return self._handover.take()
+        state: memoryview | None = None
+        while self._handover.needs_state:
+            self._loop.request(ev.Ready())
+            state = self._handover.take()
+        return state
 
     @property
     def replays(self) -> bool:
@@ -185,21 +186,16 @@ class Server:
         return self._replays
 
     def draw_level(self) -> None:
-        """See Communicator.
-
-        So the others wait for a joiner no longer than for anybody: it begins with the step when they do.
-        """
+        """See Communicator; the core decides."""
         handover = self._handover
         if not handover.joins or self.contributes:
             self._replays = False
             return
-        self._replays = handover.step <= self._loop.core.committed
+        if self.error:
+            raise self.error
+        self._loop.request(handover.arrive())
+        self._replays = handover.replays()
         if self._replays:
-            return
-        if self._level:
-            self._loop.request(ev.Arrived(handover.step))
-        else:
-            self._level = self._replays = True
             handover.wait_for_next()
 
     def boundary(self, state: Callable[[], Rope]) -> None:

@@ -52,9 +52,17 @@ class Ballot:
         # A step whose contributors stay goes on where it was.
         stay = old is not None and old.contributors == self.next.contributors and not self.newcomers
         final = final_everywhere(known, commit) if stay else ()
-        learners = self.next.learners
-        if old is not None:  # a learner that has fallen behind since it said CaughtUp learns on
-            late = {status.server for status in known if status.behind and status.server in old.learners}
-            learners = tuple(each for each in self.members if each in late or each in learners)
+        # A learner that has fallen behind since it said CaughtUp learns on.
+        learning = {*self.next.learners, *(status.server for status in known if _learns_on(status))}
+        learners = tuple(server for server in self.members if server in learning)
         self.proposal = structs.replace(self.next, commit=commit, final=final, learners=learners)
         return self.proposal
+
+
+def _learns_on(status: msg.Status) -> bool:
+    """Whether a learner must not contribute yet.
+
+    It is one in the view that it has installed. A later view that has it as a contributor cannot be in force:
+    this server would have accepted it, and says that it is behind only of a time when it was not frozen.
+    """
+    return status.behind and status.installed is not None and status.server in status.installed.learners

@@ -54,7 +54,7 @@ class Ready(Struct, frozen=True):
 
 
 class Arrived(Struct, frozen=True):
-    """The user of a joiner is at the boundary before `step` and has applied all results: let it in."""
+    """The user of a joiner is at the boundary before `step`: `Begin` answers."""
 
     step: int
 
@@ -241,6 +241,16 @@ class Behind(Struct, frozen=True):
     step: int
 
 
+class Begin(Struct, frozen=True):
+    """The user of a joiner may begin the iteration before which it arrived.
+
+    `replays`: what it brings in this iteration is not used, and it must bring it only to steps whose results
+    are kept. Until it arrives at the next boundary no view has this server as a contributor.
+    """
+
+    replays: bool
+
+
 class Replay(Struct, frozen=True):
     """The user has come to a step that was committed before: give him what was kept."""
 
@@ -332,6 +342,7 @@ Instruction = (
     | Keep
     | Skip
     | Behind
+    | Begin
     | Replay
     | Expect
     | StateHere

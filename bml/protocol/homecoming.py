@@ -18,34 +18,33 @@ class Homecoming:
     """See the module's text."""
 
     def __init__(self) -> None:
-        self.awaited = False
-        """Whether a result is on its way, or in doubt: asked for in every step."""
-        self._what: BringHome | None = None
+        self.awaited: BringHome | None = None
+        """The result that is on its way, or in doubt; asked for in every step."""
         self._asked = False
         self._waiting: list[Instruction] = []
 
     def begin(self, what: BringHome, then: list[Instruction]) -> list[Instruction]:
         """A view commits a step: `then` is for when its result is home."""
-        self.awaited, self._what, self._waiting = True, what, then
+        self.awaited, self._waiting = what, then
         return self.ask()
 
     def ask(self) -> list[Instruction]:
         """A view is installed: what is in doubt may be so no more."""
-        if self._what is None or self._asked:
+        if self.awaited is None or self._asked:
             return []
         self._asked = True
-        return [self._what]
+        return [self.awaited]
 
     def behind(self, instructions: list[Instruction]) -> list[Instruction]:
         """These must not come before what is awaited; returns what can be done now."""
-        if self._what is None:
+        if self.awaited is None:
             return instructions
         self._waiting += instructions
         return []
 
     def home(self, event: Home, epoch: int) -> list[Instruction]:
         """The result is there; `epoch` is that of the view in force."""
-        if self._what is None or (event.epoch, event.step) != (self._what.epoch, self._what.step):
+        if self.awaited is None or (event.epoch, event.step) != (self.awaited.epoch, self.awaited.step):
             return []
         self._asked = False
         if event.newest > epoch:
@@ -56,4 +55,4 @@ class Homecoming:
 
     def drop(self) -> None:
         """Nobody is to be given the result."""
-        self.awaited, self._what, self._asked, self._waiting = False, None, False, []
+        self.awaited, self._asked, self._waiting = None, False, []

@@ -24,9 +24,9 @@ from typing import NamedTuple
 
 from bml.errors import BmlError, StepMismatch, TooSlow
 from bml.protocol.call import Call
-from bml.protocol.events import Behind, Expect, Instruction, Keep, Skip, StateHere, Submit
+from bml.protocol.events import Begin, Behind, Expect, Instruction, Keep, Skip, StateHere, Submit, Tell
 from bml.protocol.frame import FrameError, Header, Kind
-from bml.protocol.messages import View
+from bml.protocol.messages import CaughtUp, NeedsState, View
 from bml.protocol.transfer import Head, Incoming
 
 KEPT_NBYTES = 1 << 30
@@ -49,7 +49,7 @@ class Learner:
     """The state of joining `server`; see the module's text. It keeps results of up to `most_nbytes`.
 
     `behind`: a later state is needed, as results that come after those that are kept are lost. `waits`: the
-    user waits for a state.
+    user waits for a state. `replays`: the user goes through an iteration in which it contributes nothing.
     """
 
     def __init__(self, server: int, most_nbytes: int = KEPT_NBYTES):
@@ -59,6 +59,9 @@ class Learner:
         self.has_state = False
         self.behind = False
         self.waits = False
+        self.replays = False
+        self._level = False
+        self._arrived = 0
         self._calls: dict[int, tuple[Call, int]] = {}
         self._kept: dict[int, _Kept] = {}
         self._since = 0  # results from this step on count; those before belong to an earlier state
@@ -90,6 +93,33 @@ class Learner:
         called = self._calls.get(step) if self.follows else None
         return None if called is None else Submit(step, epoch, *called)
 
+    @property
+    def late(self) -> bool:
+        """Whether it is a learner that must not contribute yet, whatever it said before."""
+        return self.follows and (self.behind or self.replays)
+
+    def arrived(self, step: int, committed: int, frozen: bool) -> Begin:
+        """The user is at the boundary before `step`, and the last step that is `committed` here is known.
+
+        The iteration that begins replays while the user is late, and once more when it has drawn level, so
+        that it comes to the next boundary when the others do. It does not replay while this server is
+        `frozen`: the next view may have it as a contributor.
+        """
+        late = step <= committed or not self._level
+        self.replays = late and self.follows and not frozen
+        self._level |= step > committed
+        self._arrived = 0 if self.replays else step
+        return Begin(self.replays)
+
+    def says(self, epoch: int, step: int, brought: bool) -> list[Instruction]:
+        """What it tells the coordinator before this step, which the user has `brought` or not."""
+        if not self.follows:
+            return []
+        if self.behind and self.waits:
+            return [Tell(NeedsState(self._server, epoch))]
+        level = brought or self._arrived == step
+        return [Tell(CaughtUp(self._server, epoch))] if level and not self.late else []
+
     # --- results ---------------------------------------------------------------------------------
 
     def keeps(self, submit: Submit, epoch: int, contributors: tuple[int, ...]) -> list[Instruction]:
@@ -98,10 +128,9 @@ class Learner:
         if self.behind:
             return [Skip(step)]
         full = self._nbytes + nbytes > self._most_nbytes or self._n_steps >= _KEPT_STEPS
-        full = (
-            full and self.follows
-        )  # a view that commits the step makes it a contributor: no later state comes
-        if full and self._n_steps:  # one result is always kept: there is no later state of use otherwise
+        # One result is always kept: there is no later state of use otherwise. Nor does any come if the view
+        # that commits the step makes this server a contributor.
+        if full and self.follows and self._n_steps:
             return [Skip(step), *self._fall_behind(step)]
         self._kept[step] = _Kept(submit.call.text, submit.signature, nbytes)
         self._nbytes += nbytes

@@ -61,10 +61,12 @@ class Member:
         committed: int,
         standing: tuple[int, Spans, int],
         ended: Ended,
+        behind: bool,
     ) -> Status:
         """What to report to a coordinator that asks with `epoch` (0: it only asks who is there).
 
         `standing`: the step that is complete, what is final of the current one, and of how many elements.
+        `behind`: it is a learner that must not contribute yet.
         """
         complete, final, n_elements = standing
         return Status(
@@ -82,6 +84,7 @@ class Member:
             final=final,
             n_elements=n_elements,
             ready=self.ready,
+            behind=behind,
         )
 
     def freeze(self, message: Freeze) -> Refused | None:

@@ -152,7 +152,8 @@ class Status(_Message, frozen=True):
     `outcome` is "" while the training function runs, then "done" or "failed". `life`: None for the first.
     `final` are the elements of step `committed` + 1 that are final here, in the view that is installed, of
     `n_elements` in all (0: that step was not begun). `ready`: its training function is where a joiner can be
-    given the state; before, it stays outside.
+    given the state; before, it stays outside. `behind`: it is a learner that must not contribute yet, because
+    its user replays, or needs a later state.
     """
 
     server: int

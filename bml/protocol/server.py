@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from msgspec import structs
-
 from bml.errors import Evicted, job_error
 from bml.protocol import events as ev
 from bml.protocol import messages as msg
@@ -64,8 +62,7 @@ class ServerCore:
         self._donor = Donor(server, slice_nbytes)
         self._goes: msg.Leaves | None = None
         self._watch = Watch(server, fabric, timeouts.detect_s, now)
-        self._calls = Calls(server)
-        self._lived = Lived(now)
+        self._calls, self._lived = Calls(server), Lived(now)
         self._steps = Steps(self._member, self._learner, self._calls, self._lived, slice_nbytes, now)
         self.met, self.flows = self._steps.met, self._watch.flows
         self._proven_epoch = 0
@@ -186,8 +183,8 @@ class ServerCore:
                 return self._steps.begin_to_follow(submit, now)
             case ev.Ready():
                 self._member.ready = True
-                waits = self._steps.waits_for_state()
-                return [Tell(self._status(self._term, 0)), *waits] if self._term >= 0 else []
+                needs = self._steps.waits_for_state()
+                return [Tell(self._status(self._term, 0)), *needs] if self._term >= 0 else []
             case ev.Gives():
                 return self._donor.begins()
             case ev.Give():
@@ -310,12 +307,11 @@ class ServerCore:
 
     def _tick(self, now: float) -> list[Instruction]:
         if self._orphaned(now):
-            return self._steps.stop(
-                FabricError(
-                    f"server {self.server} has waited {self.timeouts.orphan_s:g} s for a view after epoch "
-                    f"{self.epoch}: is there a coordinator? It waits for {self.waits_for()}"
-                )
+            why = (
+                f"server {self.server} has waited {self.timeouts.orphan_s:g} s for a view after epoch "
+                f"{self.epoch}: is there a coordinator? It waits for {self.waits_for()}"
             )
+            return self._steps.stop(FabricError(why))
         done = self._steps.clash()
         if self._may_install(self._proven_epoch):
             done += self._install(now)
@@ -388,9 +384,8 @@ class ServerCore:
         return self._member.stopped is None and self._member.may_install(epoch)
 
     def _status(self, term: int, epoch: int) -> msg.Status:
-        status = self._member.status(term, epoch, self.committed, self._steps.standing, self._outcome)
-        behind = self._learner is not None and self._learner.behind
-        return structs.replace(status, behind=behind) if behind else status
+        behind = self._learner is not None and self._learner.late
+        return self._member.status(term, epoch, self.committed, self._steps.standing, self._outcome, behind)
 
     def _freeze(self, message: msg.Freeze, now: float) -> list[Instruction]:
         if self._member.stopped:
@@ -411,9 +406,8 @@ class ServerCore:
                 self._steps.committed = view.commit
         fabric = self._base.without(*view.failures)
         programs = self._planner(fabric, self.server)
-        links = frozenset(
-            (peer, level) for level in range(fabric.levels) for peer in fabric.neighbours(self.server, level)
-        )
+        levels = range(fabric.levels)
+        links = frozenset((peer, level) for level in levels for peer in fabric.neighbours(self.server, level))
         self._steps.install(programs, fabric, links)
         self._watch.set_view(view, links, now)
         self._donor.install(view, fabric)

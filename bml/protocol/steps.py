@@ -13,7 +13,6 @@ The user's contribution is only read, so a step can be tried as often as the fab
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -25,13 +24,14 @@ from bml.protocol.calls import Calls
 from bml.protocol.dataflow import Send, Stamp
 from bml.protocol.direct import DirectEngine, Quit, Stage, direct_phases
 from bml.protocol.events import Instruction, Submit
-from bml.protocol.exchange import AnyEngine, Engines
+from bml.protocol.exchange import Engines
 from bml.protocol.frame import Header, Kind
 from bml.protocol.homecoming import Homecoming
 from bml.protocol.learner import Learner
 from bml.protocol.lived import Lived
 from bml.protocol.member import Member
-from bml.protocol.spans import Spans, merged, missing, placed, size
+from bml.protocol.running import Running
+from bml.protocol.spans import Spans, missing, size
 from bml.protocol.watch import Links
 from bml.schedule import AnyPrograms
 from topology import Fabric
@@ -39,28 +39,6 @@ from topology.errors import BmlError, InvariantError
 
 _PROGRESS_EVERY_S = 0.1
 _TOKEN_PRIORITY = -1  # before all slices, which count from 0
-
-
-@dataclass
-class Running:
-    """The step that is being synchronised."""
-
-    submit: Submit
-    contributors: tuple[int, ...]
-    engine: AnyEngine
-    barrier: Barrier
-    stamp: tuple[int, int]
-    """(epoch, step), as all its frames have it."""
-    follows: bool
-    left: Spans
-    """The elements that this try is about: all, unless others were final before."""
-    entered: bool = False
-
-    @property
-    def final(self) -> Spans:
-        """The elements that are final."""
-        before = missing(self.left, self.submit.n_elements)
-        return merged((*before, *placed(self.engine.finals, self.left)))
 
 
 class Steps:
@@ -91,7 +69,6 @@ class Steps:
         self._links: Links = frozenset()
         self._homecoming = Homecoming()
         self._waiting: Submit | None = None
-        self._arrived = 0
         self._resumes: tuple[Submit, Spans] | None = None
         self._called = (0, 0)
         self._progress_at = now
@@ -114,7 +91,7 @@ class Steps:
     @property
     def in_doubt(self) -> bool:
         """Whether a result that a view commits is on its way home, or may be torn."""
-        return self._homecoming.awaited
+        return self._homecoming.awaited is not None
 
     @property
     def standing(self) -> tuple[int, Spans, int]:
@@ -194,20 +171,20 @@ class Steps:
         return self.learning()
 
     def arrived(self, step: int) -> list[Instruction]:
-        """The user of a joiner is at the boundary before this step, and computes what he brings to it."""
-        self._arrived = step
-        return self.learning()
+        """The user of a joiner is at the boundary before this step."""
+        if self._member.stopped:
+            return [ev.Stop(self._member.stopped)]
+        if self._learner is None:
+            return [ev.Begin(replays=False)]
+        begin = self._learner.arrived(step, self.committed, self._member.frozen)
+        return [begin, *self.learning()]
 
     def learning(self) -> list[Instruction]:
         """What a learner tells the coordinator: it needs a later state, or has applied all there is."""
         learner, member = self._learner, self._member
-        if learner is None or not learner.follows or member.frozen or member.stopped:
+        if learner is None or member.frozen or member.stopped:
             return []
-        if learner.behind and learner.waits:
-            return [ev.Tell(msg.NeedsState(member.server, member.epoch))]
-        if learner.behind or (self._waiting is None and self._arrived != self.next):
-            return []
-        return [ev.Tell(msg.CaughtUp(member.server, member.epoch))]
+        return learner.says(member.epoch, self.next, brought=self._waiting is not None)
 
     def _replay(self, event: Submit, learner: Learner) -> list[Instruction]:
         """Give the user the result of a step that was committed before he came to it."""

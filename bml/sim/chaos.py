@@ -303,6 +303,17 @@ def _two_come_back(chance: random.Random, fabric: Fabric, detect_s: float) -> Mi
     return tuple(found)
 
 
+def draw_late_views(chance: random.Random, detect_s: float) -> Mishaps:
+    """The view that is to let a learner contribute comes late: the coordinator stops, or does not hear it."""
+    found = []
+    for nth in range(1, chance.choice((2, 3, 4))):
+        point = chance.choice(("CaughtUp", "CaughtUp", "state"))
+        kind = "control-hold" if point == "state" and chance.random() < 0.5 else "coordinator-freeze"
+        after_s = chance.choice((0.0, 0.0, 0.003)) * chance.random()
+        found.append(Mishap(kind, (), When(point, nth, after_s), detect_s * chance.uniform(0.05, 0.9)))
+    return tuple(found)
+
+
 def draw_successions(chance: random.Random, fabric: Fabric, detect_s: float) -> Mishaps:
     """What befalls coordinators and their launcher, and a server for which a coordinator is needed."""
     found = []

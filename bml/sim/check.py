@@ -15,6 +15,7 @@ from bml.sim.chaos import (
     draw_absent,
     draw_busy,
     draw_joins,
+    draw_late_views,
     draw_paths,
     draw_sharing,
     draw_successions,
@@ -62,6 +63,7 @@ class Scenario:
     reaches: bool = True
     load_s: float = 0.0
     kept_nbytes: int = KEPT_NBYTES
+    per_iteration: int = 1
 
     @classmethod
     def of(cls, seed: int, fabric: str | None = None, shared_memory: bool = False) -> Scenario:
@@ -118,9 +120,14 @@ class Scenario:
         if chance.random() < 0.5:
             coming = [mishap.target[0] for mishap in mishaps if mishap.kind == "join"]
             delays = delays.between(coming, fabric, chance.uniform(0.01, MOST_S))
+        late = random.Random(f"late views {self.seed}")
+        steps, per_iteration = chance.choice((12, 25, 40)), late.choice((1, 1, 2, 3))
+        if late.random() < 0.4:
+            mishaps = (*mishaps, *draw_late_views(late, DETECT_S))
+            steps, per_iteration = 60, late.choice((2, 3, 4))
         return replace(
             self,
-            steps=chance.choice((12, 25, 40)),
+            steps=steps,
             slice_nbytes=64,
             constants=chance.choice((DEFAULTS, TREES)),
             absent=absent,
@@ -128,6 +135,7 @@ class Scenario:
             mishaps=mishaps,
             delays=delays,
             kept_nbytes=chance.choice((KEPT_NBYTES, KEPT_NBYTES, 1, 400)),
+            per_iteration=per_iteration,
         )
 
     def _with_successions(self) -> Scenario:
@@ -181,11 +189,13 @@ class Scenario:
             reaches=self.reaches,
             load_s=self.load_s,
             kept_nbytes=self.kept_nbytes,
+            per_iteration=self.per_iteration,
         )
 
     def __str__(self) -> str:
         what = f"{self.steps} steps of {self.n_elements} elements in slices of {self.slice_nbytes} bytes"
         what += "" if self.constants.alpha_s else " on trees"
+        what += f", {self.per_iteration} in each iteration" if self.per_iteration > 1 else ""
         what += f", at least {self.min_servers} servers" if self.min_servers else ""
         what += f", on a busy host ({self.load_s:g} s)" if self.load_s else ""
         what += "" if self.reaches else ", no coordinator can be killed"

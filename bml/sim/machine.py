@@ -77,9 +77,7 @@ class Machine:
         self._workspace: Workspace | None = None
         self._lender = Lender(server)
         self._keeps: KeptResults[_Kept] = KeptResults()
-        self.user = User(
-            server, world, self.core, self.process, self.handle, self._keeps.took if life else None
-        )
+        self.user = User(server, world, self.core, self.process, self.handle, self._keeps if life else None)
         self._entered: tuple[int, int] | None = None
         self._step_view: View | None = None
         self._wake_at = float("inf")
@@ -264,6 +262,7 @@ class Machine:
                 world.promises.keeps(
                     self.server, len(self._keeps.steps), kept.result.nbytes, world.kept_nbytes
                 )
+                self.user.kept()
             case ev.Skip():
                 self._workspace = None
             case ev.Behind(step):
@@ -272,6 +271,8 @@ class Machine:
                 )
                 self._keeps.behind(step)
                 self.user.fall_behind()
+            case ev.Begin(replays):
+                self.user.begin(replays)
             case ev.Replay(step):
                 kept = self._keeps.pop(step)
                 self.user.committed(step, kept.epoch, kept.contributors, kept.view, kept.result)
@@ -352,11 +353,14 @@ class Machine:
         self._world.point("installed", f"server {self.server} installs {what}", self.server)
         self._world.promises.installed(self.server, view)
         if len(self.core.views) == 1 and self.life is None:
-            self.user.prepare(1)
+            self.user.come_to(1)
 
     def _stopped(self, error: BmlError) -> None:
         self._world.point("stopped", f"server {self.server} is stopped: {error}")
         self._world.history.errors[self.server] = error
+        learner = self.core._learner
+        if learner is not None and learner.behind and not learner.waits and self.user.waits_for_state:
+            raise PromiseBroken(4, f"server {self.server} waits for a state, its core does not know it")
         if isinstance(error, StepMismatch | TooSlow) and not self.user.ended:
             self.user.fail(error)
         self.user.stop()

@@ -52,6 +52,7 @@ class Simulation:
     `constants` of the cost model decide which schedule steps of this size take, if `algorithm` is auto.
     `delays`: which ways are slow. `shared_memory`: the servers are on one host and reduce directly; of links
     only heartbeats are left. `load_s`: how late a busy host reacts (load.py). `kept_nbytes`: see Learner.
+    `per_iteration`: how many steps an iteration of the training loop has.
     """
 
     def __init__(
@@ -74,14 +75,13 @@ class Simulation:
         delays: Delays = NONE,
         load_s: float = 0.0,
         kept_nbytes: int = 1 << 30,
+        per_iteration: int = 1,
     ):
-        self.fabric, self.kept_nbytes = fabric, kept_nbytes
+        self.fabric, self.kept_nbytes, self.per_iteration = fabric, kept_nbytes, per_iteration
         self.first = tuple(server for server in fabric.servers if server not in absent)
-        self.steps = steps
-        self.n_elements = n_elements
+        self.steps, self.n_elements = steps, n_elements
         self.slice_nbytes = slice_nbytes
-        self.algorithm = algorithm
-        self.constants = constants
+        self.algorithm, self.constants = algorithm, constants
         self.timeouts = Timeouts.of(detect_s)
         self.network = Network(seed)
         self.history = History(recorded)

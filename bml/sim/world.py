@@ -35,6 +35,7 @@ class World(Protocol):
     host: Host | None
     lends: bool
     kept_nbytes: int
+    per_iteration: int
     history: History
     promises: Promises
 

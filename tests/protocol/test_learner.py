@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from bml.cluster.handover import Handover
-from bml.errors import TooSlow
+from bml.errors import FabricError, TooSlow
 from bml.protocol.call import Call
-from bml.protocol.events import Behind, Expect, Instruction, Keep, Skip, StateHere, Submit
+from bml.protocol.events import Behind, Expect, Instruction, Keep, Skip, StateHere, Submit, Tell
 from bml.protocol.frame import Header, Kind
 from bml.protocol.kept import KeptResults
 from bml.protocol.learner import KEPT_NBYTES, Learner
-from bml.protocol.messages import View
+from bml.protocol.messages import CaughtUp, View
 from bml.protocol.transfer import Gift, Part, cut
 from bml.train.communicator import Committed
 
@@ -181,3 +181,43 @@ def test_results_after_a_state_that_nobody_took_are_lost_with_it() -> None:
     kept.here(8)
     kept.took()
     assert kept.steps == (9,)
+
+
+def level(committed: int = 6) -> Learner:
+    """A learner whose user has been level once, and goes through the iteration from the next step on."""
+    joiner = learner()
+    assert joiner.arrived(committed + 1, committed, frozen=False).replays, "once more, to draw level"
+    assert not joiner.arrived(committed + 2, committed + 1, frozen=False).replays
+    return joiner
+
+
+def test_a_learner_whose_user_replays_must_not_contribute_whatever_it_said_before() -> None:
+    joiner = level(committed=6)
+    assert joiner.says(3, 8, brought=False) == [Tell(CaughtUp(ME, 3))]
+    assert not joiner.late
+    assert joiner.arrived(10, 10, frozen=False).replays, "the others have been faster"
+    assert joiner.late
+    assert joiner.says(3, 11, brought=True) == []
+    assert not joiner.arrived(12, 11, frozen=False).replays
+    assert not joiner.late
+
+
+def test_a_user_contributes_all_of_an_iteration_that_begins_while_a_view_is_made() -> None:
+    joiner = level(committed=6)
+    assert not joiner.arrived(10, 12, frozen=True).replays
+    assert not joiner.late
+    joiner.install(View(4, (0, 1, 2), (), 12, "", 0.5))
+    assert not joiner.arrived(14, 13, frozen=False).replays, "it contributes"
+    assert not joiner.late
+
+
+def test_a_user_that_waits_for_a_state_is_told_when_it_is_overtaken() -> None:
+    handover = Handover(joins=True)
+    handover.expect(1)
+    handover.here(5, {})
+    handover.behind(7)
+    assert handover.take() is None
+    assert handover.needs_state, "and asks again"
+    handover.fail(FabricError("the job is over"))
+    with pytest.raises(FabricError):
+        handover.take()

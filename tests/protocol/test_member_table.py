@@ -127,6 +127,6 @@ def test_an_accepted_view_is_not_installed_after_a_newer_promise(running: Member
     running.freeze(freeze(5, 2))
     assert not running.may_install(4)
     assert not running.may_install(5)
-    status = running.status(2, 5, 7, (8, (), 0), Ended(""))
+    status = running.status(2, 5, 7, (8, (), 0), Ended(""), behind=False)
     assert (status.accepted, status.installed, status.promised) == (view(4), view(3), 5)
     assert (status.term, status.epoch, status.committed, status.complete) == (2, 5, 7, 8)

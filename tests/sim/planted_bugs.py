@@ -24,6 +24,7 @@ from bml.protocol.transfer import Incoming
 from bml.protocol.workspace import Workspace
 from bml.sim import user
 from bml.sim.launcher import Launcher
+from bml.sim.user import User
 from faults import Diagnosis, diagnose
 from faults.stalls import Stalls
 from topology import ServerFailure
@@ -179,6 +180,28 @@ def start_from_a_state_that_overtook(patch: Patch) -> None:
     patch.setattr(Learner, "state", lambda learner, committed: state(learner, max(committed, 1 << 40)))
 
 
+def promote_a_user_that_replays(patch: Patch) -> None:
+    """A learner does not say that its user replays: it is to contribute to a step that it waits for."""
+    patch.setattr(Learner, "late", property(lambda learner: learner.follows and learner.behind))
+
+
+def begin_to_replay_while_frozen(patch: Patch) -> None:
+    """The user of a learner replays an iteration although the next view may have it as a contributor."""
+    arrived = Learner.arrived
+    patch.setattr(Learner, "arrived", lambda learner, step, done, frozen: arrived(learner, step, done, False))
+
+
+def sleep_while_a_state_is_overtaken(patch: Patch) -> None:
+    """A joiner that falls behind before its user wakes waits for the state that was here."""
+
+    def wake(self: User) -> None:
+        self._wakes = False
+        if self._here is not None and not self.over:
+            self._take()
+
+    patch.setattr(User, "_wake", wake)
+
+
 def blame_the_suspected(patch: Patch) -> None:
     """Whoever is suspected by anybody, over whatever NIC, is taken for dead."""
 
@@ -263,6 +286,9 @@ PLANTED: tuple[Callable[[Patch], None], ...] = (
     let_a_joiner_forget_its_promises,
     start_from_a_state_that_overtook,
     keep_without_bound,
+    promote_a_user_that_replays,
+    begin_to_replay_while_frozen,
+    sleep_while_a_state_is_overtaken,
     blame_the_suspected,
     read_terms_from_a_clock,
     never_miss_a_coordinator,

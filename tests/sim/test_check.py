@@ -24,6 +24,9 @@ FIRST_TRIED = {
     "give_up_the_busy": 140,
     "start_from_a_state_that_overtook": 215,
     "ignore_stalls": 195,
+    "promote_a_user_that_replays": 105,
+    "begin_to_replay_while_frozen": 715,
+    "sleep_while_a_state_is_overtaken": 185,
 }
 """Seeds shortly before those that find the rarest bugs: it is found in any order, but sooner from there."""
 
