@@ -16,16 +16,15 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from itertools import count
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
-
-import cloudpickle
 
 from bml.cluster import ray_auth
 from bml.cluster.fleet import Answers, FleetEvent, Request
 from bml.cluster.job import JobSpec, Place
 from bml.cluster.keeper import KEEPER, MACHINE_FOLDER, Keeper
+from bml.cluster.mail import Inbox, Outbox
 from bml.cluster.nursery import what_we_import
 from bml.cluster.processes import Placement
 from bml.cluster.strikes import Strike, StrikeListener
@@ -40,6 +39,8 @@ _NODE_S = 20.0
 _FLUSH_S = 5.0
 _ENDED_S = 2.0
 _LOOK_S = 0.2
+#: So many orders of a kind wait at most for a driver that does not read; there are fewer.
+_MOST_UNSENT = 1000
 _HEAD = "switches"
 _OBJECT_STORE_NBYTES = 80_000_000
 _DRIVER = "from bml.cluster import ray_driver; ray_driver.main()"
@@ -61,9 +62,8 @@ class EmulatedRayFleet:
         self._head = place(None)
         self._places: Mapping[int, Place] = {each: place(each) for each in spec.parsed_fabric().servers}
         self._keeper: Keeper | None = None
-        self._driver: Connection[Any, Any] | None = None
+        self._driver: _DriverEnd | None = None
         self._strikes: StrikeListener | None = None
-        self._speaking = threading.Lock()
         self._answered = threading.Condition()
         self._answers: dict[int, Answers | None] = {}
         self._numbers = count(1)
@@ -153,7 +153,7 @@ class EmulatedRayFleet:
         ours, theirs = socket.socketpair()
         with theirs:
             self._keeper = Keeper((theirs.fileno(),), self._prints)
-            self._driver = Connection(ours.detach())
+            self._driver = _DriverEnd(ours)
             command = [sys.executable, "-c", _DRIVER, str(theirs.fileno())]
             self._keeper.start(_HEAD, self._head.namespace, command, self._environment, logged=False)
         self._say(self.spec, self._prints, self._head.control_host, self._places, self._strikes.endpoint)
@@ -214,15 +214,16 @@ class EmulatedRayFleet:
         keeper, driver = self._keeper, self._driver
         assert keeper is not None
         assert driver is not None
-        ready = wait([driver, keeper.connection], timeout_s)
-        if driver in ready:
+        ready = wait([driver.sock, keeper.connection], timeout_s)
+        if driver.sock in ready:
             # The driver first: it may have said why before it ended. Once it has, the keeper will say so.
-            with suppress(EOFError, OSError):
-                self._heard(*cloudpickle.loads(driver.recv_bytes()))
+            for message in (said := driver.inbox.take()):
+                self._heard(*message)
+            if said or not driver.inbox.over:
                 return
             if not keeper.connection.poll(_ENDED_S):
                 raise FabricError("Ray's driver is gone")
-        if driver in ready or keeper.connection in ready:
+        if driver.sock in ready or keeper.connection in ready:
             try:
                 self._machine_ended(*keeper.ended())
             except (EOFError, OSError):
@@ -230,7 +231,7 @@ class EmulatedRayFleet:
 
     def _heard(self, what: str, *rest: Any) -> None:
         match what:
-            case "event":
+            case "event" | "changed":
                 self._events.put(rest[0])
             case "answer":
                 with self._answered:
@@ -264,14 +265,24 @@ class EmulatedRayFleet:
 
     def _say(self, *message: Any) -> None:
         driver = self._driver
-        with suppress(OSError), self._speaking:  # it is gone: that shows when it is listened to
-            if driver is not None:
-                driver.send_bytes(cloudpickle.dumps(message))
+        if driver is not None:  # if it is dead, that shows when it is listened to
+            driver.outbox.put(*message)
 
     @staticmethod
     def _raise(error: Exception | None) -> None:
         if error is not None:
             raise error
+
+
+class _DriverEnd:
+    """The launcher's end of the socket to Ray's driver; neither waits for the other."""
+
+    def __init__(self, sock: socket.socket):
+        self.sock, self.inbox, self.outbox = sock, Inbox(sock), Outbox(sock, _MOST_UNSENT)
+
+    def close(self) -> None:
+        self.outbox.close()
+        self.sock.close()
 
 
 def _environment() -> dict[str, str]:

@@ -46,5 +46,7 @@ class LogsAside(logging.Handler):
             record = self._records.get()
             try:
                 logging.getLogger().callHandlers(record)
+            except Exception:  # of a handler that is the user's
+                self.handleError(record)
             finally:
                 self._records.task_done()

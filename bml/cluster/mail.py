@@ -49,10 +49,10 @@ class Outbox:
                 self._sending = True
                 threading.Thread(target=self._send, args=(rest,), name="bml-outbox", daemon=True).start()
 
-    def flush(self) -> None:
-        """Wait until everything that was not dropped is sent, or the reader is gone."""
+    def flush(self, within_s: float | None = None) -> None:
+        """Wait until everything that was not dropped is sent, or the reader is gone; so long at most."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._sending)
+            self._changed.wait_for(lambda: not self._sending, within_s)
 
     def close(self) -> None:
         """Send nothing more; the socket is the caller's to close, after this. Idempotent."""

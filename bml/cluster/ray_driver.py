@@ -10,7 +10,10 @@ The launcher cannot be it: its own process lives outside of the namespaces, wher
     driver      ("head", address)            nodes can be started
                 ("up", server)               its node is there
                 ("started", error or None), ("joined", server, error or None)
-                ("event", event), ("answer", number, answers), ("failed", error), ("flushed", None)
+                ("event", event), ("changed", event), of which a slow launcher gets the newest
+                ("answer", number, answers), ("failed", error), ("flushed", None)
+
+It never waits for the launcher (bml/cluster/mail.py): a coordinator that dies meanwhile is replaced.
 """
 
 from __future__ import annotations
@@ -18,17 +21,18 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from typing import Any
 
-import cloudpickle
 import ray
 
+from bml.cluster.fleet import Changed, FleetEvent
 from bml.cluster.keeper import MACHINE_FOLDER
+from bml.cluster.mail import Outbox, receive
 from bml.cluster.ray_fleet import RayFleet
 from bml.cluster.ray_machines import Machines, living_machines
 from bml.cluster.ray_own import NAMESPACE, OBJECT_STORE_NBYTES
@@ -39,12 +43,16 @@ _POLL_S = 0.05
 _PRINTS_S = 0.8
 #: How long what is being started may take to be given up.
 _JOINING_S = 2.0
+#: So many events, or snapshots, wait at most for a launcher that does not read.
+_MOST_UNSENT = 1000
+#: How long the launcher may take to hear why this process ends, in seconds.
+_LAST_WORDS_S = 5.0
 
 
 class _Driver:
-    def __init__(self, connection: Connection[Any, Any]):
-        self._connection = connection
-        self._speaking = threading.Lock()
+    def __init__(self, sock: socket.socket):
+        self._sock = sock
+        self._outbox = Outbox(sock, _MOST_UNSENT)
         self._orders: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._awaited: set[int] = set()
         self._started = False
@@ -62,14 +70,22 @@ class _Driver:
             if self._awaited:
                 self._look_for_nodes()
             for event in self._fleet.wait(_POLL_S) if self._started else ():
-                self.say("event", event)
+                self.tell(event)
 
     def say(self, *message: Any) -> None:
-        with self._speaking:
-            self._connection.send_bytes(cloudpickle.dumps(message))
+        """Send a message; any thread may, and never waits."""
+        self._outbox.put(*message)
+
+    def tell(self, event: FleetEvent) -> None:
+        """Send an event; old snapshots make room for newer ones, and never take that of another event."""
+        self.say("changed" if isinstance(event, Changed) else "event", event)
+
+    def flush(self) -> None:
+        """Give the launcher time to read what was said."""
+        self._outbox.flush(_LAST_WORDS_S)
 
     def _hear(self) -> Any:
-        return cloudpickle.loads(self._connection.recv_bytes())
+        return receive(self._sock)
 
     def _listen(self) -> None:
         """Ends this process when the launcher is gone."""
@@ -113,7 +129,7 @@ class _Driver:
             case "lost":
                 died = self._fleet.machine_lost(*rest)
                 if died is not None:
-                    self.say("event", died)
+                    self.tell(died)
 
     def _join(self, server: int) -> None:
         try:
@@ -134,12 +150,13 @@ class _Driver:
 
 def main() -> None:
     """Drive Ray for the launcher at the other end of the socket given as the first argument."""
-    driver = _Driver(Connection(int(sys.argv[1])))
+    driver = _Driver(socket.socket(fileno=int(sys.argv[1])))
     try:
         driver.run()
     except Exception as error:
         known = isinstance(error, BmlError)
         driver.say("failed", error if known else StartError(f"Ray's driver failed: {error!r}"))
+        driver.flush()
         os._exit(1)
 
 

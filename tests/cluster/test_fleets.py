@@ -13,9 +13,9 @@ import cloudpickle
 import pytest
 
 from bml.cluster import processes
-from bml.cluster.fleet import Died, Reported
+from bml.cluster.fleet import Changed, Died, Reported
 from bml.cluster.job import Contact, JobSpec, ServerReport
-from bml.cluster.mail import receive
+from bml.cluster.mail import Inbox, receive
 from bml.cluster.placement import Machine
 from bml.cluster.processes import ProcessFleet
 from bml.errors import StartError
@@ -306,3 +306,23 @@ def test_an_actor_runs_its_training_function_once(monkeypatch: pytest.MonkeyPatc
         thread.join()
     assert ran == ["server"]
     assert [cloudpickle.loads(each) for each in reports] == 3 * [report(1)]
+
+
+def test_the_driver_of_ray_does_not_wait_for_a_launcher_that_does_not_read() -> None:
+    """Or nobody looks after the coordinator meanwhile. What happens to servers is told in any case."""
+    ray_driver = pytest.importorskip("bml.cluster.ray_driver")
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        driver, begun = ray_driver._Driver(ours), time.monotonic()
+        driver.tell(Died(0, "x" * (1 << 20)))  # no socket has room for it
+        for number in range(3000):
+            driver.tell(Changed({"number": number}))
+            if number == 5:
+                driver.tell(Died(1, KILLED))
+        assert time.monotonic() - begun < 2.0
+        inbox, heard = Inbox(theirs), list[Any]()
+        while not heard or heard[-1] != Changed({"number": 2999}):
+            assert time.monotonic() - begun < 10.0
+            heard += [event for _, event in inbox.take()]
+    assert [each for each in heard if isinstance(each, Died)][1:] == [Died(1, KILLED)]
+    assert len(heard) <= 1002

@@ -206,6 +206,29 @@ def test_who_logs_does_not_wait_for_a_terminal_that_is_stopped(monkeypatch: pyte
     assert len(written) <= 1001
 
 
+def test_a_handler_that_raises_ends_no_logs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = []
+
+    class Fails(logging.Handler):
+        def handle(self, record: logging.LogRecord) -> bool:
+            written.append(record.getMessage())
+            raise ValueError("of the user's handler")
+
+    logger = logging.getLogger("bml")
+    monkeypatch.setattr(logger, "propagate", True)
+    monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setattr(logging.getLogger(), "handlers", [Fails()])
+    logs = LogsAside()
+    logs.start()
+    for number in range(3):
+        logging.getLogger("bml.cluster").warning("news %d", number)
+    logs.drain(WITHIN_S)
+    assert written == ["news 0", "news 1", "news 2"]
+    assert "of the user's handler" in capsys.readouterr().err
+
+
 # --- servers that are started beside -----------------------------------------------------------------
 
 

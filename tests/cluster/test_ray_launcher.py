@@ -91,8 +91,12 @@ def test_an_actor_whose_coordinator_failed_ends(monkeypatch: pytest.MonkeyPatch)
     assert ended.wait(10)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 1), (signal.SIGTERM, 143)])
-def test_interrupt_and_termination_leave_no_ray_behind(tmp_path: Path, number: int, status: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "times", "status"), [(signal.SIGINT, 1, 1), (signal.SIGINT, 2, 1), (signal.SIGTERM, 1, 143)]
+)
+def test_interrupt_and_termination_leave_no_ray_behind(
+    tmp_path: Path, number: int, times: int, status: int
+) -> None:
     before = ray_leftovers()
     (tmp_path / "endless.py").write_text(
         "import numpy as np\ndef train(session):\n    while True:\n        session.allreduce(np.ones(3))\n"
@@ -104,6 +108,9 @@ def test_interrupt_and_termination_leave_no_ray_behind(tmp_path: Path, number: i
         family = psutil.Process(process.pid).children(recursive=True)
         assert len(family) >= 4
         commands.interrupt(process, number)
+        if times == 2:
+            time.sleep(0.05)  # as a user does who presses Ctrl-C twice
+            commands.interrupt(process, number)
         process.communicate(timeout=30)
     assert process.returncode == status
     assert psutil.wait_procs(family, timeout=10)[1] == []
