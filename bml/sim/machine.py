@@ -107,8 +107,8 @@ class Machine:
 
     @property
     def works(self) -> bool:
-        """Whether it runs, and has not given up by itself."""
-        return self.process.runs and not self.over
+        """Whether it runs, and has neither given up nor said that it leaves."""
+        return self.process.runs and not self.over and not self.user.goes
 
     @property
     def first_step(self) -> int:

@@ -54,8 +54,8 @@ class Troubles:
                 self.befall(self.across(frozenset(part)), until_s)
             case (("reset" | "stall" | "unheard" | "lossy"), (server, peer, _)):
                 self.befall((server, peer), until_s)
-            case (("coordinator-crash" | "coordinator-freeze"), _):
-                pass
+            case (("coordinator-crash" | "coordinator-freeze" | "leave"), _):
+                pass  # whoever is asked to leave is reached until it says that it does
             case _, target:
                 self.befall(target, until_s)
 

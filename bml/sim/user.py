@@ -45,8 +45,9 @@ class User:
 
     `gift` is what a donor sends, or a learner receives. `over`: the job is over for it. `done`: it has had
     all results. `ended`: its training function has ended, well or not. `leaves`: it is told that its server
-    must go. `behind`: it needs a state, its first or a later one, and takes it at the next boundary. `keeps`
-    are the results that were kept for it; None: it never joins. A boundary comes every so many steps.
+    must go; `goes`: it has said so. `behind`: it needs a state, its first or a later one, and takes it at the
+    next boundary. `keeps` are the results that were kept for it; None: it never joins. A boundary comes every
+    so many steps.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class User:
         self._here: tuple[int, dict[Part, str]] | None = None
         self.contribution: Array | None = None
         self.gift = bytearray()
-        self.leaves = False
+        self.leaves = self.goes = False
         self.over = False
         self.done = False
         self.ended = False
@@ -184,6 +185,7 @@ class User:
                 return
             self._computes = False
             if self.leaves:
+                self.goes = True
                 self._handle(ev.Go("it was asked to"))
                 return
             if give is not None:

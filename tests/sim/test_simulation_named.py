@@ -201,6 +201,14 @@ def test_the_smaller_part_of_a_partition_is_evicted() -> None:
     assert done(simulation) == [3, 4, 5, 6, 7, 8]
 
 
+def test_who_can_leave_only_long_after_it_was_asked_to_is_not_lost_needlessly() -> None:
+    """A step that stands still keeps its user from hearing of it: what excuses its loss is what it said."""
+    mute = Mishap("mute", (7, 1), at("submit", 1))
+    simulation = simulate("bcube:2x3", mute, Mishap("leave", (5,), at("submit", 8), 0.05), steps=2)
+    assert done(simulation) == [0, 1, 2, 3, 4, 6, 7]
+    assert min(simulation.history.commit_at_s[2]) > 10.0
+
+
 def test_a_thawed_coordinator_finds_its_successor_at_work() -> None:
     simulation = simulate(
         "bcube:2x2",
