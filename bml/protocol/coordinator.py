@@ -34,6 +34,9 @@ class Coordinator:
     `term` grows with every coordinator of a job. `min_servers`: fewer than that stop the job; None:
     a view must have more than half of the members of the one before. `absent` servers are not there from the
     beginning, and may join.
+
+    What a server says counts once its Status has come over the connection that it says it on: before that, a
+    new coordinator does not know the view that it speaks of, nor that it is a member.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class Coordinator:
         self._agreement = Agreement(fabric, term, timeouts, min_servers, now, absent)
         self._known, self._findings = self._agreement.known, self._agreement.findings
         self._roster, self._ending = self._agreement.roster, self._agreement.ending
+        self._early: dict[int, list[msg.ToCoordinator]] = {}  # what came before the Status
 
     @property
     def state(self) -> str:
@@ -105,11 +109,17 @@ class Coordinator:
                 # It says again what it still suspects.
                 self._findings.forget(lambda each: each.observer == server)
                 self._agreement.rest_if_steady()
+                self._early[server] = []
                 return [Post(server, msg.Who(self.term)), *self._agreement.again(server)]
             case Gone(server, why):
                 return self._gone(server, why, now)
             case Unreached(server, why, for_s):
                 return self._unreached(server, why, for_s, now)
+            case From(server, msg.Status() | msg.Deposed() as message):
+                return self._message(server, message, now)
+            case From(server, message) if server in self._early:
+                self._early[server].append(message)
+                return []
             case From(server, message):
                 return self._message(server, message, now)
             case Tick():
@@ -119,6 +129,7 @@ class Coordinator:
 
     def _gone(self, server: int, why: str, now: float) -> list[Instruction]:
         self._roster.drop(server)
+        self._early.pop(server, None)
         if self._agreement.ballot is not None and server in self._agreement.ballot.newcomers:
             return self._agreement.change(now)
         if server not in self.members or server in self._findings.dead:
@@ -183,9 +194,17 @@ class Coordinator:
 
     def _status(self, status: msg.Status, now: float) -> list[Instruction]:
         news = self._learn(status, now)
+        told = [
+            each
+            for message in self._early.pop(status.server, ())
+            for each in self._message(status.server, message, now)
+        ]
+        if self.state == "stopped":
+            return told
         if not self._is_known(status):
-            return self._stranger(status, news, now)
-        told = self._noted(status.server, status.outcome, status.committed) if status.outcome else []
+            return [*told, *self._stranger(status, news, now)]
+        if status.outcome:
+            told += self._noted(status.server, status.outcome, status.committed)
         return [*told, *self._answer(status, news, now)]
 
     def _answer(self, status: msg.Status, news: bool, now: float) -> list[Instruction]:

@@ -80,6 +80,71 @@ def test_a_suspicion_that_was_told_while_it_gathered_is_acted_on() -> None:
     assert "NIC 4/0 is silent" in message(msg.Freeze, done).reason
 
 
+def taken_over(driver: Driver) -> Driver:
+    """A coordinator that takes over from this one, and was started when COMER was not there."""
+    new = takeover(driver)
+    new.core = coord.Coordinator(new.fabric, new.term, TIMES, None, new.now, absent=(COMER,))
+    return new
+
+
+def says_first(driver: Driver, said: msg.ToCoordinator) -> list[coord.Instruction]:
+    """COMER is the first to answer Who, and says this before its Status; the others follow."""
+    assert posts(msg.Who, driver.give(coord.Connected(COMER))) == [COMER]
+    done = driver.heard(COMER, said)
+    done += driver.heard(COMER, driver.status(COMER))
+    return done + driver.appear(*(server for server in driver.fabric.servers if server != COMER))
+
+
+def test_what_one_who_joined_suspects_is_heard_by_a_coordinator_that_did_not_know_it(without: Driver) -> None:
+    """Or both ends of a broken connection wait for ever: they do not say it again."""
+    contributes(without)
+    new = taken_over(without)
+    says_first(new, msg.Suspect(COMER, 1, 0, "reset", 0.0, "the connection broke"))
+    assert new.core.state == "steady"
+    done = new.tick(TIMES.silence_window_s)
+    assert posts(msg.Freeze, done) == list(range(9))
+    assert "NIC 1/0 was reset towards 2" in message(msg.Freeze, done).reason
+
+
+@pytest.mark.parametrize("said", [msg.CaughtUp, msg.NeedsState])
+def test_what_a_learner_says_before_its_status_is_said_of_the_view_in_force(
+    without: Driver, said: type[msg.CaughtUp | msg.NeedsState]
+) -> None:
+    comes_again(without)
+    agree(without)
+    assert without.core.view is not None
+    done = says_first(taken_over(without), said(COMER, without.core.view.epoch))
+    assert posts(msg.Freeze, done) == list(range(9))
+    assert "server 2" in message(msg.Freeze, done).reason
+
+
+def test_one_who_joined_and_leaves_is_no_stranger_to_a_new_coordinator(without: Driver) -> None:
+    """It would be told to go although the view has it, and nobody would make another one."""
+    contributes(without)
+    done = says_first(taken_over(without), msg.Leaves(COMER, "it was asked to"))
+    others = [server for server in range(9) if server != COMER]
+    assert posts(msg.Evict, done) == []
+    assert posts(msg.Freeze, done) == others
+
+
+def test_what_is_taken_back_before_the_status_is_not_held_against_anybody() -> None:
+    driver = Driver("bcube:3x2").start()
+    driver.give(coord.Connected(3))
+    driver.heard(3, msg.Suspect(3, 4, 0, "silence", 0.6, "nothing heard"))
+    driver.heard(3, msg.Withdraw(3, 4, 0))
+    driver.heard(3, driver.status(3))
+    assert driver.tick(1.0) == []
+
+
+def test_a_failure_that_is_told_before_the_status_ends_the_job_once() -> None:
+    driver = Driver("bcube:3x2").start()
+    driver.give(coord.Connected(3))
+    assert driver.heard(3, msg.Ended(3, "failed", "ValueError: no", 1)) == []
+    done = driver.heard(3, driver.status(3, outcome="failed", error="ValueError: no"))
+    assert posts(msg.Abort, done) == list(range(9))
+    assert [each for each in done if isinstance(each, coord.Finished)] == done[-1:]
+
+
 # --- a server that comes again ---------------------------------------------------------------------
 
 
