@@ -283,11 +283,14 @@ class Simulation:
     def run(self, deadline_s: float = 75.0) -> History:
         """Run to the end of the job; see the class.
 
-        Where the launcher stops for good, servers may have to wait for a coordinator until they give up.
+        Where the launcher stops for good, servers may have to wait for a coordinator until they give up; only
+        then may their neighbours need one, and so on.
         """
         deadline_s = max(deadline_s, self._deadline_s)
         if self._headless:
-            deadline_s += self.timeouts.orphan_s
+            servers = self.fabric.servers
+            hops = max(len(self.fabric.route(a, b)) for a in servers for b in servers)
+            deadline_s += (1 + hops) * (self.timeouts.orphan_s + self.timeouts.warm_up_s)
         self.headquarters.start()
         for server in self.first:
             self._start(self.machines[server])
