@@ -230,7 +230,11 @@ class Agreement:
 
     def propose(self, ballot: Ballot, now: float) -> list[Instruction]:
         """Every survivor has reported: COMMIT or RETRY."""
-        self.known.propose(ballot.decide(self.known.view))
+        view = ballot.decide(self.known.view, self.known.given_up)
+        shortage = self.known.shortage(view.contributors)  # a learner may have fallen behind
+        if shortage:
+            return self.abort("too-few", f"{shortage}. {view.reason}")
+        self.known.propose(view)
         self.state = "proposing"
         return self._ask(ballot, now)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from msgspec import structs
@@ -45,13 +46,22 @@ class Ballot:
             return msg.Freeze(term, self.next.epoch, self.next.reason)
         return msg.Propose(term, self.proposal)
 
-    def decide(self, old: View | None) -> View:
-        """The view to propose, now that every member has said where it stands; `old` is the newest known."""
-        known = [status for server, status in self.statuses.items() if server not in self.newcomers]
-        commit = decide(known)
+    def decide(self, old: View | None, given_up: Container[View] = ()) -> View:
+        """The view to propose, now that every member has said where it stands; `old` is the newest known.
+
+        The coordinator has `given_up` these proposals of its own before all had accepted them. They bind
+        nobody, and may be without a server that is asked now and was not complete. What they were made of
+        still counts: whoever accepted one of them had accepted `old` before, if that was ever in force.
+        """
+        known = [
+            structs.replace(status, accepted=None) if status.accepted in given_up else status
+            for server, status in self.statuses.items()
+            if server not in self.newcomers
+        ]
+        commit = decide(known, old)
         # A step whose contributors stay goes on where it was.
         stay = old is not None and old.contributors == self.next.contributors and not self.newcomers
-        final = final_everywhere(known, commit) if stay else ()
+        final = final_everywhere(known, commit, old) if stay else ()
         # A learner that has fallen behind since it said CaughtUp learns on.
         learning = {*self.next.learners, *(status.server for status in known if _learns_on(status))}
         learners = tuple(server for server in self.members if server in learning)

@@ -28,7 +28,13 @@ def is_open(fabric: Fabric, suspicion: Suspicion | msg.Suspect) -> bool:
     return peer == observer or peer in fabric.neighbours(observer, level)
 
 
-def final_everywhere(statuses: Iterable[msg.Status], commit: int) -> Spans:
+def newest_epoch(statuses: Iterable[msg.Status], old: View | None) -> int:
+    """That of the newest view that any survivor or the coordinator (`old`) knows, 0 if none does."""
+    views = (view for status in statuses for view in (status.installed, status.accepted))
+    return max(epoch_of(old), *map(epoch_of, views))
+
+
+def final_everywhere(statuses: Iterable[msg.Status], commit: int, old: View | None = None) -> Spans:
     """The elements of step commit + 1 that are final on all of them, in the newest view that any knows.
 
     Only a step whose contributors stay may keep them: that is the caller's to know. None if they are less
@@ -36,8 +42,7 @@ def final_everywhere(statuses: Iterable[msg.Status], commit: int) -> Spans:
     and a step may take no more than two vectors in all.
     """
     known = list(statuses)
-    views = [view for status in known for view in (status.installed, status.accepted) if view is not None]
-    newest = max((view.epoch for view in views), default=0)
+    newest = newest_epoch(known, old)
     if any(status.committed != commit or epoch_of(status.installed) != newest for status in known):
         return ()
     found = reduce(common, (status.final for status in known))
@@ -45,8 +50,11 @@ def final_everywhere(statuses: Iterable[msg.Status], commit: int) -> Spans:
     return found if enough and len(found) <= _MOST_SPANS else ()
 
 
-def decide(statuses: Iterable[msg.Status]) -> int:
+def decide(statuses: Iterable[msg.Status], old: View | None = None) -> int:
     """The step that is committed as of the next view, given where every survivor stands.
+
+    `old` is the newest view that the coordinator knows. Of what it has proposed itself, and given up before
+    all had accepted it, the statuses must say nothing: that was never in force, and never will be.
 
     If any survivor committed a step, then all were complete: all commit it. If all are complete, all
     commit. Else the step is tried again. A step counts as complete only under the newest view that any
@@ -54,9 +62,10 @@ def decide(statuses: Iterable[msg.Status]) -> int:
     """
     known = list(statuses)
     assert known, "nobody survived, nothing is to be decided"
-    views = [view for status in known for view in (status.installed, status.accepted) if view is not None]
-    newest = max((view.epoch for view in views), default=0)
-    commit = max([*(status.committed for status in known), *(v.commit for v in views if v.epoch == newest)])
+    newest = newest_epoch(known, old)
+    views = [old, *(view for status in known for view in (status.installed, status.accepted))]
+    binding = (view.commit for view in views if view is not None and view.epoch == newest)
+    commit = max([*(status.committed for status in known), *binding])
     following = commit + 1
     for status in known:
         epoch = status.installed.epoch if status.installed else 0

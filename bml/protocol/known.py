@@ -22,7 +22,8 @@ class KnownViews:
         self.min_servers = min_servers
         self._first = first
         self._chosen: View | None = None  # the newest one known to be in force
-        self._proposals: set[View] = set()  # ours, since the last one that was accepted by all
+        self.given_up: set[View] = set()
+        """What this coordinator has proposed since the last view that was accepted by all."""
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -38,12 +39,14 @@ class KnownViews:
         """Why these contributors may not go on alone, "" if they may.
 
         What counts is the newest view that is known to be in force: one that was only accepted by some may
-        never have been, and then the rest is free to go on with another coordinator.
+        never have been, and then the rest is free to go on with another coordinator. More than half of its
+        contributors are needed, and a learner that is to contribute from now on is none of them.
         """
         old = self._chosen.contributors if self._chosen else self._first
         if self.min_servers is not None:
             enough, need = len(left) >= max(1, self.min_servers), f"min_servers is {self.min_servers}"
         else:
+            left = tuple(server for server in left if server in old)
             enough = 2 * len(left) > len(old)
             need = f"more than half of the {len(old)} before are needed (min_servers sets another limit)"
         return "" if enough else f"only {len(left)} of {len(old)} servers are left, {list(left)}: {need}"
@@ -59,7 +62,7 @@ class KnownViews:
         self.committed = max(self.committed, status.committed)
         for view in (status.installed, status.accepted):
             # One of ours that is not in force yet may never be: only we could have said so.
-            if view is not None and view not in self._proposals and view.epoch > epoch_of(self.view):
+            if view is not None and view not in self.given_up and view.epoch > epoch_of(self.view):
                 self.view = view
                 news = True
         if epoch_of(status.installed) > epoch_of(self._chosen):
@@ -68,12 +71,12 @@ class KnownViews:
 
     def propose(self, view: View) -> None:
         """This coordinator asks for a view."""
-        self._proposals.add(view)
+        self.given_up.add(view)
 
     def choose(self, view: View) -> None:
         """All its members have accepted it: it is in force."""
         self.view = self._chosen = view
-        self._proposals.clear()
+        self.given_up.clear()
 
     def has_in_force(self, status: msg.Status) -> bool:
         """Whether a server has the newest view in force, and has promised nothing newer."""

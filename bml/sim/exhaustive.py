@@ -1,9 +1,10 @@
 """Every interleaving of the commit protocol of a few servers, up to a bound: a small model, the real cores.
 
 Real `ServerCore`s and a real `Coordinator` run one step over a vector of one element. Nothing has a time:
-any message that is first in its channel may be delivered next, any user may bring his contribution next, any
-server that is still allowed to fail may crash, freeze or thaw next, and what is wrong may be noticed next.
-States that were reached before are not gone on from again.
+any message that is first in its channel may be delivered next, any user may bring its contribution next, any
+server that is still allowed to fail may crash, freeze or thaw next, and what is wrong may be noticed next:
+that a process is gone, that a server is silent, that it is heard again. States that were reached before are
+not gone on from again.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import pickle
 import random
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
@@ -31,7 +32,9 @@ from bml.schedule import Programs, Schedules
 from bml.sim.history import History
 from bml.sim.promises import PromiseBroken, Promises
 from bml.sim.simulation import TREES
+from faults import Suspicion
 from topology import BmlError, Fabric, parse
+from topology.errors import InvariantError
 
 _TIMES = Timeouts.of()
 _STEP = 1
@@ -98,6 +101,7 @@ class Model:
         self.alive = dict.fromkeys(self.cores, True)
         self.frozen = dict.fromkeys(self.cores, False)
         self.noticed = dict.fromkeys(self.cores, False)
+        self.suspected: dict[int, tuple[int, ...]] = {}  # by whom
         self.ready: dict[int, int] = {}  # whose users have a contribution, and for which epoch
         self.opened: dict[int, msg.View] = {}
         self.stopped: set[int] = set()
@@ -128,6 +132,8 @@ class Model:
                 yield Choice("notice", server)
             if self.frozen[server]:
                 yield Choice("thaw", server)
+            elif self.alive[server] and server in self.suspected:
+                yield Choice("heard again", server)
         if self._due():
             yield Choice("tick")
         if self.faults.crashes:
@@ -150,10 +156,12 @@ class Model:
             case "heard":
                 self._coordinate(coord.From(choice.a, self.up[choice.a].popleft()), 0.0)
             case "notice":
-                self.noticed[choice.a] = True
-                self._coordinate(coord.Gone(choice.a, "noticed"), 0.0)
+                self._notice(choice.a)
+            case "heard again":
+                for observer in self.suspected.pop(choice.a):
+                    self._coordinate(coord.From(observer, msg.Withdraw(observer, choice.a, 0)), 0.0)
             case "thaw":
-                self.frozen[choice.a] = False
+                self.frozen[choice.a] = self.noticed[choice.a] = False
             case "tick":
                 self._tick()
             case "crash":
@@ -187,9 +195,22 @@ class Model:
             self.up[server].clear()
             self.down[server].clear()
             self.noticed[server] = False
+            self.suspected.pop(server, None)
             if alive:
                 self._coordinate(coord.Connected(server), 0.0)
         return made
+
+    def _notice(self, server: int) -> None:
+        """A process is known to be gone, or the others that run do not hear one that is frozen."""
+        self.noticed[server] = True
+        if not self.alive[server]:
+            self._coordinate(coord.Gone(server, "noticed"), 0.0)
+            return
+        others = [s for s in self.cores if self.alive[s] and not self.frozen[s]]
+        self.suspected[server] = tuple(others)
+        for observer in others:
+            suspect = msg.Suspect(observer, server, 0, "silence", 0.0, f"{observer} does not hear {server}")
+            self._coordinate(coord.From(observer, suspect), 0.0)
 
     def _settle(self) -> None:
         """Bring the first view into force, in one fixed order."""
@@ -271,15 +292,21 @@ class Model:
 
 
 def explore(
-    fabric: str = "bcube:3x1", faults: Faults | None = None, most_states: int = 20_000, seed: int = 0
+    fabric: str = "bcube:3x1",
+    faults: Faults | None = None,
+    most_states: int = 20_000,
+    seed: int = 0,
+    first: Callable[[Model], None] = lambda model: None,
 ) -> Result:
     """Go through the states depth first: until all were seen, a promise is broken, or at the bound.
 
-    The seed decides what is tried first, so that bounded searches with other seeds see other states.
+    The seed decides what is tried first, so that bounded searches with other seeds see other states. `first`
+    makes the choices that lead to the state from which all is tried.
     """
     chance = random.Random(seed)
     result = Result()
     model = Model(fabric, faults or Faults())
+    first(model)
     seen = {_fingerprint(model)}
     stack: list[tuple[bytes, _Path]] = [(pickle.dumps(model), None)]
     while stack and result.states < most_states:
@@ -300,8 +327,8 @@ def explore(
                 if known not in seen:
                     seen.add(known)
                     stack.append((pickle.dumps(model), (path, choice)))
-        except PromiseBroken as error:
-            result.broken = error
+        except InvariantError as error:
+            result.broken = error if isinstance(error, PromiseBroken) else PromiseBroken(0, str(error))
             result.path = [*_listed(path), *([choice] if choice else [])]
             return result
     result.complete = not stack
@@ -342,7 +369,7 @@ def _plain(value: Any) -> Hashable:
         return tuple(sorted(map(_plain, value), key=repr))
     if isinstance(value, tuple | list | deque):
         return tuple(map(_plain, value))
-    if isinstance(value, BmlError):
+    if isinstance(value, BmlError | Suspicion):
         return str(value)
     fields = vars(value)
     return tuple(_plain(fields[name]) for name in fields if name not in _LEFT_OUT)

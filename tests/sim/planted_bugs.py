@@ -69,17 +69,17 @@ def return_before_the_barrier(patch: Patch) -> None:
 
 def retry_although_one_committed(patch: Patch) -> None:
     """The decision looks at the slowest server alone."""
-    patch.setattr(ballot, "decide", lambda statuses: min(status.committed for status in statuses))
+    patch.setattr(ballot, "decide", lambda statuses, old: min(status.committed for status in statuses))
 
 
 def forget_what_was_accepted(patch: Patch) -> None:
     """The decision looks at what is installed, not at views that may be in force elsewhere."""
     decide = ballot.decide
 
-    def forgetful(statuses: Any) -> int:
+    def forgetful(statuses: Any, old: Any) -> int:
         known = list(statuses)
         installed = [status.installed for status in known if status.installed]
-        return max(status.committed for status in known) if installed else decide(known)
+        return max(status.committed for status in known) if installed else decide(known, old)
 
     patch.setattr(ballot, "decide", forgetful)
 

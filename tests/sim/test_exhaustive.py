@@ -11,7 +11,7 @@ from planted_bugs import (
     work_on_while_frozen,
 )
 
-from bml.sim.exhaustive import Faults, explore
+from bml.sim.exhaustive import Choice, Faults, Model, explore
 
 
 def test_all_interleavings_without_faults() -> None:
@@ -20,6 +20,30 @@ def test_all_interleavings_without_faults() -> None:
     assert found.broken is None
     assert found.states > 50
     assert found.ends == 1, "whatever the order, it comes to the same end"
+
+
+def propose_without_one_that_lives(model: Model) -> None:
+    """A view that commits the step, without a server that is only slow, is proposed and not accepted yet."""
+    slow = 0
+    model.make(Choice("submit", slow))
+    model.make(Choice("freeze", slow))
+    for kind in ("submit", "frame"):
+        while chosen := next((each for each in model.choices() if each.kind == kind), None):
+            model.make(chosen)
+    assert [model.cores[server]._steps.standing[0] for server in model.cores] == [-1, 1, 1]
+    model.make(Choice("notice", slow))
+    model.make(Choice("tick"))
+    for server in (1, 2):
+        model.make(Choice("told", server))
+        model.make(Choice("heard", server))
+    assert model.headquarters.state == "proposing"
+
+
+@pytest.mark.parametrize("faults", [Faults(1, 1, 0), Faults(0, 1, 1)], ids=str)
+def test_a_view_that_its_coordinator_gives_up_binds_nobody(faults: Faults) -> None:
+    found = explore(faults=faults, most_states=1_000, first=propose_without_one_that_lives)
+    assert found.broken is None, [str(choice) for choice in found.path]
+    assert found.ends > 0
 
 
 def test_all_interleavings_of_two_servers_with_a_crash_and_a_freeze() -> None:
