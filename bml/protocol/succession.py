@@ -29,8 +29,11 @@ from faults import Detector
 _FRUIT = ("steady", "stopped")
 _MOST_FRUITLESS = 10
 _LEAST_PAUSE_S, _MOST_PAUSE_S = 0.05, 1.0
-#: Who is replaced for its silence again and again may only be slow: each time it may be silent twice as long.
+#: Who is replaced for its silence again and again may only be slow: each time it may be silent twice as long,
+#: until one has given signs of life for so many `detect_s`. That one came to something says less: those that
+#: come to something and are silent then, one after the other, would be replaced as fast for ever.
 _MOST_DOUBLED = 3
+_TRUSTED_AFTER = 64
 _LINK = (0, 0)
 
 
@@ -98,11 +101,10 @@ class Succession:
 
     def next_deadline(self, now: float) -> float:
         """Until when, at the latest, `look` is due: a later call shows that the launcher itself paused."""
-        return (
-            max(now, min(self._start_at, now + self.interval_s))
-            if self._state == "ended"
-            else (now + self.interval_s)
-        )
+        due = now + self.interval_s
+        if self._state == "ended":
+            due = max(now, min(self._start_at, due))
+        return due
 
     def beat(self, term: int, now: float) -> None:
         """A sign of life of the coordinator of this term."""
@@ -113,12 +115,14 @@ class Succession:
             self._detector.patience_s = self._detect_s * 2 ** min(self._silenced, _MOST_DOUBLED)
             self._detector.set_links((_LINK,), now)
         self._detector.heard(*_LINK, now)
+        if now - self._start_at >= _TRUSTED_AFTER * self._detect_s:
+            self._silenced = 0
 
     def said(self, term: int, state: str, highest: int) -> None:
         """What a coordinator says of itself: its state, and the highest term that it has heard of."""
         self._highest = max(self._highest, highest)
         if term == self.term and state in _FRUIT:
-            self._fruitless = self._silenced = 0
+            self._fruitless = 0
 
     def ended(self, term: int, why: str, now: float, done: bool = False) -> None:
         """A coordinator is no more, or is none any more; `done`: it had ended the job, and has told all."""

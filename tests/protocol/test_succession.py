@@ -155,6 +155,18 @@ def test_those_that_are_replaced_for_silence_again_and_again_get_more_time() -> 
     driver.said("steady")
     driver.ended()
     driver.run(0.3)
-    assert [type(order) for order in driver.run(0.7, beats=False)] == [Kill, Start], (
-        "one has come to something"
-    )
+    assert driver.run(3.0, beats=False) == [], "that one came to something is no sign that it is fast"
+    driver.run(33.0)
+    driver.ended()
+    driver.run(0.3)
+    assert [type(order) for order in driver.run(0.7, beats=False)] == [Kill, Start], "one lived for long"
+
+
+def test_one_that_is_steady_and_silent_in_turn_is_not_replaced_as_fast_for_ever() -> None:
+    driver = Driver()
+    driver.look()
+    for _ in range(20):
+        driver.run(0.3)
+        driver.said("steady")
+        driver.run(1.2, beats=False)
+    assert driver.term <= 3, "a silence of 1.2 s is borne by then"
