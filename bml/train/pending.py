@@ -7,6 +7,7 @@ step, as those behind it cannot go on before.
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -61,19 +62,24 @@ class Pending:
 
 
 class _Errand:
-    """Something that the thread of the steps has done by the training thread."""
+    """Something that the thread of the steps has done by the training thread: `bell` brings what came of it.
+
+    What is no Exception, such as KeyboardInterrupt, leaves `run`, which the next `wait` calls again.
+    """
 
     def __init__(self, function: Callable[[], Any]):
         self.function = function
         self.over = False
-        self.value: Any = None
-        self.error: BaseException | None = None
+        self.bell: queue.SimpleQueue[tuple[Any, Exception | None] | None] = queue.SimpleQueue()
 
     def run(self) -> None:
+        value, failed = None, None
         try:
-            self.value = self.function()
-        except BaseException as error:
-            self.error = error
+            value = self.function()
+        except Exception as error:
+            failed = error
+        self.bell.put((value, failed))
+        self.over = True
 
 
 class Steps:
@@ -85,10 +91,13 @@ class Steps:
 
     def __init__(self, taken: Callable[[], None]) -> None:
         self._taken = taken
-        self._news = threading.Condition()
+        # Queues, not a condition: a signal's handler that raises out of one leaves its lock in a wrong state.
         self._begun: deque[Pending] = deque()
         """Not waited for yet; the first of them that is not over is under way."""
-        self._todo: deque[Pending] = deque()
+        self._todo: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        """Rings for the training thread, if it `_listens`, when a step is over or there is an errand."""
+        self._listens = False
         self._errand: _Errand | None = None
         self._thread: threading.Thread | None = None
         self._failed: BaseException | None = None
@@ -101,16 +110,14 @@ class Steps:
 
     def begin(self, work: Work, finish: Finish) -> Pending:
         """Put a step behind those that were begun before."""
+        if self._closed:
+            raise UsageError("the training function has ended: no step can begin any more")
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="bml-steps", daemon=True)
+            self._thread.start()
         made = Pending(self, work, finish)
-        with self._news:
-            if self._closed:
-                raise UsageError("the training function has ended: no step can begin any more")
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="bml-steps", daemon=True)
-                self._thread.start()
-            self._begun.append(made)
-            self._todo.append(made)
-            self._news.notify_all()
+        self._begun.append(made)
+        self._todo.put(made)
         return made
 
     def run(self, work: Work, finish: Finish) -> Any:
@@ -133,60 +140,54 @@ class Steps:
         while wanted in self._begun:
             first = self._begun[0]
             self._until_over(first)
-            self._begun.popleft()
             if first is not wanted and first.error is None:
                 first.finish()
+            self._begun.popleft()  # last: `wait` may be called again after a signal
 
     def ask(self, function: Callable[[], Any]) -> Any:
         """Have the training thread call a function, when it waits; returns what it returns, or raises."""
         if threading.current_thread() is not self._thread:
             return function()
-        errand = _Errand(function)
-        with self._news:
-            self._errand = errand
-            self._news.notify_all()
-            self._news.wait_for(lambda: errand.over or self._closed)
-            self._errand = None
-        if not errand.over:
+        errand = self._errand = _Errand(function)
+        self._ring()
+        outcome = None if self._closed else errand.bell.get()
+        self._errand = None
+        if outcome is None:
             raise UsageError("the training function ended without waiting for its steps")
-        if errand.error is not None:
-            raise errand.error
-        return errand.value
+        value, error = outcome
+        if error is not None:
+            raise error
+        return value
 
     def close(self) -> None:
         """End the thread, once the job has ended or all steps are over. Idempotent."""
-        with self._news:
-            self._closed = True
-            self._news.notify_all()
+        self._closed = True
+        self._todo.put(None)
+        errand = self._errand
+        if errand is not None:
+            errand.bell.put(None)
         if self._thread is not None:
             self._thread.join(_END_S)
 
     def _until_over(self, step: Pending) -> None:
-        while True:
-            with self._news:
-                self._news.wait_for(lambda: step.over or self._to_run() is not None)
-                errand = self._to_run()
-            if errand is None:
-                return
-            errand.run()
-            with self._news:
-                errand.over = True
-                self._news.notify_all()
+        while not step.over:
+            self._listens = True  # before it looks: what happens from here on rings
+            errand = self._errand
+            if errand is not None and not errand.over:
+                errand.run()
+            elif not step.over:
+                self._bell.get()
 
-    def _to_run(self) -> _Errand | None:
-        return None if self._errand is None or self._errand.over else self._errand
+    def _ring(self) -> None:
+        if self._listens:
+            self._listens = False
+            self._bell.put(None)
 
     def _run(self) -> None:
-        while True:
-            with self._news:
-                self._news.wait_for(lambda: self._todo or self._closed)
-                if not self._todo:
-                    return
-                step = self._todo.popleft()
+        while (step := self._todo.get()) is not None:
             self._do(step)
-            with self._news:
-                step.over = True
-                self._news.notify_all()
+            step.over = True
+            self._ring()
 
     def _do(self, step: Pending) -> None:
         assert step.work is not None
