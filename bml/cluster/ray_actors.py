@@ -14,6 +14,7 @@ import cloudpickle
 from ray.util import get_node_ip_address
 
 from bml.cluster.coordinator import CoordinatorLoop
+from bml.cluster.exiting import end_children
 from bml.cluster.fleet import Request
 from bml.cluster.job import Contact, Contacts, Endpoint, JobSpec, Place, default_nics
 from bml.cluster.server import Server
@@ -58,7 +59,12 @@ class ServerActor:
             if self._report is None:
                 report = run_training(self._server, contacts, cloudpickle.loads(train))
                 self._report = cloudpickle.dumps(report)
+                end_children()  # Ray ends this process with SIGKILL, and they would stay
             return self._report
+
+    def end_children(self) -> None:
+        """The job is being ended, and this process next."""
+        end_children()
 
     def answer(self, request: Request, timeout_s: float) -> dict[str, Any] | None:
         """See Server.answer; None if the server did not answer. Runs beside `run`, in a thread of its own."""

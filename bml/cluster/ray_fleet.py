@@ -21,6 +21,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutErro
 
 from bml.cluster.fleet import Answers, Changed, Died, FleetEvent, Known, Reported, Request, look_after
 from bml.cluster.job import Contact, JobSpec, Place
+from bml.cluster.nursery import ENDING_S
 from bml.cluster.placement import Reservation, blocks
 from bml.cluster.ray_actors import CoordinatorActor, ServerActor
 from bml.cluster.ray_machines import Machines, living_machines, on_node
@@ -220,6 +221,10 @@ class RayFleet:
 
     def close(self) -> None:
         """See Fleet."""
+        with suppress(RayError):  # whoever has reported has ended its children
+            running = self._running() & self._actors.keys()
+            if ending := [self._actors[server].end_children.remote() for server in running]:
+                ray.wait(ending, num_returns=len(ending), timeout=ENDING_S)
         for actor in self._actors.values():
             with suppress(RayError):
                 ray.kill(actor)

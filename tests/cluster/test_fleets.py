@@ -283,6 +283,16 @@ def test_a_coordinator_that_ray_does_not_reach_is_replaced_only_if_it_stays_sile
     assert ray.asked("CoordinatorActor", "gone")[-1] == (1, "killed"), "and so is its successor"
 
 
+def test_servers_that_run_end_their_children_before_ray_kills_them(ray: FakeRay, fleet: Any) -> None:
+    ray.answers["ServerActor 0", "run"] = cloudpickle.dumps(report(0))
+    assert waits_for(fleet, len) == [Reported(report(0))]
+    ray.answers["ServerActor 1", "end_children"] = None
+    fleet.close()
+    assert ray.asked("ServerActor 0", "end_children") == [], "it has when it reported"
+    called = [call[:2] for call in ray.calls]
+    assert called.index(("ServerActor 1", "end_children")) < called.index(("ServerActor 1", "killed"))
+
+
 def test_an_actor_runs_its_training_function_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """However often the launcher asks: Ray may have lost an answer, or a question."""
     ray_actors = pytest.importorskip("bml.cluster.ray_actors")
@@ -297,7 +307,8 @@ def test_an_actor_runs_its_training_function_once(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(ray_actors, "Server", lambda *arguments: "server")
     actor = ray_actors.ServerActor(SPEC, 1, processes.Place())
     reports: list[bytes] = []
-    train = cloudpickle.dumps(None)
+    train, ended = cloudpickle.dumps(None), list[None]()
+    monkeypatch.setattr(ray_actors, "end_children", lambda: ended.append(None))
     threads = [threading.Thread(target=lambda: reports.append(actor.run({}, train))) for _ in range(3)]
     for thread in threads:
         thread.start()
@@ -305,6 +316,7 @@ def test_an_actor_runs_its_training_function_once(monkeypatch: pytest.MonkeyPatc
     for thread in threads:
         thread.join()
     assert ran == ["server"]
+    assert len(ended) == 1, "its children"
     assert [cloudpickle.loads(each) for each in reports] == 3 * [report(1)]
 
 
