@@ -7,6 +7,7 @@ servers and keep dialling; the newest connection to a server replaces the one be
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -24,6 +25,8 @@ from bml.sim.process import Process
 from topology import Fabric
 
 _REDIAL_S = 0.05
+_WAYS = ("down", "up")
+_HOP_S = (0.0005, 0.002)
 
 
 class Reachable(Protocol):
@@ -37,13 +40,13 @@ class Reachable(Protocol):
 
 
 class Channel:
-    """One control connection, ordered both ways; `lossy` when what was on its way is lost with it."""
+    """One control connection, ordered both ways; of these `lost` ways what was under way is lost with it."""
 
     def __init__(self, desk: Desk, server: int):
         self.desk = desk
         self.server = server
         self.open = True
-        self.lossy = False
+        self.lost: frozenset[str] = frozenset()
 
 
 class Desk:
@@ -147,6 +150,7 @@ class Headquarters:
         self._on_event = on_event
         self._late: deque[tuple[int, Callable[[], None]]] = deque()
         self._delays = delays
+        self._chance = random.Random("dials")
         self._load = load
         load.weigh(self.launcher.process)
 
@@ -218,7 +222,7 @@ class Headquarters:
         """A server's process died: its connection ends, the launcher tells the newest coordinator."""
         channel = self._servers[server].channel
         if channel is not None:
-            self._break(channel, lossy=False)
+            self._break(channel)
         desk = self.newest
         self._tell(desk, partial(self._say, desk, coord.Gone(server, why)))
 
@@ -237,7 +241,7 @@ class Headquarters:
         """Break the control connection of a server; both ends notice, the coordinator dials again."""
         channel = self._servers[server].channel
         if channel is not None:
-            self._break(channel, lossy=True)
+            self._break(channel, *_WAYS)
 
     def hold(self, server: int) -> None:
         """Hold back everything between a server and the coordinators, both ways."""
@@ -288,7 +292,7 @@ class Headquarters:
         """Bring something over, in order; hold it back while the server is cut off."""
 
         def come() -> None:
-            if channel.lossy:
+            if way in channel.lost:
                 return
             if channel.server in self.cut:
                 self._late.append((channel.server, come))
@@ -303,13 +307,13 @@ class Headquarters:
 
     def sever(self, channel: Channel) -> None:
         """The process at the coordinator's end is no more."""
-        self._break(channel, lossy=False)
+        self._break(channel)
 
-    def _break(self, channel: Channel, lossy: bool) -> None:
+    def _break(self, channel: Channel, *lost: str) -> None:
         """The connection is over; each end learns it, the coordinator dials again."""
         if not channel.open:
             return
-        channel.open, channel.lossy = False, lossy
+        channel.open, channel.lost = False, frozenset(lost)
         node, desk = self._servers[channel.server], channel.desk
 
         def server_learns() -> None:
@@ -319,13 +323,17 @@ class Headquarters:
         def coordinator_learns() -> None:
             if desk.channels.get(channel.server) is channel:
                 del desk.channels[channel.server]
-                self._dial(desk, channel.server)
+                self._dial(desk, channel.server, again=True)
 
         self._deliver(channel, "down", lambda: node.process.run(server_learns))
         self._deliver(channel, "up", lambda: desk.process.run(coordinator_learns))
 
-    def _dial(self, desk: Desk, server: int) -> None:
+    def _dial(self, desk: Desk, server: int, again: bool = False) -> None:
+        """Call a server; it takes a round trip to be there `again` after a connection broke."""
         node = self._servers[server]
+        round_s = (
+            2 * (self._delays.control.get(server, 0.0) + self._chance.uniform(*_HOP_S)) if again else 0.0
+        )
 
         def attempt() -> None:
             if not desk.process.alive or server in desk.channels or self._servers[server] is not node:
@@ -341,13 +349,14 @@ class Headquarters:
             self._say(desk, coord.Unreached(server, "cannot be reached", for_s))
             self.network.after(_REDIAL_S, attempt)  # it may come back, and must learn that it is out
 
-        self.network.after(self.network.random.uniform(0.0002, 0.003), attempt)
+        self.network.after(round_s + self.network.random.uniform(0.0002, 0.003), attempt)
 
     def _connect(self, desk: Desk, server: int) -> None:
         node = self._servers[server]
         desk.failing_since.pop(server, None)
         if node.channel is not None:
-            self._break(node.channel, lossy=True)  # a newer connection replaces the older one
+            # A newer connection replaces the older one, mostly behind what the server has said there.
+            self._break(node.channel, *_WAYS[: self._chance.choice((1, 1, 2))])
         channel = node.channel = Channel(desk, server)
 
         def opened() -> None:
