@@ -84,6 +84,8 @@ class Agreement:
 
     def next_deadline(self, now: float) -> float:
         """Until when, at the latest, a Tick is due."""
+        if self.overdue(now):
+            return now
         due = [now + self._timeouts.heartbeat_s] if self._waits else []
         act_at = self.findings.act_at
         return min([*due, *([act_at] if act_at is not None else [])], default=now + 3600)
@@ -101,10 +103,14 @@ class Agreement:
             self.answer_by = min(self.answer_by + forgiven_s, self.last_answer_by)
 
     def overdue(self, now: float) -> dict[int, str]:
-        """The servers whose answers are awaited no longer, and why."""
+        """The servers whose answers are awaited no longer, and why.
+
+        To be asked at a Tick: what has come in while the coordinator did not run is read by then.
+        """
         if not self._waits or now < self.answer_by:
             return {}
-        late, newcomers = self.awaited, self.ballot.newcomers if self.ballot else ()
+        late = [server for server in self.awaited if server not in self.findings.dead]
+        newcomers = self.ballot.newcomers if self.ballot else ()
         if now < self.last_answer_by:
             late = [each for each in late if self.findings.suspects(each) or each in newcomers]
         why = "did not appear" if self.ballot is None else f"no answer within {now - self._asked_at:.3g} s"

@@ -158,7 +158,7 @@ class Coordinator:
         self._findings.suspect(message)
         if self.state != "gathering" and not self._agreement.has_given_up(message):
             self._findings.note_suspicion(message, now)
-        return self._overdue(now)
+        return []
 
     def _tick(self, now: float) -> list[Instruction]:
         findings = self._findings
@@ -172,9 +172,7 @@ class Coordinator:
 
     def _overdue(self, now: float) -> list[Instruction]:
         """Go on without those whose answers are awaited no longer."""
-        late = {
-            each: why for each, why in self._agreement.overdue(now).items() if each not in self._findings.dead
-        }
+        late = self._agreement.overdue(now)
         if not late:
             return []
         for server, why in late.items():

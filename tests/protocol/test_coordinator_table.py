@@ -304,9 +304,22 @@ def test_a_server_that_is_suspected_after_its_time_is_given_up_at_once() -> None
     driver.die(3)
     driver.answer(0, 1, 2, 4, 5, 6)
     assert driver.tick(TIMES.answer_s + 0.1) == []
-    assert posts(msg.Freeze, driver.suspect(7, 8)) == [0, 1, 2, 4, 5, 6, 7], "7 is awaited on"
+    assert driver.suspect(7, 8) == []
+    assert driver.core.next_deadline(driver.now) == driver.now
+    assert posts(msg.Freeze, driver.tick()) == [0, 1, 2, 4, 5, 6, 7], "7 is awaited on"
     driver.answer(0, 1, 2, 4, 5, 6, 7)
     assert driver.core.state == "proposing"
+
+
+def test_an_answer_that_is_not_read_yet_is_not_missed_for_what_is_read_before_it() -> None:
+    """A coordinator that waited for its turn found a suspicion and, behind it, the answer that it awaited."""
+    driver = Driver("bcube:3x2").start()
+    driver.heard(0, msg.Progress(0, 2))
+    driver.die(3)
+    driver.answer(0, 1, 2, 4, 5, 6, 7)
+    driver.now += MOST_PATIENT * TIMES.answer_s
+    assert driver.suspect(2, 3) == []
+    assert posts(msg.Propose, driver.answer(8)) == [0, 1, 2, 4, 5, 6, 7, 8]
 
 
 def test_a_pause_of_its_own_is_not_held_against_those_that_it_awaits() -> None:
