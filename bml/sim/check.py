@@ -25,6 +25,7 @@ from bml.sim.endings import draw_ending
 from bml.sim.history import History
 from bml.sim.promises import PromiseBroken
 from bml.sim.simulation import TREES, Simulation
+from bml.sim.strangers import draw_strangers
 from topology import parse
 
 #: Small fabrics find most bugs, and fast; each is drawn about as often as it stands here.
@@ -125,6 +126,11 @@ class Scenario:
         if late.random() < 0.4:
             mishaps = (*mishaps, *draw_late_views(late, DETECT_S))
             steps, per_iteration = 60, late.choice((2, 3, 4))
+        foreign = random.Random(f"foreign {self.seed}")
+        if foreign.random() < 0.6:
+            lost = draw_strangers(foreign, fabric, absent)
+            first = {*fabric.servers} - {*absent} if lost else ()
+            mishaps, delays = (*mishaps, *lost), delays.far(first, foreign.choice((0.005, 0.03)))
         return replace(
             self,
             steps=steps,

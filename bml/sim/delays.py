@@ -42,6 +42,11 @@ class Delays:
         }
         return Delays({**self.links, **more}, self.control)
 
+    def far(self, servers: Iterable[int], way_s: float) -> Delays:
+        """The same, and the way from these servers to the coordinators takes so much longer."""
+        longer = {server: self.control.get(server, 0.0) + way_s for server in servers}
+        return Delays(self.links, {**self.control, **longer})
+
     def __bool__(self) -> bool:
         return bool(self.links or self.control)
 

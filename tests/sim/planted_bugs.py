@@ -202,6 +202,17 @@ def sleep_while_a_state_is_overtaken(patch: Patch) -> None:
     patch.setattr(User, "_wake", wake)
 
 
+def take_who_joined_for_a_stranger(patch: Patch) -> None:
+    """A new coordinator does not wait for the Status of a server to know of which view it speaks."""
+
+    def handle(core: coord.Coordinator, event: coord.Event, now: float) -> list[coord.Instruction]:
+        core._early.clear()
+        return original(core, event, now)
+
+    original = coord.Coordinator.handle
+    patch.setattr(coord.Coordinator, "handle", handle)
+
+
 def blame_the_suspected(patch: Patch) -> None:
     """Whoever is suspected by anybody, over whatever NIC, is taken for dead."""
 
@@ -289,6 +300,7 @@ PLANTED: tuple[Callable[[Patch], None], ...] = (
     promote_a_user_that_replays,
     begin_to_replay_while_frozen,
     sleep_while_a_state_is_overtaken,
+    take_who_joined_for_a_stranger,
     blame_the_suspected,
     read_terms_from_a_clock,
     never_miss_a_coordinator,
