@@ -9,7 +9,9 @@ __all__ = [
     "Evicted",
     "FabricError",
     "InvariantError",
+    "SessionBroken",
     "StartError",
+    "StateMismatch",
     "StepMismatch",
     "TooFewServers",
     "TooSlow",
@@ -31,8 +33,16 @@ class StartError(FabricError):
     """Not all servers appeared at start-up."""
 
 
+class StateMismatch(BmlError):
+    """The job ended, but its servers hold different parameters, or count different samples as used."""
+
+
 class StepMismatch(UsageError):
     """Two servers called different collectives, or with arrays of different shape or dtype."""
+
+
+class SessionBroken(UsageError):
+    """An exception left a call of the session, which can make no other: its step may be committed."""
 
 
 class TooSlow(FabricError):

@@ -25,10 +25,14 @@ PURE = (
     "bml.sim",
     "bml.train.batches",
     "bml.train.ledger",
+    "bml.train.ledgers",
+    "bml.train.position",
     "bml.train.snapshot",
+    "bml.train.state",
+    "bml.train.vectors",
 )
-#: Inside them, the thin shells that do (injectors, the pytest plugin).
-SHELLS: tuple[str, ...] = ("faults.inject", "faults.pytest_plugin")
+#: Inside them, the thin shells that do (injectors, the pytest plugin, servers in threads).
+SHELLS: tuple[str, ...] = ("faults.inject", "faults.pytest_plugin", "bml.sim.programs")
 
 IMPURE = {
     "asyncio",

@@ -1,6 +1,7 @@
 """The one root of all errors, and who can act on them.
 
 The root lives in the leftmost package because imports only point left; users write `bml.BmlError`.
+None derives from ValueError or another class of Python's: training code catches those round its samples.
 """
 
 
@@ -8,7 +9,7 @@ class BmlError(Exception):
     """Root of every error that this project raises on purpose."""
 
 
-class UsageError(BmlError, ValueError):
+class UsageError(BmlError):
     """The caller asked for something that cannot be: bad text, bad array, unknown name."""
 
 
@@ -16,5 +17,5 @@ class FabricError(BmlError):
     """The environment is at fault: what is left of the fabric, or a peer, cannot do what is needed."""
 
 
-class InvariantError(BmlError, AssertionError):
+class InvariantError(BmlError):
     """We are at fault: a promise of the runtime was about to be broken. Please report it."""

@@ -17,13 +17,14 @@ from bml.cli.inject import inject
 from bml.cli.plan import plan
 from bml.cli.run import run
 from bml.cli.status import status
-from topology import BmlError, UsageError
+from bml.errors import BmlError, StateMismatch, UsageError
 
 
 class Shell(click.Group):
     """Group whose commands may raise BmlError: its message goes to standard error, never a traceback.
 
-    Exit status: 0 success, 2 bad usage (UsageError, or click's own), 1 any other BmlError, 143 SIGTERM.
+    Exit status: 0 success, 2 bad usage (UsageError, or click's own), 3 a job whose servers ended with other
+    parameters or ledgers than others (StateMismatch), 1 any other BmlError, 143 SIGTERM.
     """
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -33,7 +34,7 @@ class Shell(click.Group):
                 return super().invoke(ctx)
         except BmlError as error:
             click.echo(f"Error: {error}", err=True)
-            ctx.exit(2 if isinstance(error, UsageError) else 1)
+            ctx.exit(2 if isinstance(error, UsageError) else 3 if isinstance(error, StateMismatch) else 1)
 
 
 @contextmanager

@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bml.sim.check import Tally, check, report
+from bml.sim.programs.check import check as check_program
+from bml.sim.programs.check import check_all
 from topology import UsageError, parse
 
 _CHUNK = 50
@@ -26,6 +28,7 @@ _SHOWN = 5
 @click.option("--seeds", default="0:1000", show_default=True, metavar="A:B", help="Seeds A to B-1.")
 @click.option("--fabric", metavar="F", help="Simulate this fabric; small ones by turns if not given.")
 @click.option("--shared-memory", is_flag=True, help="Servers on one host, as with the transport shm.")
+@click.option("--programs", is_flag=True, help="Run random training programs on a simulated job instead.")
 @click.option("--jobs", type=click.IntRange(1), help="Processes to use; one per core if not given.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @click.pass_context
@@ -34,6 +37,7 @@ def check_command(
     seeds: str,
     fabric: str | None,
     shared_memory: bool,
+    programs: bool,
     jobs: int | None,
     as_json: bool,
 ) -> None:
@@ -43,16 +47,23 @@ def check_command(
     partitions, lost connections at whatever moment the seed says. A seed that breaks a promise is
     run again with as few faults as will do, and its history is printed.
 
+    With --programs every seed is a training function, right or wrong, that runs on the real session among
+    servers that die, leave and join: each must end with the numbers of the same function on one process
+    without faults, or with an error that names what is wrong with it. A seed that does not is printed.
+
     \b
     Example:
       bml check --seeds 0:1000
       bml check --seeds 77:78 --fabric bcube:3x2
+      bml check --programs --seeds 0:2000
     """
     start, stop = parse_seeds(seeds)
+    if programs and (fabric is not None or shared_memory):
+        raise UsageError("--programs simulates no fabric: leave out --fabric and --shared-memory")
     if fabric is not None:
         parse(fabric)
     started_s = time.perf_counter()
-    one = partial(check, fabric=fabric, shared_memory=shared_memory)
+    one = check_all if programs else partial(check, fabric=fabric, shared_memory=shared_memory)
     tally = _run_all(start, stop, one, jobs or os.cpu_count() or 1, quiet=as_json)
     tally.seconds = round(time.perf_counter() - started_s, 3)
     if as_json:
@@ -63,7 +74,8 @@ def check_command(
         _show(tally)
         if tally.failing_seed is not None:
             click.echo("")
-            click.echo(report(tally.failing_seed, fabric, shared_memory))
+            seed = tally.failing_seed
+            click.echo(str(check_program(seed)) if programs else report(seed, fabric, shared_memory))
     if tally.violations:
         ctx.exit(1)
 

@@ -246,15 +246,9 @@ def _summarise(result: Result, console: Console) -> None:
     for server, why in report["dead"].items():
         console.print(f"server {server} did not end: {why}", highlight=False)
     console.print(f"steps committed: {report['steps']}", highlight=False)
-    samples = report["samples"]
-    if samples is not None:
-        console.print(_ledger_line(samples), highlight=False)
-    digests = set(report["digests"].values())
-    same = "all hold the same bits" if len(digests) == 1 else "THEY DIFFER"
-    console.print(
-        f"parameters of {len(report['digests'])} servers: {same}, sha256 {min(digests)[:16]}…",
-        highlight=False,
-    )
+    for line in _ledger_lines(report["samples"]):
+        console.print(line, highlight=False)
+    console.print(_parameter_line(report["digests"]), highlight=False)
     if isinstance(result.value, dict):
         shown = ", ".join(f"{key} {_short(value)}" for key, value in result.value.items())
         console.print(f"result: [bold]{shown}[/bold]", highlight=False)
@@ -264,11 +258,26 @@ def _short(value: Any) -> str:
     return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
-def _ledger_line(samples: dict[str, Any]) -> str:
-    epochs = samples["epochs"]
+def _parameter_line(digests: dict[int, str]) -> str:
+    """What is proved of the parameters."""
+    digest = min(digests.values())
+    if not digest:
+        return "parameters: none were named with session.state, so nothing was compared"
+    return f"parameters of {len(digests)} servers: all hold the same bits, sha256 {digest[:16]}…"
+
+
+def _ledger_lines(samples: dict[str, Any] | None) -> Iterator[str]:
+    """What is proved of the samples, by loop where they were not all used."""
+    if samples is None:
+        return
+    epochs = sum(len(loop["epochs"]) for loop in samples["loops"])
     if samples["complete"]:
-        return f"ledger: every sample exactly once in each of {len(epochs)} epochs"
-    return f"ledger: {samples['left_out']} samples left out in {len(epochs)} epochs"
+        yield f"ledger: every sample exactly once in each of {epochs} epochs"
+        return
+    for loop in samples["loops"]:
+        if not loop["complete"]:
+            left = loop["left_out"]
+            yield f"ledger: {loop['loop']}: {loop['end']}, {left} samples of its batches left out"
 
 
 def _view_table(views: list[dict[str, Any]]) -> Table:

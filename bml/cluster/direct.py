@@ -85,11 +85,7 @@ class DirectSync:
         return self._boards.server
 
     def sync(self, submit: ev.Submit, vector: Array, op: str, shared: bool) -> Outcome | ev.Replay:
-        """See Server.sync; `Replay` stands for the result of a step that was followed.
-
-        If a handler of a signal raises out of it, the step goes on with the next call, which takes the
-        contribution for brought.
-        """
+        """See Server.sync; `Replay` stands for the result of a step that was followed."""
         deferral = self._shell.deferral
         while True:
             deferral.look()

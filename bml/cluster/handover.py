@@ -98,13 +98,7 @@ class Handover:
             self._changed.wait_for(lambda: step in self._kept or self._error is not None)
             if step not in self._kept and self._error is not None:
                 raise self._error
-            return self._kept[step]
-
-    def drop(self, step: int) -> None:
-        """The user has the result of this step. No effect if it is not kept."""
-        with self._changed:
-            if step in self._kept:
-                self._kept.pop(step)
+            return self._kept.pop(step)
 
     def arrive(self) -> ev.Arrived:
         """The training function is at a boundary: what to tell the core, and then to ask `replays`."""

@@ -166,8 +166,7 @@ class ServerLoop:
         """Bring an event to the core, and poll in the calling thread until there is a reply.
 
         Before it sleeps it looks again `yields` times, giving the processor to others in between. `beside`:
-        the training thread computes meanwhile. Raises what a handler raises of a signal that comes in here: a
-        step that was brought is then not brought again, and its reply, if it is there, is kept.
+        the training thread computes meanwhile. Raises what a handler raises of a signal that comes in here.
         """
         deferral = self.deferral
         bring: ev.Event | None = what

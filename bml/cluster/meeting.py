@@ -6,13 +6,10 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any, cast
 
-from bml.cluster.deferral import unbroken
 from bml.protocol import events as ev
 from bml.protocol.workspace import Array
-from bml.train.communicator import Committed, Made, Outcome
+from bml.train.communicator import Committed, Outcome
 from bml.transport import forks
 from topology.errors import BmlError, UsageError
 
@@ -33,9 +30,9 @@ _COMMITS_KEPT = 100_000
 class Meeting:
     """`contribution` is the vector of the step that is under way, and how it is reduced.
 
-    A handler of a signal may raise out of the call of a step. The call is then repeated and goes on where it
-    was: `brought` is what the user has brought to the core, None before; `reply` is what came of it last.
-    Both stay until the user has the result (`taken`), and are changed in unbroken functions (deferral.py).
+    The handler of a signal may run in the middle of a call, which then goes on where it was: `brought` is
+    what the user has brought to the core, None before; `reply` is what came of it last. Both are changed in
+    unbroken functions (deferral.py). If the handler raises, no other call is made (bml.train.calls).
 
     `error` is what ended the job early. `in_force`: the first view is in force, or there will be none;
     `left`: the loop has ended.
@@ -51,55 +48,28 @@ class Meeting:
         self.left = threading.Event()
         self.steps = 0
         self.commit_at_s: deque[float] = deque(maxlen=_COMMITS_KEPT)
-        self._made: Any = None
         self._thrown: Exception | None = None
         self._syncing = False
         forks.tell(self)
 
     # --- the training thread ---------------------------------------------------------------------
 
-    def enter(self, submit: ev.Submit, contribution: Array, op: str) -> None:
-        """Bring a contribution; that of a call that was interrupted stays the one brought before.
-
-        Raises the error that ended the job, UsageError if it was another call that was interrupted.
-        """
+    def enter(self, contribution: Array, op: str) -> None:
+        """Bring a contribution. Raises the error that ended the job."""
         if self.error:
             raise self.error
         self._syncing = True
         if self._thrown:
             raise self._thrown
-        if self.brought is None:
-            self.contribution = (contribution, op)
-        elif self.brought.signature != submit.signature:
-            self._goes_on(f"before any other, this one is {submit.call.text}")
+        self.contribution = (contribution, op)
 
     def leave(self) -> None:
         """The reply has been taken."""
         self._syncing = False
 
-    def boundary(self) -> None:
-        """The training loop goes on. Raises UsageError if a call was interrupted and not repeated."""
-        if self.brought is not None and not (self.error or self._thrown):
-            self._goes_on("before the training loop goes on")
-
-    def _goes_on(self, before: str) -> None:
-        assert self.brought is not None
-        raise UsageError(
-            f"step {self.brought.step} was interrupted by a signal's handler and goes on: repeat that call "
-            f"{before}"
-        )
-
-    @unbroken
-    def make(self, make: Callable[[], Made]) -> Made:
-        """What `make` returns, which is called once until the result is taken."""
-        if self._made is None:
-            self._made = make()
-        return cast(Made, self._made)
-
     def taken(self) -> None:
         """The user has the result of the step."""
-        # No handler of a signal runs between these and the user's next line: none of them is a call.
-        self.brought = self.reply = self._made = None
+        self.brought = self.reply = None
 
     def forked(self) -> None:
         """In a process that the training function has forked, no thread would answer."""

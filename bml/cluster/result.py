@@ -15,6 +15,7 @@ from bml.errors import BmlError, TrainingError
 _OWN = {
     "StepMismatch": errors.StepMismatch,
     "UsageError": errors.UsageError,
+    "SessionBroken": errors.SessionBroken,
     "InvariantError": errors.InvariantError,
 }
 
@@ -78,7 +79,22 @@ class Result:
             return known(text)
         if not self.values:
             return self.abort or BmlError(f"no server reached the end: {self.dead}")
-        return None
+        differ = self._differences()
+        return errors.StateMismatch(differ) if differ else None
+
+    def _differences(self) -> str:
+        """In what the servers that reached the end are not equal, in words."""
+        digests = {server: report.digest for server, report in self._by("done").items()}
+        if len(set(digests.values())) > 1:
+            said = ", ".join(f"{server}: {digest[:16] or 'none'}" for server, digest in digests.items())
+            return (
+                f"the servers ended with different parameters (sha256 {said}): all of them must change what "
+                "session.state names by the same numbers"
+            )
+        ledgers = {server: str(report.samples) for server, report in self._by("done").items()}
+        if len(set(ledgers.values())) > 1:
+            return f"the servers count different samples as used: {ledgers}"
+        return ""
 
     def _by(self, outcome: str) -> dict[int, ServerReport]:
         return {

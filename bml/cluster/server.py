@@ -24,7 +24,7 @@ from bml.protocol import messages as msg
 from bml.protocol.call import Call
 from bml.protocol.transfer import Rope
 from bml.protocol.workspace import Array
-from bml.train.communicator import Made, Outcome, Retried
+from bml.train.communicator import Committed, Outcome
 from faults import Fault
 from topology.errors import BmlError, UsageError
 
@@ -102,11 +102,11 @@ class Server:
         lies in memory that other servers read too. Raises the error that ends the job.
         """
         meeting, handover = self._meeting, self._handover
-        if self._replays and meeting.brought is None:
+        if self._replays:
             handover.wait_for_next()  # what is brought is none: it must not be taken for a contribution
         call = Call(op, contribution.dtype.str, contribution.size, text)
         submit = ev.Submit(handover.step, epoch, call, signature)
-        meeting.enter(submit, contribution, op)
+        meeting.enter(contribution, op)
         if self._loop.direct is not None:
             reply = self._loop.direct.sync(submit, contribution, op, shared)
         else:
@@ -114,28 +114,11 @@ class Server:
             reply = self._answer(submit, self._yields(contribution.nbytes))
         meeting.leave()
         if isinstance(reply, ev.Replay):
-            reply = meeting.reply = handover.kept(reply.step)
-        elif isinstance(reply, Retried):
-            meeting.taken()
+            reply = handover.kept(reply.step)
+        if isinstance(reply, Committed):
+            handover.step = reply.step + 1
+        meeting.taken()
         return reply
-
-    def make(self, make: Callable[[], Made]) -> Made:
-        """See Communicator."""
-        deferral = self._loop.deferral
-        try:
-            return self._meeting.make(make)
-        finally:
-            if deferral.came:
-                deferral.release()
-
-    def taken(self) -> None:
-        """See Communicator."""
-        brought, handover = self._meeting.brought, self._handover
-        assert brought is not None
-        if handover.joins:
-            handover.drop(brought.step)
-        handover.step = brought.step + 1
-        self._meeting.taken()
 
     def _yields(self, nbytes: int) -> int:
         """How often to look again: on one host always, but never beside a training thread that computes."""
@@ -201,10 +184,8 @@ class Server:
     def boundary(self, state: Callable[[], Rope]) -> None:
         """Between two steps: joiners are given `state()`, if there are any.
 
-        Raises the error that ends the job here if this server was asked to leave, UsageError after a call
-        that was interrupted by a signal's handler and not repeated.
+        Raises the error that ends the job here if this server was asked to leave.
         """
-        self._meeting.boundary()
         if self._handover.leaves:
             self._answer(ev.Go(self._handover.leaves))
         if self._handover.first_boundary():

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from bml.cluster.ending import sendable, text_of, trace_of
 from bml.cluster.exiting import end_process
 from bml.cluster.job import Contacts, ServerReport
 from bml.cluster.server import Server
@@ -38,10 +38,11 @@ def run_training(server: Server, contacts: Contacts, train: Train) -> ServerRepo
         session = Session(server)
         value = _call(train, session)
         session.finish()
+        value = sendable(value)
     except BaseException as raised:
-        error, trace = raised, traceback.format_exc()
+        error, trace = raised, trace_of(raised)
     outcome = _outcome(server, error)
-    said = f"server {server.server} raised {type(error).__name__}: {error}" if error else ""
+    said = f"server {server.server} raised {type(error).__name__}: {text_of(error)}" if error else ""
     server.end(outcome, said if outcome == "failed" else "")
     if session is not None:
         session.close()
@@ -55,7 +56,7 @@ def run_training(server: Server, contacts: Contacts, train: Train) -> ServerRepo
         digest=session.digest() if session else "",
         samples=session.samples() if session else None,
         views=server.view_records(),
-        metrics=_metrics(server),
+        metrics=_metrics(server, session.own_steps if session else 0),
         trace=server.trace(),
     )
 
@@ -95,11 +96,11 @@ def _outcome(server: Server, error: BaseException | None) -> str:
     return "done" if error is None else "failed"
 
 
-def _metrics(server: Server) -> dict[str, Any]:
+def _metrics(server: Server, own_steps: int) -> dict[str, Any]:
     times = list(server.commit_at_s)
     gaps = np.diff(times)
     return {
-        "steps": server.steps,
+        "steps": server.steps - own_steps,
         "step_median_s": float(np.median(gaps)) if len(gaps) else None,
         "step_max_s": float(gaps.max()) if len(gaps) else None,
         "commit_at_s": times,

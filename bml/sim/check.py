@@ -290,12 +290,17 @@ class Tally:
 
     def add(self, seed: int, outcome: Outcome) -> None:
         """Count one run."""
+        broken = None if outcome.broken is None else str(outcome.broken)
+        self.count(seed, outcome.mishaps, len(outcome.history.commits), outcome.aborted, broken)
+
+    def count(self, seed: int, faults: int, steps: int, aborted: bool, broken: str | None) -> None:
+        """Count one run of so many faults and committed steps; `broken` says what was wrong with it."""
         self.seeds += 1
-        self.faults_injected += outcome.mishaps
-        self.steps_committed += len(outcome.history.commits)
-        self.jobs_aborted += outcome.aborted
-        if outcome.broken is not None:
-            self._violation(seed, str(outcome.broken))
+        self.faults_injected += faults
+        self.steps_committed += steps
+        self.jobs_aborted += aborted
+        if broken is not None:
+            self._violation(seed, broken)
 
     def merge(self, other: Tally) -> None:
         """Add what another process counted."""

@@ -13,7 +13,7 @@ import numpy as np
 from bml.protocol.messages import View
 from bml.protocol.workspace import Array
 from bml.sim.history import History
-from bml.train.ledger import LedgerSummary
+from bml.train.ledger import LoopLedger
 from topology.errors import InvariantError
 
 
@@ -176,7 +176,7 @@ class Promises:
             if missing:
                 raise PromiseBroken(1, f"server {server} ended without steps {missing}")
 
-    def ledgers(self, ledgers: dict[int, LedgerSummary]) -> None:
+    def ledgers(self, ledgers: dict[int, LoopLedger]) -> None:
         """Promise 7: all who ended well have one ledger, and every sample in it exactly once an epoch."""
         if len({ledger["digest"] for ledger in ledgers.values()}) > 1:
             raise PromiseBroken(7, f"the ledgers of servers {sorted(ledgers)} differ")

@@ -49,6 +49,9 @@ class BatchPlan:
     def __post_init__(self) -> None:
         for name, least in (("n_samples", 1), ("global_batch", 1), ("epochs", 0), ("seed", 0)):
             value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | np.integer):
+                raise UsageError(f"{name} must be a whole number, it is {value!r}")
+            object.__setattr__(self, name, int(value))
             if value < least:
                 raise UsageError(f"{name} must be at least {least}, it is {value}")
 
@@ -56,6 +59,12 @@ class BatchPlan:
     def batches_per_epoch(self) -> int:
         """Steps of one training epoch."""
         return -(-self.n_samples // self.global_batch)
+
+    def __str__(self) -> str:
+        return (
+            f"batches({self.n_samples}, global_batch={self.global_batch}, "
+            f"epochs={self.epochs}, seed={self.seed})"
+        )
 
     def __len__(self) -> int:
         """Steps of the whole run."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy.typing as npt
 from msgspec import Struct
@@ -31,7 +31,6 @@ class Retried(Struct, frozen=True):
 
 
 Outcome = Committed | Retried
-Made = TypeVar("Made")
 
 
 class Communicator(Protocol):
@@ -88,20 +87,5 @@ class Communicator(Protocol):
     def sync(
         self, epoch: int, contribution: Array, op: str, text: str, signature: int, shared: bool = False
     ) -> Outcome:
-        """Synchronise the next step; see bml.cluster.server.Server.sync.
-
-        It is committed, but not over before `taken`: if the handler of a signal raises before, the same call,
-        repeated, gets the same outcome. Raises UsageError if another is made instead.
-        """
-        ...
-
-    def make(self, make: Callable[[], Made]) -> Made:
-        """What `make` makes of the outcome of this step; called once, however often the call is repeated.
-
-        No handler of a signal runs in it.
-        """
-        ...
-
-    def taken(self) -> None:
-        """The user has the result of the step: the next call is that of the next one."""
+        """Synchronise the next step; see bml.cluster.server.Server.sync."""
         ...

@@ -31,8 +31,8 @@ class EpochSummary(TypedDict):
     complete: bool
 
 
-class LedgerSummary(TypedDict):
-    """The whole run, ready for JSON; `complete` = every epoch used every sample exactly once."""
+class LoopLedger(TypedDict):
+    """One loop over batches; `complete` = every epoch so far used every sample exactly once."""
 
     steps: int
     epochs: list[EpochSummary]
@@ -108,10 +108,25 @@ class Ledger:
         self._last_step, self._last_batch = step, (batch.epoch_no, batch.batch_no)
         self._steps += 1
 
-    def summary(self) -> LedgerSummary:
+    def leave_out(self, batch: GlobalBatch) -> None:
+        """Note a batch that was drawn and will not be committed."""
+        self._epoch(batch).left_out += len(batch.indices)
+
+    def close(self) -> None:
+        """No batch comes any more: only the counts of the last epoch are kept."""
+        if self._open is not None:
+            self._closed.append(self._open.close())
+            self._open = None
+
+    @property
+    def steps(self) -> int:
+        """How many batches were committed."""
+        return self._steps
+
+    def summary(self) -> LoopLedger:
         """How often the samples were used in each training epoch, an unfinished one included."""
         epochs = [*self._closed, *([self._open.close()] if self._open else [])]
-        return LedgerSummary(
+        return LoopLedger(
             steps=self._steps,
             epochs=epochs,
             left_out=sum(epoch["left_out"] for epoch in epochs),
@@ -158,15 +173,20 @@ class Ledger:
                 f"step {step} used samples of servers {strangers}, contributors were {members}"
             )
 
-    def _count(self, batch: GlobalBatch, indices: Indices) -> None:
+    def _epoch(self, batch: GlobalBatch) -> _OpenEpoch:
+        """That of a batch, which closes the one before."""
         if self._open is None or self._open.number != batch.epoch_no:
             if self._open is not None:
                 self._closed.append(self._open.close())
             self._open = _OpenEpoch(batch.epoch_no, np.zeros(self._n_samples, np.uint16))
-        np.add.at(self._open.uses, indices, np.uint16(1))  # unlike fancy +=, counts a doubled sample twice
-        self._open.steps += 1
+        return self._open
+
+    def _count(self, batch: GlobalBatch, indices: Indices) -> None:
+        epoch = self._epoch(batch)
+        np.add.at(epoch.uses, indices, np.uint16(1))  # unlike fancy +=, counts a doubled sample twice
+        epoch.steps += 1
         # Membership, not sizes: a doubled sample must not hide one that was left out.
-        self._open.left_out += int(np.count_nonzero(self._open.uses[batch.indices] == 0))
+        epoch.left_out += int(np.count_nonzero(epoch.uses[batch.indices] == 0))
 
     def _extend_chain(
         self, step: int, batch: GlobalBatch, members: list[int], used: Mapping[int, Indices]

@@ -10,7 +10,8 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from topology.errors import UsageError
@@ -27,9 +28,10 @@ Finish = Callable[[Any], Any]
 class Pending:
     """A step that was begun. Its arrays must not change before `wait` has returned."""
 
-    def __init__(self, steps: Steps, work: Work, finish: Finish):
+    def __init__(self, steps: Steps, work: Work, finish: Finish, whole: Sequence[Pending] | None = None):
         self._steps = steps
         self._finish = finish
+        self._whole = whole
         self.work: Work | None = work
         self.outcome: Any = None
         self.error: BaseException | None = None
@@ -40,16 +42,22 @@ class Pending:
     @property
     def done(self) -> bool:
         """Whether `wait` would return, or raise, at once."""
-        return self.over
+        return self._last.over
 
     def wait(self) -> Any:
         """Wait until the step is committed by everybody; returns what the blocking call would have.
 
-        Steps that were begun before are waited for as well. `recompute` is called in here, for any step that
-        needs it. May be called again. Raises the error that ends the job.
+        Steps that were begun before are waited for as well, and of a part of a batch those of its other
+        parts. `recompute` is called in here, for any step that needs it. May be called again, also by other
+        threads. Raises the error that ends the job, and SessionBroken after an exception left a call.
         """
-        self._steps.wait(self)
-        return self.finish()
+        with self._steps.waiting():
+            self._steps.wait(self._last)
+            return self.finish()
+
+    @property
+    def _last(self) -> Pending:
+        return self._whole[-1] if self._whole else self
 
     def finish(self) -> Any:
         """The result of a step that is over."""
@@ -64,7 +72,7 @@ class Pending:
 class _Errand:
     """Something that the thread of the steps has done by the training thread: `bell` brings what came of it.
 
-    What is no Exception, such as KeyboardInterrupt, leaves `run`, which the next `wait` calls again.
+    What is no Exception, such as KeyboardInterrupt, leaves `run`, and breaks the session.
     """
 
     def __init__(self, function: Callable[[], Any]):
@@ -85,12 +93,11 @@ class _Errand:
 class Steps:
     """The queue of one session. The thread of the steps calls `ask`, the training thread all else.
 
-    `taken()` is called when nobody can ask for the result of a step again: it is with the user, or with the
-    `Pending` that stands for it.
+    `waiting` makes the context in which a thread waits.
     """
 
-    def __init__(self, taken: Callable[[], None]) -> None:
-        self._taken = taken
+    def __init__(self, waiting: Callable[[], AbstractContextManager[object]]) -> None:
+        self.waiting = waiting
         # Queues, not a condition: a signal's handler that raises out of one leaves its lock in a wrong state.
         self._begun: deque[Pending] = deque()
         """Not waited for yet; the first of them that is not over is under way."""
@@ -108,14 +115,14 @@ class Steps:
         """How many steps were begun and not waited for."""
         return len(self._begun)
 
-    def begin(self, work: Work, finish: Finish) -> Pending:
-        """Put a step behind those that were begun before."""
+    def begin(self, work: Work, finish: Finish, whole: Sequence[Pending] | None = None) -> Pending:
+        """Put a step behind those that were begun before; it is waited for with all of `whole`."""
         if self._closed:
             raise UsageError("the training function has ended: no step can begin any more")
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="bml-steps", daemon=True)
             self._thread.start()
-        made = Pending(self, work, finish)
+        made = Pending(self, work, finish, whole)
         self._begun.append(made)
         self._todo.put(made)
         return made
@@ -124,16 +131,14 @@ class Steps:
         """Do a step in the training thread, as soon as those that were begun are over."""
         if self._begun:
             self.wait_for_all()
-        result = finish(work())
-        # Last, as a call out of which a signal's handler raises is repeated. Python runs none while functions
-        # that are written in it return, so none can raise between this and the user's next line.
-        self._taken()
-        return result
+        return finish(work())
 
     def wait_for_all(self) -> None:
         """Wait for every step that was begun. Raises the error of the first that failed."""
         while self._begun:
-            self._begun[-1].wait()
+            last = self._begun[-1]
+            self.wait(last)
+            last.finish()
 
     def wait(self, wanted: Pending) -> None:
         """Wait until a step, and so all before it, are over; finishes those, in order."""
@@ -142,7 +147,7 @@ class Steps:
             self._until_over(first)
             if first is not wanted and first.error is None:
                 first.finish()
-            self._begun.popleft()  # last: `wait` may be called again after a signal
+            self._begun.popleft()
 
     def ask(self, function: Callable[[], Any]) -> Any:
         """Have the training thread call a function, when it waits; returns what it returns, or raises."""
@@ -197,7 +202,6 @@ class Steps:
             return
         try:
             step.outcome = work()
-            self._taken()
         except BaseException as error:
             # Others would take the next step for this one.
             step.error = self._failed = error

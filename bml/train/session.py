@@ -8,17 +8,18 @@
             w -= lr * batch.allreduce(g, recompute=lambda indices: gradient(w, indices))
 
 `allreduce_async` begins a step and returns at once: it goes on beside what the training function computes.
-Every server must make the same calls in the same order, as with any collective library. A server that joins
-later runs the same function: its first training loop (`batches` or `steps`) begins with the state and at the
-step at which the others are.
+Every server must make the same calls in the same order, as with any collective library; calls that differ,
+in what they reduce or in where in the program they stand, end the job with StepMismatch. A server that joins
+later runs the same function: loops that the others have behind them end at once, and the one in which they
+are begins with their state, at their step.
 """
 
 from __future__ import annotations
 
-import hashlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,45 +27,49 @@ import numpy.typing as npt
 from bml.protocol.messages import View
 from bml.protocol.reuse import StepMemory
 from bml.protocol.workspace import OPS, Array
-from bml.train.batches import BatchPlan, GlobalBatch, Indices, assignment, shares, used_indices
+from bml.train.agreement import agree
+from bml.train.batch import Batch, Recompute
+from bml.train.batches import BatchPlan
+from bml.train.calls import Calls
 from bml.train.communicator import Committed, Communicator
-from bml.train.ledger import Ledger, LedgerSummary
+from bml.train.ledgers import Ledgers, LedgerSummary
 from bml.train.pending import Finish, Pending, Steps, Work
-from bml.train.snapshot import leaves, restore, snapshot
-from bml.train.vectors import Bucket, describe, divide, flatten, unflatten
+from bml.train.position import Loop, Position
+from bml.train.snapshot import manifest_of, restore, snapshot
+from bml.train.state import Load, NamedState, Save
+from bml.train.vectors import Bucket, Described, describe, flatten, unflatten
 from topology.errors import UsageError
 
+__all__ = ["Arrays", "Batch", "Recompute", "Session"]
+
 Arrays = npt.ArrayLike | Sequence[Array]
-Recompute = Callable[[Indices], Any]
 #: Prepares this server's contribution for the members of a view.
 Prepare = Callable[[View], Array]
-
-
-class _Entry(NamedTuple):
-    """What a step of a batch says to the ledger."""
-
-    step: int
-    batch: GlobalBatch
-    contributors: tuple[int, ...]
-    used: dict[int, Indices]
 
 
 class Session:
     """A server's part in the job; handed to the training function."""
 
     def __init__(self, communicator: Communicator):
+        self.debug = os.environ.get("BML_DEBUG", "0") not in ("", "0")
         self._communicator = communicator
         # Not the members of the first view: a server that is lost at start-up may be in one that only
         # some have seen, and all must split the first batch alike.
         self._contributors = communicator.servers
         # Where several arrays are gathered into one vector, step after step.
         self._vectors = StepMemory(communicator.empty)
-        self._state: dict[str, Any] = {}
-        self._ledger: Ledger | None = None
-        self._entry: _Entry | None = None
-        self._steps = Steps(communicator.taken)
-        self._loops = 0
-        self._begins_at: tuple[int, int] | None = None
+        self._state = NamedState()
+        self._position = Position()
+        self._ledgers = Ledgers()
+        self._drawn: tuple[Loop, Batch] | None = None
+        self.own_steps = 0
+        """Steps that no call of the training function asked for: they made the named state equal."""
+        self._n_steps = 0
+        self._has_begun = not communicator.joins
+        self._calls = Calls()
+        self._steps = Steps(self._calls.later)
+        self._given: memoryview | None = None
+        """The others' state, on the way to the place in the program where it belongs."""
 
     @property
     def server(self) -> int:
@@ -83,7 +88,7 @@ class Session:
         It joined while the job ran, and is given results that the others have committed without it: of a
         gradient that need not be computed only the shape and dtype count. False on all other servers.
         """
-        return self._communicator.replays
+        return self._position.aims or self._communicator.replays
 
     @property
     def view(self) -> View:
@@ -123,25 +128,32 @@ class Session:
         """Name what makes up the training state: `params` (its digest proves that all agree), and more.
 
         Values are arrays, or lists or dicts of arrays, which the training function goes on changing in
-        place. A server that joins gets the others' values in its own arrays of the same names.
+        place. At the next boundary of a training loop they are made equal on all servers, if they are not:
+        everybody takes those of the lowest server. A server that joins gets the others' values in its own
+        arrays of the same names. Raises UsageError for anything but writable arrays of numbers.
         """
-        self._state.update(arrays)
+        self._state.name(arrays)
+
+    def state_fn(self, key: str, load: Load, save: Save) -> None:
+        """Name a value of the training state that is no array: `save()` returns it, `load(value)` takes it.
+
+        It may be a number, text, bytes or array, None, or lists and dicts of them (tuples come as lists).
+        """
+        self._state.name_function(key, load, save)
 
     def allreduce(self, arrays: Arrays, op: str = "sum", *, shared: bool = False) -> Any:
         """Reduce the arrays of all servers elementwise; everybody gets the same bits in new memory.
 
         `arrays` is one array, or a list of arrays of one dtype (one step, one commit; a list comes back).
-        `op` is sum, min, max or prod. With `shared` the result is read-only, and servers that share memory
-        read it where it lies, which saves a copy; it stays valid, and its memory taken, until the last
-        array made of it is dropped. The contributions of servers that die on the way are missing from
-        the result; `contributors` says whose are in it. Raises StepMismatch when servers call different
-        things, and the error that ends the job.
-
-        If the handler of a signal raises out of it, the step goes on: repeat the call, with any contribution,
-        and it returns the result of the one brought before. UsageError if another call is made first.
+        `op` is sum, min, max or prod; sums and products of integers have 64 bits, all else keeps its dtype.
+        With `shared` the result is read-only, and servers that share memory read it where it lies, which
+        saves a copy; it stays valid, and its memory taken, until the last array made of it is dropped. The
+        contributions of servers that die on the way are missing from the result; `contributors` says whose
+        are in it. Raises StepMismatch when servers call different things, and the error that ends the job;
+        after an exception every later call raises it, or SessionBroken.
         """
         work, finish = self._collective(arrays, op, shared)
-        return self._steps.run(work, finish)  # with a star, a signal's handler could raise after it
+        return self._call(work, finish)  # with a star, a signal's handler could raise after it
 
     def allreduce_async(self, arrays: Arrays, op: str = "sum", *, shared: bool = False) -> Pending:
         """Begin what `allreduce` does; the handle's `wait` returns the result.
@@ -150,13 +162,15 @@ class Session:
         server; the blocking calls wait for those before. Arrays must not change until `wait` has returned (a
         list is copied, a `bucket` is not). All must be waited for before a training loop goes on.
         """
-        return self._steps.begin(*self._collective(arrays, op, shared))
+        return self._begin(*self._collective(arrays, op, shared))
 
     def _collective(self, arrays: Arrays, op: str, shared: bool) -> tuple[Work, Finish]:
+        self._check_may_call()
         if op not in OPS:
             raise UsageError(f"op is {op!r}: give one of {', '.join(OPS)}")
-        flat, shapes, dtype = flatten(arrays, self._vectors)
+        flat, shapes, dtype = flatten(arrays, self._vectors, widened=op in ("sum", "prod"))
         many = isinstance(arrays, list | tuple)
+        described = self._describe(f"allreduce {op}", dtype, shapes)
 
         def finish(outcome: Committed) -> Any:
             self._contributors = outcome.contributors
@@ -164,30 +178,25 @@ class Session:
                 outcome.result.flags.writeable = False
             return unflatten(outcome.result, shapes, many)
 
-        return (
-            lambda: self._step(f"allreduce {op}", op, shapes, dtype, lambda view: flat, shared),
-            finish,
-        )
+        return lambda: self._step(described, op, lambda view: flat, shared), finish
 
     def barrier(self) -> None:
         """Return once every live server has called it."""
-        self.allreduce(np.empty(0, np.uint8))
+        self.allreduce(np.empty(0, np.uint8), "max")
 
     def batches(self, n_samples: int, *, global_batch: int, epochs: int, seed: int = 0) -> Iterator[Batch]:
         """This server's shares of the job's global batches, each a `Batch`; see bml.train.batches.
 
         Every sample of 0 .. n_samples-1 is used exactly once per epoch, whatever fails. Each batch must
-        be ended with its `allreduce`, or several for parts of the gradient, before the next is drawn.
+        be ended with its `allreduce`, or several for parts of the gradient, before the next is drawn. All
+        servers must give the same numbers. A loop that is left early leaves samples out; `samples` says so.
         """
-        batches = BatchPlan(n_samples, global_batch, epochs, seed)
-        self._ledger = Ledger(n_samples)
-        for index in self._loop(len(batches)):
-            batch = Batch(self, batches.batch(index))
+        plan = BatchPlan(n_samples, global_batch, epochs, seed)
+        loop = self._enter(str(plan), len(plan), lambda: self._end_batches(loop))
+        for index in self._iterate(loop):
+            batch = Batch(self, plan.batch(index), self._ledgers.open(loop.id, plan))
+            self._drawn = (loop, batch)
             yield batch
-            if not batch.committed:
-                raise UsageError(
-                    f"batch {batch.batch_no} of epoch {batch.epoch_no} was not ended: call batch.allreduce"
-                )
 
     def steps(self, n_steps: int) -> Iterator[int]:
         """Count 0 .. n_steps-1, for a training loop that draws its data itself.
@@ -195,166 +204,152 @@ class Session:
         Between two steps the state is whole: a server that joins begins there, so its count starts later.
         It catches up much sooner if it computes nothing while `replays` is True.
         """
-        yield from self._loop(n_steps)
+        if isinstance(n_steps, bool) or not isinstance(n_steps, int | np.integer):
+            raise UsageError(f"n_steps must be a whole number, it is {n_steps!r}")
+        yield from self._iterate(self._enter(f"steps({n_steps})", max(int(n_steps), 0), lambda: None))
 
-    def _loop(self, length: int) -> Iterator[int]:
-        loop, index = self._loops, 0
-        self._loops += 1
-        while True:
-            index = self._boundary(loop, index, length)
-            if index >= length:
-                return
-            self._communicator.draw_level()
-            yield index
-            index += 1
+    def samples(self) -> LedgerSummary | None:
+        """Which samples went into committed steps, by loop and epoch; None before `batches`.
 
-    def _boundary(self, loop: int, index: int, length: int) -> int:
+        A batch that is open, as other parts of it may follow, is not counted.
+        """
+        return self._ledgers.summary() if len(self._ledgers) else None
+
+    def digest(self) -> str:
+        """Sha256 of the parameters (`state(params=...)`, or of all arrays if none is called so).
+
+        The empty text if no array was named.
+        """
+        return self._state.digest()
+
+    # --- loops -----------------------------------------------------------------------------------
+
+    def _enter(self, plan: str, length: int, on_leave: Callable[[], None]) -> Loop:
+        return self._position.enter(plan, length, on_leave)
+
+    def _iterate(self, loop: Loop) -> Iterator[int]:
+        try:
+            index = 0
+            while (index := self._boundary(loop, index)) < loop.length:
+                yield index
+                index += 1
+        finally:
+            self._position.leave(loop)
+
+    def _boundary(self, loop: Loop, index: int) -> int:
         """Between two steps of a loop: give the state, or take it; returns the step that comes next."""
+        self._calls.check()
         if self._steps.pending:
             raise UsageError(
                 f"{self._steps.pending} steps were begun and not waited for: call wait() of what "
                 "allreduce_async returned before the training loop goes on"
             )
+        if self._drawn is not None:
+            of, batch = self._drawn
+            if of is loop and not batch.is_touched:
+                raise UsageError(f"{batch} was not ended: call batch.allreduce before the loop goes on")
+            self._close_batch()
+        with self._calls:
+            return self._pass(loop, index)
+
+    def _close_batch(self) -> None:
+        if self._drawn is not None:
+            (_, batch), self._drawn = self._drawn, None
+            batch.close()
+
+    def _end_batches(self, loop: Loop) -> None:
+        """A loop over batches was left: a batch of it that is open will not be committed any more."""
+        if self._drawn is not None and self._drawn[0] is loop:
+            self._close_batch()
+        self._ledgers.close(loop.id)
+
+    def _pass(self, loop: Loop, index: int) -> int:
         taken = self._communicator.joined()
         if taken is not None:
-            self._take(taken)
-        if self._begins_at is not None:
-            first_loop, first = self._begins_at
-            if loop < first_loop:
-                return length
-            self._begins_at, index = None, first
-        ledger = self._whole_ledger()
+            self._given = taken
+            self._position.go_to(manifest_of(taken).path)
+        begins = loop.index < 0
+        index = self._position.advance(loop, index)
+        if self._position.aims:
+            return index
+        if self._given is not None:
+            self._take(self._given)
+        if self._state.is_new:
+            self._agree_on_state()
+        self._state.watch(self._n_steps, begins)
         self._communicator.boundary(
-            lambda: snapshot(self._state, loop, index, self._contributors, ledger.dump() if ledger else None)
+            lambda: snapshot(self._state, self._position.path, self._contributors, self._ledgers.dump())
         )
+        if index < loop.length:
+            self._communicator.draw_level()
         return index
 
     def _take(self, state: memoryview) -> None:
-        manifest = restore(state, self._state)
+        manifest = manifest_of(state)
+        restore(state, self._state)
+        self._given, self._has_begun = None, True
+        self._state.is_new = False  # the others have made it equal
         self._contributors = manifest.contributors
-        self._begins_at = (manifest.loop, manifest.index)
-        self._entry = None  # of a step before that boundary
-        if manifest.ledger is not None:
-            self._ledger = Ledger.load(manifest.ledger)
+        self._ledgers = Ledgers.load(manifest.ledgers)
 
-    def samples(self) -> LedgerSummary | None:
-        """Which samples went into committed steps, by epoch; None before `batches`."""
-        ledger = self._whole_ledger()
-        return ledger.summary() if ledger else None
+    def _agree_on_state(self) -> None:
+        def step(call: str, op: str, dtype: npt.DTypeLike, size: int, prepare: Prepare) -> Committed:
+            self.own_steps += 1
+            return self._step(self._describe(call, np.dtype(dtype), ((size,),)), op, prepare)
 
-    def _whole_ledger(self) -> Ledger | None:
-        """With what was reduced last; of a batch in several parts, the last says what was used."""
-        entry, self._entry = self._entry, None
-        if entry is not None:
-            assert self._ledger is not None
-            self._ledger.commit(*entry)
-        return self._ledger
+        agree(self._state, self.server, step)
 
-    def digest(self) -> str:
-        """Sha256 of the parameters (`state(params=...)`, or of the whole state if none is called so)."""
-        sha = hashlib.sha256()
-        for array in leaves(self._state.get("params", self._state)):
-            sha.update(np.ascontiguousarray(array).tobytes())
-        return sha.hexdigest()
+    # --- calls -----------------------------------------------------------------------------------
 
-    def _step(
-        self,
-        call: str,
-        op: str,
-        shapes: tuple[tuple[int, ...], ...],
-        dtype: np.dtype[Any],
-        prepare: Prepare,
-        shared: bool = False,
-    ) -> Committed:
+    def _check_may_call(self) -> None:
+        self._calls.check()
+        if self._position.aims:
+            raise UsageError(
+                f"server {self.server} joins a running job and is catching up, the others are in "
+                f"{self._position.aim}: it cannot be given what is called outside of that "
+                "loop; move this call into it"
+            )
+        if not self._has_begun:
+            raise UsageError(
+                f"server {self.server} joins a running job: it can call nothing that others take part in "
+                "before its first session.batches or session.steps begins"
+            )
+
+    def _describe(self, call: str, dtype: np.dtype[Any], shapes: tuple[tuple[int, ...], ...]) -> Described:
+        """A call and its place in the program, in words and as the hash that all servers must agree on."""
+        what, where = describe(call, dtype, shapes), self._position.described
+        if not where.text:
+            return what
+        return Described(f"{what.text}{where.text}", what.signature ^ where.signature)
+
+    def _call(self, work: Work, finish: Finish) -> Any:
+        with self._calls:
+            return self._steps.run(work, finish)
+
+    def _begin(self, work: Work, finish: Finish, whole: Sequence[Pending] | None = None) -> Pending:
+        with self._calls:
+            return self._steps.begin(work, finish, whole)
+
+    def _step(self, call: Described, op: str, prepare: Prepare, shared: bool = False) -> Committed:
         """Synchronise one step, preparing the contribution anew for every view until it is committed."""
-        text, signature = describe(call, dtype, shapes)
         while True:
             view = self._communicator.view
-            outcome = self._communicator.sync(view.epoch, prepare(view), op, text, signature, shared)
+            outcome = self._communicator.sync(
+                view.epoch, prepare(view), op, call.text, call.signature, shared
+            )
             if isinstance(outcome, Committed):
+                self._n_steps += 1
                 return outcome
 
     def finish(self) -> None:
-        """Wait for steps that were begun; called when the training function has returned."""
-        self._steps.wait_for_all()
+        """Wait for steps that were begun; called when the training function has returned.
+
+        Raises what broke the session, and UsageError on a joiner that has not come to where the others are.
+        """
+        with self._calls:
+            self._steps.wait_for_all()
+            self._position.leave_all()
 
     def close(self) -> None:
         """End what belongs to the session, once the job is over."""
         self._steps.close()
-
-
-class Batch:
-    """This server's share of one global batch; `indices` (int64) are its samples."""
-
-    def __init__(self, session: Session, whole: GlobalBatch):
-        self.committed = False
-        self.epoch_no = whole.epoch_no
-        self.batch_no = whole.batch_no
-        self._session = session
-        self._whole = whole
-        # Every server has the same contributors of the last step, so all split the batch alike, even
-        # while one of them already knows of a new view.
-        self._base = session.contributors
-        self.indices: Indices = shares(whole.indices, self._base).get(session.server, whole.indices[:0])
-
-    def allreduce(self, gradient: Arrays, recompute: Recompute | None = None) -> Any:
-        """The mean over the global batch of what `gradient` sums over `indices`; the step of training.
-
-        `gradient` is one array, or a list of arrays of one dtype. If a server dies first, the survivors
-        share its samples: `recompute(indices)` is called in this thread and must return the same sums,
-        with the same shapes, over those samples; without it they are left out, and the mean is taken
-        over the samples that really contributed. Floating dtypes are kept, integers give float64.
-        """
-        work, finish = self._reduction(gradient, recompute)
-        return self._session._steps.run(work, finish)  # as in Session.allreduce
-
-    def allreduce_async(self, gradient: Arrays, recompute: Recompute | None = None) -> Pending:
-        """Begin what `allreduce` does; the handle's `wait` returns the mean, and may call `recompute`.
-
-        For parts of the gradient that are there before the others; each part is a step of its own, with its
-        own mean. See `Session.allreduce_async`.
-        """
-        return self._session._steps.begin(*self._reduction(gradient, recompute))
-
-    def _reduction(self, gradient: Arrays, recompute: Recompute | None) -> tuple[Work, Finish]:
-        session, vectors = self._session, self._session._vectors
-        flat, shapes, dtype = flatten(gradient, vectors)
-        many = isinstance(gradient, list | tuple)
-        call = "batch.allreduce" if recompute is None else "batch.allreduce with recompute"
-
-        def more(indices: Indices) -> Array:
-            assert recompute is not None
-            added, more_shapes, more_dtype = flatten(recompute(indices), vectors)
-            if more_shapes != shapes or more_dtype != dtype:
-                raise UsageError(
-                    f"recompute returned {more_dtype} {more_shapes}, the gradient is {dtype} {shapes}"
-                )
-            return np.add(flat, added)
-
-        def prepare(view: View) -> Array:
-            mine = assignment(self._whole.indices, self._base, view.contributors).get(session.server)
-            if recompute is None or mine is None or not len(mine.extra):
-                return flat
-            return cast(Array, session._steps.ask(lambda: more(mine.extra)))
-
-        def work() -> tuple[Committed, Array]:
-            # The sum is only read: the mean takes the place of the result in memory of its own.
-            outcome = session._step(call, "sum", shapes, dtype, prepare, shared=True)
-            n_used = sum(map(len, self._used(outcome, recompute is not None).values()))
-            mean = session._communicator.make(lambda: divide(outcome.result, n_used, session.empty))
-            return outcome, mean
-
-        def finish(done: tuple[Committed, Array]) -> Any:
-            outcome, mean = done
-            session._contributors = outcome.contributors
-            used = self._used(outcome, recompute is not None)
-            session._entry = _Entry(outcome.step, self._whole, outcome.contributors, used)
-            self.committed = True
-            return unflatten(mean, shapes, many)
-
-        return work, finish
-
-    def _used(self, outcome: Committed, recomputed: bool) -> dict[int, Indices]:
-        """The samples in a sum, by the server that contributed them."""
-        assigned = assignment(self._whole.indices, self._base, outcome.contributors)
-        return used_indices(assigned, recomputed=recomputed)

@@ -1,7 +1,7 @@
 """The training state at a step boundary, as bytes: what a joining server is given, and how it takes it in.
 
     8 bytes, little endian      length of the manifest
-    manifest (msgpack)          position in the training loop, contributors, ledger, dtypes and shapes
+    manifest (msgpack)          path in the program, contributors, ledgers, dtypes and shapes, saved values
     arrays                      one after the other, C order
 
 The arrays are those that the training function named with `session.state`, in order of their names; on the
@@ -11,27 +11,28 @@ joiner they are written in place.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from itertools import accumulate
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from bml.protocol.workspace import Array
+from bml.train.position import Path
+from bml.train.state import NamedState
 from topology.errors import UsageError
 
 _LENGTH_NBYTES = 8
 
 
 class Manifest(msgspec.Struct):
-    """Everything but the arrays. `loop` counts the session's loops, `index` the steps of that one."""
+    """Everything but the arrays."""
 
-    loop: int
-    index: int
+    path: Path
     contributors: tuple[int, ...]
-    ledger: bytes | None
+    ledgers: bytes
     arrays: list[tuple[str, tuple[int, ...]]]
+    saved: bytes
 
 
 class Snapshot:
@@ -59,51 +60,39 @@ class Snapshot:
         return found[0] if len(found) == 1 else b"".join(found)
 
 
-def snapshot(
-    state: Mapping[str, Any], loop: int, index: int, contributors: tuple[int, ...], ledger: bytes | None
-) -> Snapshot:
-    """The state as it is now."""
-    arrays = [np.ascontiguousarray(array) for array in leaves(state)]
+def snapshot(state: NamedState, path: Path, contributors: tuple[int, ...], ledgers: bytes) -> Snapshot:
+    """The state as it is now, at this place in the program."""
+    arrays = [np.asarray(array, order="C") for array in state.arrays()]
     kinds = [(array.dtype.str, array.shape) for array in arrays]
-    return Snapshot(Manifest(loop, index, contributors, ledger, kinds), arrays)
+    return Snapshot(Manifest(path, contributors, ledgers, kinds, state.saved()), arrays)
 
 
-def restore(data: memoryview, state: Mapping[str, Any]) -> Manifest:
-    """Write what `snapshot` made into the arrays of `state`; returns the rest of it.
+def manifest_of(data: memoryview) -> Manifest:
+    """What a snapshot says beside its arrays."""
+    return msgspec.msgpack.decode(data[_LENGTH_NBYTES : _end_of_manifest(data)], type=Manifest)
 
-    Raises UsageError unless the joiner named arrays of the same dtypes and shapes, that can be written.
+
+def restore(data: memoryview, state: NamedState) -> None:
+    """Write what `snapshot` made into the arrays of `state`, and give its functions their values.
+
+    Raises UsageError unless the joiner named arrays of the same dtypes and shapes.
     """
-    offset = _LENGTH_NBYTES + int.from_bytes(data[:_LENGTH_NBYTES], "little")
-    manifest = msgspec.msgpack.decode(data[_LENGTH_NBYTES:offset], type=Manifest)
-    own = list(leaves(state))
+    manifest, offset = manifest_of(data), _end_of_manifest(data)
     theirs = [(dtype, tuple(shape)) for dtype, shape in manifest.arrays]
-    mine = [(array.dtype.str, array.shape) for array in own]
-    if mine != theirs:
+    if state.kinds != theirs:
         raise UsageError(
-            f"this server joins with the state {mine}, the others have {theirs}: "
-            "name the same arrays with session.state before the first session.batches"
+            f"this server joins with the state {state.kinds}, the others have {theirs}: "
+            "name the same arrays with session.state before the training loop, on every server"
         )
-    for array in own:
-        if not array.flags.writeable:
-            raise UsageError(
-                "the arrays that session.state names must be writable, a joiner gets its state in them"
-            )
+    for array in state.arrays():
         part = np.frombuffer(data[offset : offset + array.nbytes], array.dtype)
         array[...] = part.reshape(array.shape)
         offset += array.nbytes
-    return manifest
+    state.load(manifest.saved)
 
 
-def leaves(value: Any) -> Iterator[Array]:
-    """The arrays in a value: an array, or lists or dicts (in order of their keys) of arrays."""
-    if isinstance(value, Mapping):
-        for key in sorted(value):
-            yield from leaves(value[key])
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from leaves(each)
-    elif value is not None:
-        yield np.asarray(value)
+def _end_of_manifest(data: memoryview) -> int:
+    return _LENGTH_NBYTES + int.from_bytes(data[:_LENGTH_NBYTES], "little")
 
 
 def _raw(array: Array) -> memoryview:

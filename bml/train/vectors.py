@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,31 +21,53 @@ class Bucket(tuple[Array, ...]):
     vector: Array
 
 
-@lru_cache(maxsize=256)
-def describe(call: str, dtype: np.dtype[Any], shapes: tuple[tuple[int, ...], ...]) -> tuple[str, int]:
+class Described(NamedTuple):
     """A call in words, and the hash that all servers must agree on."""
+
+    text: str
+    signature: int
+
+
+@lru_cache(maxsize=256)
+def describe(call: str, dtype: np.dtype[Any], shapes: tuple[tuple[int, ...], ...]) -> Described:
+    """What all servers must call alike, but for the place in the program; see Session."""
     sizes = " ".join(map(str, shapes)) if len(shapes) < 20 else f"{len(shapes)} arrays"
-    return f"{call} {dtype.name} {sizes}", zlib.crc32(f"{call} {dtype.str} {list(shapes)}".encode())
+    return Described(
+        f"{call} {dtype.name} {sizes}", zlib.crc32(f"{call} {dtype.str} {list(shapes)}".encode())
+    )
 
 
 def divide(total: Array, n: int, empty: Callable[[tuple[int, ...], npt.DTypeLike], Array]) -> Array:
-    """The mean: `total` over `n` samples, in place where it may be written, floating dtypes kept."""
-    if np.issubdtype(total.dtype, np.inexact):
-        out = total if total.flags.writeable else empty(total.shape, total.dtype)
-        return np.divide(total, total.dtype.type(max(n, 1)), out=out)
-    return np.true_divide(total, max(n, 1))
+    """The mean: `total` over `n` samples, in place where it may be written.
 
-
-def flatten(arrays: Any, memory: StepMemory) -> tuple[Array, tuple[tuple[int, ...], ...], np.dtype[Any]]:
-    """One contiguous vector, without a copy where there is one already, and the shapes in it.
-
-    Raises UsageError for arrays that cannot be reduced together.
+    Floating dtypes are kept, float16 is divided in float32; integers give float64.
     """
+    if not np.issubdtype(total.dtype, np.inexact):
+        return np.true_divide(total, max(n, 1))
+    out = total if total.flags.writeable else empty(total.shape, total.dtype)
+    with np.errstate(all="ignore"):  # as a sum may be infinite, whatever the user has set
+        if total.dtype == np.float16:
+            out[...] = total.astype(np.float32) / np.float32(max(n, 1))
+            return out
+        return np.divide(total, total.dtype.type(max(n, 1)), out=out)
+
+
+def flatten(
+    arrays: Any, memory: StepMemory, widened: bool = False
+) -> tuple[Array, tuple[tuple[int, ...], ...], np.dtype[Any]]:
+    """One contiguous vector and the shapes in it: a copy of a list, one array or a bucket as it lies.
+
+    `widened`: integers narrower than 64 bits as such of 64, so that sums do not wrap round. Raises UsageError
+    for arrays that cannot be reduced together.
+    """
+    if isinstance(arrays, Bucket):
+        shapes = tuple(part.shape for part in arrays)
+        return _widened(arrays.vector, widened), shapes, _wide(arrays.vector.dtype, widened)
     if not isinstance(arrays, list | tuple):
         array = np.asarray(arrays)
         _check_dtype(array.dtype)
-        whole = np.ascontiguousarray(array)
-        return whole if whole.ndim == 1 else whole.reshape(-1), (array.shape,), array.dtype
+        whole = np.ascontiguousarray(_widened(array, True) if widened and array.itemsize < 8 else array)
+        return whole if whole.ndim == 1 else whole.reshape(-1), (array.shape,), whole.dtype
     parts = [np.asarray(array) for array in arrays]
     if not parts:
         raise UsageError("an empty list of arrays cannot be reduced: give at least one array")
@@ -54,14 +76,20 @@ def flatten(arrays: Any, memory: StepMemory) -> tuple[Array, tuple[tuple[int, ..
         dtypes = sorted({part.dtype.str for part in parts})
         raise UsageError(f"arrays of one step must have one dtype, these have {', '.join(dtypes)}")
     _check_dtype(dtype)
-    shapes = tuple(part.shape for part in parts)
-    if isinstance(arrays, Bucket):
-        return arrays.vector, shapes, dtype
-    flats = [np.ascontiguousarray(part).reshape(-1) for part in parts]
-    if len(flats) == 1:
-        return flats[0], shapes, dtype
-    vector = memory.empty(sum(flat.size for flat in flats), dtype)
-    return np.concatenate(flats, out=vector), shapes, dtype
+    dtype = _wide(dtype, widened)
+    vector = memory.empty(sum(part.size for part in parts), dtype)
+    np.concatenate([part.reshape(-1) for part in parts], out=vector)
+    return vector, tuple(part.shape for part in parts), dtype
+
+
+def _wide(dtype: np.dtype[Any], widened: bool) -> np.dtype[Any]:
+    if not widened or dtype.kind not in "iu" or dtype.itemsize >= 8:
+        return dtype
+    return np.dtype(np.int64 if dtype.kind == "i" else np.uint64)
+
+
+def _widened(array: Array, widened: bool) -> Array:
+    return array.astype(_wide(array.dtype, widened), copy=False)
 
 
 def _check_dtype(dtype: np.dtype[Any]) -> None:

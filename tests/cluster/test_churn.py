@@ -33,7 +33,7 @@ def test_servers_come_and_go_and_every_step_is_right(
     assert len(result.values) >= churn.FEWEST - 1, result.dead
     assert len(set(report["digests"].values())) == 1, "they hold different bits"
     assert len({str(each.samples) for each in result.reports.values()}) == 1, "their ledgers differ"
-    *closed, last = report["samples"]["epochs"]
+    *closed, last = report["samples"]["loops"][0]["epochs"]
     assert all(epoch["complete"] for epoch in closed), "a sample was used never, or twice"
     assert (last["used_more"], last["left_out"]) == (0, 0)
     (taken,) = {value["taken"] for value in result.values.values()}

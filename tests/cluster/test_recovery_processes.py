@@ -81,7 +81,7 @@ def test_without_recompute_the_mean_is_of_what_contributed() -> None:
     check_sound(result)
     samples = result.report["samples"]
     assert samples["left_out"] == 4  # 36 samples on 9 servers: the share of server 4 in step 12
-    epoch = samples["epochs"][2]
+    epoch = samples["loops"][0]["epochs"][2]
     assert (epoch["used_once"], epoch["used_never"], epoch["used_more"]) == (176, 4, 0)
     # The other steps are untouched, and a mean over 32 samples is close to that over 36.
     np.testing.assert_allclose(result.value["params"], jobs.reference(), atol=0.05)

@@ -74,7 +74,7 @@ def test_summary_for_people(script: str) -> None:
         "view 1: 4 servers (start)",
         "hello from 3",
         "steps committed: 1",
-        "all hold the same bits",
+        "parameters: none were named with session.state, so nothing was compared",
         "sum 4",
     ):
         assert text in done.stdout, done.stdout

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import random
-import signal
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ pytestmark = pytest.mark.timeout(20)
 
 @pytest.fixture
 def steps() -> Iterator[Steps]:
-    made = Steps(lambda: None)
+    made = Steps(nullcontext)
     yield made
     made.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "bml-steps"]
@@ -94,7 +93,7 @@ def test_an_error_in_an_errand_is_that_of_its_step(steps: Steps) -> None:
 
 
 def test_closing_ends_an_errand_that_nobody_does() -> None:
-    steps = Steps(lambda: None)
+    steps = Steps(nullcontext)
     handle = steps.begin(lambda: steps.ask(lambda: 1), same)
     steps.close()
     assert handle.done
@@ -120,43 +119,3 @@ def test_a_contribution_is_let_go_when_its_step_is_over(steps: Steps) -> None:
 
 class TimeIsUp(BaseException):
     """What a handler of a signal raises in a `wait`."""
-
-
-def test_a_wait_that_signals_interrupt_anywhere_can_be_repeated(steps: Steps) -> None:
-    chance, raised, waits = random.Random(5), 0, False
-
-    def ring(number: int, frame: Any) -> None:
-        nonlocal raised
-        if waits:
-            raised += 1
-            raise TimeIsUp
-        wind()
-
-    def wind() -> None:
-        signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, 3e-4))
-
-    def work(number: int) -> int:
-        return number + steps.ask(lambda: number) if number % 3 == 0 else 2 * number
-
-    finished: list[int] = []
-    before = signal.signal(signal.SIGALRM, ring)
-    wind()
-    try:
-        for number in range(0, 6000, 2):
-            steps.begin(lambda number=number: work(number), finished.append)
-            handle = steps.begin(lambda number=number: work(number + 1), same)
-            while True:
-                try:
-                    waits = True
-                    value = handle.wait()
-                    waits = False
-                    break
-                except TimeIsUp:
-                    waits = False
-                    wind()
-            assert value == 2 * (number + 1)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    assert sorted(set(finished)) == list(range(0, 12000, 4)), "a step that was waited for is not finished"
-    assert raised > 20, "hardly any alarm has struck"

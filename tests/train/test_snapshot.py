@@ -3,9 +3,17 @@
 import numpy as np
 import pytest
 
-from bml.train.ledger import Ledger
-from bml.train.snapshot import restore, snapshot
+from bml.train.ledgers import Ledgers
+from bml.train.position import Mark
+from bml.train.snapshot import manifest_of, restore, snapshot
+from bml.train.state import NamedState
 from topology.errors import UsageError
+
+
+def named(values: dict[str, object]) -> NamedState:
+    state = NamedState()
+    state.name(values)
+    return state
 
 
 def state(fill: float) -> dict[str, object]:
@@ -13,6 +21,7 @@ def state(fill: float) -> dict[str, object]:
         "params": {"w": np.full((3, 4), fill, "float32"), "b": np.full(5, fill, "float64")},
         "momentum": [np.full(2, int(fill), "int64"), np.full((0, 3), fill, "float32")],
         "note": None,
+        "count": np.full((), fill),
     }
 
 
@@ -23,15 +32,19 @@ def whole(made: object) -> memoryview:
 def test_a_joiner_gets_the_values_in_its_own_arrays() -> None:
     given, taken = state(3.5), state(0.0)
     kept = taken["params"]["w"]  # type: ignore[index]
-    manifest = restore(whole(snapshot(given, 1, 17, (0, 2), None)), taken)
-    assert (manifest.loop, manifest.index, manifest.contributors, manifest.ledger) == (1, 17, (0, 2), None)
+    path = (Mark(1, 0, "steps(3)"), Mark(0, 17, "steps(20)"))
+    data = whole(snapshot(named(given), path, (0, 2), b"ledgers"))
+    restore(data, named(taken))
+    manifest = manifest_of(data)
+    assert (manifest.path, manifest.contributors, manifest.ledgers) == (path, (0, 2), b"ledgers")
     assert kept.tolist() == [[3.5] * 4] * 3
     assert taken["params"]["b"].tolist() == [3.5] * 5  # type: ignore[index]
     assert taken["momentum"][0].tolist() == [3, 3]  # type: ignore[index]
+    assert taken["count"] == 3.5
 
 
 def test_any_cut_gives_the_same_bytes() -> None:
-    made = snapshot(state(2.0), 0, 1, (0, 1, 2), Ledger(10).dump())
+    made = snapshot(named(state(2.0)), (), (0, 1, 2), Ledgers().dump())
     data = whole(made)
     chance = np.random.default_rng(1)
     for _ in range(200):
@@ -49,18 +62,51 @@ def test_any_cut_gives_the_same_bytes() -> None:
 )
 def test_a_joiner_with_other_arrays_is_told_which(other: dict[str, object]) -> None:
     with pytest.raises(UsageError, match="name the same arrays with session"):
-        restore(whole(snapshot(state(1.0), 0, 0, (0,), None)), other)
+        restore(whole(snapshot(named(state(1.0)), (), (0,), b"")), named(other))
 
 
-def test_arrays_that_cannot_be_written_are_refused() -> None:
-    mine = {"params": np.zeros(3)}
-    mine["params"].flags.writeable = False
-    with pytest.raises(UsageError, match="must be writable"):
-        restore(whole(snapshot({"params": np.ones(3)}, 0, 0, (0,), None)), mine)
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (np.broadcast_to(1.0, 3), "read-only"),
+        (np.array(["a", None], object), "dtype object"),
+        ({0: np.zeros(2), "b": np.zeros(3)}, "keys that are no texts"),
+        (0.5, "is a float: name arrays"),
+        ({"opt": [np.zeros(2), "adam"]}, r"'lr.opt\[1\]' is a str"),
+        (np.float64(3), "is a float64"),
+    ],
+)
+def test_what_a_joiner_could_not_be_given_is_refused_when_it_is_named(value: object, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        named({"lr": value})
+
+
+def test_values_behind_functions_arrive_as_they_were() -> None:
+    value = {
+        "rate": 0.1,
+        "names": ["a", None],
+        "steps": np.int32(7),
+        "m": np.arange(4.0).reshape(2, 2),
+        "b": b"x",
+    }
+    taken: dict[str, object] = {}
+    given, mine = NamedState(), NamedState()
+    given.name_function("opt", lambda value: None, lambda: value)
+    mine.name_function("opt", taken.update, dict)
+    restore(whole(snapshot(given, (), (0,), b"")), mine)
+    assert list(taken) == list(value)
+    assert (taken["rate"], taken["names"], taken["steps"], taken["b"]) == (0.1, ["a", None], 7, b"x")
+    np.testing.assert_array_equal(taken["m"], value["m"])  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="a set"):
+        given.name_function("bad", lambda value: None, lambda: {1, 2})
+    other = NamedState()
+    with pytest.raises(UsageError, match=r"state_fn for \[\], the others have \['opt'\]"):
+        restore(whole(snapshot(given, (), (0,), b"")), other)
 
 
 def test_a_ledger_travels_whole() -> None:
     from bml.train.batches import BatchPlan, assignment, used_indices
+    from bml.train.ledger import Ledger
 
     plan, ledger = BatchPlan(20, 6, 2), Ledger(20)
     for step, batch in enumerate(plan):

@@ -1,0 +1,61 @@
+"""What a training function leaves: its value as it can travel, and its error in words of bounded length."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import cloudpickle
+
+MOST_TEXT = 64 << 10
+"""Characters of an error or a traceback; of longer ones the middle is left out."""
+
+
+class NotSent:
+    """Stands for a training function's value that could not be sent; its text says why."""
+
+    def __init__(self, why: str):
+        self.why = why
+
+    def __repr__(self) -> str:
+        return f"<not sent: {self.why}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NotSent) and other.why == self.why
+
+    def __hash__(self) -> int:
+        return hash(self.why)
+
+
+def sendable(value: Any) -> Any:
+    """The value, or, if it cannot be pickled and read again, a NotSent that says why."""
+    try:
+        cloudpickle.loads(cloudpickle.dumps(value))
+    except Exception as error:  # whatever the user's classes raise
+        return NotSent(f"the value, of type {type(value).__name__}, cannot be pickled: {text_of(error)}")
+    return value
+
+
+def text_of(error: BaseException) -> str:
+    """What an error says; by its type if it cannot say it."""
+    try:
+        text = str(error)
+    except Exception:
+        text = "(its text cannot be made)"
+    return bounded(text)
+
+
+def trace_of(error: BaseException) -> str:
+    """The traceback of an error."""
+    try:
+        return bounded("".join(traceback.format_exception(error)))
+    except Exception:
+        return bounded("".join(traceback.format_tb(error.__traceback__)) + type(error).__name__)
+
+
+def bounded(text: str) -> str:
+    """A text that any encoding can carry and that is not too long."""
+    if len(text) > MOST_TEXT:
+        half = MOST_TEXT // 2
+        text = f"{text[:half]}\n... {len(text) - 2 * half} characters ...\n{text[-half:]}"
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,149 @@
+"""The same training program on one process without faults: the numbers that every server must have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from bml.train.batches import BatchPlan, GlobalBatch
+from bml.train.vectors import Bucket
+
+
+class _Over:
+    """What was begun is over at once."""
+
+    def __init__(self, result: Any):
+        self.done = True
+        self._result = result
+
+    def wait(self) -> Any:
+        """The result."""
+        return self._result
+
+
+class _Loop:
+    """What the ledger of one loop over batches must say."""
+
+    def __init__(self, plan: BatchPlan):
+        self.plan = plan
+        self.steps = self.left_out = 0
+        self.is_over = False
+
+    def row(self) -> tuple[str, int, int, str]:
+        """Plan, committed batches, samples left out, and how it ended."""
+        n = len(self.plan)
+        end = "whole" if self.steps == n else f"left after {self.steps} of {n} batches"
+        return str(self.plan), self.steps, self.left_out, end if self.is_over else "open"
+
+
+class OracleBatch:
+    """A whole global batch; `parts` of its gradient were given."""
+
+    def __init__(self, whole: GlobalBatch):
+        self.epoch_no, self.batch_no, self.indices = whole.epoch_no, whole.batch_no, whole.indices
+        self.parts = 0
+
+    def allreduce(self, gradient: Any, recompute: Any = None, *, early: bool = False) -> Any:
+        """The mean."""
+        self.parts += 1
+        if isinstance(gradient, list | tuple):
+            return [_mean(np.asarray(each), len(self.indices)) for each in gradient]
+        return _mean(np.asarray(gradient), len(self.indices))
+
+    def allreduce_async(self, gradient: Any, recompute: Any = None, *, early: bool = False) -> _Over:
+        """The mean, already."""
+        return _Over(self.allreduce(gradient))
+
+
+class OracleSession:
+    """A Session of one server that does the work of all; `server` is the one that it is taken for."""
+
+    joins = replays = False
+
+    def __init__(self, servers: Sequence[int], server: int):
+        self.server = server
+        self.contributors = tuple(servers)
+        self.loops: list[_Loop] = []
+        self._open: list[tuple[_Loop, OracleBatch]] = []
+
+    def state(self, **arrays: Any) -> None:
+        """Nobody joins here."""
+
+    def state_fn(self, key: str, load: Callable[[Any], None], save: Callable[[], Any]) -> None:
+        """Nobody joins here."""
+
+    def empty(self, shape: Any, dtype: Any = "float32") -> Any:
+        """Any memory."""
+        return np.empty(shape, dtype)
+
+    def bucket(self, shapes: Sequence[tuple[int, ...]], dtype: Any = "float32") -> Bucket:
+        """Arrays in one piece."""
+        vector = np.empty(sum(map(prod, shapes)), dtype)
+        parts = np.split(vector, np.cumsum([prod(shape) for shape in shapes])[:-1])
+        made = Bucket(part.reshape(shape) for part, shape in zip(parts, shapes, strict=True))
+        made.vector = vector
+        return made
+
+    def allreduce(self, array: Any, op: str = "sum", *, shared: bool = False) -> Any:
+        """As if every server had brought this."""
+        if isinstance(array, list):
+            return [self.allreduce(each, op) for each in array]
+        whole, n = np.array(array), len(self.contributors)
+        if op in ("min", "max"):
+            return whole
+        if whole.dtype.kind in "iu":
+            whole = whole.astype(np.int64)
+        return whole * n if op == "sum" else whole**n
+
+    def allreduce_async(self, array: Any, op: str = "sum", *, shared: bool = False) -> _Over:
+        """The result, already."""
+        return _Over(self.allreduce(np.array(array), op))
+
+    def barrier(self) -> None:
+        """Everybody is here."""
+
+    def samples(self) -> None:
+        """Programs do not look into it."""
+
+    def steps(self, n_steps: int) -> Iterator[int]:
+        """Count."""
+        for index in range(n_steps):
+            self._left()
+            yield index
+        self._left()
+
+    def batches(
+        self, n_samples: int, *, global_batch: int, epochs: int, seed: int = 0
+    ) -> Iterator[OracleBatch]:
+        """Whole batches."""
+        loop = _Loop(BatchPlan(n_samples, global_batch, epochs, seed))
+        self._left()
+        self.loops.append(loop)
+        try:
+            for whole in loop.plan:
+                self._left()
+                batch = OracleBatch(whole)
+                self._open.append((loop, batch))
+                yield batch
+        finally:
+            self._left()
+            loop.is_over = True
+
+    def _left(self) -> None:
+        for loop, batch in self._open:
+            if batch.parts:
+                loop.steps += 1
+            else:
+                loop.left_out += len(batch.indices)
+        self._open.clear()
+
+
+def _mean(total: Any, n: int) -> Any:
+    if total.dtype == np.float16:
+        return (total.astype(np.float32) / np.float32(n)).astype(np.float16)
+    if np.issubdtype(total.dtype, np.inexact):
+        return total / total.dtype.type(n)
+    return total.astype(np.uint64 if total.dtype.kind == "u" else np.int64) / n

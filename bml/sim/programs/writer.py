@@ -1,0 +1,351 @@
+"""Writes random training functions, as Python that a user could have written.
+
+All numbers in them are exact in any order of additions: a sample's gradient is a small whole number that
+depends on the parameters, so a share that is computed with the wrong ones shows.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+LAYERS = 2
+_HEAD = """\
+def train(session):
+    w = [np.full(3, {first}), np.full((2, 2), 5.0)]
+    momentum, count, rate = np.zeros(3), np.zeros((), np.int64), {{"rate": 1.0, "name": "lr"}}
+    session.state(params=w, momentum=[momentum, {{"count": count}}])
+    session.state_fn("rate", rate.update, lambda: rate)
+    bucket = session.bucket([(3,), (2, 2)], "float64")
+    buffer = session.empty(3, "float64")
+"""
+
+
+def gradient(layer: int, indices: Any, w: Sequence[Any]) -> Any:
+    """What samples contribute to the gradient of a layer: it depends on both layers."""
+    shift = int(w[0].flat[0]) + 3 * int(w[1].flat[0])
+    rows = (indices[:, None] * (layer + 2) + np.arange(w[layer].size) + shift) % 19
+    return rows.sum(axis=0).astype(np.float64).reshape(w[layer].shape)
+
+
+class Program(NamedTuple):
+    """A training function as text; `flaw` names what is wrong with it, `errors` what it may then end with.
+
+    `is_exact`: every sample is used, whatever fails. `between`: it calls the session outside of loops, which
+    a server that joins cannot do.
+    """
+
+    text: str
+    flaw: str
+    errors: tuple[str, ...]
+    is_exact: bool
+    between: bool
+
+    def compiled(self) -> Callable[[Any], Any]:
+        """The function."""
+        names: dict[str, Any] = {"np": np, "gradient": gradient}
+        exec(compile(self.text, "<program>", "exec"), names)
+        train: Callable[[Any], Any] = names["train"]
+        return train
+
+
+class Writer:
+    """Writes one program; `flawed` ones do something that they must be told."""
+
+    def __init__(self, chance: random.Random, flawed: bool):
+        self._chance = chance
+        self._lines: list[str] = []
+        self._depth = 1
+        self._names = 0
+        self._batches = 0
+        self._is_exact = True
+        self._between = False
+        self._flaw = chance.choice(sorted(FLAWS)) if flawed else ""
+        self._flawed = False
+
+    def program(self) -> Program:
+        """A program of some loops in a row, each perhaps with others inside."""
+        first = self._chance.choice(["4.0", "4.0", "4.0 + session.server"])
+        for _ in range(self._chance.randint(1, 3)):
+            self._loop(0)
+            if self._chance.random() < 0.2:
+                self._between = True
+                self._metric()
+        self._say("return [x.copy() for x in w], momentum.copy(), int(count), rate['rate']")
+        text = _HEAD.format(first=first) + "\n".join(self._lines) + "\n"
+        flaw = self._flaw if self._flawed else ""
+        return Program(text, flaw, FLAWS[flaw] if flaw else (), self._is_exact, self._between)
+
+    # --- text ------------------------------------------------------------------------------------
+
+    def _say(self, line: str) -> None:
+        self._lines.append("    " * self._depth + line)
+
+    @contextmanager
+    def _block(self, line: str) -> Iterator[None]:
+        self._say(line)
+        self._depth += 1
+        yield
+        self._depth -= 1
+
+    def _name(self, stem: str) -> str:
+        self._names += 1
+        return f"{stem}{self._names}"
+
+    def _now(self, flaw: str) -> bool:
+        """Whether the program's flaw comes here."""
+        if self._flaw != flaw or self._flawed:
+            return False
+        self._flawed = True
+        return True
+
+    # --- loops -----------------------------------------------------------------------------------
+
+    def _loop(self, depth: int) -> None:
+        kind = self._chance.choice(
+            ["batches", "batches", "steps", "nested"] if depth < 2 else ["batches", "steps"]
+        )
+        if kind == "batches":
+            self._over_batches(depth)
+        elif kind == "steps":
+            index = self._name("i")
+            with self._block(f"for {index} in session.steps({self._chance.randint(0, 4)}):"):
+                self._metric()
+                self._count()
+                self._stop_early(index)
+        else:
+            index = self._name("e")
+            how = self._chance.choice(["session.steps", "session.steps", "range"])
+            with self._block(f"for {index} in {how}({self._chance.randint(1, 3)}):"):
+                for _ in range(self._chance.randint(1, 2)):
+                    self._loop(depth + 1)
+
+    def _over_batches(self, depth: int) -> None:
+        chance, batch = self._chance, self._name("b")
+        n = chance.choice([7, 12, 25])
+        size = str(chance.choice([3, 5, 8]))
+        seed = str(chance.randint(0, 3))
+        if self._now("plans differ"):
+            what = chance.choice(["seed", "size", "samples"])
+            seed = "session.server" if what == "seed" else seed
+            size = f"{size} + session.server" if what == "size" else size
+            n_text = f"{n} + session.server" if what == "samples" else str(n)
+        else:
+            n_text = str(n)
+        loop = f"session.batches({n_text}, global_batch={size}, epochs={chance.randint(1, 2)}, seed={seed})"
+        if self._now("two loops in turn"):
+            with self._block(f"for {batch}, other in zip({loop}, session.steps(50)):"):
+                self._reduce(batch)
+            return
+        kept = self._now("an old batch")
+        if kept:
+            self._say("earlier = None")
+        with self._block(f"for {batch} in {loop}:"):
+            if self._now("a server skips a batch"):
+                with self._block(f"if session.server == 1 and {batch}.batch_no == 1:"):
+                    self._say("continue")
+            self._caught(batch)
+            if kept:
+                with self._block("if earlier is not None:"):
+                    self._say("earlier.allreduce(gradient(0, earlier.indices, w))")
+                self._say(f"earlier = {batch}")
+            if chance.random() < 0.3:
+                self._count()
+            if chance.random() < 0.2:
+                self._metric()
+            if depth < 2 and chance.random() < 0.1:
+                self._between = True
+                self._loop(depth + 2)
+            self._stop_early(f"{batch}.batch_no")
+        if self._now("a batch after its loop"):
+            self._say(f"{batch}.allreduce(gradient(0, {batch}.indices, w))")
+
+    def _caught(self, batch: str) -> None:
+        """The step of a batch; perhaps a sample is bad, on all servers, and the loop goes on or is left."""
+        if self._chance.random() < 0.1:
+            with self._block("try:"):
+                with self._block(f"if {batch}.batch_no == {self._chance.randint(1, 3)}:"):
+                    self._say("raise ValueError('a bad sample')")
+                self._reduce(batch)
+            with self._block("except ValueError:"):
+                self._say("break")
+        else:
+            self._reduce(batch)
+
+    def _stop_early(self, index: str) -> None:
+        if self._chance.random() < 0.2:
+            with self._block(f"if {index} == {self._chance.randint(0, 3)}:"):
+                self._say("break")
+
+    # --- steps -----------------------------------------------------------------------------------
+
+    def _count(self) -> None:
+        self._say("count += 1")
+        self._say("rate['rate'] *= 0.5")
+
+    def _metric(self) -> None:
+        chance = self._chance
+        kind = chance.choice(["max", "sum", "async", "one", "scalar", "list", "barrier"])
+        if kind == "max":
+            self._say("momentum += session.allreduce(w[0], 'max', shared=True)")
+        elif kind == "sum":
+            self._say("momentum += session.allreduce(np.floor(w[0])) / len(session.contributors)")
+        elif kind == "async":
+            handle = self._name("h")
+            self._say(f"{handle} = session.allreduce_async(np.floor(w[0]), 'min')")
+            self._say(f"momentum += {handle}.wait()")
+        elif kind == "one":  # a list is copied, so that its arrays may change at once
+            handle = self._name("h")
+            self._say("given = [np.floor(w[0])]")
+            self._say(f"{handle} = session.allreduce_async(given, 'max')")
+            self._say("given[0][:] = 0")
+            self._say(f"momentum += {handle}.wait()[0]")
+        elif kind == "scalar":
+            self._say("momentum += float(session.allreduce(np.int8(100)) / len(session.contributors))")
+        elif kind == "list":
+            self._say("momentum += session.allreduce([np.ones(3), np.ones(2)], 'prod')[0]")
+        else:
+            self._say("session.barrier()")
+
+    def _reduce(self, batch: str) -> None:
+        """A step of training, in one of the ways in which users write it."""
+        if self._now("recompute raises"):
+            self._broken_recompute(batch)
+            return
+        if self._now("changed before it is committed"):
+            self._changed(batch)
+            return
+        if self._now("called from two threads"):
+            self._two_threads(batch)
+            return
+        ways = [self._plain, self._buffer, self._list, self._bucket, self._overlap, self._early, self._narrow]
+        self._chance.choice(ways)(batch)
+        if self._chance.random() < 0.2:
+            self._say("session.samples()")
+
+    def _plain(self, batch: str) -> None:
+        layer = self._chance.randrange(LAYERS)
+        again = ""
+        if self._chance.random() < 0.9:
+            again = f", recompute=lambda i: gradient({layer}, i, w)"
+        else:
+            self._is_exact = False
+        self._say(f"w[{layer}] -= {batch}.allreduce(gradient({layer}, {batch}.indices, w){again})")
+
+    def _buffer(self, batch: str) -> None:
+        """One preallocated buffer for every gradient, also those of recompute."""
+        again = self._name("again")
+        with self._block(f"def {again}(i):"):
+            self._say("buffer[:] = gradient(0, i, w)")
+            self._say("return buffer")
+        self._say(f"w[0] -= {batch}.allreduce({again}({batch}.indices), recompute={again})")
+
+    def _list(self, batch: str) -> None:
+        again, got = self._name("again"), self._name("g")
+        with self._block(f"def {again}(i):"):
+            self._say("return [gradient(0, i, w), gradient(1, i, w)]")
+        self._say(f"{got} = {batch}.allreduce({again}({batch}.indices), recompute={again})")
+        self._update(got)
+
+    def _bucket(self, batch: str) -> None:
+        again, got = self._name("again"), self._name("g")
+        with self._block(f"def {again}(i):"):
+            self._say("bucket[0][...], bucket[1][...] = gradient(0, i, w), gradient(1, i, w)")
+            self._say("return bucket")
+        self._say(f"{got} = {batch}.allreduce({again}({batch}.indices), recompute={again})")
+        self._update(got)
+
+    def _update(self, got: str) -> None:
+        self._say(f"w[0] -= {got}[0]")
+        self._say(f"w[1] -= {got}[1]")
+
+    def _overlap(self, batch: str) -> None:
+        """Parts that go on beside the backward pass; each layer is updated when its part is there."""
+        chance, parts = self._chance, self._name("parts")
+        memory = chance.random() < 0.5
+        self._say(f"{parts} = []")
+        with self._block("for layer in (1, 0):"):
+            with self._block("def again(i, layer=layer):"):
+                if memory:  # one bucket for all parts: recompute of one writes over the others
+                    self._say("bucket[0][...], bucket[1][...] = gradient(0, i, w), gradient(1, i, w)")
+                    self._say("return bucket[layer]")
+                else:
+                    self._say("return gradient(layer, i, w)")
+            self._say(
+                f"{parts}.append((layer, {batch}.allreduce_async(again({batch}.indices), recompute=again)))"
+            )
+        order = chance.choice([parts, f"reversed({parts})"])
+        with self._block(f"for layer, part in {order}:"):
+            self._say("w[layer] -= part.wait()")
+
+    def _early(self, batch: str) -> None:
+        """Parts that are used before the others are there; the old parameters are kept for recompute."""
+        self._say("old = [x.copy() for x in w]")
+        if self._chance.random() < 0.5:
+            self._say(
+                f"w[0] -= {batch}.allreduce(gradient(0, {batch}.indices, old), "
+                "recompute=lambda i: gradient(0, i, old), early=True)"
+            )
+            self._say(
+                f"w[1] -= {batch}.allreduce(gradient(1, {batch}.indices, old), "
+                "recompute=lambda i: gradient(1, i, old))"
+            )
+            return
+        with self._block("for layer in (0, 1):"):
+            self._say(
+                f"part = {batch}.allreduce_async(gradient(layer, {batch}.indices, old), "
+                "recompute=lambda i, layer=layer: gradient(layer, i, old), early=True)"
+            )
+            self._say("w[layer] -= part.wait()")
+
+    def _narrow(self, batch: str) -> None:
+        """Dtypes in which a sum of a whole batch may not wrap, nor its size be infinite."""
+        dtype = self._chance.choice(["uint8", "int8", "int32", "float16", "float32"])
+        value = "[len(i), 3 * len(i), 0]"
+        again = f"lambda i: np.array({value}, np.{dtype})"
+        given = value.replace("len(i)", f"len({batch}.indices)")
+        self._say(f"momentum += {batch}.allreduce(np.array({given}, np.{dtype}), recompute={again})")
+
+    # --- flaws -----------------------------------------------------------------------------------
+
+    def _broken_recompute(self, batch: str) -> None:
+        again = self._name("again")
+        with self._block(f"def {again}(i):"):
+            self._say("raise OSError('the data set cannot be reached')")
+        with self._block("try:"):
+            self._say(f"w[0] -= {batch}.allreduce(gradient(0, {batch}.indices, w), recompute={again})")
+        with self._block("except OSError:"):
+            self._say("pass")
+
+    def _changed(self, batch: str) -> None:
+        given, handle = self._name("g"), self._name("h")
+        self._say(f"{given} = gradient(0, {batch}.indices, w) + 1.0")
+        self._say(f"{handle} = {batch}.allreduce_async({given}, recompute=lambda i: gradient(0, i, w) + 1.0)")
+        self._say(f"{given}[:] = -1.0")
+        self._say(f"w[0] -= {handle}.wait()")
+
+    def _two_threads(self, batch: str) -> None:
+        again = self._name("again")
+        with self._block(f"def {again}(i):"):
+            self._say("session.barrier()")
+            self._say("return gradient(0, i, w)")
+        self._say(f"w[0] -= {batch}.allreduce(gradient(0, {batch}.indices, w), recompute={again})")
+
+
+FLAWS: dict[str, tuple[str, ...]] = {
+    "plans differ": ("StepMismatch", "UsageError"),
+    "two loops in turn": ("UsageError",),
+    "an old batch": ("UsageError",),
+    "a batch after its loop": ("UsageError", "UnboundLocalError"),
+    "a server skips a batch": ("UsageError", "StepMismatch"),
+    "recompute raises": ("SessionBroken",),
+    "changed before it is committed": ("UsageError",),
+    "called from two threads": ("UsageError",),
+}
+"""What is wrong with a program, and the errors that say so. Where it does no harm, there is none."""
+BY_SERVER = ("plans differ", "a server skips a batch")
+"""Flaws of one server only."""

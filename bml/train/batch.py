@@ -1,0 +1,216 @@
+"""A server's share of one global batch, and how its gradient, in one part or several, becomes a mean.
+
+A batch is open until its parts are committed; leaving the loop before abandons it. What was given as a
+gradient is the library's until then: it is sent as it lies, again if the view changes, and it is set aside
+before `recompute` may write into the same memory.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from bml.protocol.messages import View
+from bml.protocol.workspace import Array
+from bml.train.batches import GlobalBatch, Indices, assignment, shares, used_indices
+from bml.train.communicator import Committed
+from bml.train.ledger import Ledger
+from bml.train.pending import Pending
+from bml.train.vectors import divide, flatten, unflatten
+from topology.errors import UsageError
+
+if TYPE_CHECKING:
+    from bml.train.session import Arrays, Session
+
+Recompute = Callable[[Indices], Any]
+
+
+class Batch:
+    """This server's share of one global batch; `indices` (int64) are its samples."""
+
+    def __init__(self, session: Session, whole: GlobalBatch, ledger: Ledger):
+        self.epoch_no = whole.epoch_no
+        self.batch_no = whole.batch_no
+        self.whole = whole
+        # Every server has the same contributors of the last step, so all split the batch alike, even
+        # while one of them already knows of a new view.
+        self.base = session.contributors
+        self.indices: Indices = shares(whole.indices, self.base).get(session.server, whole.indices[:0])
+        self._session = session
+        self._ledger = ledger
+        self._parts: list[_Part] = []
+        self._begun: list[Pending] = []
+        self._state = "open"
+        self._used: tuple[int, tuple[int, ...], dict[int, Indices]] | None = None
+
+    def __str__(self) -> str:
+        return f"batch {self.batch_no} of epoch {self.epoch_no}"
+
+    @property
+    def committed(self) -> bool:
+        """Whether its gradient, all parts of it that were begun, is committed."""
+        return self._state == "committed"
+
+    def allreduce(self, gradient: Arrays, recompute: Recompute | None = None, *, early: bool = False) -> Any:
+        """The mean over the global batch of what `gradient` sums over `indices`; the step of training.
+
+        `gradient` is one array, or a list of arrays of one dtype. If a server dies first, the survivors
+        share its samples: `recompute(indices)` is called in this thread and must return the same sums,
+        with the same shapes, over those samples and with the parameters with which the batch began;
+        without it they are left out, and the mean is taken over the samples that really contributed.
+        Floating dtypes are kept, integers give float64.
+
+        With `early` the batch stays open for further parts. Until the last is committed the parameters
+        must then not change for `recompute`: keep the old values. Raises UsageError on a batch that is not
+        open, and what Session.allreduce raises.
+        """
+        part = self._part(gradient, recompute)
+
+        def finish(done: tuple[Committed, Array]) -> Any:
+            mean = part.finish(done)
+            self._end_part(early)
+            return mean
+
+        return self._session._call(part.work, finish)
+
+    def allreduce_async(
+        self, gradient: Arrays, recompute: Recompute | None = None, *, early: bool = False
+    ) -> Pending:
+        """Begin what `allreduce` does; the handle's `wait` returns the mean, and may call `recompute`.
+
+        For parts of the gradient that are there before the others; each part is a step of its own, with its
+        own mean. `wait` returns when all parts that were begun are committed, so that no parameter changes
+        while another part may still have to be computed again; with `early` when this one is, see
+        `allreduce`. See `Session.allreduce_async`.
+        """
+        part = self._part(gradient, recompute)
+
+        def finish(done: tuple[Committed, Array]) -> Any:
+            mean = part.finish(done)
+            self._end_part(early or self._parts[-1] is not part)
+            return mean
+
+        begun = self._session._begin(part.work, finish, None if early else self._begun)
+        self._begun.append(begun)
+        return begun
+
+    def close(self) -> None:
+        """The loop goes on, or was left: what is not committed now is left out."""
+        if self._state != "open":
+            return
+        if self._used is not None and all(part.committed for part in self._parts):
+            self._commit()
+        else:
+            self._state = "abandoned"
+            self._ledger.leave_out(self.whole)
+
+    @property
+    def is_touched(self) -> bool:
+        """Whether a part of it is committed."""
+        return self._used is not None
+
+    def _part(self, gradient: Arrays, recompute: Recompute | None) -> _Part:
+        self._session._check_may_call()
+        if self._state != "open":
+            raise UsageError(
+                f"{self} is {self._state}: begin all parts with allreduce_async before you wait "
+                "for one, or give early=True to those that others follow"
+                if self.committed
+                else f"{self} was left: its loop went on, or ended, without it"
+            )
+        part = _Part(self, self._session, gradient, recompute)
+        self._parts.append(part)
+        return part
+
+    def _end_part(self, more_follow: bool) -> None:
+        if not more_follow and self._state == "open":
+            self._commit()
+
+    def _commit(self) -> None:
+        assert self._used is not None
+        self._state = "committed"
+        step, contributors, used = self._used
+        self._ledger.commit(step, self.whole, contributors, used)
+        self._parts.clear()
+        self._begun.clear()
+
+    def take_note(self, outcome: Committed, recomputed: bool) -> None:
+        """A part is committed; of several the last says what was used."""
+        used = self.used(outcome, recomputed)
+        self._used = (outcome.step, outcome.contributors, used)
+
+    def used(self, outcome: Committed, recomputed: bool) -> dict[int, Indices]:
+        """The samples in a sum, by the server that contributed them."""
+        assigned = assignment(self.whole.indices, self.base, outcome.contributors)
+        return used_indices(assigned, recomputed=recomputed)
+
+    def set_aside(self) -> None:
+        """Copy what waits to be committed: recompute may use the same memory."""
+        for part in self._parts:
+            part.set_aside()
+
+
+class _Part:
+    """One part of a batch's gradient, from the user's memory to the mean."""
+
+    def __init__(self, batch: Batch, session: Session, gradient: Arrays, recompute: Recompute | None):
+        self.committed = False
+        self._batch = batch
+        self._session = session
+        self._recompute = recompute
+        self._flat, self._shapes, self._dtype = flatten(gradient, session._vectors, widened=True)
+        self._many = isinstance(gradient, list | tuple)
+        self._is_aside = False
+        self._check_sum = zlib.crc32(self._flat.data) if session.debug else 0
+        call = "batch.allreduce" if recompute is None else "batch.allreduce with recompute"
+        self._described = session._describe(call, self._dtype, self._shapes)
+
+    def set_aside(self) -> None:
+        """Have a copy of one's own from here on."""
+        if not self._is_aside and not self.committed:
+            self._flat, self._is_aside = self._flat.copy(), True
+
+    def work(self) -> tuple[Committed, Array]:
+        """Synchronise it, in the thread that waits for the step; returns the outcome and the mean."""
+        # The sum is only read: the mean takes the place of the result in memory of its own.
+        outcome = self._session._step(self._described, "sum", self._prepare, shared=True)
+        n_used = sum(map(len, self._batch.used(outcome, self._recompute is not None).values()))
+        return outcome, divide(outcome.result, n_used, self._session.empty)
+
+    def finish(self, done: tuple[Committed, Array]) -> Any:
+        """What the user gets, in the training thread."""
+        outcome, mean = done
+        if self._session.debug and zlib.crc32(self._flat.data) != self._check_sum:
+            raise UsageError(
+                f"the gradient of {self._batch} was changed before its step was committed: what is given to "
+                "allreduce_async is not yours until wait has returned"
+            )
+        self.committed = True
+        self._flat = self._flat[:0]  # its memory is the user's again, or free
+        self._session._contributors = outcome.contributors
+        self._batch.take_note(outcome, self._recompute is not None)
+        return unflatten(mean, self._shapes, self._many)
+
+    def _prepare(self, view: View) -> Array:
+        batch, session = self._batch, self._session
+        mine = assignment(batch.whole.indices, batch.base, view.contributors).get(session.server)
+        if self._recompute is None or mine is None or not len(mine.extra):
+            return self._flat
+        return cast(Array, session._steps.ask(lambda: self._with(mine.extra)))
+
+    def _with(self, extra: Indices) -> Array:
+        """The contribution with that of samples whose server was lost; in the training thread."""
+        recompute = self._recompute
+        assert recompute is not None
+        self._batch.set_aside()
+        recomputed = self._session._calls.compute(lambda: recompute(extra))
+        added, shapes, dtype = flatten(recomputed, self._session._vectors, widened=True)
+        if shapes != self._shapes or dtype != self._dtype:
+            raise UsageError(
+                f"recompute returned {dtype} {shapes}, the gradient is {self._dtype} {self._shapes}"
+            )
+        with np.errstate(all="ignore"):  # an overflow is a result like any other, whatever the user has set
+            return np.add(self._flat, added)

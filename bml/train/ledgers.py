@@ -1,0 +1,130 @@
+"""The ledgers of all loops over batches: one for each, kept to the job's end, given to servers that join."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TypedDict
+
+import msgspec
+
+from bml.train.batches import BatchPlan, GlobalBatch
+from bml.train.ledger import EpochSummary, Ledger
+from bml.train.position import LoopId
+
+
+class LoopSummary(TypedDict):
+    """One loop over batches: `batches` of its plan, `steps` of them committed, and what its ledger says.
+
+    `end` says how it ended: "whole", "left after 7 of 40 batches", or "open". `complete`: it was run to its
+    end, and each of its epochs used every sample exactly once.
+    """
+
+    loop: str
+    batches: int
+    steps: int
+    end: str
+    epochs: list[EpochSummary]
+    left_out: int
+    complete: bool
+
+
+class LedgerSummary(TypedDict):
+    """All loops over batches, ready for JSON; `complete` = all of them are. Equal digests: equal ledgers."""
+
+    steps: int
+    loops: list[LoopSummary]
+    left_out: int
+    complete: bool
+    digest: str
+
+
+@dataclass(slots=True)
+class _Account:
+    plan: BatchPlan
+    ledger: Ledger
+    end: str = "open"
+
+    def summary(self) -> LoopSummary:
+        found = self.ledger.summary()
+        return LoopSummary(
+            loop=str(self.plan),
+            batches=len(self.plan),
+            steps=found["steps"],
+            end=self.end,
+            epochs=found["epochs"],
+            left_out=found["left_out"],
+            complete=self.end == "whole" and found["complete"],
+        )
+
+
+class _Dump(msgspec.Struct):
+    """One account as it travels."""
+
+    loop: LoopId
+    plan: BatchPlan
+    ledger: bytes
+    end: str
+
+
+class Ledgers:
+    """One account a loop, in the order in which they began."""
+
+    def __init__(self) -> None:
+        self._accounts: dict[LoopId, _Account] = {}
+
+    def __len__(self) -> int:
+        return len(self._accounts)
+
+    def open(self, loop: LoopId, plan: BatchPlan) -> Ledger:
+        """The ledger of a loop that begins, or goes on on a server that was given it."""
+        account = self._accounts.setdefault(loop, _Account(plan, Ledger(plan.n_samples)))
+        return account.ledger
+
+    def abandon(self, loop: LoopId, batch: GlobalBatch) -> None:
+        """A batch of this loop was drawn and will not be committed: its samples are left out."""
+        self._accounts[loop].ledger.leave_out(batch)
+
+    def close(self, loop: LoopId) -> None:
+        """A loop was left, if it ever began; it is whole if every batch of its plan was committed."""
+        account = self._accounts.get(loop)
+        if account is None:
+            return
+        account.ledger.close()
+        steps, batches = account.ledger.steps, len(account.plan)
+        account.end = "whole" if steps == batches else f"left after {steps} of {batches} batches"
+
+    def summary(self) -> LedgerSummary:
+        """What all of them say."""
+        loops = [account.summary() for account in self._accounts.values()]
+        return LedgerSummary(
+            steps=sum(loop["steps"] for loop in loops),
+            loops=loops,
+            left_out=sum(loop["left_out"] for loop in loops),
+            complete=all(loop["complete"] for loop in loops),
+            digest=self.digest(),
+        )
+
+    def digest(self) -> str:
+        """Sha256 over the histories of all loops: equal on all survivors."""
+        sha = hashlib.sha256()
+        for loop, account in self._accounts.items():
+            sha.update(f"{loop} {account.plan} {account.end} {account.ledger.digest()}\n".encode())
+        return sha.hexdigest()
+
+    def dump(self) -> bytes:
+        """All of them, for a server that joins."""
+        return msgspec.msgpack.encode(
+            [
+                _Dump(loop, account.plan, account.ledger.dump(), account.end)
+                for loop, account in self._accounts.items()
+            ]
+        )
+
+    @classmethod
+    def load(cls, dumped: bytes) -> Ledgers:
+        """What `dump` gave. Raises msgspec.MsgspecError for anything else."""
+        ledgers = cls()
+        for dump in msgspec.msgpack.decode(dumped, type=list[_Dump]):
+            ledgers._accounts[dump.loop] = _Account(dump.plan, Ledger.load(dump.ledger), dump.end)
+        return ledgers

@@ -1,0 +1,179 @@
+"""Where a server is in its program: for each open loop, outermost first, which it is and its index.
+
+    for epoch in session.steps(3):                      # loop 0
+        for batch in session.batches(1000, ...): ...    # loop 0 of that iteration
+        for batch in session.batches(50, ...): ...      # loop 1 of that iteration
+
+In batch 7 of the second loop of epoch 2 the path is (0, 2), (1, 7). All servers run the same program, so a
+path means the same on each. A server that joins is given a path to go to: it runs its own program, in which
+loops before the path end at once, and those on it begin at their index.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+from bml.train.vectors import Described
+from topology.errors import UsageError
+
+
+class Mark(NamedTuple):
+    """One loop of a path: which it is in its parent's iteration, its own iteration, what it goes over."""
+
+    ordinal: int
+    iteration: int
+    plan: str
+
+
+Path = tuple[Mark, ...]
+LoopId = tuple[int, ...]
+"""A loop's ordinal behind the ordinals and indices of those round it."""
+
+
+class Loop:
+    """A loop that is open, or was; `index` is that of its iteration under way, -1 before the first."""
+
+    __slots__ = ("_where", "depth", "id", "index", "inner", "length", "on_leave", "open", "ordinal", "plan")
+
+    def __init__(
+        self, id: LoopId, depth: int, plan: str, length: int, on_leave: Callable[[], None], around: Described
+    ):
+        # The loops around it stand still while it is open: their part is made once, as steps may be short.
+        text = f"{plan}{around.text}"
+        self._where = Described(text, zlib.crc32(f"{id[-1]} {text}".encode(), around.signature))
+        self.id = id
+        self.depth = depth
+        self.ordinal = id[-1]
+        self.plan = plan
+        self.length = length
+        self.on_leave = on_leave
+        self.index = -1
+        self.inner = 0
+        self.open = True
+
+    def described(self) -> Described:
+        """Its iteration, and those of the loops around it."""
+        where = self._where
+        return Described(
+            f" in iteration {self.index} of {where.text}", zlib.crc32(b"%d" % self.index, where.signature)
+        )
+
+
+_OUTSIDE = Described("", 0)
+
+
+class Position:
+    """The open loops of one training function, and the path to which it is on its way, if it is."""
+
+    def __init__(self) -> None:
+        self._open: list[Loop] = []
+        self._begun = 0
+        self._aim: Path | None = None
+        self._described: Described | None = None
+
+    @property
+    def path(self) -> Path:
+        """Where it is, or at a boundary where it goes on."""
+        return tuple(Mark(loop.ordinal, loop.index, loop.plan) for loop in self._open)
+
+    @property
+    def aims(self) -> bool:
+        """Whether it is on its way to a path that it was given."""
+        return self._aim is not None
+
+    @property
+    def aim(self) -> str:
+        """In words, the path to which it is on its way."""
+        return _in_words(self._aim or ())
+
+    @property
+    def described(self) -> Described:
+        """The place, as a part of what servers compare before they reduce anything together."""
+        if self._described is None:
+            self._described = self._open[-1].described() if self._open else _OUTSIDE
+        return self._described
+
+    def enter(self, plan: str, length: int, on_leave: Callable[[], None]) -> Loop:
+        """A loop begins, inside of those that are open. `on_leave` is called when it is left."""
+        outer = self._open[-1] if self._open else None
+        if outer is None:
+            ordinal, self._begun = self._begun, self._begun + 1
+            before: LoopId = ()
+        else:
+            ordinal, outer.inner = outer.inner, outer.inner + 1
+            before = (*outer.id, outer.index)
+        loop = Loop((*before, ordinal), len(self._open), plan, length, on_leave, self.described)
+        self._open.append(loop)
+        self._described = None
+        return loop
+
+    def advance(self, loop: Loop, index: int) -> int:
+        """Come to the boundary before iteration `index` of a loop: those inside of it are left.
+
+        Returns the iteration that really comes next, or the loop's length if it is to end. Raises
+        UsageError for a loop that was left already, and on the way to a path that was missed.
+        """
+        if not loop.open:
+            raise UsageError(
+                f"{loop.plan} was left when a loop round it or beside it went on: of loops that take turns, "
+                "as in zip, only one can be in use; put one inside of the other"
+            )
+        for inner in self._open[: loop.depth : -1]:
+            self.leave(inner)
+        self._described = None
+        loop.inner = 0
+        loop.index = index if self._aim is None else self._on_the_way(self._aim, loop, index)
+        return loop.index
+
+    def leave(self, loop: Loop) -> None:
+        """A loop is over, or was left by break or an exception, and with it those inside of it."""
+        while loop.open:
+            left = self._open.pop()
+            left.open = False
+            self._described = None
+            left.on_leave()
+
+    def leave_all(self) -> None:
+        """The training function has ended. Raises UsageError if it had still to come to a path."""
+        if self._open:
+            self.leave(self._open[0])
+        if self._aim is not None:
+            raise _missed(self._aim)
+
+    def go_to(self, path: Path) -> None:
+        """The next boundary is on the way to this path."""
+        self._aim = path
+
+    def _on_the_way(self, aim: Path, loop: Loop, index: int) -> int:
+        """Where a loop goes on: on the path, at the end of the path (which is reached then), or nowhere."""
+        outer = [(each.ordinal, each.index) for each in self._open[: loop.depth]]
+        if loop.depth >= len(aim) or outer != [mark[:2] for mark in aim[: loop.depth]]:
+            return loop.length
+        mark = aim[loop.depth]
+        if loop.ordinal < mark.ordinal:
+            return loop.length
+        if loop.ordinal > mark.ordinal or index > mark.iteration:
+            raise _missed(aim)
+        if loop.plan != mark.plan:
+            raise UsageError(
+                f"this server joins with the loop {loop.plan}, the others run {mark.plan} there: "
+                "all servers must come to the same loops, and give them the same numbers"
+            )
+        if loop.depth == len(aim) - 1:
+            self._aim = None
+        return mark.iteration
+
+
+def _missed(aim: Path) -> UsageError:
+    return UsageError(
+        f"this server joins, and did not come to where the others are: {_in_words(aim)}; a training function "
+        "must come to the same loops on every server, also on one that finds earlier loops done"
+    )
+
+
+def _in_words(path: Path) -> str:
+    if not path:
+        return "before all loops"
+    return " in ".join(f"iteration {mark.iteration} of {mark.plan}" for mark in reversed(path))

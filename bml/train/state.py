@@ -1,0 +1,184 @@
+"""What a training function names as its state: arrays changed in place, and values behind functions."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from bml.protocol.workspace import Array
+from topology.errors import UsageError
+
+Load = Callable[[Any], None]
+Save = Callable[[], Any]
+
+_PATIENCE = 10
+"""Committed steps after which parameters that have not changed are remarkable."""
+_SAMPLE = 1 << 16
+
+
+class NamedState:
+    """One session's. `is_new`: something was named that the servers have not made equal yet."""
+
+    def __init__(self) -> None:
+        self.is_new = False
+        self._values: dict[str, Any] = {}
+        self._functions: dict[str, tuple[Load, Save]] = {}
+        self._watch: tuple[int, int] | None = None
+        self._changes = False
+
+    def name(self, values: Mapping[str, Any]) -> None:
+        """Add arrays, or lists or dicts of them; a name that was given before is given anew.
+
+        Raises UsageError for what a joiner could not be given.
+        """
+        for name, value in values.items():
+            for array in leaves(value, name):
+                if not array.flags.writeable:
+                    raise UsageError(
+                        f"the state {name!r} has a read-only array: joiners get their state in it"
+                    )
+        self._values.update(values)
+        self.is_new = True
+
+    def name_function(self, key: str, load: Load, save: Save) -> None:
+        """Add a value that `save` returns and `load` takes; see `packed` for what it may be."""
+        packed(save(), key)
+        self._functions[key] = (load, save)
+        self.is_new = True
+
+    def arrays(self) -> list[Array]:
+        """All of them, in order of their names."""
+        return list(leaves(self._values, ""))
+
+    @property
+    def kinds(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Dtype and shape of each array."""
+        return [(array.dtype.str, array.shape) for array in self.arrays()]
+
+    @property
+    def keys(self) -> list[str]:
+        """What has functions."""
+        return sorted(self._functions)
+
+    def saved(self) -> bytes:
+        """The values behind functions."""
+        return msgspec.msgpack.encode({key: packed(self._functions[key][1](), key) for key in self.keys})
+
+    def load(self, saved: bytes) -> None:
+        """Give the functions what `saved` was on another server. Raises UsageError if it has other keys."""
+        values = msgspec.msgpack.decode(saved)
+        if sorted(values) != self.keys:
+            raise UsageError(
+                f"this server joins with state_fn for {self.keys}, the others have {sorted(values)}: "
+                "name the same values before the first training loop"
+            )
+        for key, value in values.items():
+            self._functions[key][0](unpacked(value))
+
+    def digest(self, whole: bool = False) -> str:
+        """Sha256 of the parameters (`params`, or all arrays if none is called so); empty if there are none.
+
+        Of the whole state with the functions' values, if asked for.
+        """
+        if not self._values and not (whole and self._functions):
+            return ""
+        sha = hashlib.sha256()
+        value = self._values if whole else self._values.get("params", self._values)
+        for array in leaves(value, ""):
+            sha.update(_raw(array))
+        if whole:
+            sha.update(self.saved())
+        return sha.hexdigest()
+
+    def watch(self, step: int, anew: bool) -> None:
+        """Look at a boundary of a loop whether parameters change; `anew`: it is the loop's first.
+
+        Warns, once, if they stay the same for ten committed steps: they were probably bound anew.
+        """
+        if self._changes or "params" not in self._values:
+            return
+        if anew or self._watch is None:
+            self._watch = (step, self._sample())
+        elif step >= self._watch[0] + _PATIENCE:
+            self._changes = True  # or said: once is enough
+            if self._watch[1] == self._sample():
+                warnings.warn(
+                    f"the parameters named with session.state have not changed in {_PATIENCE} steps: "
+                    "`w = w - g` makes a new array that the session does not know; write `w -= g`",
+                    stacklevel=2,
+                )
+
+    def _sample(self) -> int:
+        """A check sum over some of each array: to read all of a large model would show."""
+        total = 0
+        for array in leaves(self._values["params"], ""):
+            flat = array.reshape(-1)
+            total = zlib.crc32(_raw(flat[:: flat.size // _SAMPLE + 1]), total)
+        return total
+
+
+def leaves(value: Any, name: str) -> Iterator[Array]:
+    """The arrays in a value: an array, or lists or dicts (in order of their keys) of arrays; None is nothing.
+
+    Raises UsageError, with the `name` under which it was given, for anything else.
+    """
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            raise UsageError(f"the state {name!r} has keys that are no texts: {list(value)[:5]}")
+        for key in sorted(value):
+            yield from leaves(value[key], f"{name}.{key}" if name else key)
+    elif isinstance(value, list | tuple):
+        for number, each in enumerate(value):
+            yield from leaves(each, f"{name}[{number}]")
+    elif value is not None:
+        if isinstance(value, np.generic) or not hasattr(value, "__array__"):
+            raise UsageError(
+                f"the state {name!r} is a {type(value).__name__}: name arrays, which are changed in place; "
+                "for numbers and texts use session.state_fn"
+            )
+        array = np.asarray(value)
+        if array.dtype.kind not in "biufc":
+            raise UsageError(f"the state {name!r} has dtype {array.dtype}: joiners can be given numbers only")
+        yield array
+
+
+def packed(value: Any, key: str) -> Any:
+    """A value of a state function as msgpack can carry it. Raises UsageError for what it cannot."""
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return value
+    if isinstance(value, np.ndarray | np.generic):
+        array = np.asarray(value, order="C")
+        if array.dtype.kind not in "biufc":
+            raise UsageError(f"the state function of {key!r} returned an array of dtype {array.dtype}")
+        return {"": [array.dtype.str, list(array.shape), array.tobytes()]}
+    if isinstance(value, list | tuple):
+        return [packed(each, key) for each in value]
+    if isinstance(value, Mapping) and all(isinstance(each, str) and each for each in value):
+        return {name: packed(each, key) for name, each in value.items()}
+    raise UsageError(
+        f"the state function of {key!r} returned a {type(value).__name__}: numbers, texts, bytes, arrays, "
+        "and lists and dicts (with texts for keys) of them can be given to joiners"
+    )
+
+
+def unpacked(value: Any) -> Any:
+    """What `packed` was given; tuples as lists."""
+    if isinstance(value, list):
+        return [unpacked(each) for each in value]
+    if isinstance(value, dict):
+        if "" in value:
+            dtype, shape, data = value[""]
+            return np.frombuffer(data, dtype).reshape(shape).copy()
+        return {name: unpacked(each) for name, each in value.items()}
+    return value
+
+
+def _raw(array: Array) -> memoryview | bytes:
+    whole = np.asarray(array, order="C")
+    return memoryview(whole.reshape(-1).view(np.uint8).data) if whole.nbytes else b""

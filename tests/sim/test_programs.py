@@ -1,0 +1,126 @@
+"""Random training programs on the real session: they hold, and what is planted into the session is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from bml.sim.programs.check import check, check_all
+from bml.train import batch, calls, pending, session, snapshot, state, vectors
+from bml.train.ledgers import Ledgers
+from bml.train.position import Position
+from topology import errors
+
+SEEDS = range(250)
+PLANTED = range(1000)
+
+
+def test_programs_end_with_the_oracles_numbers_or_a_named_error() -> None:
+    tally = check_all(SEEDS)
+    assert not tally.broken
+    assert tally.faults_injected > 100
+    assert tally.steps_committed > 3000
+
+
+def recompute_writes_over_the_gradient(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(batch._Part, "set_aside", lambda self: None)
+
+
+def a_part_is_given_before_the_others(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(pending.Pending, "_last", property(lambda self: self))
+
+
+def a_call_is_repeated(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(calls.Calls, "check", lambda self: None)
+
+
+def a_new_loop_forgets_the_ledger(plant: pytest.MonkeyPatch) -> None:
+    opened = Ledgers.open
+
+    def alone(self: Ledgers, loop: Any, plan: Any) -> Any:
+        for other in [each for each in self._accounts if each != loop]:
+            del self._accounts[other]
+        return opened(self, loop, plan)
+
+    plant.setattr(Ledgers, "open", alone)
+
+
+def a_joiner_calls_what_is_outside_of_its_loop(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(session.Session, "_check_may_call", lambda self: None)
+
+
+def a_joiner_takes_the_first_loop_for_that_of_the_others(plant: pytest.MonkeyPatch) -> None:
+    go_to = Position.go_to
+    plant.setattr(Position, "go_to", lambda self, path: go_to(self, path[:1]))
+
+
+def plans_are_not_compared(plant: pytest.MonkeyPatch) -> None:
+    nowhere = vectors.Described("", 0)
+    plant.setattr(Position, "described", property(lambda self: nowhere))
+
+
+def a_counter_becomes_a_vector(plant: pytest.MonkeyPatch) -> None:
+    made = snapshot.Snapshot
+
+    def vectors_only(manifest: snapshot.Manifest, arrays: list[Any]) -> snapshot.Snapshot:
+        manifest.arrays = [(dtype, shape or (1,)) for dtype, shape in manifest.arrays]
+        return made(manifest, arrays)
+
+    plant.setattr(snapshot, "Snapshot", vectors_only)
+
+
+def errors_are_caught_round_samples(plant: pytest.MonkeyPatch) -> None:
+    class Caught(errors.UsageError, ValueError):
+        pass
+
+    plant.setattr(session, "UsageError", Caught)
+
+
+def narrow_integers_wrap_round(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(vectors, "_wide", lambda dtype, widened: dtype)
+
+
+def a_list_of_one_is_not_copied(plant: pytest.MonkeyPatch) -> None:
+    flatten = vectors.flatten
+
+    def flat(arrays: Any, memory: Any, widened: bool = False) -> Any:
+        one = isinstance(arrays, list) and len(arrays) == 1
+        return flatten(arrays[0] if one else arrays, memory, widened)
+
+    plant.setattr(session, "flatten", flat)
+
+
+def states_stay_different(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(session, "agree", lambda *given: None)
+
+
+def values_behind_functions_are_not_given(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(state.NamedState, "load", lambda self, saved: None)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        recompute_writes_over_the_gradient,
+        a_part_is_given_before_the_others,
+        a_call_is_repeated,
+        a_new_loop_forgets_the_ledger,
+        a_joiner_calls_what_is_outside_of_its_loop,
+        a_joiner_takes_the_first_loop_for_that_of_the_others,
+        plans_are_not_compared,
+        a_counter_becomes_a_vector,
+        errors_are_caught_round_samples,
+        narrow_integers_wrap_round,
+        a_list_of_one_is_not_copied,
+        states_stay_different,
+        values_behind_functions_are_not_given,
+    ],
+)
+def test_what_is_planted_is_found(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bml.sim.programs.company.DEADLINE_S", 2.0)
+    plant(monkeypatch)
+    assert any(check(seed).violations for seed in PLANTED)
