@@ -24,6 +24,7 @@ def test_every_sample_once_although_servers_are_lost() -> None:
     summary = ledger.summary()
     assert summary["complete"]
     assert summary["steps"] == 30
+    assert sum(epoch["steps"] for epoch in summary["epochs"]) == 30
     assert [epoch["used_once"] for epoch in summary["epochs"]] == [1437, 1437, 1437]
     assert summary["left_out"] == 0
 

@@ -1,0 +1,122 @@
+"""Paths in nested loops, and the way of a joiner to the path that it was given."""
+
+from __future__ import annotations
+
+import pytest
+
+from bml.train.position import Loop, Mark, Position
+from topology.errors import UsageError
+
+STEPS, EPOCH = "steps(9)", "batches(20, global_batch=4, epochs=1, seed=0)"
+
+
+def enter(position: Position, plan: str = STEPS, length: int = 9) -> Loop:
+    return position.enter(plan, length, lambda: None)
+
+
+def go(position: Position, loop: Loop, *indices: int) -> list[int]:
+    return [position.advance(loop, index) for index in indices]
+
+
+def test_a_path_has_every_open_loop_and_counts_those_beside() -> None:
+    position = Position()
+    assert position.path == ()
+    first = enter(position)
+    go(position, first, 0, 1)
+    position.leave(first)
+    outer = enter(position)
+    go(position, outer, 0)
+    for _ in range(2):
+        inner = enter(position, EPOCH, 5)
+        go(position, inner, 0, 1, 2)
+    assert position.path == (Mark(1, 0, STEPS), Mark(0, 2, EPOCH), Mark(0, 2, EPOCH))
+    go(position, outer, 1)
+    assert position.path == (Mark(1, 1, STEPS),), "the loops inside are left with their iteration"
+    assert not inner.open
+    inner = enter(position, EPOCH, 5)
+    go(position, inner, 0)
+    assert (inner.id, position.path[1].ordinal) == ((1, 1, 0), 0), "loops are counted anew in each iteration"
+
+
+def test_places_differ_in_what_servers_compare() -> None:
+    position, seen = Position(), [Position().described]
+    loop = enter(position)
+    for index in range(3):
+        go(position, loop, index)
+        seen.append(position.described)
+    go(position, enter(position, EPOCH, 5), 0)
+    seen.append(position.described)
+    assert len({each.signature for each in seen}) == len({each.text for each in seen}) == 5
+    assert seen[-1].text == f" in iteration 0 of {EPOCH} in iteration 2 of {STEPS}"
+
+
+def test_a_loop_that_was_left_cannot_go_on() -> None:
+    position, left = Position(), []
+    outer = enter(position)
+    go(position, outer, 0)
+    inner = position.enter(EPOCH, 5, lambda: left.append(1))
+    go(position, inner, 0)
+    go(position, outer, 1)
+    assert left == [1]
+    with pytest.raises(UsageError, match="take turns, as in zip"):
+        go(position, inner, 1)
+
+
+def aimed(*path: Mark) -> Position:
+    position = Position()
+    position.go_to(path)
+    return position
+
+
+def test_a_joiner_comes_to_the_path_that_it_was_given() -> None:
+    position = aimed(Mark(1, 3, STEPS), Mark(1, 2, EPOCH))
+    before = enter(position)
+    assert go(position, before, 0) == [9], "a loop before the path ends at once"
+    position.leave(before)
+    outer = enter(position)
+    assert go(position, outer, 0) == [3]
+    assert position.aims
+    beside = enter(position, EPOCH, 5)
+    assert go(position, beside, 0) == [5]
+    position.leave(beside)
+    inner = enter(position, EPOCH, 5)
+    assert go(position, inner, 0) == [2]
+    assert not position.aims
+    assert go(position, inner, 3) == [3]
+    assert go(position, outer, 4) == [4]
+
+
+def test_a_joiner_that_fell_behind_leaves_loops_to_come_to_a_later_path() -> None:
+    position = Position()
+    go(position, outer := enter(position), 0)
+    go(position, inner := enter(position, EPOCH, 5), 0, 1)
+    position.go_to((Mark(0, 2, STEPS), Mark(0, 0, EPOCH)))
+    assert go(position, inner, 2) == [5]
+    position.leave(inner)
+    assert go(position, outer, 1) == [2]
+    assert go(position, enter(position, EPOCH, 5), 0) == [0]
+    assert not position.aims
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        (
+            (Mark(0, 3, STEPS), Mark(0, 1, EPOCH)),
+            "did not come to where the others are: iteration 1 of batches",
+        ),
+        ((Mark(0, 3, "steps(7)"),), r"joins with the loop steps\(9\), the others run steps\(7\)"),
+    ],
+)
+def test_a_joiner_with_another_program_is_told(path: tuple[Mark, ...], message: str) -> None:
+    position = aimed(*path)
+    loop = enter(position)
+    with pytest.raises(UsageError, match=message):
+        go(position, loop, 0, 4)
+
+
+def test_a_joiner_whose_function_ends_too_soon_is_told() -> None:
+    position = aimed(Mark(2, 0, STEPS))
+    go(position, enter(position), 0)
+    with pytest.raises(UsageError, match="did not come to where the others are"):
+        position.leave_all()
