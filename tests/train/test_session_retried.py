@@ -125,3 +125,12 @@ def test_a_batch_that_was_not_ended_is_named(session: Session) -> None:
     with pytest.raises(UsageError, match="batch 0 of epoch 0 was not ended"):
         for _ in session.batches(N_SAMPLES, global_batch=GLOBAL_BATCH, epochs=EPOCHS):
             pass
+
+
+def test_a_shared_result_cannot_be_written(session: Session) -> None:
+    line = session._communicator
+    assert isinstance(line, Line)
+    line.sync = lambda *given: Committed(1, 1, (0, 1, 2), np.ones(3))  # type: ignore[method-assign]
+    assert session.allreduce(np.ones(3)).flags.writeable
+    assert not session.allreduce(np.ones(3), shared=True).flags.writeable
+    assert not any(part.flags.writeable for part in session.allreduce([np.ones(1), np.ones(2)], shared=True))
