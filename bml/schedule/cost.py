@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from math import lcm
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,15 +67,12 @@ def gst(forest: Forest, fabric: Fabric) -> Fraction:
     Fat-Tree is taken not to block; `Load.hottest_inner` says where ECMP makes it worse.
     """
     counts = load(forest, fabric)
-    pace, scale = paces(fabric)
-    times = np.maximum(counts.sent, counts.received) * pace
-    return Fraction(int(times.max(initial=0)), counts.whole * scale)
+    return slowest(np.maximum(counts.sent, counts.received), fabric) / counts.whole
 
 
 def gst_staged(forest: Forest, fabric: Fabric) -> Fraction:
     """Synchronisation time in T with a barrier after every stage: the sum of each stage's slowest NIC."""
-    total = 0
-    pace, scale = paces(fabric)
+    total = Fraction(0)
     for phase in Phase:
         shape = (forest.n_stages(phase), fabric.n_servers, fabric.levels)
         sent, received = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
@@ -84,17 +80,20 @@ def gst_staged(forest: Forest, fabric: Fabric) -> Fraction:
             weight = forest.weight[hops.piece]
             np.add.at(sent, (hops.stage, hops.sender, hops.level), weight)
             np.add.at(received, (hops.stage, hops.receiver, hops.level), weight)
-        total += int((np.maximum(sent, received) * pace).max(axis=(1, 2), initial=0).sum())
-    return Fraction(total, forest.whole * scale)
+        total += sum((slowest(each, fabric) for each in np.maximum(sent, received)), Fraction(0))
+    return total / forest.whole
 
 
-def paces(fabric: Fabric) -> tuple[NDArray[np.int64], int]:
-    """Time of one unit of weight on every link, int64 [server, level], in units of 1 / the second result."""
-    scale = lcm(*(rate.numerator for _, rate in fabric.rates))
-    paces = np.full((fabric.n_servers, fabric.levels), scale, np.int64)
+def slowest(weights: NDArray[np.int64], fabric: Fabric) -> Fraction:
+    """The longest time that a NIC takes for its weight, int64 [server, level], at its link's rate.
+
+    Exact for rates of any number of digits: their common multiple would not fit into 64 bits.
+    """
+    normal, longest = weights.copy(), Fraction(0)
     for link, rate in fabric.rates:
-        paces[link] = scale * rate.denominator // rate.numerator
-    return paces, scale
+        normal[link] = 0
+        longest = max(longest, int(weights[link]) / rate)
+    return max(longest, Fraction(int(normal.max(initial=0))))
 
 
 def _inner(pairs: NDArray[np.int64], fabric: Fabric) -> dict[InnerLink, int]:

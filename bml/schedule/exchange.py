@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from bml.schedule.cost import Load, paces
+from bml.schedule.cost import Load, slowest
 from bml.schedule.program import Hop
 from topology import BCube, Fabric, FabricError, Torus
 
@@ -83,8 +83,7 @@ class Exchange:
         return Load(sent, received, 1)
 
     def _time(self, counts: Load) -> Fraction:
-        pace, scale = paces(self.fabric)
-        return Fraction(int((np.maximum(counts.sent, counts.received) * pace).max(initial=0)), scale)
+        return slowest(np.maximum(counts.sent, counts.received), self.fabric)
 
 
 def exchange(fabric: Fabric) -> Exchange:

@@ -1,0 +1,56 @@
+"""Plans for links of any rate: never faster than what is proved, whatever the digits of the rates."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from bml.schedule import bound, plan
+from topology import Fabric, parse
+
+FABRICS = (
+    "bcube:2x2",
+    "bcube:3x2",
+    "bcube:4x2",
+    "bcube:2x3",
+    "torus:3x2",
+    "torus:4x2",
+    "switch:6",
+    "fattree:4/4",
+)
+PLANS = 12
+
+
+def drawn(chance: random.Random, fabric: Fabric) -> Fabric:
+    """A fabric with some links of rates of one to four digits, and perhaps something dead."""
+    links = [
+        (each, level)
+        for each in fabric.servers
+        for level in range(fabric.levels)
+        if fabric.group(each, level) >= 0
+    ]
+    rates = {}
+    for link in chance.sample(links, chance.randint(1, min(6, len(links)))):
+        digits = chance.randint(1, 4)
+        rates[link] = f"{chance.randint(1, 10**digits) / 10**digits:.{digits}f}"
+    rated = fabric.with_rates(rates)
+    if chance.random() < 0.4:
+        dead = chance.choice([f"server:{chance.randrange(fabric.n_servers)}", "link:0/0"])
+        damaged = rated.without(dead)
+        if len(damaged.components()) == 1:
+            return damaged
+    return rated
+
+
+def check(name: str, seed: int) -> None:
+    fabric = drawn(random.Random(f"{name} {seed}"), parse(name))
+    found = plan(fabric)
+    assert found.gst() >= bound(fabric), fabric
+    assert found.gst_staged() >= found.gst(), fabric
+
+
+@pytest.mark.parametrize("name", FABRICS)
+def test_no_plan_is_faster_than_the_bound(name: str) -> None:
+    for seed in range(PLANS):
+        check(name, seed)
