@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from fractions import Fraction
 
 import pytest
 
@@ -54,3 +55,11 @@ def check(name: str, seed: int) -> None:
 def test_no_plan_is_faster_than_the_bound(name: str) -> None:
     for seed in range(PLANS):
         check(name, seed)
+
+
+def test_five_rates_of_four_digits() -> None:
+    """Their common multiple has more than 64 bits."""
+    texts = {(0, 0): "0.8713", (1, 0): "0.9127", (2, 0): "0.9391", (3, 0): "0.8819", (4, 1): "0.97"}
+    fabric = parse("bcube:3x2").with_rates(texts)
+    least = bound(fabric)
+    assert least <= plan(fabric).gst() <= least * Fraction(102, 100)
