@@ -19,7 +19,7 @@ from rich.table import Table
 from bml.cluster.launch import KEPT_MIB, LAUNCHERS, launch
 from bml.cluster.placement import Reservation
 from bml.cluster.result import Result
-from bml.errors import UsageError
+from bml.errors import BmlError, UsageError
 from bml.fabric import DEFAULT_NAME
 from bml.transport.choice import AUTO, TRANSPORTS
 from faults import FaultPlan
@@ -118,8 +118,9 @@ def run(
     texts = fault_texts(faults, fault_seed, fabric)
     console = Console(file=sys.stderr if as_json else sys.stdout)
     hide = quiet or as_json
+    failure: BmlError | None = None
     with _hidden_prints(hide), _Follower(console) as follower:
-        result = launch(
+        result, failure = _outcome(
             train,
             fabric=fabric,
             faults=texts,
@@ -144,12 +145,27 @@ def run(
         if trace is not None:
             trace.write_text(json.dumps(result.trace))
         whole = {**result.report, "values": result.values}
+        if failure is not None:
+            whole["error"] = {"kind": type(failure).__name__, "text": str(failure)}
         if report is not None:
             report.write_text(json.dumps(whole, default=str, indent=1))
     if as_json:
         click.echo(json.dumps(whole, default=str))
-    else:
+    elif failure is None:
         _summarise(result, console)
+    if failure is not None:
+        raise failure
+
+
+def _outcome(train: Callable[..., Any], **settings: Any) -> tuple[Result, BmlError | None]:
+    """Launch the job; of one that failed, what there is to report, and why. Raises what left nothing."""
+    try:
+        return launch(train, **settings), None
+    except BmlError as error:
+        result = getattr(error, "result", None)
+        if not isinstance(result, Result):
+            raise
+        return result, error
 
 
 def load_function(target: str) -> Callable[..., Any]:

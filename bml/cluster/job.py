@@ -202,6 +202,8 @@ class ServerReport:
     views: list[dict[str, Any]]
     metrics: dict[str, Any]
     trace: ServerTrace | None = None
+    contributed: bool = True
+    """False of a server that joined and was not let in before it ended: it need not hold what others hold."""
 
 
 @dataclass(frozen=True)

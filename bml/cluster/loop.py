@@ -10,6 +10,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
+
 from bml.cluster.baton import Baton
 from bml.cluster.carrier import CarrierWatch
 from bml.cluster.deferral import Deferral, unbroken
@@ -194,6 +196,7 @@ class ServerLoop:
     # --- the thread ------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        np.seterr(all="ignore")  # of this thread: an overflow is a result
         try:
             while not self._over():
                 self._pass()

@@ -54,7 +54,7 @@ class Result:
             "faults": list(self.spec.faults),
             "steps": first.metrics["steps"] if first else 0,
             "views": first.views if first else [],
-            "digests": {server: report.digest for server, report in survivors.items()},
+            "digests": {server: report.digest for server, report in survivors.items() if report.contributed},
             "samples": first.samples if first else None,
             "outcomes": {server: report.outcome for server, report in sorted(self.reports.items())},
             "dead": dict(sorted(self.dead.items())),
@@ -84,14 +84,15 @@ class Result:
 
     def _differences(self) -> str:
         """In what the servers that reached the end are not equal, in words."""
-        digests = {server: report.digest for server, report in self._by("done").items()}
+        done = {server: report for server, report in self._by("done").items() if report.contributed}
+        digests = {server: report.digest for server, report in done.items()}
         if len(set(digests.values())) > 1:
             said = ", ".join(f"{server}: {digest[:16] or 'none'}" for server, digest in digests.items())
             return (
                 f"the servers ended with different parameters (sha256 {said}): all of them must change what "
                 "session.state names by the same numbers"
             )
-        ledgers = {server: str(report.samples) for server, report in self._by("done").items()}
+        ledgers = {server: str(report.samples) for server, report in done.items()}
         if len(set(ledgers.values())) > 1:
             return f"the servers count different samples as used: {ledgers}"
         return ""

@@ -7,11 +7,13 @@ its result comes out, or the word that it is to be prepared again for a new view
 
 from __future__ import annotations
 
+import contextvars
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from bml.cluster.fleet import Request
@@ -56,6 +58,10 @@ class Server:
         self._loop = ServerLoop(spec, server, nics, control_host, strike, life)
         self._meeting, self._handover = self._loop.meeting, self._loop.handover
         self.contact = self._loop.contact
+        # This thread adds, too, and an overflow is a result, whatever the user has set. (np.errstate would
+        # cost ten times as much in every step.)
+        self._quiet = contextvars.copy_context()
+        self._quiet.run(np.seterr, all="ignore")
         self._training_thread = 0
         self._replays = False
 
@@ -108,10 +114,10 @@ class Server:
         submit = ev.Submit(handover.step, epoch, call, signature)
         meeting.enter(contribution, op)
         if self._loop.direct is not None:
-            reply = self._loop.direct.sync(submit, contribution, op, shared)
+            reply = self._quiet.run(self._loop.direct.sync, submit, contribution, op, shared)
         else:
             self._plan(contribution.nbytes)
-            reply = self._answer(submit, self._yields(contribution.nbytes))
+            reply = self._quiet.run(self._answer, submit, self._yields(contribution.nbytes))
         meeting.leave()
         if isinstance(reply, ev.Replay):
             reply = handover.kept(reply.step)

@@ -58,6 +58,7 @@ def run_training(server: Server, contacts: Contacts, train: Train) -> ServerRepo
         views=server.view_records(),
         metrics=_metrics(server, session.own_steps if session else 0),
         trace=server.trace(),
+        contributed=server.contributes,
     )
 
 

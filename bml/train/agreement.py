@@ -6,7 +6,6 @@ the end. A step of 64 bytes compares them; only where they differ is the lowest 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -34,14 +33,15 @@ class Step(Protocol):
     ) -> Committed: ...
 
 
-def agree(state: NamedState, server: int, step: Step) -> None:
+def agree(state: NamedState, server: int, step: Step) -> str:
     """Compare the named state of all servers, and take the lowest server's where they differ.
 
-    Warns, on that server, if they do. Raises StepMismatch if they named other arrays or values, by the steps.
+    Returns a warning for the lowest server's user if they do. Raises StepMismatch if they named other arrays
+    or values, by the steps.
     """
-    kinds = " ".join(f"{dtype}{list(shape)}" for dtype, shape in state.kinds)
+    kinds = " ".join(f"{name} {dtype}{list(shape)}" for name, dtype, shape in state.kinds)
     what = f"session.state {kinds} {' '.join(state.keys)}".rstrip()
-    own: npt.NDArray[np.uint64] = np.frombuffer(bytes.fromhex(state.digest(whole=True)), np.uint64)
+    own: npt.NDArray[Any] = np.frombuffer(bytes.fromhex(state.digest(whole=True)), np.uint64)
     if not len(own):
         own = np.zeros(_WORDS, np.uint64)
     found: npt.NDArray[Any] = step(
@@ -49,39 +49,33 @@ def agree(state: NamedState, server: int, step: Step) -> None:
     ).result
     state.is_new = False
     if np.array_equal(found[:_WORDS], ~found[_WORDS:]):
-        return
-    source = server
-    for array in state.arrays():
-        source = _send(array, server, step)
-    if state.keys:
-        state.load(_sent_bytes(state.saved(), server, step))
-    if source == server:
-        warnings.warn(
-            f"the servers began with different states: all go on with that of server {server} (give every "
-            "server the same seed, or name the state after it was loaded)",
-            stacklevel=2,
-        )
+        return ""
+    source = _take_lowest(state, server, step)
+    if source != server:
+        return ""
+    return (
+        f"the servers began with different states: all go on with that of server {server} (give every "
+        "server the same seed, or name the state after it was loaded)"
+    )
 
 
-def _send(array: Array, server: int, step: Step) -> int:
-    """Give everybody the lowest server's array; returns which server that is."""
-    own = np.asarray(array, order="C").reshape(-1).view(np.uint8)
-    outcome = step("session.state: the lowest server's", "sum", np.uint8, len(own), _only_lowest(own, server))
-    array[...] = outcome.result.view(array.dtype).reshape(array.shape)
-    return min(outcome.contributors)
-
-
-def _sent_bytes(own: bytes, server: int, step: Step) -> bytes:
-    """The lowest server's bytes; those of others may be longer or shorter."""
-    length = np.array([len(own)], np.uint64)
+def _take_lowest(state: NamedState, server: int, step: Step) -> int:
+    """Give everybody the lowest server's state, in one step, so that it is of one server; returns which."""
+    saved = np.frombuffer(state.saved(), np.uint8)
+    length = np.array([len(saved)], np.uint64)
     longest = int(step("session.state: its length", "max", np.uint64, 1, lambda view: length).result[0])
-    padded = np.zeros(8 + longest, np.uint8)
-    padded[:8] = length.view(np.uint8)
-    padded[8 : 8 + len(own)] = np.frombuffer(own, np.uint8)
-    result: npt.NDArray[Any] = step(
-        "session.state: values of functions", "sum", np.uint8, len(padded), _only_lowest(padded, server)
-    ).result
-    return bytes(result[8 : 8 + int(result[:8].view(np.uint64)[0])])
+    arrays = state.arrays()
+    padding = np.zeros(longest - len(saved), np.uint8)
+    flats = [np.asarray(array, order="C").reshape(-1).view(np.uint8) for array in arrays if array.nbytes]
+    own = np.concatenate([length.view(np.uint8), *flats, saved, padding])
+    outcome = step("session.state: the lowest server's", "sum", np.uint8, len(own), _only_lowest(own, server))
+    result, at = outcome.result, 8
+    for array in arrays:
+        part = result[at : at + array.nbytes]
+        array[...] = np.frombuffer(part.tobytes(), array.dtype).reshape(array.shape)
+        at += array.nbytes
+    state.load(bytes(result[at : at + int(np.frombuffer(result[:8].tobytes(), np.uint64)[0])]))
+    return min(outcome.contributors)
 
 
 def _only_lowest(own: Array, server: int) -> Prepare:

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from bml.train.session import Arrays, Session
 
 Recompute = Callable[[Indices], Any]
+CHANGED = (
+    "{what} was changed before its step was committed: what is given to allreduce_async is not yours until "
+    "wait has returned"
+)
 
 
 class Batch:
@@ -113,6 +117,7 @@ class Batch:
         return self._used is not None
 
     def _part(self, gradient: Arrays, recompute: Recompute | None) -> _Part:
+        self._session._n_calls += 1
         self._session._check_may_call()
         if self._state != "open":
             raise UsageError(
@@ -184,12 +189,9 @@ class _Part:
         """What the user gets, in the training thread."""
         outcome, mean = done
         if self._session.debug and zlib.crc32(self._flat.data) != self._check_sum:
-            raise UsageError(
-                f"the gradient of {self._batch} was changed before its step was committed: what is given to "
-                "allreduce_async is not yours until wait has returned"
-            )
+            raise UsageError(CHANGED.format(what=f"the gradient of {self._batch}"))
         self.committed = True
-        self._flat = self._flat[:0]  # its memory is the user's again, or free
+        self._flat = np.empty(0, self._dtype)  # its memory is the user's again, or free
         self._session._contributors = outcome.contributors
         self._batch.take_note(outcome, self._recompute is not None)
         return unflatten(mean, self._shapes, self._many)

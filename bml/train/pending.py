@@ -145,7 +145,7 @@ class Steps:
         while wanted in self._begun:
             first = self._begun[0]
             self._until_over(first)
-            if first is not wanted and first.error is None:
+            if first.error is None:
                 first.finish()
             self._begun.popleft()
 

@@ -16,7 +16,10 @@ are begins with their state, at their step.
 
 from __future__ import annotations
 
+import operator
 import os
+import warnings
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any
@@ -28,7 +31,7 @@ from bml.protocol.messages import View
 from bml.protocol.reuse import StepMemory
 from bml.protocol.workspace import OPS, Array
 from bml.train.agreement import agree
-from bml.train.batch import Batch, Recompute
+from bml.train.batch import CHANGED, Batch, Recompute
 from bml.train.batches import BatchPlan
 from bml.train.calls import Calls
 from bml.train.communicator import Committed, Communicator
@@ -37,7 +40,7 @@ from bml.train.pending import Finish, Pending, Steps, Work
 from bml.train.position import Loop, Position
 from bml.train.snapshot import manifest_of, restore, snapshot
 from bml.train.state import Load, NamedState, Save
-from bml.train.vectors import Bucket, Described, describe, flatten, unflatten
+from bml.train.vectors import Bucket, Described, check_dtype, describe, flatten, unflatten
 from topology.errors import UsageError
 
 __all__ = ["Arrays", "Batch", "Recompute", "Session"]
@@ -65,6 +68,9 @@ class Session:
         self.own_steps = 0
         """Steps that no call of the training function asked for: they made the named state equal."""
         self._n_steps = 0
+        self._n_calls = 0
+        """Since the last boundary: of two calls that look alike, servers must not take one for the other."""
+        self._warning = ""
         self._has_begun = not communicator.joins
         self._calls = Calls()
         self._steps = Steps(self._calls.later)
@@ -102,7 +108,7 @@ class Session:
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = "float32") -> Array:
         """An uninitialised array of this shape and dtype, in memory that is sent without a copy."""
-        return self._communicator.empty(shape, dtype)
+        return self._communicator.empty(_checked_shape(shape), _checked_dtype(dtype))
 
     def empty_like(self, array: npt.ArrayLike) -> Array:
         """An uninitialised array with the shape and dtype of `array`."""
@@ -116,6 +122,8 @@ class Session:
         Compute into them (`out=`), or keep the gradients in them. `bucket.vector` is all of it, flat.
         """
         sizes = [prod(shape) for shape in shapes]
+        if not sizes:
+            raise UsageError("a bucket needs at least one shape")
         vector = self.empty(sum(sizes), dtype)
         bucket = Bucket(
             part.reshape(shape)
@@ -165,14 +173,18 @@ class Session:
         return self._begin(*self._collective(arrays, op, shared))
 
     def _collective(self, arrays: Arrays, op: str, shared: bool) -> tuple[Work, Finish]:
+        self._n_calls += 1  # also of one that is refused: others may have made it
         self._check_may_call()
         if op not in OPS:
             raise UsageError(f"op is {op!r}: give one of {', '.join(OPS)}")
         flat, shapes, dtype = flatten(arrays, self._vectors, widened=op in ("sum", "prod"))
         many = isinstance(arrays, list | tuple)
         described = self._describe(f"allreduce {op}", dtype, shapes)
+        check_sum = zlib.crc32(flat.data) if self.debug else 0
 
         def finish(outcome: Committed) -> Any:
+            if self.debug and zlib.crc32(flat.data) != check_sum:
+                raise UsageError(CHANGED.format(what="an array"))
             self._contributors = outcome.contributors
             if shared:
                 outcome.result.flags.writeable = False
@@ -250,7 +262,17 @@ class Session:
                 raise UsageError(f"{batch} was not ended: call batch.allreduce before the loop goes on")
             self._close_batch()
         with self._calls:
-            return self._pass(loop, index)
+            index = self._pass(loop, index)
+        self._warn()
+        return index
+
+    def _warn(self) -> None:
+        """Outside of calls: a user may have warnings raised."""
+        text, self._warning = self._warning, ""
+        if text:
+            warnings.warn(text, stacklevel=4)
+        if not self._position.aims:
+            self._state.watch(self._n_steps)
 
     def _close_batch(self) -> None:
         if self._drawn is not None:
@@ -268,15 +290,14 @@ class Session:
         if taken is not None:
             self._given = taken
             self._position.go_to(manifest_of(taken).path)
-        begins = loop.index < 0
         index = self._position.advance(loop, index)
+        self._n_calls = 0
         if self._position.aims:
             return index
         if self._given is not None:
             self._take(self._given)
         if self._state.is_new:
             self._agree_on_state()
-        self._state.watch(self._n_steps, begins)
         self._communicator.boundary(
             lambda: snapshot(self._state, self._position.path, self._contributors, self._ledgers.dump())
         )
@@ -297,7 +318,7 @@ class Session:
             self.own_steps += 1
             return self._step(self._describe(call, np.dtype(dtype), ((size,),)), op, prepare)
 
-        agree(self._state, self.server, step)
+        self._warning = agree(self._state, self.server, step)
 
     # --- calls -----------------------------------------------------------------------------------
 
@@ -318,9 +339,8 @@ class Session:
     def _describe(self, call: str, dtype: np.dtype[Any], shapes: tuple[tuple[int, ...], ...]) -> Described:
         """A call and its place in the program, in words and as the hash that all servers must agree on."""
         what, where = describe(call, dtype, shapes), self._position.described
-        if not where.text:
-            return what
-        return Described(f"{what.text}{where.text}", what.signature ^ where.signature)
+        place = b"%d %d" % (self._n_calls, where.signature)
+        return Described(what.text + where.text, zlib.crc32(place, what.signature))
 
     def _call(self, work: Work, finish: Finish) -> Any:
         with self._calls:
@@ -349,7 +369,29 @@ class Session:
         with self._calls:
             self._steps.wait_for_all()
             self._position.leave_all()
+            if not self._has_begun:
+                raise UsageError(
+                    f"server {self.server} joins a running job, and its training function ended before its "
+                    "first session.batches or session.steps"
+                )
 
     def close(self) -> None:
         """End what belongs to the session, once the job is over."""
         self._steps.close()
+
+
+def _checked_shape(shape: int | tuple[int, ...]) -> tuple[int, ...]:
+    """A shape of whole numbers. Raises UsageError, before memory is asked for, which others may share."""
+    try:
+        sizes = tuple(map(operator.index, shape if isinstance(shape, tuple | list) else (shape,)))
+    except TypeError:
+        raise UsageError(f"{shape!r} is no shape: give a whole number, or a tuple of them") from None
+    if any(size < 0 for size in sizes):
+        raise UsageError(f"{shape!r} is no shape: it has a negative size")
+    return sizes
+
+
+def _checked_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    found = np.dtype(dtype)
+    check_dtype(found)
+    return found

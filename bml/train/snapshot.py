@@ -31,8 +31,10 @@ class Manifest(msgspec.Struct):
     path: Path
     contributors: tuple[int, ...]
     ledgers: bytes
-    arrays: list[tuple[str, tuple[int, ...]]]
+    arrays: list[tuple[str, str, tuple[int, ...]]]
     saved: bytes
+    refusal: str = ""
+    """Why no state can be given: a joiner goes for it, not those that give."""
 
 
 class Snapshot:
@@ -62,9 +64,12 @@ class Snapshot:
 
 def snapshot(state: NamedState, path: Path, contributors: tuple[int, ...], ledgers: bytes) -> Snapshot:
     """The state as it is now, at this place in the program."""
-    arrays = [np.asarray(array, order="C") for array in state.arrays()]
-    kinds = [(array.dtype.str, array.shape) for array in arrays]
-    return Snapshot(Manifest(path, contributors, ledgers, kinds, state.saved()), arrays)
+    try:
+        arrays = [np.asarray(array, order="C") for array in state.arrays()]
+        manifest = Manifest(path, contributors, ledgers, state.kinds, state.saved())
+    except UsageError as error:
+        return Snapshot(Manifest(path, contributors, ledgers, [], b"", str(error)), [])
+    return Snapshot(manifest, arrays)
 
 
 def manifest_of(data: memoryview) -> Manifest:
@@ -78,7 +83,9 @@ def restore(data: memoryview, state: NamedState) -> None:
     Raises UsageError unless the joiner named arrays of the same dtypes and shapes.
     """
     manifest, offset = manifest_of(data), _end_of_manifest(data)
-    theirs = [(dtype, tuple(shape)) for dtype, shape in manifest.arrays]
+    if manifest.refusal:
+        raise UsageError(f"the others cannot give their state: {manifest.refusal}")
+    theirs = [(name, dtype, tuple(shape)) for name, dtype, shape in manifest.arrays]
     if state.kinds != theirs:
         raise UsageError(
             f"this server joins with the state {state.kinds}, the others have {theirs}: "

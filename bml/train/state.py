@@ -19,7 +19,7 @@ Save = Callable[[], Any]
 
 _PATIENCE = 10
 """Committed steps after which parameters that have not changed are remarkable."""
-_SAMPLE = 1 << 16
+_SAMPLE = 1 << 22
 
 
 class NamedState:
@@ -38,7 +38,7 @@ class NamedState:
         Raises UsageError for what a joiner could not be given.
         """
         for name, value in values.items():
-            for array in leaves(value, name):
+            for _, array in leaves(value, name):
                 if not array.flags.writeable:
                     raise UsageError(
                         f"the state {name!r} has a read-only array: joiners get their state in it"
@@ -48,18 +48,18 @@ class NamedState:
 
     def name_function(self, key: str, load: Load, save: Save) -> None:
         """Add a value that `save` returns and `load` takes; see `packed` for what it may be."""
-        packed(save(), key)
+        msgspec.msgpack.encode(packed(save(), key))
         self._functions[key] = (load, save)
         self.is_new = True
 
     def arrays(self) -> list[Array]:
         """All of them, in order of their names."""
-        return list(leaves(self._values, ""))
+        return [array for _, array in leaves(self._values, "")]
 
     @property
-    def kinds(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Dtype and shape of each array."""
-        return [(array.dtype.str, array.shape) for array in self.arrays()]
+    def kinds(self) -> list[tuple[str, str, tuple[int, ...]]]:
+        """Name, dtype and shape of each array."""
+        return [(name, array.dtype.str, array.shape) for name, array in leaves(self._values, "")]
 
     @property
     def keys(self) -> list[str]:
@@ -86,24 +86,25 @@ class NamedState:
 
         Of the whole state with the functions' values, if asked for.
         """
-        if not self._values and not (whole and self._functions):
+        value = self._values if whole else self._values.get("params", self._values)
+        arrays = [array for _, array in leaves(value, "")]
+        if not arrays and not (whole and self._functions):
             return ""
         sha = hashlib.sha256()
-        value = self._values if whole else self._values.get("params", self._values)
-        for array in leaves(value, ""):
+        for array in arrays:
             sha.update(_raw(array))
         if whole:
             sha.update(self.saved())
         return sha.hexdigest()
 
-    def watch(self, step: int, anew: bool) -> None:
-        """Look at a boundary of a loop whether parameters change; `anew`: it is the loop's first.
+    def watch(self, step: int) -> None:
+        """Look at a boundary of a training loop, after this step, whether parameters change.
 
         Warns, once, if they stay the same for ten committed steps: they were probably bound anew.
         """
         if self._changes or "params" not in self._values:
             return
-        if anew or self._watch is None:
+        if self._watch is None:
             self._watch = (step, self._sample())
         elif step >= self._watch[0] + _PATIENCE:
             self._changes = True  # or said: once is enough
@@ -115,16 +116,16 @@ class NamedState:
                 )
 
     def _sample(self) -> int:
-        """A check sum over some of each array: to read all of a large model would show."""
+        """A check sum over all of a small array, and over some of a large one: to read that would show."""
         total = 0
-        for array in leaves(self._values["params"], ""):
+        for _, array in leaves(self._values["params"], ""):
             flat = array.reshape(-1)
             total = zlib.crc32(_raw(flat[:: flat.size // _SAMPLE + 1]), total)
         return total
 
 
-def leaves(value: Any, name: str) -> Iterator[Array]:
-    """The arrays in a value: an array, or lists or dicts (in order of their keys) of arrays; None is nothing.
+def leaves(value: Any, name: str) -> Iterator[tuple[str, Array]]:
+    """The arrays in a value and their names: lists or dicts (in order of their keys); None is nothing.
 
     Raises UsageError, with the `name` under which it was given, for anything else.
     """
@@ -145,18 +146,33 @@ def leaves(value: Any, name: str) -> Iterator[Array]:
         array = np.asarray(value)
         if array.dtype.kind not in "biufc":
             raise UsageError(f"the state {name!r} has dtype {array.dtype}: joiners can be given numbers only")
-        yield array
+        if isinstance(value, np.ma.MaskedArray) or (
+            type(value) is not np.ndarray and array.size and not np.shares_memory(array, np.asarray(value))
+        ):
+            raise UsageError(
+                f"the state {name!r} is a {type(value).__name__}, which numpy cannot write through: "
+                "name plain arrays"
+            )
+        yield name, array
 
 
 def packed(value: Any, key: str) -> Any:
     """A value of a state function as msgpack can carry it. Raises UsageError for what it cannot."""
-    if value is None or isinstance(value, bool | int | float | str | bytes):
-        return value
-    if isinstance(value, np.ndarray | np.generic):
+    if isinstance(value, np.ndarray | np.generic):  # before float and str, which numpy's scalars may be
         array = np.asarray(value, order="C")
         if array.dtype.kind not in "biufc":
             raise UsageError(f"the state function of {key!r} returned an array of dtype {array.dtype}")
-        return {"": [array.dtype.str, list(array.shape), array.tobytes()]}
+        shape = list(array.shape) if isinstance(value, np.ndarray) else None
+        return {"": [array.dtype.str, shape, array.tobytes()]}
+    if value is None or isinstance(value, bool | bytes):
+        return value
+    if isinstance(value, int):
+        fits = -(1 << 63) <= value < 1 << 64
+        return int(value) if fits else {"": ["int", None, str(int(value)).encode()]}
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, str):
+        return {"": ["str", None, value.encode("utf-8", "surrogatepass")]}
     if isinstance(value, list | tuple):
         return [packed(each, key) for each in value]
     if isinstance(value, Mapping) and all(isinstance(each, str) and each for each in value):
@@ -174,7 +190,12 @@ def unpacked(value: Any) -> Any:
     if isinstance(value, dict):
         if "" in value:
             dtype, shape, data = value[""]
-            return np.frombuffer(data, dtype).reshape(shape).copy()
+            if dtype == "int":
+                return int(data)
+            if dtype == "str":
+                return data.decode("utf-8", "surrogatepass")
+            array = np.frombuffer(data, dtype)
+            return array[0] if shape is None else array.reshape(shape).copy()
         return {name: unpacked(each) for name, each in value.items()}
     return value
 

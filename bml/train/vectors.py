@@ -65,7 +65,7 @@ def flatten(
         return _widened(arrays.vector, widened), shapes, _wide(arrays.vector.dtype, widened)
     if not isinstance(arrays, list | tuple):
         array = np.asarray(arrays)
-        _check_dtype(array.dtype)
+        check_dtype(array.dtype)
         whole = np.ascontiguousarray(_widened(array, True) if widened and array.itemsize < 8 else array)
         return whole if whole.ndim == 1 else whole.reshape(-1), (array.shape,), whole.dtype
     parts = [np.asarray(array) for array in arrays]
@@ -75,7 +75,7 @@ def flatten(
     if any(part.dtype != dtype for part in parts[1:]):
         dtypes = sorted({part.dtype.str for part in parts})
         raise UsageError(f"arrays of one step must have one dtype, these have {', '.join(dtypes)}")
-    _check_dtype(dtype)
+    check_dtype(dtype)
     dtype = _wide(dtype, widened)
     vector = memory.empty(sum(part.size for part in parts), dtype)
     np.concatenate([part.reshape(-1) for part in parts], out=vector)
@@ -92,7 +92,8 @@ def _widened(array: Array, widened: bool) -> Array:
     return array.astype(_wide(array.dtype, widened), copy=False)
 
 
-def _check_dtype(dtype: np.dtype[Any]) -> None:
+def check_dtype(dtype: np.dtype[Any]) -> None:
+    """Raise UsageError for what cannot be reduced."""
     if dtype.kind not in "iufc" or not dtype.isnative:
         raise UsageError(f"dtype {dtype} cannot be reduced: give integers or floats in native byte order")
 

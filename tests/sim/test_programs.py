@@ -65,7 +65,7 @@ def a_counter_becomes_a_vector(plant: pytest.MonkeyPatch) -> None:
     made = snapshot.Snapshot
 
     def vectors_only(manifest: snapshot.Manifest, arrays: list[Any]) -> snapshot.Snapshot:
-        manifest.arrays = [(dtype, shape or (1,)) for dtype, shape in manifest.arrays]
+        manifest.arrays = [(name, dtype, shape or (1,)) for name, dtype, shape in manifest.arrays]
         return made(manifest, arrays)
 
     plant.setattr(snapshot, "Snapshot", vectors_only)

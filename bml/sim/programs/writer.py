@@ -189,6 +189,11 @@ class Writer:
 
     def _metric(self) -> None:
         chance = self._chance
+        if self._now("a server skips a call"):
+            with self._block("if session.server != 1:"):
+                self._say("session.allreduce(np.ones(3))")
+            self._say("momentum += session.allreduce(np.zeros(3))")
+            return
         kind = chance.choice(["max", "sum", "async", "one", "scalar", "list", "barrier"])
         if kind == "max":
             self._say("momentum += session.allreduce(w[0], 'max', shared=True)")
@@ -342,10 +347,11 @@ FLAWS: dict[str, tuple[str, ...]] = {
     "an old batch": ("UsageError",),
     "a batch after its loop": ("UsageError", "UnboundLocalError"),
     "a server skips a batch": ("UsageError", "StepMismatch"),
+    "a server skips a call": ("StepMismatch",),
     "recompute raises": ("SessionBroken",),
     "changed before it is committed": ("UsageError",),
     "called from two threads": ("UsageError",),
 }
 """What is wrong with a program, and the errors that say so. Where it does no harm, there is none."""
-BY_SERVER = ("plans differ", "a server skips a batch")
+BY_SERVER = ("plans differ", "a server skips a batch", "a server skips a call")
 """Flaws of one server only."""
