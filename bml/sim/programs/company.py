@@ -77,6 +77,8 @@ class Company:
         self.contributors = tuple(each for each in self.servers if each not in faults.absent)
         self._start = start
         self._results: dict[int, Committed] = {}
+        self.called: dict[int, _Brought] = {}
+        """What was called in each step."""
         self._brought: dict[int, _Brought] = {}
         self._ended: set[int] = set()
         self._to_join = sorted(faults.joins)
@@ -137,6 +139,7 @@ class Company:
             for call in calls[1:]:
                 reduce(total, call.contribution, out=total)
         self.committed += 1
+        self.called[self.committed] = calls[0]
         self._results[self.committed] = Committed(self.committed, self.epoch, self.contributors, total)
         self._brought.clear()
         while self._to_join and self._to_join[0][0] <= self.committed:
@@ -270,6 +273,11 @@ class Line:
                 company.wait_for(
                     lambda: company.committed >= self._step, f"the kept result of step {self._step}"
                 )
+                called = company.called[self._step]
+                if called.signature != signature:
+                    raise StepMismatch(
+                        f"the others called {called.text} in step {self._step}, this is {text}"
+                    )
                 return self._given(shared)
             self._calls += 1
             self._die_if("before")
