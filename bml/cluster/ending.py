@@ -27,13 +27,23 @@ class NotSent:
         return hash(self.why)
 
 
-def sendable(value: Any) -> Any:
-    """The value, or, if it cannot be pickled and read again, a NotSent that says why."""
+def packed(value: Any) -> bytes | NotSent:
+    """A value, pickled; if it cannot be, what says why."""
     try:
-        cloudpickle.loads(cloudpickle.dumps(value))
+        dumped: bytes = cloudpickle.dumps(value)
     except Exception as error:  # whatever the user's classes raise
         return NotSent(f"the value, of type {type(value).__name__}, cannot be pickled: {text_of(error)}")
-    return value
+    return dumped
+
+
+def opened(sent: bytes | NotSent | None) -> Any:
+    """What `packed` was given, in the launcher; if it cannot be read there, what says why."""
+    if not isinstance(sent, bytes):
+        return sent
+    try:
+        return cloudpickle.loads(sent)
+    except Exception as error:
+        return NotSent(f"the value cannot be read by the launcher: {type(error).__name__}: {text_of(error)}")
 
 
 def text_of(error: BaseException) -> str:

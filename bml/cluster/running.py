@@ -7,9 +7,11 @@ import threading
 import time
 from collections.abc import Container, Iterable
 from concurrent.futures import Future, wait
+from dataclasses import replace
 from typing import Any
 
 from bml.cluster.comeback import OUT, Comebacks, is_worth_it
+from bml.cluster.ending import opened
 from bml.cluster.fleet import Changed, Died, Fleet, FleetEvent, Reported
 from bml.cluster.job import JobSpec, ServerReport, check_possible
 from bml.cluster.jobsocket import JobSocket
@@ -247,7 +249,7 @@ class Job:
             case Reported(report):
                 if not result.reports:
                     self._give_up_at = _patience(missing, _last_members(report, missing))
-                result.reports[report.server] = report
+                result.reports[report.server] = replace(report, value=opened(report.value))
             case Died(server, why):
                 result.dead[server] = why
                 self._lost(server)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bml.cluster.ending import sendable, text_of, trace_of
+from bml.cluster.ending import packed, text_of, trace_of
 from bml.cluster.exiting import end_process
 from bml.cluster.job import Contacts, ServerReport
 from bml.cluster.server import Server
@@ -38,7 +38,6 @@ def run_training(server: Server, contacts: Contacts, train: Train) -> ServerRepo
         session = Session(server)
         value = _call(train, session)
         session.finish()
-        value = sendable(value)
     except BaseException as raised:
         error, trace = raised, trace_of(raised)
     outcome = _outcome(server, error)
@@ -49,7 +48,7 @@ def run_training(server: Server, contacts: Contacts, train: Train) -> ServerRepo
     return ServerReport(
         server=server.server,
         outcome=outcome,
-        value=value,
+        value=packed(value) if error is None else None,
         error=said if outcome == "failed" else str(server.error or ""),
         kind=_kind(server, error if outcome == "failed" else server.error),
         traceback=trace,

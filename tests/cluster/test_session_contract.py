@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -105,6 +106,19 @@ def test_what_cannot_be_sent_is_said_and_the_server_has_ended_well() -> None:
     assert set(result.values) == {0, 1}
     assert isinstance(result.value, NotSent)
     assert "cannot be pickled" in result.value.why
+
+
+def test_a_value_that_the_launcher_cannot_read_is_said(tmp_path: Path) -> None:
+    (tmp_path / "only_there.py").write_text("class Value: pass\n")
+
+    def train(session: bml.Session) -> Any:
+        sys.path.insert(0, str(tmp_path))
+        session.barrier()
+        return importlib.import_module("only_there").Value()
+
+    result = jobs.launch(train, "bcube:2x1")
+    assert set(result.values) == {0, 1}
+    assert "ModuleNotFoundError" in result.value.why
 
 
 DIFFERENT = """
