@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import click
@@ -170,17 +173,32 @@ def _outcome(train: Callable[..., Any], **settings: Any) -> tuple[Result, BmlErr
 
 def load_function(target: str) -> Callable[..., Any]:
     """The function that FILE.py[:FUNCTION] names; raises UsageError that says what is missing."""
-    file, _, name = target.partition(":")
-    path = Path(file)
+    file, name = (target, "") if Path(target).is_file() else target.rpartition(":")[::2]
+    path = Path(file or name)
     if not path.is_file():
-        raise UsageError(f"there is no file {file}; give FILE.py or FILE.py:FUNCTION")
-    sys.path.insert(0, str(path.resolve().parent))
-    module = importlib.import_module(path.stem)
+        raise UsageError(f"there is no file {path}; give FILE.py or FILE.py:FUNCTION")
+    module = _load(path.resolve())
     function = getattr(module, name or "train", None)
     if not callable(function):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise UsageError(f"{file} has no function {name or 'train'!r}; it has {', '.join(known) or 'none'}")
     return function  # type: ignore[no-any-return]
+
+
+def _load(path: Path) -> ModuleType:
+    """Run a user's file as a module, whatever it is called: a `queue.py` must not stand for Python's own."""
+    sys.path.append(str(path.parent))  # last, as it is for modules beside it, also in the servers
+    name = path.stem
+    found = importlib.util.find_spec(name) if name.isidentifier() and name not in sys.modules else None
+    if found is None or found.origin != str(path):
+        name = "bml_script_" + re.sub(r"\W", "_", name)
+    loader = SourceFileLoader(name, str(path))
+    spec = importlib.util.spec_from_loader(name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    loader.exec_module(module)
+    return module
 
 
 def _servers(text: str) -> list[int]:

@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 import cloudpickle
@@ -173,16 +174,34 @@ def _say_nothing(_: str) -> None:
 
 
 def _pickled(train: Train) -> bytes:
-    """By value, unless it belongs to an installed package: other machines have no copy of a user's file."""
-    module = sys.modules.get(getattr(train, "__module__", ""))
-    source = getattr(module, "__file__", None) or ""
-    pickled: bytes
-    if module is None or module.__name__ == "__main__" or "site-packages" in source:
-        pickled = cloudpickle.dumps(train)
-        return pickled
-    cloudpickle.register_pickle_by_value(module)
+    """By value, unless it belongs to an installed package: other machines have no copy of a user's file.
+
+    Raises UsageError if it cannot be pickled.
+    """
+    module = _users_module(train)
+    if module is not None:
+        cloudpickle.register_pickle_by_value(module)
     try:
-        pickled = cloudpickle.dumps(train)
+        pickled: bytes = cloudpickle.dumps(train)
+    except Exception as error:  # whatever the classes raise of what it refers to
+        raise UsageError(
+            f"the training function cannot be sent to the servers: {type(error).__name__}: {error}; make "
+            "inside of it what cannot be pickled"
+        ) from error
     finally:
-        cloudpickle.unregister_pickle_by_value(module)
+        if module is not None:
+            cloudpickle.unregister_pickle_by_value(module)
     return pickled
+
+
+def _users_module(train: Train) -> ModuleType | None:
+    """The module of a function, also of one in functools.partial; None: `__main__`, or an installed one."""
+    function: Any = train
+    while isinstance(function, partial):
+        function = function.func
+    name = getattr(function, "__module__", None) or type(function).__module__
+    module = sys.modules.get(name)
+    installed = "site-packages" in (getattr(module, "__file__", None) or "")
+    if name == "__main__" or installed or name.partition(".")[0] in sys.stdlib_module_names:
+        return None
+    return module

@@ -92,6 +92,15 @@ def test_lines_that_servers_print_at_once_stay_whole(script: str) -> None:
         assert said == [f"server {server} has taken step {step}" for step in range(200)]
 
 
+@pytest.mark.parametrize("name", ["queue.py", "topology.py", "my.train.py", "train", "with: colon.py"])
+def test_a_script_may_be_called_as_others_are(name: str, tmp_path: Path) -> None:
+    (tmp_path / "beside_it.py").write_text("TEXT = 'beside'\n")
+    (tmp_path / name).write_text("import queue\nfrom beside_it import TEXT\n" + TRAIN + "    assert TEXT\n")
+    for target in (tmp_path / name, f"{tmp_path / name}:talk"):
+        done = bml_run(str(target), "--launcher", "processes", "--fabric", "bcube:2x1", "--quiet")
+        assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -6,7 +6,9 @@ import importlib
 import json
 import subprocess
 import sys
+import threading
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +121,17 @@ def test_a_value_that_the_launcher_cannot_read_is_said(tmp_path: Path) -> None:
     result = jobs.launch(train, "bcube:2x1")
     assert set(result.values) == {0, 1}
     assert "ModuleNotFoundError" in result.value.why
+
+
+def scaled(session: bml.Session, factor: float) -> float:
+    return factor * float(session.allreduce(np.ones(1))[0])
+
+
+def test_functions_of_functools_and_what_cannot_be_pickled() -> None:
+    assert jobs.launch(partial(scaled, factor=0.5), "bcube:2x1").values == {0: 1.0, 1: 1.0}
+    lock = threading.Lock()
+    with pytest.raises(UsageError, match=r"cannot be sent to the servers.*lock"):
+        jobs.launch(lambda session: lock, "bcube:2x1")
 
 
 DIFFERENT = """
