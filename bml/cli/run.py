@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import re
 import sys
@@ -16,9 +15,12 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from bml.cli.printed import as_json as to_json
+from bml.cli.printed import check_writable
 from bml.cluster.launch import KEPT_MIB, LAUNCHERS, launch
 from bml.cluster.placement import Reservation
 from bml.cluster.result import Result
@@ -117,10 +119,13 @@ def run(
     Example:
       bml run examples/train_digits.py --fabric bcube:3x2 --fault kill:4@step=20
     """
-    train = load_function(target)
+    hide = quiet or as_json
+    check_writable(report, "--report")
+    check_writable(trace, "--trace")
+    with _hidden_prints(as_json):
+        train = load_function(target)
     texts = fault_texts(faults, fault_seed, fabric)
     console = Console(file=sys.stderr if as_json else sys.stdout)
-    hide = quiet or as_json
     failure: BmlError | None = None
     with _hidden_prints(hide), _Follower(console) as follower:
         result, failure = _outcome(
@@ -146,14 +151,14 @@ def run(
         )
         # Before the last line is shown, which may have to wait for a reader.
         if trace is not None:
-            trace.write_text(json.dumps(result.trace))
+            trace.write_text(to_json(result.trace))
         whole = {**result.report, "values": result.values}
         if failure is not None:
             whole["error"] = {"kind": type(failure).__name__, "text": str(failure)}
         if report is not None:
-            report.write_text(json.dumps(whole, default=str, indent=1))
+            report.write_text(to_json(whole, indent=1))
     if as_json:
-        click.echo(json.dumps(whole, default=str))
+        click.echo(to_json(whole))
     elif failure is None:
         _summarise(result, console)
     if failure is not None:
@@ -260,14 +265,16 @@ class _Follower:
         """Something is being started that takes long."""
         self._progress.update(self._task, description=what)
         if not self._console.is_terminal:
-            self._console.print(what, highlight=False)
+            self._console.print(what, highlight=False, markup=False)
 
     def changed(self, now: dict[str, Any]) -> None:
         """The coordinator has news."""
         if now["epoch"] > self._epoch:
             self._epoch = now["epoch"]
             self._progress.console.print(
-                f"view {now['epoch']}: {len(now['members'])} servers ({now['reason']})", highlight=False
+                f"view {now['epoch']}: {len(now['members'])} servers ({now['reason']})",
+                highlight=False,
+                markup=False,
             )
         self._progress.update(
             self._task, description=f"step {now['step']}, {len(now['members'])} servers, {now['state']}"
@@ -278,14 +285,14 @@ def _summarise(result: Result, console: Console) -> None:
     report = result.report
     console.print(_view_table(report["views"]))
     for server, why in report["dead"].items():
-        console.print(f"server {server} did not end: {why}", highlight=False)
+        console.print(f"server {server} did not end: {why}", highlight=False, markup=False)
     console.print(f"steps committed: {report['steps']}", highlight=False)
     for line in _ledger_lines(report["samples"]):
-        console.print(line, highlight=False)
+        console.print(line, highlight=False, markup=False)
     console.print(_parameter_line(report["digests"]), highlight=False)
     if isinstance(result.value, dict):
         shown = ", ".join(f"{key} {_short(value)}" for key, value in result.value.items())
-        console.print(f"result: [bold]{shown}[/bold]", highlight=False)
+        console.print(f"result: {shown}", highlight=False, markup=False)
 
 
 def _short(value: Any) -> str:
@@ -323,7 +330,7 @@ def _view_table(views: list[dict[str, Any]]) -> Table:
             str(view["commit"]),
             _milliseconds(view["detect_s"] or None),
             _milliseconds(view["recover_s"]),
-            view["reason"],
+            escape(view["reason"]),
         )
     return table
 

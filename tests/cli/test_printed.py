@@ -1,0 +1,71 @@
+"""JSON of any value, and files that cannot be written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bml.cli.printed import as_json, check_writable
+from topology.errors import UsageError
+
+
+def refuse(text: str) -> None:
+    raise AssertionError(f"{text} is no JSON")
+
+
+def parsed(value: Any) -> Any:
+    return json.loads(as_json(value), parse_constant=refuse)
+
+
+class Mute:
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary(), st.complex_numbers(),
+    st.floats(width=32).map(np.float32), st.just(Mute()), st.just(np.arange(3)), st.just("\ud800"),
+)  # fmt: skip
+KEYS = st.one_of(st.text(), st.integers(), st.tuples(st.integers(), st.text()), st.floats(), st.none())
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner) | st.tuples(inner)
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(VALUES)
+def test_any_value_is_json(value: Any) -> None:
+    parsed(value)
+
+
+def test_what_json_has_words_for_stays_as_it_is() -> None:
+    value = {"a": [1, 2.5, None, True, "text"], "b": {"c": 10**30}}
+    assert parsed(value) == value
+    assert parsed([float("nan"), np.float64(0.5), (1, 2)]) == ["nan", 0.5, [1, 2]]
+
+
+def test_a_value_that_contains_itself_ends() -> None:
+    value: list[Any] = []
+    value.append(value)
+    assert "[...]" in as_json(value)
+
+
+@pytest.mark.parametrize("where", ["missing/report.json", "."])
+def test_a_file_that_cannot_be_written_is_named(where: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--report .* cannot be written"):
+        check_writable(tmp_path / where, "--report")
+
+
+def test_looking_whether_a_file_can_be_written_changes_nothing(tmp_path: Path) -> None:
+    check_writable(None, "--report")
+    check_writable(tmp_path / "new", "--report")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "old").write_text("kept")
+    check_writable(tmp_path / "old", "--report")
+    assert (tmp_path / "old").read_text() == "kept"
