@@ -106,7 +106,7 @@ def _judge(program: Program, n_servers: int, company: Company, ends: _Ends) -> l
     """What is wrong with how a job ended."""
     found = []
     for line, error in ends.errors:
-        if not _may_raise(program, line, error, company):
+        if not _may_raise(program, line, error):
             found.append(f"server {line.server} ended by {type(error).__name__}: {error}")
     if company.error is not None or not ends.values:
         return found
@@ -122,13 +122,13 @@ def _judge(program: Program, n_servers: int, company: Company, ends: _Ends) -> l
     return found
 
 
-def _may_raise(program: Program, line: Line, error: BaseException, company: Company) -> bool:
+def _may_raise(program: Program, line: Line, error: BaseException) -> bool:
     """Whether this is an error that the program, or what befell the server, deserves."""
     name = type(error).__name__
     if name in ("Evicted", "TooFewServers", *program.errors):
         return True
-    if program.flaw and company.error is not None and error is company.error:
-        return True
+    if program.flaw and name == "TrainingError":
+        return True  # what the server raised that it names is judged there
     if line.joins and name == "UsageError" and program.between:
         return "joins a running job" in str(error)
     return False
