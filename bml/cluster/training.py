@@ -36,7 +36,9 @@ def run_training(server: Server, contacts: Contacts, train: Train) -> ServerRepo
         if not server.joins:
             server.wait_for_view()
         session = Session(server)
-        value = _call(train, session)
+        value = packed(
+            _call(train, session)
+        )  # kept, even if the job was over: it may be what there is to save
         session.finish()
     except BaseException as raised:
         error, trace = raised, trace_of(raised)
@@ -48,7 +50,7 @@ def run_training(server: Server, contacts: Contacts, train: Train) -> ServerRepo
     return ServerReport(
         server=server.server,
         outcome=outcome,
-        value=packed(value) if error is None else None,
+        value=value,
         error=said if outcome == "failed" else str(server.error or ""),
         kind=_kind(server, error if outcome == "failed" else server.error),
         traceback=trace,

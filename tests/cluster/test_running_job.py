@@ -283,5 +283,5 @@ def test_a_function_that_cannot_be_pickled_starts_nothing(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(launch, "_fleet", started)
     lock = threading.Lock()
-    with pytest.raises(TypeError, match="pickle"):
+    with pytest.raises(UsageError, match="cannot be sent to the servers: TypeError: cannot pickle"):
         bml.start(lambda session: lock, "bcube:2x1", launcher="processes")
