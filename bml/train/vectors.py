@@ -61,12 +61,12 @@ def flatten(
     for arrays that cannot be reduced together.
     """
     if isinstance(arrays, Bucket):
-        shapes = tuple(part.shape for part in arrays)
-        return _widened(arrays.vector, widened), shapes, _wide(arrays.vector.dtype, widened)
+        vector = _in_64_bits(arrays.vector, memory) if widened else arrays.vector
+        return vector, tuple(part.shape for part in arrays), vector.dtype
     if not isinstance(arrays, list | tuple):
         array = np.asarray(arrays)
         check_dtype(array.dtype)
-        whole = np.ascontiguousarray(_widened(array, True) if widened and array.itemsize < 8 else array)
+        whole = _in_64_bits(array, memory) if widened else np.ascontiguousarray(array)
         return whole if whole.ndim == 1 else whole.reshape(-1), (array.shape,), whole.dtype
     parts = [np.asarray(array) for array in arrays]
     if not parts:
@@ -88,8 +88,14 @@ def _wide(dtype: np.dtype[Any], widened: bool) -> np.dtype[Any]:
     return np.dtype(np.int64 if dtype.kind == "i" else np.uint64)
 
 
-def _widened(array: Array, widened: bool) -> Array:
-    return array.astype(_wide(array.dtype, widened), copy=False)
+def _in_64_bits(array: Array, memory: StepMemory) -> Array:
+    """The array, contiguous; narrow integers as wide ones, in memory that is sent without another copy."""
+    wide = _wide(array.dtype, True)
+    if wide == array.dtype:
+        return np.ascontiguousarray(array)
+    vector = memory.empty(array.size, wide)
+    vector[...] = array.reshape(-1)
+    return vector
 
 
 def check_dtype(dtype: np.dtype[Any]) -> None:
