@@ -20,7 +20,7 @@ from typing import Any
 
 from bml.cluster.deferral import Deferral, unbroken
 from bml.cluster.injection import Injection
-from bml.cluster.meeting import Meeting, Signalled
+from bml.cluster.meeting import Replies, Signalled
 from bml.protocol import events as ev
 from bml.protocol.call import Call, neutral
 from bml.protocol.direct import Post, Quit, Stage, Sum
@@ -42,8 +42,7 @@ class Shell:
     core: ServerCore
     guard: AbstractContextManager[object]
     """The lock; not reentrant."""
-    meeting: Meeting
-    """What the user has brought, and where replies come."""
+    replies: Replies
     execute: Callable[[Iterable[ev.Instruction]], None]
     """Carry out what the core says; Post and Sum come back to `DirectSync.post` and `DirectSync.add`."""
     injection: Injection
@@ -75,7 +74,7 @@ class DirectSync:
         self._mapped_epoch = 0
         self._turn = threading.Lock()
         self._takes_part = False
-        self._over: Callable[[], object] = shell.meeting.replies.qsize
+        self._over: Callable[[], object] = shell.replies.qsize
         self._kept: queue.SimpleQueue[Committed | ev.BringHome] = queue.SimpleQueue()
         self._neutral: tuple[Call, Array] | None = None
 
@@ -86,11 +85,11 @@ class DirectSync:
 
     def sync(self, submit: ev.Submit, vector: Array, op: str, shared: bool) -> Outcome | ev.Replay:
         """See Server.sync; `Replay` stands for the result of a step that was followed."""
-        deferral = self._shell.deferral
+        deferral, begins = self._shell.deferral, True
         while True:
             deferral.look()
             try:
-                outcome = self._go_on(submit, vector, op, shared)
+                outcome = self._step(submit, vector, op, shared, begins)
             finally:
                 if deferral.came:
                     deferral.release()
@@ -98,40 +97,29 @@ class DirectSync:
                 raise outcome
             if outcome is not None:
                 return outcome
+            begins = False
 
     @unbroken
-    def _go_on(
-        self, submit: ev.Submit, vector: Array, op: str, shared: bool
-    ) -> Outcome | ev.Replay | Exception | None:
-        """What became of the step, begun now or before; None: a signal came, its handler is next."""
-        meeting = self._shell.meeting
-        outcome = meeting.reply
-        if outcome is None:
-            outcome = meeting.reply = self._step(submit, vector, op, shared)
-        assert not isinstance(outcome, ev.Prepare), "nothing of a step over shared memory outlives its view"
-        return outcome
-
     def _step(
-        self, submit: ev.Submit, vector: Array, op: str, shared: bool
+        self, submit: ev.Submit, vector: Array, op: str, shared: bool, begins: bool
     ) -> Outcome | ev.Replay | Exception | None:
-        shell, begins = self._shell, self._shell.meeting.brought is None
+        """Begin the step, or go on with it; None: a signal came, its handler is next."""
+        shell = self._shell
         view = shell.core.view
         if begins:
             self._takes_part = view is not None and shell.core.server not in view.learners
         if not self._takes_part:
             if begins:
                 self._carry_on(shell.core.handle, submit)
-                shell.meeting.brought = submit
             return self._finish()
         with self._turn:
             if begins:
                 assert view is not None
-                self._over = shell.meeting.replies.qsize
+                self._over = shell.replies.qsize
                 self._bring(submit, vector, op, Use.READ if shared else Use.OWN, view.members)
                 if shell.injection.pending:
                     shell.suffer(None)
                 self._carry_on(shell.core.handle, submit)
-                shell.meeting.brought = submit
             try:
                 self._go_through(submit)
             except (OSError, ValueError) as error:
@@ -277,7 +265,7 @@ class DirectSync:
     def _finish(self, timeout_s: float | None = None) -> Outcome | ev.Replay | Exception | None:
         """What becomes of the step; None: a signal came. Raises queue.Empty if nothing does for so long."""
         while True:
-            reply = self._shell.meeting.replies.get(timeout=timeout_s)
+            reply = self._shell.replies.get(timeout=timeout_s)
             if isinstance(reply, Committed):
                 return self._with_result(reply)
             if isinstance(reply, Signalled):

@@ -22,7 +22,7 @@ from bml.cluster.handover import Handover
 from bml.cluster.injection import Hands, Injection
 from bml.cluster.job import Contact, Contacts, JobSpec
 from bml.cluster.line import CoordinatorLine
-from bml.cluster.meeting import Answer, Meeting, Signalled
+from bml.cluster.meeting import Meeting, Reply, Signalled
 from bml.cluster.rates import Rates
 from bml.cluster.trace import Trace
 from bml.protocol import events as ev
@@ -164,7 +164,7 @@ class ServerLoop:
         self._requests.append(what)
         self.poller.wake()
 
-    def answer(self, what: ev.Event, yields: int = 0, beside: bool = False) -> Answer:
+    def answer(self, what: ev.Event, yields: int = 0, beside: bool = False) -> Reply:
         """Bring an event to the core, and poll in the calling thread until there is a reply.
 
         Before it sleeps it looks again `yields` times, giving the processor to others in between. `beside`:
@@ -235,21 +235,15 @@ class ServerLoop:
             self._rests_until = self._due()
 
     @unbroken
-    def _reply(self, bring: ev.Event | None, yields: int, beside: bool) -> Answer | None:
-        """The last reply, which is kept until it is taken; None: a signal came, its handler is next."""
-        meeting = self.meeting
-        if bring is not None and not (isinstance(bring, ev.Submit) and meeting.brought is not None):
-            if isinstance(bring, ev.Submit):
-                meeting.brought = bring
-            meeting.reply = None
+    def _reply(self, bring: ev.Event | None, yields: int, beside: bool) -> Reply | None:
+        """Bring an event, if it is not brought yet, and wait; None: a signal came, its handler is next."""
+        if bring is not None:
             self._requests.append(bring)
-        if meeting.reply is None:
-            while meeting.replies.empty() and self._poll_for_reply(yields, beside):
-                pass
-            reply = meeting.replies.get()
-            assert not isinstance(reply, ev.BringHome), "over shared memory DirectSync brings it home"
-            meeting.reply = None if isinstance(reply, Signalled) else reply
-        return meeting.reply
+        replies = self.meeting.replies
+        while replies.empty() and self._poll_for_reply(yields, beside):
+            pass
+        reply = replies.get()
+        return None if isinstance(reply, Signalled) else reply
 
     def _poll_for_reply(self, yields: int, beside: bool) -> bool:
         """Have the baton until there is a reply, or a signal; returns whether the loop still goes on."""
@@ -348,7 +342,7 @@ class ServerLoop:
         shell = Shell(
             self.core,
             self.guard,
-            self.meeting,
+            self.meeting.replies,
             self._execute_beside,
             injection=self.injection,
             stopped=lambda: self.meeting.error is not None or self.meeting.left.is_set(),

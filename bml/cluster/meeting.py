@@ -13,8 +13,7 @@ from bml.train.communicator import Committed, Outcome
 from bml.transport import forks
 from topology.errors import BmlError, UsageError
 
-Answer = Outcome | ev.Prepare | ev.Replay | Exception
-Reply = Answer | ev.BringHome
+Reply = Outcome | ev.Prepare | ev.BringHome | ev.Replay | Exception
 
 
 class Signalled:
@@ -30,10 +29,6 @@ _COMMITS_KEPT = 100_000
 class Meeting:
     """`contribution` is the vector of the step that is under way, and how it is reduced.
 
-    The handler of a signal may run in the middle of a call, which then goes on where it was: `brought` is
-    what the user has brought to the core, None before; `reply` is what came of it last. Both are changed in
-    unbroken functions (deferral.py). If the handler raises, no other call is made (bml.train.calls).
-
     `error` is what ended the job early. `in_force`: the first view is in force, or there will be none;
     `left`: the loop has ended.
     """
@@ -41,8 +36,6 @@ class Meeting:
     def __init__(self) -> None:
         self.replies: Replies = queue.SimpleQueue()
         self.contribution: tuple[Array, str] | None = None
-        self.brought: ev.Submit | None = None
-        self.reply: Answer | None = None
         self.error: BmlError | None = None
         self.in_force = threading.Event()
         self.left = threading.Event()
@@ -66,10 +59,6 @@ class Meeting:
     def leave(self) -> None:
         """The reply has been taken."""
         self._syncing = False
-
-    def taken(self) -> None:
-        """The user has the result of the step."""
-        self.brought = self.reply = None
 
     def forked(self) -> None:
         """In a process that the training function has forked, no thread would answer."""

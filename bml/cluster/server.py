@@ -123,7 +123,6 @@ class Server:
             reply = handover.kept(reply.step)
         if isinstance(reply, Committed):
             handover.step = reply.step + 1
-        meeting.taken()
         return reply
 
     def _yields(self, nbytes: int) -> int:
@@ -141,6 +140,7 @@ class Server:
             reply = self._loop.answer(event, yields, self._beside())
             if isinstance(reply, Exception):
                 raise reply
+            assert not isinstance(reply, ev.BringHome), "over shared memory DirectSync brings it home"
             if not isinstance(reply, ev.Prepare):
                 return reply
             self._plan(reply.nbytes)

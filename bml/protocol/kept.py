@@ -4,8 +4,7 @@ keep(step)    -- a result is here, perhaps later than the state that it is in
 behind(step)  -- results from this step on are lost; he goes on to a boundary and takes a later state
 here(step)    -- the state after this step is whole
 took          -- he goes on from that state
-[step]        -- he has come to this step
-pop(step)     -- he has its result
+pop(step)     -- he has come to this step
 """
 
 from __future__ import annotations
@@ -55,9 +54,6 @@ class KeptResults(Generic[T]):
         """The user goes on from the state that is here."""
         self._taken, self._lost = True, 0
         self._drop(0, self._state)
-
-    def __getitem__(self, step: int) -> T:
-        return self._kept[step]
 
     def pop(self, step: int) -> T:
         """Hand out the result of this step."""
