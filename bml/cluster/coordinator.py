@@ -131,6 +131,7 @@ class CoordinatorLoop:
             "learners": list(view.learners) if view else [],
             "waiting": list(self._core.waiting),
             "lives": dict(self._lives),
+            "joined": {life.server: life.number for life in view.joined} if view else {},
             "term": self._core.term,
             "highest": max(self._core.term, deposed_by),
             "asked": list(self._asked),

@@ -52,9 +52,9 @@ class EmulatedFleet:
         """See Fleet."""
         self._fleet.start(train)
 
-    def join(self, server: int, give_up: threading.Event) -> None:
+    def join(self, server: int, life: int, give_up: threading.Event) -> None:
         """See Fleet."""
-        self._fleet.join(server, give_up)
+        self._fleet.join(server, life, give_up)
 
     def wait(self, timeout_s: float) -> list[FleetEvent]:
         """See Fleet."""

@@ -55,9 +55,10 @@ class Fleet(Protocol):
         """Start every server and the coordinator; `train` is the pickled training function."""
         ...
 
-    def join(self, server: int, give_up: threading.Event) -> None:
+    def join(self, server: int, life: int, give_up: threading.Event) -> None:
         """Start a server that is gone, or was never there: it joins. What is left of it before is ended.
 
+        `life` is its incarnation, higher than that of any server that was started before.
         Raises StartError if it does not come up, or soon after `give_up` is set.
         """
         ...
@@ -88,10 +89,6 @@ class Known:
     """The incarnations of those that came while the job ran."""
     gone: dict[int, str] = field(default_factory=dict)
     """Those that died, and have not come again: why."""
-
-    def next_life(self) -> int:
-        """The number of the next incarnation of any server."""
-        return 1 + max(self.lives.values(), default=0)
 
     def came(self, server: int, life: int, contact: Contact) -> None:
         """A server was started to join."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from bml.errors import StartError
 
-Join = Callable[[int, threading.Event], None]
+Join = Callable[[int, int, threading.Event], None]
 """Starts a server, see Fleet.join."""
 
 
@@ -17,17 +17,17 @@ class Joining:
 
     def __init__(self, join: Join):
         self._join = join
-        self._orders: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
         self._outcomes: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
         self._give_up = threading.Event()
         self._thread: threading.Thread | None = None
         self.coming: set[int] = set()
         """The servers that are being started, or were since `failed` was asked last."""
 
-    def begin(self, server: int) -> None:
-        """Start this server, which is not `coming`."""
+    def begin(self, server: int, life: int) -> None:
+        """Start this server, which is not `coming`, in this incarnation."""
         self.coming.add(server)
-        self._orders.put(server)
+        self._orders.put((server, life))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="bml-joining", daemon=True)
             self._thread.start()
@@ -52,9 +52,10 @@ class Joining:
             self._thread.join()
 
     def _run(self) -> None:
-        while (server := self._orders.get()) is not None and not self._give_up.is_set():
+        while (order := self._orders.get()) is not None and not self._give_up.is_set():
+            server, life = order
             try:
-                self._join(server, self._give_up)
+                self._join(server, life, self._give_up)
             except BaseException as error:
                 self._outcomes.put((server, error))
             else:

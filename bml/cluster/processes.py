@@ -115,13 +115,13 @@ class ProcessFleet:
             child.send(self._known.contacts, train)
         self._look_after_coordinator()
 
-    def join(self, server: int, give_up: threading.Event) -> None:
+    def join(self, server: int, life: int, give_up: threading.Event) -> None:
         """See Fleet."""
         before = self._remove(server)
         if before is not None:
             self._lost(server, before)
         spec = self._spec.for_joiner(again=server in self._known.lives)
-        life, deadline = self._known.next_life(), time.monotonic() + self._spec.start_s
+        deadline = time.monotonic() + self._spec.start_s
         child = self._spawn()
         child.send("server", self._place(server), spec, server, life)
         try:

@@ -123,11 +123,11 @@ class RayFleet:
             return "SPREAD"  # it must be where that is free
         return on_node(self._homes[server])
 
-    def join(self, server: int, give_up: threading.Event) -> None:
+    def join(self, server: int, life: int, give_up: threading.Event) -> None:
         """See Fleet."""
         if server in self._actors:
             self._end(server)
-        life, deadline = self._known.next_life(), time.monotonic() + self._spec.start_s
+        deadline = time.monotonic() + self._spec.start_s
         try:
             contact = self._come(server, life, deadline, give_up)
         except StartError as error:

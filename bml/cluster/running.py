@@ -61,7 +61,7 @@ class Job:
         self._thread = threading.Thread(target=self._run, name=f"follow-{spec.job}", daemon=True)
         self._socket: JobSocket | None = None
         self._wanted: list[int] = []
-        self._started_in: dict[int, int] = {}  # epochs, of servers that were to join
+        self._lives: dict[int, int] = {}  # the newest incarnations of servers that were to join
         self._asked = (0, 0)
         self._give_up_at: dict[int, float] = {}
 
@@ -270,9 +270,9 @@ class Job:
         return bool(self._result.reports) or self._snapshot.get("state") == "stopped"
 
     def _inside(self, snapshot: dict[str, Any]) -> list[int]:
-        """The members of the last view that were not started after it: those hear of the end."""
-        epoch = snapshot["epoch"]
-        return [server for server in snapshot["members"] if self._started_in.get(server, -1) < epoch]
+        """The members of the last view in the incarnation that was started last: those hear of the end."""
+        joined = snapshot["joined"]
+        return [each for each in snapshot["members"] if joined.get(each, 0) == self._lives.get(each, 0)]
 
     # --- servers that come -----------------------------------------------------------------------
 
@@ -310,9 +310,9 @@ class Job:
             if here or self._is_over:
                 continue
             self._result.dead.pop(server, None)
-            self._started_in[server] = self._snapshot.get("epoch", 0)
+            self._lives[server] = 1 + max(self._lives.values(), default=0)
             missing.add(server)
-            self._joining.begin(server)
+            self._joining.begin(server, self._lives[server])
 
 
 def _patience(servers: Iterable[int], members: Container[int]) -> dict[int, float]:

@@ -97,7 +97,7 @@ def test_a_server_may_be_started_again_while_another_thread_waits_for_what_is_le
         def again() -> None:
             fleet._spawn = no_process  # type: ignore[method-assign]
             with pytest.raises(StartError):
-                fleet.join(0, threading.Event())
+                fleet.join(0, 1, threading.Event())
 
         def no_process() -> processes._Child:
             raise StartError("no process could be made")

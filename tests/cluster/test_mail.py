@@ -235,7 +235,7 @@ def test_a_handler_that_raises_ends_no_logs(
 def test_servers_are_started_one_after_the_other_and_beside() -> None:
     started, go = [], threading.Event()
 
-    def join(server: int, give_up: threading.Event) -> None:
+    def join(server: int, life: int, give_up: threading.Event) -> None:
         assert go.wait(WITHIN_S)
         started.append(server)
         if server == 2:
@@ -243,7 +243,7 @@ def test_servers_are_started_one_after_the_other_and_beside() -> None:
 
     joining = Joining(join)
     for server in (1, 2, 3):
-        joining.begin(server)
+        joining.begin(server, 1)
     assert joining.coming == {1, 2, 3}
     assert joining.failed() == []
     go.set()
@@ -255,23 +255,23 @@ def test_servers_are_started_one_after_the_other_and_beside() -> None:
 
 
 def test_a_start_is_given_up_at_the_end() -> None:
-    def join(server: int, give_up: threading.Event) -> None:
+    def join(server: int, life: int, give_up: threading.Event) -> None:
         assert give_up.wait(WITHIN_S)
         raise StartError("given up")
 
     joining = Joining(join)
-    joining.begin(1)
-    joining.begin(2)
+    joining.begin(1, 1)
+    joining.begin(2, 2)
     joining.close()
     assert joining.failed() == [(1, "given up")], "the other was not begun"
 
 
 def test_a_bug_of_a_start_is_raised() -> None:
-    def join(server: int, give_up: threading.Event) -> None:
+    def join(server: int, life: int, give_up: threading.Event) -> None:
         raise ZeroDivisionError
 
     joining = Joining(join)
-    joining.begin(1)
+    joining.begin(1, 1)
     with pytest.raises(ZeroDivisionError):
         until(joining.failed)
     joining.close()
