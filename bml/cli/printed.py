@@ -15,7 +15,7 @@ from topology.errors import UsageError
 _DEEPEST = 50
 
 
-def as_json(value: Any, indent: int | None = None) -> str:
+def strict_json(value: Any, indent: int | None = None) -> str:
     """JSON that every parser takes: no NaN, keys that are texts, and a text for what JSON has no word for."""
     return json.dumps(_plain(value, _DEEPEST), allow_nan=False, indent=indent)
 
@@ -24,7 +24,7 @@ def _plain(value: Any, deep: int) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return str(value).encode("utf-8", "backslashreplace").decode()
+        return _text(value)
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, int):

@@ -19,8 +19,7 @@ from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from bml.cli.printed import as_json as to_json
-from bml.cli.printed import check_writable
+from bml.cli.printed import check_writable, strict_json
 from bml.cluster.launch import KEPT_MIB, LAUNCHERS, launch
 from bml.cluster.placement import Reservation
 from bml.cluster.result import Result
@@ -126,7 +125,6 @@ def run(
         train = load_function(target)
     texts = fault_texts(faults, fault_seed, fabric)
     console = Console(file=sys.stderr if as_json else sys.stdout)
-    failure: BmlError | None = None
     with _hidden_prints(hide), _Follower(console) as follower:
         result, failure = _outcome(
             train,
@@ -151,14 +149,14 @@ def run(
         )
         # Before the last line is shown, which may have to wait for a reader.
         if trace is not None:
-            trace.write_text(to_json(result.trace))
+            trace.write_text(strict_json(result.trace))
         whole = {**result.report, "values": result.values}
         if failure is not None:
             whole["error"] = {"kind": type(failure).__name__, "text": str(failure)}
         if report is not None:
-            report.write_text(to_json(whole, indent=1))
+            report.write_text(strict_json(whole, indent=1))
     if as_json:
-        click.echo(to_json(whole))
+        click.echo(strict_json(whole))
     elif failure is None:
         _summarise(result, console)
     if failure is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
@@ -11,20 +12,14 @@ MOST_TEXT = 64 << 10
 """Characters of an error or a traceback; of longer ones the middle is left out."""
 
 
+@dataclass(frozen=True)
 class NotSent:
-    """Stands for a training function's value that could not be sent; its text says why."""
+    """Stands for a training function's value that could not be sent."""
 
-    def __init__(self, why: str):
-        self.why = why
+    why: str
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return f"<not sent: {self.why}>"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, NotSent) and other.why == self.why
-
-    def __hash__(self) -> int:
-        return hash(self.why)
 
 
 def packed(value: Any) -> bytes | NotSent:

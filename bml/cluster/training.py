@@ -36,9 +36,8 @@ def run_training(server: Server, contacts: Contacts, train: Train) -> ServerRepo
         if not server.joins:
             server.wait_for_view()
         session = Session(server)
-        value = packed(
-            _call(train, session)
-        )  # kept, even if the job was over: it may be what there is to save
+        # Packed before the session ends: if the job is over, this may be what there is to save.
+        value = packed(_call(train, session))
         session.finish()
     except BaseException as raised:
         error, trace = raised, trace_of(raised)

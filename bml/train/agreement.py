@@ -15,14 +15,13 @@ import numpy.typing as npt
 from bml.protocol.messages import View
 from bml.protocol.workspace import Array
 from bml.train.communicator import Committed
-from bml.train.state import NamedState
+from bml.train.state import NamedState, raw
 
 _WORDS = 4
 """64-bit words of a sha256."""
 
-
 Prepare = Callable[[View], Array]
-"""Makes this server's contribution for the members of a view."""
+"""Prepares this server's contribution for the members of a view."""
 
 
 class Step(Protocol):
@@ -64,17 +63,13 @@ def _take_lowest(state: NamedState, server: int, step: Step) -> int:
     saved = np.frombuffer(state.saved(), np.uint8)
     length = np.array([len(saved)], np.uint64)
     longest = int(step("session.state: its length", "max", np.uint64, 1, lambda view: length).result[0])
-    arrays = state.arrays()
     padding = np.zeros(longest - len(saved), np.uint8)
-    flats = [np.asarray(array, order="C").reshape(-1).view(np.uint8) for array in arrays if array.nbytes]
-    own = np.concatenate([length.view(np.uint8), *flats, saved, padding])
+    own = np.concatenate([raw(length), *map(raw, state.arrays()), saved, padding])
     outcome = step("session.state: the lowest server's", "sum", np.uint8, len(own), _only_lowest(own, server))
-    result, at = outcome.result, 8
-    for array in arrays:
-        part = result[at : at + array.nbytes]
-        array[...] = np.frombuffer(part.tobytes(), array.dtype).reshape(array.shape)
-        at += array.nbytes
-    state.load(bytes(result[at : at + int(np.frombuffer(result[:8].tobytes(), np.uint64)[0])]))
+    n_saved = int(np.frombuffer(outcome.result[:8].tobytes(), np.uint64)[0])
+    values: npt.NDArray[Any] = outcome.result[8:]
+    at = state.fill(values)
+    state.load(values[at : at + n_saved].tobytes())
     return min(outcome.contributors)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -73,7 +73,7 @@ class Batch:
         """
         part = self._part(gradient, recompute)
 
-        def finish(done: tuple[Committed, Array]) -> Any:
+        def finish(done: _Done) -> Any:
             mean = part.finish(done)
             self._end_part(early)
             return mean
@@ -92,7 +92,7 @@ class Batch:
         """
         part = self._part(gradient, recompute)
 
-        def finish(done: tuple[Committed, Array]) -> Any:
+        def finish(done: _Done) -> Any:
             mean = part.finish(done)
             self._end_part(early or self._parts[-1] is not part)
             return mean
@@ -142,9 +142,8 @@ class Batch:
         self._parts.clear()
         self._begun.clear()
 
-    def take_note(self, outcome: Committed, recomputed: bool) -> None:
+    def take_note(self, outcome: Committed, used: dict[int, Indices]) -> None:
         """A part is committed; of several the last says what was used."""
-        used = self.used(outcome, recomputed)
         self._used = (outcome.step, outcome.contributors, used)
 
     def used(self, outcome: Committed, recomputed: bool) -> dict[int, Indices]:
@@ -156,6 +155,14 @@ class Batch:
         """Copy what waits to be committed: recompute may use the same memory."""
         for part in self._parts:
             part.set_aside()
+
+
+class _Done(NamedTuple):
+    """A part that is committed: the samples in it by server, and its mean."""
+
+    outcome: Committed
+    used: dict[int, Indices]
+    mean: Array
 
 
 class _Part:
@@ -178,22 +185,23 @@ class _Part:
         if not self._is_aside and not self.committed:
             self._flat, self._is_aside = self._flat.copy(), True
 
-    def work(self) -> tuple[Committed, Array]:
-        """Synchronise it, in the thread that waits for the step; returns the outcome and the mean."""
+    def work(self) -> _Done:
+        """Synchronise it, in the thread that waits for the step."""
         # The sum is only read: the mean takes the place of the result in memory of its own.
         outcome = self._session._step(self._described, "sum", self._prepare, shared=True)
-        n_used = sum(map(len, self._batch.used(outcome, self._recompute is not None).values()))
-        return outcome, divide(outcome.result, n_used, self._session.empty)
+        used = self._batch.used(outcome, self._recompute is not None)
+        n_used = sum(map(len, used.values()))
+        return _Done(outcome, used, divide(outcome.result, n_used, self._session._communicator.empty))
 
-    def finish(self, done: tuple[Committed, Array]) -> Any:
+    def finish(self, done: _Done) -> Any:
         """What the user gets, in the training thread."""
-        outcome, mean = done
+        outcome, used, mean = done
         if self._session.debug and zlib.crc32(self._flat.data) != self._check_sum:
             raise UsageError(CHANGED.format(what=f"the gradient of {self._batch}"))
         self.committed = True
         self._flat = np.empty(0, self._dtype)  # its memory is the user's again, or free
         self._session._contributors = outcome.contributors
-        self._batch.take_note(outcome, self._recompute is not None)
+        self._batch.take_note(outcome, used)
         return unflatten(mean, self._shapes, self._many)
 
     def _prepare(self, view: View) -> Array:

@@ -1,8 +1,8 @@
 """One call at a time, and none any more after one that an exception has left: what a session allows.
 
-The handler of a signal may raise between any two instructions of the main thread, but for those after which
-Python does not look for signals: loads, stores and jumps forward. So `__enter__` and `__exit__` call nothing
-after they have begun to change what they guard: a call is left whole, or it counts as one that was torn.
+The handler of a signal may raise after most instructions of the main thread. Python does not look for
+signals after loads, stores and jumps forward, so `__enter__` and `__exit__` call nothing once they have begun
+to change what they guard. A call that an exception leaves is either recorded, or found torn by the next one.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import TypedDict
 
 import msgspec
 
-from bml.train.batches import BatchPlan, GlobalBatch
+from bml.train.batches import BatchPlan
 from bml.train.ledger import EpochSummary, Ledger
 from bml.train.position import LoopId
 
@@ -80,10 +80,6 @@ class Ledgers:
         """The ledger of a loop that begins, or goes on on a server that was given it."""
         account = self._accounts.setdefault(loop, _Account(plan, Ledger(plan.n_samples)))
         return account.ledger
-
-    def abandon(self, loop: LoopId, batch: GlobalBatch) -> None:
-        """A batch of this loop was drawn and will not be committed: its samples are left out."""
-        self._accounts[loop].ledger.leave_out(batch)
 
     def close(self, loop: LoopId) -> None:
         """A loop was left, if it ever began; it is whole if every batch of its plan was committed."""

@@ -20,7 +20,7 @@ import operator
 import os
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
 
@@ -30,7 +30,7 @@ import numpy.typing as npt
 from bml.protocol.messages import View
 from bml.protocol.reuse import StepMemory
 from bml.protocol.workspace import OPS, Array
-from bml.train.agreement import agree
+from bml.train.agreement import Prepare, agree
 from bml.train.batch import CHANGED, Batch, Recompute
 from bml.train.batches import BatchPlan
 from bml.train.calls import Calls
@@ -46,8 +46,6 @@ from topology.errors import UsageError
 __all__ = ["Arrays", "Batch", "Recompute", "Session"]
 
 Arrays = npt.ArrayLike | Sequence[Array]
-#: Prepares this server's contribution for the members of a view.
-Prepare = Callable[[View], Array]
 
 
 class Session:
@@ -113,7 +111,7 @@ class Session:
     def empty_like(self, array: npt.ArrayLike) -> Array:
         """An uninitialised array with the shape and dtype of `array`."""
         like = np.asarray(array)
-        return self._communicator.empty(like.shape, like.dtype)
+        return self.empty(like.shape, like.dtype)
 
     def bucket(self, shapes: Sequence[tuple[int, ...]], dtype: npt.DTypeLike = "float32") -> Bucket:
         """Uninitialised arrays of these shapes in one piece of memory, which `allreduce` takes as they are.
@@ -204,7 +202,7 @@ class Session:
         servers must give the same numbers. A loop that is left early leaves samples out; `samples` says so.
         """
         plan = BatchPlan(n_samples, global_batch, epochs, seed)
-        loop = self._enter(str(plan), len(plan), lambda: self._end_batches(loop))
+        loop = self._position.enter(str(plan), len(plan), lambda: self._end_batches(loop))
         for index in self._iterate(loop):
             batch = Batch(self, plan.batch(index), self._ledgers.open(loop.id, plan))
             self._drawn = (loop, batch)
@@ -218,7 +216,8 @@ class Session:
         """
         if isinstance(n_steps, bool) or not isinstance(n_steps, int | np.integer):
             raise UsageError(f"n_steps must be a whole number, it is {n_steps!r}")
-        yield from self._iterate(self._enter(f"steps({n_steps})", max(int(n_steps), 0), lambda: None))
+        loop = self._position.enter(f"steps({n_steps})", max(int(n_steps), 0), lambda: None)
+        yield from self._iterate(loop)
 
     def samples(self) -> LedgerSummary | None:
         """Which samples went into committed steps, by loop and epoch; None before `batches`.
@@ -235,9 +234,6 @@ class Session:
         return self._state.digest()
 
     # --- loops -----------------------------------------------------------------------------------
-
-    def _enter(self, plan: str, length: int, on_leave: Callable[[], None]) -> Loop:
-        return self._position.enter(plan, length, on_leave)
 
     def _iterate(self, loop: Loop) -> Iterator[int]:
         try:
@@ -306,8 +302,7 @@ class Session:
         return index
 
     def _take(self, state: memoryview) -> None:
-        manifest = manifest_of(state)
-        restore(state, self._state)
+        manifest = restore(state, self._state)
         self._given, self._has_begun = None, True
         self._state.is_new = False  # the others have made it equal
         self._contributors = manifest.contributors
@@ -392,6 +387,9 @@ def _checked_shape(shape: int | tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _checked_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    found = np.dtype(dtype)
+    try:
+        found = np.dtype(dtype)
+    except TypeError as error:
+        raise UsageError(f"{dtype!r} is no dtype: {error}") from None
     check_dtype(found)
     return found

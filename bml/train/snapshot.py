@@ -19,7 +19,7 @@ import numpy as np
 
 from bml.protocol.workspace import Array
 from bml.train.position import Path
-from bml.train.state import NamedState
+from bml.train.state import NamedState, raw
 from topology.errors import UsageError
 
 _LENGTH_NBYTES = 8
@@ -43,7 +43,7 @@ class Snapshot:
     def __init__(self, manifest: Manifest, arrays: Iterable[Array]):
         head = msgspec.msgpack.encode(manifest)
         length = len(head).to_bytes(_LENGTH_NBYTES, "little")
-        parts = [memoryview(length + head), *(_raw(array) for array in arrays)]
+        parts = [memoryview(length + head), *(memoryview(raw(array).data) for array in arrays)]
         self._parts = [part for part in parts if len(part)]
         self._stops = list(accumulate(map(len, self._parts)))
 
@@ -65,7 +65,7 @@ class Snapshot:
 def snapshot(state: NamedState, path: Path, contributors: tuple[int, ...], ledgers: bytes) -> Snapshot:
     """The state as it is now, at this place in the program."""
     try:
-        arrays = [np.asarray(array, order="C") for array in state.arrays()]
+        arrays = state.arrays()
         manifest = Manifest(path, contributors, ledgers, state.kinds, state.saved())
     except UsageError as error:
         return Snapshot(Manifest(path, contributors, ledgers, [], b"", str(error)), [])
@@ -77,10 +77,10 @@ def manifest_of(data: memoryview) -> Manifest:
     return msgspec.msgpack.decode(data[_LENGTH_NBYTES : _end_of_manifest(data)], type=Manifest)
 
 
-def restore(data: memoryview, state: NamedState) -> None:
+def restore(data: memoryview, state: NamedState) -> Manifest:
     """Write what `snapshot` made into the arrays of `state`, and give its functions their values.
 
-    Raises UsageError unless the joiner named arrays of the same dtypes and shapes.
+    Returns the rest of it. Raises UsageError unless the joiner named arrays of the same dtypes and shapes.
     """
     manifest, offset = manifest_of(data), _end_of_manifest(data)
     if manifest.refusal:
@@ -91,16 +91,10 @@ def restore(data: memoryview, state: NamedState) -> None:
             f"this server joins with the state {state.kinds}, the others have {theirs}: "
             "name the same arrays with session.state before the training loop, on every server"
         )
-    for array in state.arrays():
-        part = np.frombuffer(data[offset : offset + array.nbytes], array.dtype)
-        array[...] = part.reshape(array.shape)
-        offset += array.nbytes
+    state.fill(np.frombuffer(data[offset:], np.uint8))
     state.load(manifest.saved)
+    return manifest
 
 
 def _end_of_manifest(data: memoryview) -> int:
     return _LENGTH_NBYTES + int.from_bytes(data[:_LENGTH_NBYTES], "little")
-
-
-def _raw(array: Array) -> memoryview:
-    return memoryview(array.reshape(-1).view(np.uint8).data) if array.nbytes else memoryview(b"")

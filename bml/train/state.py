@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from bml.protocol.workspace import Array
 from topology.errors import UsageError
@@ -56,6 +57,17 @@ class NamedState:
         """All of them, in order of their names."""
         return [array for _, array in leaves(self._values, "")]
 
+    def fill(self, data: npt.NDArray[np.uint8]) -> int:
+        """Write the bytes of all arrays, one after the other, into them; returns how many those are."""
+        at = 0
+        for array in self.arrays():
+            # A copy, as views of another dtype must begin at a multiple of its size.
+            array[...] = np.frombuffer(data[at : at + array.nbytes].tobytes(), array.dtype).reshape(
+                array.shape
+            )
+            at += array.nbytes
+        return at
+
     @property
     def kinds(self) -> list[tuple[str, str, tuple[int, ...]]]:
         """Name, dtype and shape of each array."""
@@ -92,7 +104,7 @@ class NamedState:
             return ""
         sha = hashlib.sha256()
         for array in arrays:
-            sha.update(_raw(array))
+            sha.update(raw(array).data)
         if whole:
             sha.update(self.saved())
         return sha.hexdigest()
@@ -120,7 +132,7 @@ class NamedState:
         total = 0
         for _, array in leaves(self._values["params"], ""):
             flat = array.reshape(-1)
-            total = zlib.crc32(_raw(flat[:: flat.size // _SAMPLE + 1]), total)
+            total = zlib.crc32(raw(flat[:: flat.size // _SAMPLE + 1]).data, total)
         return total
 
 
@@ -200,6 +212,6 @@ def unpacked(value: Any) -> Any:
     return value
 
 
-def _raw(array: Array) -> memoryview | bytes:
-    whole = np.asarray(array, order="C")
-    return memoryview(whole.reshape(-1).view(np.uint8).data) if whole.nbytes else b""
+def raw(array: Array) -> npt.NDArray[np.uint8]:
+    """The bytes of an array in C order, as they lie if that is how they lie."""
+    return np.asarray(array, order="C").reshape(-1).view(np.uint8)

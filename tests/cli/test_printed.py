@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bml.cli.printed import as_json, check_writable
+from bml.cli.printed import check_writable, strict_json
 from topology.errors import UsageError
 
 
@@ -20,7 +20,7 @@ def refuse(text: str) -> None:
 
 
 def parsed(value: Any) -> Any:
-    return json.loads(as_json(value), parse_constant=refuse)
+    return json.loads(strict_json(value), parse_constant=refuse)
 
 
 class Mute:
@@ -53,7 +53,7 @@ def test_what_json_has_words_for_stays_as_it_is() -> None:
 def test_a_value_that_contains_itself_ends() -> None:
     value: list[Any] = []
     value.append(value)
-    assert "[...]" in as_json(value)
+    assert "[...]" in strict_json(value)
 
 
 @pytest.mark.parametrize("where", ["missing/report.json", "."])

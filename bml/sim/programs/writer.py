@@ -224,13 +224,21 @@ class Writer:
         if self._now("changed before it is committed"):
             self._changed(batch)
             return
-        if self._now("called from two threads"):
-            self._two_threads(batch)
+        if self._now("recompute makes a call"):
+            self._calling_recompute(batch)
             return
         ways = [self._plain, self._buffer, self._list, self._bucket, self._overlap, self._early, self._narrow]
         self._chance.choice(ways)(batch)
         if self._chance.random() < 0.2:
             self._say("session.samples()")
+
+    def _recompute(self, *body: str) -> str:
+        """A function of the samples' indices `i`; returns its name."""
+        name = self._name("again")
+        with self._block(f"def {name}(i):"):
+            for line in body:
+                self._say(line)
+        return name
 
     def _plain(self, batch: str) -> None:
         layer = self._chance.randrange(LAYERS)
@@ -243,24 +251,17 @@ class Writer:
 
     def _buffer(self, batch: str) -> None:
         """One preallocated buffer for every gradient, also those of recompute."""
-        again = self._name("again")
-        with self._block(f"def {again}(i):"):
-            self._say("buffer[:] = gradient(0, i, w)")
-            self._say("return buffer")
+        again = self._recompute("buffer[:] = gradient(0, i, w)", "return buffer")
         self._say(f"w[0] -= {batch}.allreduce({again}({batch}.indices), recompute={again})")
 
     def _list(self, batch: str) -> None:
-        again, got = self._name("again"), self._name("g")
-        with self._block(f"def {again}(i):"):
-            self._say("return [gradient(0, i, w), gradient(1, i, w)]")
+        again, got = self._recompute("return [gradient(0, i, w), gradient(1, i, w)]"), self._name("g")
         self._say(f"{got} = {batch}.allreduce({again}({batch}.indices), recompute={again})")
         self._update(got)
 
     def _bucket(self, batch: str) -> None:
-        again, got = self._name("again"), self._name("g")
-        with self._block(f"def {again}(i):"):
-            self._say("bucket[0][...], bucket[1][...] = gradient(0, i, w), gradient(1, i, w)")
-            self._say("return bucket")
+        fills = "bucket[0][...], bucket[1][...] = gradient(0, i, w), gradient(1, i, w)"
+        again, got = self._recompute(fills, "return bucket"), self._name("g")
         self._say(f"{got} = {batch}.allreduce({again}({batch}.indices), recompute={again})")
         self._update(got)
 
@@ -318,9 +319,7 @@ class Writer:
     # --- flaws -----------------------------------------------------------------------------------
 
     def _broken_recompute(self, batch: str) -> None:
-        again = self._name("again")
-        with self._block(f"def {again}(i):"):
-            self._say("raise OSError('the data set cannot be reached')")
+        again = self._recompute("raise OSError('the data set cannot be reached')")
         with self._block("try:"):
             self._say(f"w[0] -= {batch}.allreduce(gradient(0, {batch}.indices, w), recompute={again})")
         with self._block("except OSError:"):
@@ -333,11 +332,8 @@ class Writer:
         self._say(f"{given}[:] = -1.0")
         self._say(f"w[0] -= {handle}.wait()")
 
-    def _two_threads(self, batch: str) -> None:
-        again = self._name("again")
-        with self._block(f"def {again}(i):"):
-            self._say("session.barrier()")
-            self._say("return gradient(0, i, w)")
+    def _calling_recompute(self, batch: str) -> None:
+        again = self._recompute("session.barrier()", "return gradient(0, i, w)")
         self._say(f"w[0] -= {batch}.allreduce(gradient(0, {batch}.indices, w), recompute={again})")
 
 
@@ -350,7 +346,7 @@ FLAWS: dict[str, tuple[str, ...]] = {
     "a server skips a call": ("StepMismatch",),
     "recompute raises": ("SessionBroken",),
     "changed before it is committed": ("UsageError",),
-    "called from two threads": ("UsageError",),
+    "recompute makes a call": ("UsageError",),
 }
 """What is wrong with a program, and the errors that say so. Where it does no harm, there is none."""
 BY_SERVER = ("plans differ", "a server skips a batch", "a server skips a call")
