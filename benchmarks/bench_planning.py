@@ -19,7 +19,7 @@ from itertools import combinations
 
 from bml.schedule import Programs, Schedules, bound, bound_kind, gst, plan, verify
 from bml.schedule.packed import _plan, packed, prepare
-from topology import parse
+from bml.topology import parse
 
 SINGLE = ("bcube:3x2", "bcube:4x2", "bcube:2x3", "bcube:4x3", "bcube:3x3", "bcube:5x2")
 PAIRS = ("bcube:3x2", "bcube:4x2")

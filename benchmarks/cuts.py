@@ -23,7 +23,7 @@ import numpy as np
 import bml
 from bml import fabric as emulated
 from bml.fabric import Emulated
-from topology.failure import LinkFailure, parse_failure
+from bml.topology.failure import LinkFailure, parse_failure
 
 FABRIC, RATE, LENGTH = "bcube:3x2", "100mbit", 1 << 16
 MOST_CUTS_A_JOB = 20

@@ -24,7 +24,7 @@ from rich.table import Table
 
 import bml
 from bml.cluster.launch import LAUNCHERS
-from topology import Fabric, parse
+from bml.topology import Fabric, parse
 
 KINDS = ("kill", "blackhole", "switch", "freeze", "coordinator", "stopped-coordinator")
 STEPS, LENGTH, PAUSE_S = 60, 10_000, 0.02

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from topology.errors import BmlError, FabricError, InvariantError, UsageError
+from bml.topology.errors import BmlError, FabricError, InvariantError, UsageError
 
 __all__ = [
     "BmlError",

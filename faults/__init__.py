@@ -1,11 +1,11 @@
 """What is broken: plans that break it, the detector that notices, the diagnosis that names it, detours."""
 
-from faults.detector import Detector, Suspicion
-from faults.detour import Path, shortest_paths
-from faults.diagnosis import Diagnosis, Evidence, Settlement, diagnose, settle
-from faults.notation import AtOnce, AtPhase, AtStep, AtTime, Fault
-from faults.plan import FaultPlan, Firing, Moment, due
-from faults.repartition import owners, stand_in
+from bml.faults.detector import Detector, Suspicion
+from bml.faults.detour import Path, shortest_paths
+from bml.faults.diagnosis import Diagnosis, Evidence, Settlement, diagnose, settle
+from bml.faults.notation import AtOnce, AtPhase, AtStep, AtTime, Fault
+from bml.faults.plan import FaultPlan, Firing, Moment, due
+from bml.faults.repartition import owners, stand_in
 
 __all__ = [
     "AtOnce",

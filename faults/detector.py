@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from math import sqrt
 from typing import TypeAlias
 
-from topology import UsageError
+from bml.topology import UsageError
 
 Link: TypeAlias = tuple[int, int]
 """(peer, level): the neighbour `peer` as seen over this server's NIC on `level`."""

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import networkx as nx
 
-from topology import Fabric, FabricError
+from bml.topology import Fabric, FabricError
 
 Path: TypeAlias = tuple[tuple[int, int, int], ...]
 """Hops (from server, level, to server) in the order of travel."""

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
-from faults.detector import Suspicion
-from topology import (
+from bml.faults.detector import Suspicion
+from bml.topology import (
     Fabric,
     FabricError,
     Failure,

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from faults.detector import MISSED, Link
-from topology import Fabric, Failure, LinkFailure, ServerFailure, SwitchFailure
+from bml.faults.detector import MISSED, Link
+from bml.topology import Fabric, Failure, LinkFailure, ServerFailure, SwitchFailure
 
 STABLE = 2.0
 """How long a part that failed once must be heard before it is used again, in detect_s."""

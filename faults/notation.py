@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NoReturn, TypeAlias
 
-from topology import Failure, LinkFailure, SwitchFailure, UsageError, parse_failure
+from bml.topology import Failure, LinkFailure, SwitchFailure, UsageError, parse_failure
 
 STEP_PHASES = ("compute", "reduce", "broadcast", "complete")
 """The parts of a step on one server, in their order: the training function computes; partial sums arrive;

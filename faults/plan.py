@@ -1,6 +1,6 @@
 """A fault plan says what is to break and when, as text that can be repeated; each server reads its part.
 
-One fault is written as in faults.notation: `kill:4@step=20`, `cut:4/0@t=1.5s`, `switch:0/2@step=9`.
+One fault is written as in bml.faults.notation: `kill:4@step=20`, `cut:4/0@t=1.5s`, `switch:0/2@step=9`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import yaml
 
-from faults.notation import (
+from bml.faults.notation import (
     KINDS,
     RECOVERY,
     STEP_PHASES,
@@ -21,7 +21,7 @@ from faults.notation import (
     Fault,
     Trigger,
 )
-from topology import Fabric, Failure, LinkFailure, ServerFailure, SwitchFailure, UsageError
+from bml.topology import Fabric, Failure, LinkFailure, ServerFailure, SwitchFailure, UsageError
 
 MIDDLE = 0.3
 """Fraction of a server's slices of a step after which the step counts as being in its middle."""

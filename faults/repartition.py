@@ -5,7 +5,7 @@ Source: the paper's fault handling for BML on BCube, as our design document stat
 
 from __future__ import annotations
 
-from topology import Fabric, FabricError
+from bml.topology import Fabric, FabricError
 
 
 def rotated(fabric: Fabric, server: int, thread: int) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from faults.detector import Link
+from bml.faults.detector import Link
 
 LEAST_TRIES = 2
 """Unanswered tries of the kernel. One may go unanswered in good health: Linux answers repeated probes of a

@@ -1,4 +1,6 @@
-"""The two rules of the house: imports point left (topology, faults, bml), and the pure part stays pure.
+"""The two rules of the house: imports point left (topology, faults, the rest), and the pure part stays pure.
+
+The folders topology/ and faults/ are imported, and installed, as bml.topology and bml.faults.
 
 Read from the source, nothing is imported. A rule that is broken is reported as `file:line what`.
 """
@@ -10,12 +12,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-ORDER = ("topology", "faults", "bml")
+FOLDERS = ("topology", "faults", "bml")
+ORDER = ("bml.topology", "bml.faults", "bml")
 
 #: Packages and modules that may not touch the world: they get time as an argument and chance from a seed.
 PURE = (
-    "topology",
-    "faults",
+    "bml.topology",
+    "bml.faults",
     "bml.bench.fit",
     "bml.bench.rows",
     "bml.cluster.comeback",
@@ -32,7 +35,7 @@ PURE = (
     "bml.train.vectors",
 )
 #: Inside them, the thin shells that do (injectors, the pytest plugin, servers in threads).
-SHELLS: tuple[str, ...] = ("faults.inject", "faults.pytest_plugin", "bml.sim.programs")
+SHELLS: tuple[str, ...] = ("bml.faults.inject", "bml.sim.programs")
 
 IMPURE = {
     "asyncio",
@@ -56,10 +59,16 @@ SEEDED = {"Random", "Generator", "PCG64", "SeedSequence", "default_rng"}
 
 def module_name(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts if parts[0] == "bml" else ("bml", *parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-SOURCES = {module_name(path): path for top in ORDER for path in sorted((ROOT / top).rglob("*.py"))}
+SOURCES = {
+    module_name(path): path
+    for folder in FOLDERS
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if folder != "bml" or path.relative_to(ROOT).parts[1] not in FOLDERS  # links to the other two
+}
 TREES = {name: ast.parse(path.read_text()) for name, path in SOURCES.items()}
 
 
@@ -113,9 +122,17 @@ def unseeded(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def import_faults(module: str, tree: ast.AST) -> list[str]:
     """Imports that point right."""
-    own = ORDER.index(module.partition(".")[0])
-    tops = ((line, name.partition(".")[0]) for line, name in imports(module, tree))
-    return [f"{module}:{line} imports {top}" for line, top in tops if top in ORDER and ORDER.index(top) > own]
+    found = imports(module, tree)
+    return [f"{module}:{line} imports {name}" for line, name in found if _layer(name) > _layer(module)] + [
+        f"{module}:{line} imports {name}: say bml.{name}"
+        for line, name in imports(module, tree)
+        if within(name, FOLDERS[:2])
+    ]
+
+
+def _layer(module: str) -> int:
+    """The place in ORDER; -1 for what is not ours."""
+    return next((at for at, package in enumerate(ORDER) if within(module, (package,))), -1)
 
 
 def purity_faults(module: str, tree: ast.AST) -> list[str]:
@@ -124,7 +141,7 @@ def purity_faults(module: str, tree: ast.AST) -> list[str]:
     for line, name in imports(module, tree):
         top = name.partition(".")[0]
         pure_inside = within(name, PURE) and not within(name, SHELLS)
-        if top in IMPURE or (top in ORDER and not pure_inside):
+        if top in IMPURE or (top == "bml" and not pure_inside):
             found.append(f"{module}:{line} imports {name}")
     return found + [f"{module}:{line} calls {call} without a seed" for line, call in unseeded(tree)]
 
@@ -173,7 +190,7 @@ def test_the_check_finds(source: str, fault: str) -> None:
         "import random\nrandom.Random(3).shuffle([])",
         "import numpy as np\nnp.random.Generator(np.random.PCG64((1, 2))).permutation(3)",
         "import numpy as np\nnp.random.default_rng(seed=1)",
-        "from topology import Fabric\nfrom bml.protocol.frame import Header",
+        "from bml.topology import Fabric\nfrom bml.protocol.frame import Header",
     ],
 )
 def test_the_check_lets_pass(source: str) -> None:
@@ -181,6 +198,7 @@ def test_the_check_lets_pass(source: str) -> None:
 
 
 def test_the_check_finds_imports_that_point_right() -> None:
-    assert import_faults("topology.made_up", ast.parse("import faults"))
-    assert import_faults("faults.made_up", ast.parse("from bml.protocol import messages"))
-    assert not import_faults("bml.made_up", ast.parse("import faults, topology"))
+    assert import_faults("bml.topology.made_up", ast.parse("import bml.faults"))
+    assert import_faults("bml.faults.made_up", ast.parse("from bml.protocol import messages"))
+    assert not import_faults("bml.made_up", ast.parse("import bml.faults, bml.topology"))
+    assert import_faults("bml.made_up", ast.parse("import topology")), "that may be somebody else's"

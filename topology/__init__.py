@@ -1,14 +1,14 @@
 """What is wired: fabrics, their servers, NICs and switches, and what is left when parts of them die."""
 
-from topology.bcube import BCube, bcube
-from topology.bigswitch import BigSwitch, big_switch
-from topology.errors import BmlError, FabricError, InvariantError, UsageError
-from topology.fabric import Fabric, Link, Switch
-from topology.failure import Failure, LinkFailure, ServerFailure, SwitchFailure, parse_failure
-from topology.fattree import FatTree, fat_tree
-from topology.notation import parse
-from topology.torus import Torus, torus
-from topology.wiring import Hop, InnerLink, InnerNode, Wiring
+from bml.topology.bcube import BCube, bcube
+from bml.topology.bigswitch import BigSwitch, big_switch
+from bml.topology.errors import BmlError, FabricError, InvariantError, UsageError
+from bml.topology.fabric import Fabric, Link, Switch
+from bml.topology.failure import Failure, LinkFailure, ServerFailure, SwitchFailure, parse_failure
+from bml.topology.fattree import FatTree, fat_tree
+from bml.topology.notation import parse
+from bml.topology.torus import Torus, torus
+from bml.topology.wiring import Hop, InnerLink, InnerNode, Wiring
 
 __all__ = [
     "BCube",

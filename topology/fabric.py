@@ -12,9 +12,9 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
-from topology.errors import UsageError
-from topology.failure import Failure, LinkFailure, ServerFailure, SwitchFailure, parse_failure
-from topology.wiring import Hop, InnerLink, Wiring
+from bml.topology.errors import UsageError
+from bml.topology.failure import Failure, LinkFailure, ServerFailure, SwitchFailure, parse_failure
+from bml.topology.wiring import Hop, InnerLink, Wiring
 
 Link: TypeAlias = tuple[int, int]
 """(server, level)."""

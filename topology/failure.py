@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import total_ordering
 from typing import TypeAlias
 
-from topology.errors import UsageError
+from bml.topology.errors import UsageError
 
 
 @total_ordering

@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from topology.errors import UsageError
-from topology.fabric import Fabric
-from topology.limits import MAX_SERVERS
-from topology.wiring import Hop, InnerLink, InnerNode
+from bml.topology.errors import UsageError
+from bml.topology.fabric import Fabric
+from bml.topology.limits import MAX_SERVERS
+from bml.topology.wiring import Hop, InnerLink, InnerNode
 
 EDGE, AGGREGATION, CORE = 0, 1, 2
 """Layers of inner switches."""

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from topology.bcube import bcube
-from topology.bigswitch import big_switch
-from topology.errors import UsageError
-from topology.fabric import Fabric
-from topology.fattree import fat_tree
-from topology.torus import torus
+from bml.topology.bcube import bcube
+from bml.topology.bigswitch import big_switch
+from bml.topology.errors import UsageError
+from bml.topology.fabric import Fabric
+from bml.topology.fattree import fat_tree
+from bml.topology.torus import torus
 
 
 class _Family(NamedTuple):

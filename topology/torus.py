@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from topology.errors import UsageError
-from topology.fabric import Fabric
-from topology.limits import MAX_SERVERS
-from topology.wiring import Hop, InnerLink
+from bml.topology.errors import UsageError
+from bml.topology.fabric import Fabric
+from bml.topology.limits import MAX_SERVERS
+from bml.topology.wiring import Hop, InnerLink
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from bml.bench.rows import Block, Traffic, completions
 from bml.cluster.launch import start
 from bml.cluster.running import Job
 from bml.errors import BmlError
+from bml.topology import Fabric, LinkFailure, ServerFailure
 from bml.train.session import Session
-from topology import Fabric, LinkFailure, ServerFailure
 
 PEERS = ("gloo", "openmpi", "openmpi-tcp")
 START_S = 60.0

@@ -17,7 +17,7 @@ from bml.bench.rows import Block, Row
 from bml.errors import BmlError
 from bml.schedule import Schedules, bound, plan
 from bml.schedule.model import Constants
-from topology import Fabric, parse
+from bml.topology import Fabric, parse
 
 OnProgress = Callable[[str], None]
 _T = TypeVar("_T")

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from bml.fabric import namespace
 from bml.fabric.layout import belongs, room_of
-from topology.errors import FabricError, UsageError
+from bml.topology.errors import FabricError, UsageError
 
 _CLONE_NEWUTS = 0x04000000
 

@@ -29,8 +29,8 @@ from bml.cluster.constants import constants_of_emulated, default_path, load_cons
 from bml.cluster.job import JobSpec
 from bml.schedule import plan
 from bml.schedule.model import Constants
+from bml.topology import UsageError, parse
 from bml.transport.choice import AUTO, TRANSPORTS
-from topology import UsageError, parse
 
 _UNITS_OF_CONSTANTS = {
     "alpha_s": ("start-up of a message", 1e6, "µs"),

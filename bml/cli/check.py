@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from bml.sim.check import Tally, check, report
 from bml.sim.programs.check import check as check_program
 from bml.sim.programs.check import check_all
-from topology import UsageError, parse
+from bml.topology import UsageError, parse
 
 _CHUNK = 50
 _SHOWN = 5

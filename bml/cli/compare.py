@@ -13,7 +13,7 @@ from rich.table import Table
 
 from bml.schedule import ALGORITHMS
 from bml.schedule.compare import PAPERS, Cell, compare, single_failures
-from topology import BCube, Fabric, Torus, parse
+from bml.topology import BCube, Fabric, Torus, parse
 
 SIZES = (4, 8, 16)
 DEPTHS = (2, 3, 4)

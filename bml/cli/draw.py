@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from bml.schedule import Phase, Plan, plan
-from topology import BCube, Fabric, LinkFailure, SwitchFailure, Torus, UsageError
+from bml.topology import BCube, Fabric, LinkFailure, SwitchFailure, Torus, UsageError
 
 _INK, _GREY, _RED = "#1f2933", "#c5ced6", "#d64545"
 _LEVELS = ("#2f6fb0", "#2a9d6f", "#8d5fb8", "#c77f1a", "#3aa6b9", "#b8557f")

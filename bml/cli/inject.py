@@ -11,7 +11,7 @@ from bml.cluster import jobsocket
 from bml.errors import UsageError
 from bml.fabric import find
 from bml.fabric.injector import damage_of
-from faults import AtOnce, Fault, FaultPlan
+from bml.faults import AtOnce, Fault, FaultPlan
 
 
 @click.command()

@@ -20,7 +20,7 @@ from bml.cli.draw import draw
 from bml.cluster.constants import load_constants
 from bml.schedule import ALGORITHMS, Plan, bound, bound_kind
 from bml.schedule import plan as make_plan
-from topology import UsageError, parse
+from bml.topology import UsageError, parse
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 

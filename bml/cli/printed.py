@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from topology.errors import UsageError
+from bml.topology.errors import UsageError
 
 _DEEPEST = 50
 

@@ -25,9 +25,9 @@ from bml.cluster.placement import Reservation
 from bml.cluster.result import Result
 from bml.errors import BmlError, UsageError
 from bml.fabric import DEFAULT_NAME
+from bml.faults import FaultPlan
+from bml.topology import parse
 from bml.transport.choice import AUTO, TRANSPORTS
-from faults import FaultPlan
-from topology import parse
 
 _SEEDED_STEPS = 50
 

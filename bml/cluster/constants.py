@@ -8,7 +8,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 from bml.schedule.model import DEFAULTS, Constants
-from topology import UsageError
+from bml.topology import UsageError
 
 _ROUND_S = 150e-6
 """Processor time that a round of a small step takes a server, found by experiment."""

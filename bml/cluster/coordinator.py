@@ -18,12 +18,12 @@ from typing import Any
 from bml.cluster.job import Contact, Contacts, JobSpec, check_contacts
 from bml.cluster.stopping import stop_this_process
 from bml.errors import UsageError
+from bml.faults import Fault, FaultPlan
 from bml.protocol import coordinator as core
 from bml.protocol import messages as msg
 from bml.protocol.plausible import check_from_server
 from bml.transport import control
 from bml.transport.poller import Poller
-from faults import Fault, FaultPlan
 
 _LOG = logging.getLogger("bml.cluster")
 

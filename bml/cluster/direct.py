@@ -27,9 +27,9 @@ from bml.protocol.direct import Post, Quit, Stage, Sum
 from bml.protocol.frame import Header, Kind
 from bml.protocol.server import ServerCore
 from bml.protocol.workspace import Array
+from bml.topology.errors import FabricError
 from bml.train.communicator import Committed, Outcome
 from bml.transport.shm import BoardAddress, Boards, Reduction, Use
-from topology.errors import FabricError
 
 #: How often a learner whose step stands still looks whether it is over, in seconds.
 _NAP_S = 0.002

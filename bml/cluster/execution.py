@@ -24,10 +24,10 @@ from bml.protocol.reuse import StepMemory
 from bml.protocol.server import ServerCore
 from bml.protocol.spans import Spans
 from bml.protocol.workspace import Array, Workspace
+from bml.topology.errors import BmlError, InvariantError
 from bml.train.communicator import Committed, Retried
 from bml.transport.interface import Transport
 from bml.transport.shm.lending import Lending
-from topology.errors import BmlError, InvariantError
 
 _TEXT_PRIORITY = -2
 _NO_RESULT: Array = np.empty(0, np.uint8)

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 from bml.cluster.direct import DirectSync
 from bml.protocol.events import Submit
+from bml.topology.errors import BmlError, FabricError
 from bml.train.communicator import Committed
-from topology.errors import BmlError, FabricError
 
 
 class Follower:

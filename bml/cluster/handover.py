@@ -14,8 +14,8 @@ from bml.protocol import events as ev
 from bml.protocol.dataflow import Place
 from bml.protocol.kept import KeptResults
 from bml.protocol.transfer import Giving, Part, Rope, cut, verify
+from bml.topology.errors import BmlError, FabricError
 from bml.train.communicator import Committed
-from topology.errors import BmlError, FabricError
 
 _Here = tuple[int, memoryview, dict[Part, str]]
 

@@ -14,15 +14,15 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from bml.cluster.stopping import stop_this_process
+from bml.faults import AtOnce, AtPhase, AtStep, AtTime, Fault, FaultPlan, Moment, due
+from bml.faults.notation import TRANSFER
+from bml.faults.plan import touches
 from bml.protocol import events as ev
 from bml.protocol import messages as msg
 from bml.protocol.frame import Header, Kind
+from bml.topology import Fabric, LinkFailure
 from bml.transport.interface import Transport
 from bml.transport.poller import Poller
-from faults import AtOnce, AtPhase, AtStep, AtTime, Fault, FaultPlan, Moment, due
-from faults.notation import TRANSFER
-from faults.plan import touches
-from topology import Fabric, LinkFailure
 
 EXIT_STATUS = 70
 """Status of a process that a fault `exit` ended."""

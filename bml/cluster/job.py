@@ -12,19 +12,19 @@ from typing import Any
 import msgspec
 
 from bml.cluster.trace import ServerTrace
+from bml.faults import FaultPlan
+from bml.faults.notation import KINDS
 from bml.protocol.learner import KEPT_NBYTES
 from bml.protocol.messages import Life, MessageError
 from bml.protocol.timeouts import DEFAULT_DETECT_S, Timeouts
 from bml.schedule import plan
 from bml.schedule.model import DEFAULTS, Constants
+from bml.topology import Fabric, LinkFailure, ServerFailure, SwitchFailure, parse
+from bml.topology.errors import UsageError
 from bml.transport.choice import AUTO, check_transport
 from bml.transport.greeting import check_traffic_class
 from bml.transport.shm import BoardAddress, segment
 from bml.transport.shm.plate import PlateAddress
-from faults import FaultPlan
-from faults.notation import KINDS
-from topology import Fabric, LinkFailure, ServerFailure, SwitchFailure, parse
-from topology.errors import UsageError
 
 Endpoint = tuple[str, int]
 

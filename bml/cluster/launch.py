@@ -24,10 +24,10 @@ from bml.cluster.teller import News, Teller
 from bml.cluster.training import Train
 from bml.errors import UsageError
 from bml.fabric import DEFAULT_NAME
+from bml.faults import Fault
 from bml.protocol.learner import KEPT_NBYTES
 from bml.protocol.timeouts import DEFAULT_DETECT_S
 from bml.transport.choice import AUTO
-from faults import Fault
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from bml.cluster.job import JobSpec, check_contacts
 from bml.protocol import messages as msg
 from bml.protocol.plausible import check_for_server
+from bml.topology import Fabric
 from bml.transport import control
 from bml.transport.auth import Hello
 from bml.transport.poller import Poller
-from topology import Fabric
 
 _LOG = logging.getLogger("bml.cluster")
 

@@ -25,6 +25,7 @@ from bml.cluster.line import CoordinatorLine
 from bml.cluster.meeting import Meeting, Reply, Signalled
 from bml.cluster.rates import Rates
 from bml.cluster.trace import Trace
+from bml.faults import Fault
 from bml.protocol import events as ev
 from bml.protocol import messages as msg
 from bml.protocol.dataflow import Buffer, Place
@@ -34,14 +35,13 @@ from bml.protocol.server import ServerCore
 from bml.protocol.slices import LAN_RATE, on_one_host, rate_of, slice_nbytes
 from bml.schedule import AnyPrograms, DirectProgram, OneProgram, Programs, Schedules
 from bml.schedule.packed import prepare
+from bml.topology import Fabric
+from bml.topology.errors import BmlError, FabricError, InvariantError
 from bml.transport import interface as wire
 from bml.transport.choice import open_transport
 from bml.transport.giving_way import Crowding, give_way, n_cores
 from bml.transport.poller import Poller
 from bml.transport.shm import Boards, Reduction, SharedPool
-from faults import Fault
-from topology import Fabric
-from topology.errors import BmlError, FabricError, InvariantError
 
 _EMPTY = memoryview(bytearray())
 #: Larger fabrics plan when it is needed: planning all single failures ahead would delay the start.

@@ -9,9 +9,9 @@ from collections import deque
 
 from bml.protocol import events as ev
 from bml.protocol.workspace import Array
+from bml.topology.errors import BmlError, UsageError
 from bml.train.communicator import Committed, Outcome
 from bml.transport import forks
-from topology.errors import BmlError, UsageError
 
 Reply = Outcome | ev.Prepare | ev.BringHome | ev.Replay | Exception
 

@@ -15,9 +15,9 @@ from bml.cluster.job import Contact, JobSpec, Place, default_nics
 from bml.cluster.mail import Inbox, Outbox
 from bml.cluster.nursery import ENDING_S, Nursery
 from bml.errors import StartError, UsageError
+from bml.faults import Fault
 from bml.protocol.succession import Succession
 from bml.transport.forks import not_inherited
-from faults import Fault
 
 #: A process that has left so many questions unanswered is asked no more until it answers.
 _MOST_UNANSWERED = 16

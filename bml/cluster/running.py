@@ -19,8 +19,8 @@ from bml.cluster.joining import Joining
 from bml.cluster.result import Result
 from bml.cluster.teller import Teller
 from bml.errors import FabricError, UsageError, job_error
-from faults import Fault, FaultPlan
-from topology import ServerFailure
+from bml.faults import Fault, FaultPlan
+from bml.topology import ServerFailure
 
 #: How long servers may take to end once the first has ended, in seconds; then they are killed.
 _GRACE_S = 10.0

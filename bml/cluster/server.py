@@ -21,14 +21,14 @@ from bml.cluster.job import Contacts, JobSpec
 from bml.cluster.loop import ServerLoop
 from bml.cluster.status import link_stats, status, view_records
 from bml.cluster.trace import ServerTrace
+from bml.faults import Fault
 from bml.protocol import events as ev
 from bml.protocol import messages as msg
 from bml.protocol.call import Call
 from bml.protocol.transfer import Rope
 from bml.protocol.workspace import Array
+from bml.topology.errors import BmlError, UsageError
 from bml.train.communicator import Committed, Outcome
-from faults import Fault
-from topology.errors import BmlError, UsageError
 
 _YIELDS = 60
 """How often to look again before sleeping for what is usually there sooner than one can be woken."""

@@ -22,7 +22,7 @@ from typing import Any
 from bml.cluster.job import Endpoint
 from bml.errors import UsageError
 from bml.fabric import namespace
-from faults import Fault
+from bml.faults import Fault
 
 _LOG = logging.getLogger("bml.cluster")
 

@@ -28,9 +28,9 @@ from bml.cluster.mail import Outbox, receive
 from bml.cluster.server import Server
 from bml.cluster.training import run_training
 from bml.fabric import namespace
+from bml.faults import Fault
 from bml.protocol import coordinator as core
 from bml.transport.forks import not_inherited
-from faults import Fault
 
 #: So much waits at most for a launcher that does not read; it stops asking long before.
 _MOST_UNSENT = 100

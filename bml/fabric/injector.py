@@ -15,9 +15,9 @@ from itertools import count
 from bml.fabric import namespace
 from bml.fabric.condition import Damage
 from bml.fabric.network import Emulated
-from faults import Fault
-from topology import LinkFailure, ServerFailure, SwitchFailure
-from topology.errors import BmlError, UsageError
+from bml.faults import Fault
+from bml.topology import LinkFailure, ServerFailure, SwitchFailure
+from bml.topology.errors import BmlError, UsageError
 
 _LOG = logging.getLogger("bml.fabric")
 

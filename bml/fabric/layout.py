@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from topology import BCube, BigSwitch, Fabric, Link, LinkFailure, Switch, SwitchFailure, Torus
-from topology.errors import UsageError
+from bml.topology import BCube, BigSwitch, Fabric, Link, LinkFailure, Switch, SwitchFailure, Torus
+from bml.topology.errors import UsageError
 
 DEFAULT_NAME = "bml"
 MAX_SERVERS = 16

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from bml.fabric import namespace
 from bml.fabric.condition import Condition, setting
 from bml.fabric.layout import Cable, Layout
-from topology.errors import FabricError
+from bml.topology.errors import FabricError
 
 _PARTS = 10_000
 _NFT_S = 10.0

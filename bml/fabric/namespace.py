@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from topology.errors import FabricError
+from bml.topology.errors import FabricError
 
 FOLDER = Path("/run/netns")
 

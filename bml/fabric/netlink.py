@@ -8,7 +8,7 @@ from pathlib import Path
 from bml.fabric import namespace
 from bml.fabric.condition import BURST_NBYTES, Condition, Setting, setting
 from bml.fabric.layout import MANAGEMENT, MTU, SWITCHES, Cable, End, Layout, belongs
-from topology.errors import FabricError
+from bml.topology.errors import FabricError
 
 try:
     from pyroute2 import IPRoute, NetlinkError

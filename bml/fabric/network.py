@@ -21,8 +21,8 @@ from bml.fabric.layout import (
     room_of,
 )
 from bml.fabric.state import State
-from topology import Fabric, parse
-from topology.errors import BmlError, FabricError, UsageError
+from bml.topology import Fabric, parse
+from bml.topology.errors import BmlError, FabricError, UsageError
 
 DEFAULT_RATE = "200mbit"
 Rate = str | int

@@ -10,7 +10,7 @@ import os
 import signal
 from collections.abc import Iterable
 
-from topology.errors import FabricError
+from bml.topology.errors import FabricError
 
 _CLONE_NEWNS, _CLONE_NEWPID = 0x20000, 0x20000000
 _MS_REC, _MS_SLAVE = 16384, 1 << 19

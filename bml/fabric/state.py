@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bml.fabric.condition import Condition, Damage
-from topology.errors import FabricError, UsageError
+from bml.topology.errors import FabricError, UsageError
 
 FOLDER = Path("/run/bml")
 

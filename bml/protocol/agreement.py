@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from bml.faults import Suspicion
 from bml.protocol import messages as msg
 from bml.protocol.ballot import Ballot
 from bml.protocol.coordinator_events import Instruction, Post
@@ -36,8 +37,7 @@ from bml.protocol.findings import Findings
 from bml.protocol.known import KnownViews
 from bml.protocol.roster import Roster
 from bml.protocol.timeouts import Timeouts
-from faults import Suspicion
-from topology import Fabric
+from bml.topology import Fabric
 
 
 class Agreement:

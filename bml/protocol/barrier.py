@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from topology import Fabric
+from bml.topology import Fabric
 
 
 class Token(NamedTuple):

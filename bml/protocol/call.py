@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bml.protocol.frame import MAX_TEXT_NBYTES, FrameError
-from topology.errors import FabricError
+from bml.topology.errors import FabricError
 
 MAX_CALL_NBYTES = 1 << 37
 """Longest vector of one call that a learner follows."""

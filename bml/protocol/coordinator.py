@@ -25,7 +25,7 @@ from bml.protocol.coordinator_events import (
 from bml.protocol.decision import epoch_of
 from bml.protocol.messages import View
 from bml.protocol.timeouts import Timeouts
-from topology import Fabric
+from bml.topology import Fabric
 
 
 class Coordinator:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import reduce
 
+from bml.faults import Suspicion
 from bml.protocol import messages as msg
 from bml.protocol.messages import View
 from bml.protocol.spans import Spans, common, size
-from faults import Suspicion
-from topology import Fabric
+from bml.topology import Fabric
 
 _MOST_SPANS = 4096
 """More pieces than that are not worth their message."""

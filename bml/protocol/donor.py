@@ -9,7 +9,7 @@ from bml.protocol.dataflow import Buffer, Place, Send
 from bml.protocol.events import Give, Instruction, SendText, Tell
 from bml.protocol.frame import Header, Kind
 from bml.protocol.transfer import Giving, giving
-from topology import Fabric
+from bml.topology import Fabric
 
 _STATE_NBYTES = 16 << 20  # how much the state is thought to be, to cut it: nobody knows before
 _PRIORITY = 1 << 30  # the state moves when no step needs the link

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from bml.faults import Diagnosis, Settlement, diagnose, settle
 from bml.protocol.findings import Findings
 from bml.protocol.messages import Life, View
 from bml.protocol.roster import Roster, learners_of, lives_of, works_again
-from faults import Diagnosis, Settlement, diagnose, settle
-from topology import Fabric, ServerFailure
+from bml.topology import Fabric, ServerFailure
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from bml.protocol.frame import Header
 from bml.protocol.messages import ToCoordinator, ToServer, View
 from bml.protocol.spans import Spans
 from bml.protocol.transfer import Giving, Head, Part
-from topology.errors import BmlError
+from bml.topology.errors import BmlError
 
 # --- events --------------------------------------------------------------------------------------
 

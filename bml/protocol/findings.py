@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
 
+from bml.faults import Evidence, Suspicion
+from bml.faults.healing import healed
 from bml.protocol import messages as msg
 from bml.protocol.decision import is_open
 from bml.protocol.timeouts import Timeouts
-from faults import Evidence, Suspicion
-from faults.healing import healed
-from topology import Fabric, parse_failure
+from bml.topology import Fabric, parse_failure
 
 Pair = tuple[int, int, int]
 """(observer, peer, level)."""

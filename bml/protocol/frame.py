@@ -14,7 +14,7 @@ import enum
 import struct
 from typing import NamedTuple
 
-from topology.errors import FabricError, InvariantError
+from bml.topology.errors import FabricError, InvariantError
 
 MAGIC = b"BML\xf1"
 LENT_MAGIC = b"BML\xf2"

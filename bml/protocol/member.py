@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from bml.protocol.events import Ended
 from bml.protocol.messages import Accepted, Freeze, Life, Propose, Refused, Status, View
 from bml.protocol.spans import Spans
-from topology.errors import BmlError
+from bml.topology.errors import BmlError
 
 
 @dataclass

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from topology.errors import FabricError
+from bml.topology.errors import FabricError
 
 
 class MessageError(FabricError):

@@ -10,8 +10,8 @@ from functools import lru_cache
 
 from bml.protocol import messages as msg
 from bml.protocol.messages import MessageError, View
-from topology import Fabric
-from topology.errors import UsageError
+from bml.topology import Fabric
+from bml.topology.errors import UsageError
 
 _MOST_EPOCH = 2**32 - 1  # a frame's
 _MOST = 2**63 - 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from bml.protocol.messages import Life, View
-from topology import Fabric, Failure
+from bml.topology import Fabric, Failure
 
 
 class Roster:

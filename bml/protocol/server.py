@@ -29,8 +29,8 @@ from bml.protocol.timeouts import Timeouts
 from bml.protocol.transfer import Giving
 from bml.protocol.watch import Watch
 from bml.schedule import AnyPrograms
-from topology import Fabric
-from topology.errors import FabricError
+from bml.topology import Fabric
+from bml.topology.errors import FabricError
 
 Planner = Callable[[Fabric, int], AnyPrograms]
 
@@ -126,7 +126,7 @@ class ServerCore:
 
     @property
     def phase(self) -> str:
-        """Where this server is, as fault plans call it (faults.notation); "" when nothing goes on.
+        """Where this server is, as fault plans call it (bml.faults.notation); "" when nothing goes on.
 
         A result that arrives does not show here: `reduce` lasts until all outputs are final.
         """

@@ -34,8 +34,8 @@ from bml.protocol.running import Running
 from bml.protocol.spans import Spans, missing, size
 from bml.protocol.watch import Links
 from bml.schedule import AnyPrograms
-from topology import Fabric
-from topology.errors import BmlError, InvariantError
+from bml.topology import Fabric
+from bml.topology.errors import BmlError, InvariantError
 
 _PROGRESS_EVERY_S = 0.1
 _TOKEN_PRIORITY = -1  # before all slices, which count from 0

@@ -6,7 +6,7 @@ State table of the coordinator that was started last, as the launcher sees it:
     --------  -------------------------------------------------  --------  ------------------------------
     starting  a sign of life                                     working
     starting  none within `starts_s`                             ended     it is killed
-    working   no sign of life for too long (faults.detector)     ended     it is killed: it may be stopped
+    working   no sign of life for too long (bml.faults.detector)     ended     it is killed: it may be stopped
     any       its process ended, or its term is not the highest  ended
     any       it ended after it had ended the job                over
     ended     its pause is over                                  starting  a successor is started
@@ -22,8 +22,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from bml.faults import Detector
 from bml.protocol.timeouts import Timeouts
-from faults import Detector
 
 #: A coordinator that has brought all servers to one view, or has ended the job, has come to something.
 _FRUIT = ("steady", "stopped")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from faults.detector import MOST_PATIENT
-from topology.errors import UsageError
+from bml.faults.detector import MOST_PATIENT
+from bml.topology.errors import UsageError
 
 DEFAULT_DETECT_S = 0.5
 

@@ -14,8 +14,8 @@ from typing import NamedTuple, Protocol
 
 from bml.protocol.frame import FrameError, Header
 from bml.protocol.messages import View
-from topology import Fabric
-from topology.errors import FabricError
+from bml.topology import Fabric
+from bml.topology.errors import FabricError
 
 MAX_PIECES = 1 << 20
 """Most pieces into which a state may be cut."""

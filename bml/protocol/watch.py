@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from bml.faults import Detector, Suspicion
+from bml.faults.healing import Recovery, listened
+from bml.faults.stalls import Flow, Stalls
 from bml.protocol import messages as msg
 from bml.protocol.events import Beat, Instruction, Probe, Tell
-from faults import Detector, Suspicion
-from faults.healing import Recovery, listened
-from faults.stalls import Flow, Stalls
-from topology import Fabric
+from bml.topology import Fabric
 
 Links = frozenset[tuple[int, int]]
 
 
 class Watch:
-    """The ears of `server` on the healthy `fabric`; see faults.detector, faults.stalls and faults.healing."""
+    """The ears of `server` on the healthy `fabric`; see bml.faults.detector, .stalls and .healing."""
 
     def __init__(self, server: int, fabric: Fabric, detect_s: float, now: float):
         self.links: Links = frozenset()

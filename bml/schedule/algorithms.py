@@ -17,7 +17,7 @@ from bml.schedule.packed import packed
 from bml.schedule.ps import ps
 from bml.schedule.ring import ring
 from bml.schedule.tree import tree
-from topology import BCube, Fabric, UsageError
+from bml.topology import BCube, Fabric, UsageError
 
 
 @dataclass(frozen=True)

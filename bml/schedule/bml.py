@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from bml.faults.repartition import owners
 from bml.schedule.forest import AT_ROOT, NOT_THERE, Forest
-from faults.repartition import owners
-from topology import Fabric
+from bml.topology import Fabric
 
 
 @dataclass(frozen=True, eq=False)

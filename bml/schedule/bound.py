@@ -24,7 +24,7 @@ from functools import lru_cache
 from bml.schedule.bound_lp import best_prices
 from bml.schedule.bound_symmetry import alike
 from bml.schedule.nics import cut_bound, number_nics, price_bound
-from topology import Fabric
+from bml.topology import Fabric
 
 _Prices = Sequence[int]
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bml.schedule.nics import Nics
-from topology import BCube, Torus
+from bml.topology import BCube, Torus
 
 _Map = NDArray[np.int64]
 """Server -> server."""

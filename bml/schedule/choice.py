@@ -13,7 +13,7 @@ from bml.schedule.direct import DirectProgram
 from bml.schedule.exchange import works_on
 from bml.schedule.model import DEFAULTS, Constants, switch_over
 from bml.schedule.planner import AnyProgram, Plan, plan
-from topology import Fabric
+from bml.topology import Fabric
 
 _MOST_PACKED = 64
 """Servers of a fabric up to which damage is answered by packed trees. Packing has a bounded effort, but its

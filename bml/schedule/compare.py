@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from bml.schedule.formulas import formula
 from bml.schedule.planner import plan
-from topology import Fabric, FabricError, UsageError
+from bml.topology import Fabric, FabricError, UsageError
 
 LARGEST_BUILT = 64
 """Servers up to which schedules are built to be priced; beyond that a formula is taken where there is one."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bml.schedule.forest import Forest, Phase
-from topology import Fabric, FatTree, InnerLink
+from bml.topology import Fabric, FatTree, InnerLink
 
 
 @dataclass(frozen=True, eq=False)

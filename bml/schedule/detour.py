@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from bml.faults.repartition import stand_in
 from bml.schedule.bml import Climb, assemble, bml, climb
 from bml.schedule.forest import Forest
 from bml.schedule.routing import Balance
-from faults.repartition import stand_in
-from topology import Fabric
+from bml.topology import Fabric
 
 
 def detour(fabric: Fabric) -> Forest:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from bml.faults.detour import Path
 from bml.schedule.forest import AT_ROOT, NOT_THERE, Detours, Down, Forest
 from bml.schedule.routing import Balance, Router, joined
-from faults.detour import Path
-from topology import Fabric, UsageError
+from bml.topology import Fabric, UsageError
 
 ANY = -1
 """Level of a hop that may take any."""

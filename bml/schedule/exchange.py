@@ -20,7 +20,7 @@ import numpy as np
 
 from bml.schedule.cost import Load, slowest
 from bml.schedule.program import Hop
-from topology import BCube, Fabric, FabricError, Torus
+from bml.topology import BCube, Fabric, FabricError, Torus
 
 Rounds: TypeAlias = tuple[tuple[Hop, ...], ...]
 """Per round, the servers with which one server exchanges, in id order."""

@@ -19,7 +19,7 @@ import numpy as np
 from bml.schedule.draft import Draft, blank, lay
 from bml.schedule.forest import Forest
 from bml.schedule.ring import draft_ring
-from topology import Fabric, UsageError
+from bml.topology import Fabric, UsageError
 
 MAX_STAGES = 32
 

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from faults.detour import Path
+from bml.faults.detour import Path
 
 AT_ROOT = -1
 """Parent of the root of a piece."""

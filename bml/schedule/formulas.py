@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from types import MappingProxyType
 
-from topology import BCube, Fabric, Torus
+from bml.topology import BCube, Fabric, Torus
 
 _Formula = Callable[[int, int, int], Fraction]
 

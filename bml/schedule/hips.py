@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from bml.faults.repartition import owners
 from bml.schedule.draft import Draft, Way, blank, lay
 from bml.schedule.forest import Forest
-from faults.repartition import owners
-from topology import BCube, Fabric, Torus, UsageError
+from bml.topology import BCube, Fabric, Torus, UsageError
 
 INSIDE = ("mesh", "ring", "ps")
 """What may follow `hips:`."""

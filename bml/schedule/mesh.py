@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bml.schedule.forest import Forest
 from bml.schedule.ps import star
-from topology import Fabric, Torus
+from bml.topology import Fabric, Torus
 
 
 def mesh(fabric: Fabric) -> Forest:

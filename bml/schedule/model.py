@@ -18,7 +18,7 @@ import numpy as np
 from bml.schedule.cost import gst
 from bml.schedule.exchange import Exchange
 from bml.schedule.forest import Forest, Phase
-from topology import BCube, Fabric
+from bml.topology import BCube, Fabric
 
 
 @dataclass(frozen=True)

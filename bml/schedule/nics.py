@@ -8,7 +8,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TypeVar
 
-from topology import Fabric, FabricError
+from bml.topology import Fabric, FabricError
 
 Price = TypeVar("Price", int, float)
 

@@ -24,7 +24,7 @@ from bml.schedule.packed_symmetry import representative, without_repeats
 from bml.schedule.packed_trees import Trees
 from bml.schedule.program import Program, compile_program
 from bml.schedule.symmetry import Symmetry
-from topology import BCube, Fabric, FabricError, ServerFailure
+from bml.topology import BCube, Fabric, FabricError, ServerFailure
 
 _KEPT_PLANS = 32
 """Forests kept for the next time; a healthy BCube needs three for all its single failures."""

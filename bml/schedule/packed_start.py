@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from bml.faults.repartition import owners
 from bml.schedule.bml import climb
 from bml.schedule.nics import Nics
 from bml.schedule.packed_trees import Table, Trees
-from faults.repartition import owners
-from topology import BCube
+from bml.topology import BCube
 
 _Array = NDArray[np.integer]
 

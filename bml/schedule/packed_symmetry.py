@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from bml.schedule.symmetry import Symmetry
-from topology import BCube, Fabric, Failure, LinkFailure, ServerFailure, SwitchFailure
+from bml.topology import BCube, Fabric, Failure, LinkFailure, ServerFailure, SwitchFailure
 
 
 def without_repeats(fabric: Fabric) -> Fabric:

@@ -19,7 +19,7 @@ from bml.schedule.packed import case_of, fits, packed_program
 from bml.schedule.program import Program, compile_program, local_bml
 from bml.schedule.sample import load_of_bml, sample_of_bml
 from bml.schedule.verify import verify
-from topology import BCube, Fabric, FabricError, UsageError
+from bml.topology import BCube, Fabric, FabricError, UsageError
 
 ALGORITHMS = ("auto", *BUILDERS)
 """Names that `plan` takes; some may be followed by a colon and more, such as `flextree:3x3`."""

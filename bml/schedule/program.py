@@ -14,10 +14,10 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from bml.faults.detour import Path
 from bml.schedule.forest import NOT_THERE, Down, Forest, Phase
 from bml.schedule.symmetry import Symmetry
-from faults.detour import Path
-from topology import Fabric, UsageError
+from bml.topology import Fabric, UsageError
 
 __all__ = ["Bundle", "Hop", "Phase", "Program", "Range", "Relay", "compile_program", "local_bml"]
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from bml.schedule.draft import Draft, blank, lay
 from bml.schedule.forest import AT_ROOT, Forest
-from topology import Fabric, UsageError
+from bml.topology import Fabric, UsageError
 
 
 def ps(fabric: Fabric, shards: int = 1) -> Forest:

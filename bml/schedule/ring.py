@@ -16,7 +16,7 @@ import numpy as np
 
 from bml.schedule.draft import Draft, blank, lay
 from bml.schedule.forest import Forest
-from topology import BCube, Fabric, Torus, UsageError
+from bml.topology import BCube, Fabric, Torus, UsageError
 
 DIRECTIONS = {"one": (1,), "both": (1, -1)}
 """What may follow `ring:`, and the directions in which pieces go."""

@@ -12,8 +12,8 @@ from math import lcm
 import numpy as np
 from numpy.typing import NDArray
 
-from faults.detour import Path, shortest_paths
-from topology import Fabric
+from bml.faults.detour import Path, shortest_paths
+from bml.topology import Fabric
 
 _Column = NDArray[np.integer]
 

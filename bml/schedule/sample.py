@@ -13,7 +13,7 @@ import numpy as np
 from bml.schedule.cost import Load
 from bml.schedule.forest import AT_ROOT, Forest
 from bml.schedule.program import local_bml
-from topology import Fabric, InvariantError
+from bml.topology import Fabric, InvariantError
 
 
 def load_of_bml(fabric: Fabric) -> Load:

@@ -10,7 +10,7 @@ import numpy as np
 
 from bml.schedule.draft import Draft, blank, lay
 from bml.schedule.forest import Forest
-from topology import Fabric
+from bml.topology import Fabric
 
 
 def tree(fabric: Fabric) -> Forest:

@@ -9,9 +9,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from bml.faults.detour import Path
 from bml.schedule.forest import AT_ROOT, NOT_THERE, Detours, Forest, Hops, Phase
-from faults.detour import Path
-from topology import Fabric
+from bml.topology import Fabric
 
 _SHOWN = 5
 """Violations of one kind that are spelled out; the rest is counted."""

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from topology import Fabric, ServerFailure
+from bml.topology import Fabric, ServerFailure
 
 FOREVER = float("inf")
 

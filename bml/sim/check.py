@@ -26,7 +26,7 @@ from bml.sim.history import History
 from bml.sim.promises import PromiseBroken
 from bml.sim.simulation import TREES, Simulation
 from bml.sim.strangers import draw_strangers
-from topology import parse
+from bml.topology import parse
 
 #: Small fabrics find most bugs, and fast; each is drawn about as often as it stands here.
 FABRICS = ("bcube:2x2", "bcube:2x2", "bcube:3x1", "bcube:4x1", "bcube:3x2", "bcube:2x3")

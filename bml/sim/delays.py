@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from topology import Fabric
+from bml.topology import Fabric
 
 MOST_S = 0.15
 """The longest way, in seconds in one direction."""

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from bml.errors import StepMismatch, TrainingError
 from bml.sim.chaos import Mishap, When
 from bml.sim.promises import PromiseBroken
-from topology import Fabric
-from topology.errors import BmlError
+from bml.topology import Fabric
+from bml.topology.errors import BmlError
 
 #: kind: weight.
 KINDS = {"raise": 3, "return": 3, "endless": 1}

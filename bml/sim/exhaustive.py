@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from msgspec import Struct
 
+from bml.faults import Suspicion
 from bml.protocol import coordinator as coord
 from bml.protocol import events as ev
 from bml.protocol import messages as msg
@@ -32,9 +33,8 @@ from bml.schedule import Programs, Schedules
 from bml.sim.history import History
 from bml.sim.promises import PromiseBroken, Promises
 from bml.sim.simulation import TREES
-from faults import Suspicion
-from topology import BmlError, Fabric, parse
-from topology.errors import InvariantError
+from bml.topology import BmlError, Fabric, parse
+from bml.topology.errors import InvariantError
 
 _TIMES = Timeouts.of()
 _STEP = 1

@@ -22,7 +22,7 @@ from bml.sim.launcher import Launcher
 from bml.sim.load import Load
 from bml.sim.network import Network
 from bml.sim.process import Process
-from topology import Fabric
+from bml.topology import Fabric
 
 _REDIAL_S = 0.05
 _WAYS = ("down", "up")

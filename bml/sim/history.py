@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from topology.errors import BmlError
+from bml.topology.errors import BmlError
 
 
 @dataclass

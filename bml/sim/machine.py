@@ -26,9 +26,9 @@ from bml.sim.sharing import Sharing
 from bml.sim.user import User
 from bml.sim.wires import Parcel
 from bml.sim.world import World
+from bml.topology import Fabric
+from bml.topology.errors import BmlError
 from bml.train.ledger import Ledger
-from topology import Fabric
-from topology.errors import BmlError
 
 _SIGNATURE = 7
 _LINGER_S = 0.2

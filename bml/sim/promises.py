@@ -13,8 +13,8 @@ import numpy as np
 from bml.protocol.messages import View
 from bml.protocol.workspace import Array
 from bml.sim.history import History
+from bml.topology.errors import InvariantError
 from bml.train.ledger import LoopLedger
-from topology.errors import InvariantError
 
 
 class PromiseBroken(InvariantError):

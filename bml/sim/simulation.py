@@ -30,7 +30,7 @@ from bml.sim.paths import Key, Pair, Where, pair
 from bml.sim.promises import PromiseBroken, Promises
 from bml.sim.troubles import Troubles
 from bml.sim.wires import Wires
-from topology import Fabric, LinkFailure, ServerFailure
+from bml.topology import Fabric, LinkFailure, ServerFailure
 
 #: How long the steps of a run may take on a host that is overloaded, in virtual seconds.
 _LOADED_S = 400.0

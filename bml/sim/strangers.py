@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 
 from bml.sim.chaos import Mishap, Mishaps, When
-from topology import Fabric
+from bml.topology import Fabric
 
 #: Points of a run at which servers that join are on their way in, and how often each is reached.
 _POINTS = {"keep": 8, "state": 2, "CaughtUp": 3}

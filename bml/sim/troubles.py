@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 from bml.sim.chaos import Mishap
-from topology import Fabric
+from bml.topology import Fabric
 
 Nic = tuple[int, int]
 """(server, level)."""

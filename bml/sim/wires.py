@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
+from bml.faults.stalls import Flow
 from bml.protocol.frame import Header
 from bml.protocol.messages import View
 from bml.sim.delays import Delays
@@ -21,7 +22,6 @@ from bml.sim.lending import Loan
 from bml.sim.network import Network
 from bml.sim.paths import Pair, Paths, Where, pair
 from bml.sim.process import Process
-from faults.stalls import Flow
 
 Key: TypeAlias = tuple[int, int]
 """(peer, level), as in the transport."""

@@ -16,7 +16,7 @@ from bml.sim.host import Host
 from bml.sim.network import Network
 from bml.sim.promises import Promises
 from bml.sim.wires import Wires
-from topology import Fabric
+from bml.topology import Fabric
 
 
 class World(Protocol):

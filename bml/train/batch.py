@@ -15,12 +15,12 @@ import numpy as np
 
 from bml.protocol.messages import View
 from bml.protocol.workspace import Array
+from bml.topology.errors import UsageError
 from bml.train.batches import GlobalBatch, Indices, assignment, shares, used_indices
 from bml.train.communicator import Committed
 from bml.train.ledger import Ledger
 from bml.train.pending import Pending
 from bml.train.vectors import divide, flatten, unflatten
-from topology.errors import UsageError
 
 if TYPE_CHECKING:
     from bml.train.session import Arrays, Session

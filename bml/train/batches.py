@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from topology.errors import UsageError
+from bml.topology.errors import UsageError
 
 Indices = npt.NDArray[np.int64]
 

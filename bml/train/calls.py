@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from bml.errors import SessionBroken
-from topology.errors import BmlError, UsageError
+from bml.topology.errors import BmlError, UsageError
 
 Value = TypeVar("Value")
 

@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from bml.topology.errors import InvariantError, UsageError
 from bml.train.batches import GlobalBatch, Indices
-from topology.errors import InvariantError, UsageError
 
 
 class EpochSummary(TypedDict):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from topology.errors import UsageError
+from bml.topology.errors import UsageError
 
 _END_S = 1.0
 """How long the thread may take to see that the job is over."""

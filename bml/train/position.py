@@ -15,8 +15,8 @@ import zlib
 from collections.abc import Callable
 from typing import NamedTuple
 
+from bml.topology.errors import UsageError
 from bml.train.vectors import Described
-from topology.errors import UsageError
 
 
 class Mark(NamedTuple):

@@ -30,6 +30,7 @@ import numpy.typing as npt
 from bml.protocol.messages import View
 from bml.protocol.reuse import StepMemory
 from bml.protocol.workspace import OPS, Array
+from bml.topology.errors import UsageError
 from bml.train.agreement import Prepare, agree
 from bml.train.batch import CHANGED, Batch, Recompute
 from bml.train.batches import BatchPlan
@@ -41,7 +42,6 @@ from bml.train.position import Loop, Position
 from bml.train.snapshot import manifest_of, restore, snapshot
 from bml.train.state import Load, NamedState, Save
 from bml.train.vectors import Bucket, Described, check_dtype, describe, flatten, unflatten
-from topology.errors import UsageError
 
 __all__ = ["Arrays", "Batch", "Recompute", "Session"]
 

@@ -18,9 +18,9 @@ import msgspec
 import numpy as np
 
 from bml.protocol.workspace import Array
+from bml.topology.errors import UsageError
 from bml.train.position import Path
 from bml.train.state import NamedState, raw
-from topology.errors import UsageError
 
 _LENGTH_NBYTES = 8
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bml.protocol.workspace import Array
-from topology.errors import UsageError
+from bml.topology.errors import UsageError
 
 Load = Callable[[Any], None]
 Save = Callable[[], Any]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from bml.protocol.reuse import StepMemory
 from bml.protocol.workspace import Array
-from topology.errors import UsageError
+from bml.topology.errors import UsageError
 
 
 class Bucket(tuple[Array, ...]):

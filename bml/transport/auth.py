@@ -29,8 +29,8 @@ from functools import lru_cache
 from ipaddress import ip_address
 from typing import NamedTuple
 
+from bml.topology.errors import UsageError
 from bml.transport.interface import Endpoint
-from topology.errors import UsageError
 
 VERSION = 3
 NONCE_NBYTES = 32

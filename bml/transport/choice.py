@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from bml.topology.errors import FabricError, UsageError
 from bml.transport.interface import Handler, Transport
 from bml.transport.memory import Memory, PlainMemory
 from bml.transport.poller import Poller
@@ -16,7 +17,6 @@ from bml.transport.shm.lending import Lending
 from bml.transport.shm.pool import SharedPool
 from bml.transport.tcp import TcpTransport
 from bml.transport.verbs import VerbsSettings, VerbsTransport
-from topology.errors import FabricError, UsageError
 
 _LOG = logging.getLogger("bml.transport")
 

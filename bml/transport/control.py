@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
+from bml.topology.errors import FabricError, UsageError
 from bml.transport import greeting
 from bml.transport.auth import DialerHandshake, Hello, Role, check_token, job_bytes
 from bml.transport.forks import not_inherited
@@ -19,7 +20,6 @@ from bml.transport.listening import BACKLOG, Listener
 from bml.transport.poller import Poller
 from bml.transport.sendqueue import Counters, SendQueue
 from bml.transport.stream import PASS_NBYTES, Stream
-from topology.errors import FabricError, UsageError
 
 _LOG = logging.getLogger("bml.transport")
 

@@ -7,7 +7,7 @@ import socket
 import struct
 from contextlib import suppress
 
-from faults.stalls import Flow
+from bml.faults.stalls import Flow
 
 _INFO_NBYTES = 160
 # Of struct tcp_info: retransmits, probes; unacked; bytes_acked; segs_in, notsent_bytes, data_segs_in.

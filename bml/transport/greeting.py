@@ -14,13 +14,13 @@ import socket
 from collections.abc import Callable
 from typing import Literal
 
+from bml.topology.errors import UsageError
 from bml.transport.auth import NONCE_NBYTES, AcceptorHandshake, DialerHandshake, Hello
 from bml.transport.flows import hold
 from bml.transport.forks import not_inherited
 from bml.transport.interface import Endpoint
 from bml.transport.poller import READ, WRITE, Poller, Timer
 from bml.transport.stream import kind_of
-from topology.errors import UsageError
 
 GreetingKind = Literal["refused", "reset", "eof", "timeout", "auth"]
 OnGreeted = Callable[[socket.socket, Hello], None]

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bml.protocol.frame import HEADER_NBYTES, Header, unpack
+from bml.topology.errors import InvariantError
 from bml.transport.interface import Verdict
 from bml.transport.sendqueue import Counters
-from topology.errors import InvariantError
 
 SCRATCH_NBYTES = 64 << 10
 _TAIL_NBYTES = 4 << 10

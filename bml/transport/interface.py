@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, Protocol
 
+from bml.faults.stalls import Flow
 from bml.protocol.frame import Header
-from faults.stalls import Flow
 
 Endpoint = tuple[str, int]
 """(host, port) at which a NIC listens: TCP for connections, and UDP of the same number for beats."""

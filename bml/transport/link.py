@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from bml.protocol.frame import Header, pack
+from bml.topology.errors import InvariantError
 from bml.transport.interface import Endpoint, LinkStats, LostKind
 from bml.transport.opening import Opening
 from bml.transport.sendqueue import Counters, SendQueue
-from topology.errors import InvariantError
 
 OnEnd = Callable[[LostKind, str], None]
 

@@ -12,8 +12,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
+from bml.faults.stalls import Flow
 from bml.protocol.frame import MAX_NBYTES, Header
 from bml.protocol.slices import LAN_RATE
+from bml.topology.errors import InvariantError, UsageError
 from bml.transport.auth import DialerHandshake, Hello, Role, check_token, job_bytes
 from bml.transport.beats import BeatSocket
 from bml.transport.flows import flow_of, hold, release
@@ -33,8 +35,6 @@ from bml.transport.parking import Parking
 from bml.transport.poller import Poller
 from bml.transport.ports import bind_pair, send_buffers
 from bml.transport.probing import Probes
-from faults.stalls import Flow
-from topology.errors import InvariantError, UsageError
 
 _LOG = logging.getLogger("bml.transport")
 

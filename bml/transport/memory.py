@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from topology.errors import FabricError, UsageError
+from bml.topology.errors import FabricError, UsageError
 
 Array = npt.NDArray[Any]
 

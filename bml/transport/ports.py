@@ -7,10 +7,10 @@ import socket
 from collections.abc import Sequence
 
 from bml.protocol.slices import on_one_host
+from bml.topology.errors import FabricError
 from bml.transport.forks import not_inherited
 from bml.transport.greeting import address_family, mark
 from bml.transport.listening import BACKLOG
-from topology.errors import FabricError
 
 SNDBUF_NBYTES = 64 << 10
 """Small, so that what waits waits in our queue by priority and not in the kernel's in order."""

@@ -16,7 +16,7 @@ from bml.bench.host import RankError, Ranks
 from bml.bench.ranks import contribution, serve, total
 from bml.bench.rows import Block
 from bml.schedule.model import Constants
-from topology import parse
+from bml.topology import parse
 
 
 class Pretender:

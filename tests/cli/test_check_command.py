@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from bml.cli import main
 from bml.cli.check import parse_seeds
 from bml.protocol.barrier import Barrier
-from topology.errors import UsageError
+from bml.topology.errors import UsageError
 
 
 def test_json_has_exactly_these_keys() -> None:

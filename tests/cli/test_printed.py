@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bml.cli.printed import check_writable, strict_json
-from topology.errors import UsageError
+from bml.topology.errors import UsageError
 
 
 def refuse(text: str) -> None:

@@ -9,8 +9,8 @@ from bml.bench.rows import Block, Traffic
 from bml.cli.status import _transport_lines
 from bml.cluster.job import JobSpec
 from bml.errors import UsageError
+from bml.topology.errors import FabricError
 from bml.transport.verbs.devices import Gid
-from topology.errors import FabricError
 
 doctor = importlib.import_module("bml.cli.doctor")  # the package has the command by that name
 GIDS = [

@@ -12,7 +12,7 @@ from pathlib import Path
 import churn
 import pytest
 
-from faults.pytest_plugin import seed_of
+from bml.pytest_plugin import seed_of
 
 SECONDS = float(os.environ.get("BML_SOAK_SECONDS", "5"))
 

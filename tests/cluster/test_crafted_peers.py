@@ -16,10 +16,10 @@ from bml.cluster.coordinator import CoordinatorLoop
 from bml.cluster.job import Contact, JobSpec, check_contacts
 from bml.cluster.server import Server
 from bml.cluster.strikes import strike_from
+from bml.faults import Fault
 from bml.protocol import messages as msg
 from bml.protocol.messages import Life, MessageError, View
 from bml.transport import control
-from faults import Fault
 
 SPEC = JobSpec("bcube:2x1", job="crafted", token=b"token")
 DEADLINE_S = 5.0

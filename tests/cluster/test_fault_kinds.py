@@ -14,7 +14,7 @@ import pytest
 import bml
 from bml.cluster.injection import EXIT_STATUS
 from bml.errors import StartError, TrainingError
-from faults import FaultPlan
+from bml.faults import FaultPlan
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 

@@ -16,8 +16,8 @@ from bml.protocol.messages import Life, MessageError, View
 from bml.protocol.plausible import check_for_server, check_from_server
 from bml.protocol.timeouts import Timeouts
 from bml.protocol.transfer import MAX_PIECES, Head
-from topology import parse
-from topology.errors import FabricError
+from bml.topology import parse
+from bml.topology.errors import FabricError
 
 pytestmark = pytest.mark.timeout(120)
 

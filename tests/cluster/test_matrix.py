@@ -24,9 +24,9 @@ import pytest
 
 import bml
 from bml.errors import TrainingError
-from faults.notation import STEP_PHASES
-from faults.pytest_plugin import seed_of
-from topology import Fabric, parse
+from bml.faults.notation import STEP_PHASES
+from bml.pytest_plugin import seed_of
+from bml.topology import Fabric, parse
 
 pytestmark = [pytest.mark.real, pytest.mark.matrix, pytest.mark.timeout(120)]
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import bml
-from faults import FaultPlan
+from bml.faults import FaultPlan
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 

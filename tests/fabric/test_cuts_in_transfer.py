@@ -11,8 +11,7 @@ import cuts
 import damaged
 import pytest
 
-from bml.fabric.fixtures import BringUp
-from faults.pytest_plugin import seed_of
+from bml.pytest_plugin import BringUp, seed_of
 
 CUTS = int(os.environ.get("BML_CUTS", "6"))
 

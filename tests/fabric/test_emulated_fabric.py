@@ -16,9 +16,9 @@ from wires_in_namespaces import goodputs, reaches
 from bml import fabric
 from bml.cli import main
 from bml.fabric import namespace, state
-from bml.fabric.fixtures import BringUp
 from bml.fabric.layout import belongs
-from topology import FabricError
+from bml.pytest_plugin import BringUp
+from bml.topology import FabricError
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 

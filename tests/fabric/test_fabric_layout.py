@@ -8,7 +8,7 @@ import pytest
 
 from bml.fabric.condition import Condition, Damage, Setting, setting
 from bml.fabric.layout import MANAGEMENT, Layout, belongs, parse_rate, rate_text
-from topology import UsageError, bcube, big_switch, fat_tree, parse, torus
+from bml.topology import UsageError, bcube, big_switch, fat_tree, parse, torus
 
 RATE, OTHER = 200_000_000, 400_000_000
 SHAPES = [

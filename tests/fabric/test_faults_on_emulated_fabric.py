@@ -16,9 +16,9 @@ import pytest
 import bml
 from bml.cluster.carrier import CarrierWatch
 from bml.fabric import Emulated, namespace
-from bml.fabric.fixtures import BringUp
+from bml.pytest_plugin import BringUp
+from bml.topology.errors import FabricError
 from bml.transport.poller import Poller
-from topology.errors import FabricError
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
 

@@ -18,8 +18,8 @@ from wires_in_namespaces import reaches
 import bml
 from bml.cli import main
 from bml.fabric import Emulated
-from bml.fabric.fixtures import BringUp
-from topology import parse_failure
+from bml.pytest_plugin import BringUp
+from bml.topology import parse_failure
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 

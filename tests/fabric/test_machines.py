@@ -24,8 +24,8 @@ from bml.cluster.keeper import MACHINE_FOLDER, Keeper
 from bml.cluster.strikes import StrikeListener, strike_from
 from bml.errors import StartError
 from bml.fabric import Emulated, namespace
-from bml.fabric.fixtures import BringUp
-from faults import Fault
+from bml.faults import Fault
+from bml.pytest_plugin import BringUp
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from bml.bench import room
 from bml.bench.contenders import missing
 from bml.cli import main
-from bml.fabric.fixtures import BringUp
+from bml.pytest_plugin import BringUp
 
 SIZE = 1 << 20
 

@@ -23,7 +23,7 @@ from bml.cluster import emulated_ray
 from bml.cluster.keeper import MACHINE_FOLDER
 from bml.errors import StartError
 from bml.fabric import Emulated, namespace
-from bml.fabric.fixtures import BringUp
+from bml.pytest_plugin import BringUp
 from bml.train.batches import BatchPlan
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]

@@ -5,8 +5,8 @@ import heapq
 import numpy as np
 import pytest
 
-from faults.detector import Detector, Suspicion
-from topology import UsageError
+from bml.faults.detector import Detector, Suspicion
+from bml.topology import UsageError
 
 DETECT_S = 0.5
 INTERVAL_S = DETECT_S / 5

@@ -6,9 +6,9 @@ import time
 import numpy as np
 import pytest
 
-from faults.detector import Suspicion
-from faults.diagnosis import Diagnosis, Evidence, diagnose, settle
-from topology import (
+from bml.faults.detector import Suspicion
+from bml.faults.diagnosis import Diagnosis, Evidence, diagnose, settle
+from bml.topology import (
     Fabric,
     FabricError,
     Failure,

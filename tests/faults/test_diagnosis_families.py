@@ -2,8 +2,8 @@
 
 import pytest
 
-from faults import Evidence, Suspicion, diagnose, settle
-from topology import InvariantError, parse
+from bml.faults import Evidence, Suspicion, diagnose, settle
+from bml.topology import InvariantError, parse
 
 
 def silent(fabric, dead):

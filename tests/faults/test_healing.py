@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from faults.healing import MOST_STABLE, Recovery, healed, listened, stable_s
-from topology import bcube, parse_failure
+from bml.faults.healing import MOST_STABLE, Recovery, healed, listened, stable_s
+from bml.topology import bcube, parse_failure
 
 INTERVAL_S, DETECT_S = 0.1, 0.5
 

@@ -1,8 +1,8 @@
 import pytest
 
-from faults.notation import KINDS, AtOnce, AtPhase, AtStep, AtTime, Fault
-from faults.plan import FaultPlan, Moment, due
-from topology import LinkFailure, ServerFailure, SwitchFailure, UsageError, bcube
+from bml.faults.notation import KINDS, AtOnce, AtPhase, AtStep, AtTime, Fault
+from bml.faults.plan import FaultPlan, Moment, due
+from bml.topology import LinkFailure, ServerFailure, SwitchFailure, UsageError, bcube
 
 FABRIC = bcube(3, 2)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from faults.stalls import Flow, Stalls
+from bml.faults.stalls import Flow, Stalls
 
 DETECT_S = 0.5
 LINK = (7, 0)

@@ -12,7 +12,7 @@ from bml.protocol.dataflow import Place, Reduce, Send, Stamp
 from bml.protocol.engine import Engine
 from bml.protocol.workspace import Workspace
 from bml.schedule import Program, plan
-from topology import Fabric, FabricError, UsageError, parse
+from bml.topology import Fabric, FabricError, UsageError, parse
 
 Vectors = dict[int, NDArray[np.generic]]
 

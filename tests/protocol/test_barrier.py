@@ -5,7 +5,7 @@ import random
 import pytest
 
 from bml.protocol.barrier import Barrier, barrier_phases
-from topology import Fabric, UsageError, parse
+from bml.topology import Fabric, UsageError, parse
 
 FABRICS = (
     "bcube:2x1",

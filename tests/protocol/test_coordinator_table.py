@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from bml.faults.detector import MOST_PATIENT
 from bml.protocol import coordinator as coord
 from bml.protocol import messages as msg
 from bml.protocol.timeouts import Timeouts
-from faults.detector import MOST_PATIENT
-from topology import parse
+from bml.topology import parse
 
 TIMES = Timeouts.of(0.5)
 

@@ -7,7 +7,7 @@ import pytest
 
 from bml.protocol.cuts import Cuts
 from bml.schedule import Program, plan
-from topology import parse
+from bml.topology import parse
 
 FABRICS = ("bcube:3x2", "bcube:2x3", "torus:3x2")
 DAMAGED = ("server:4", "link:4/0", "switch:0/1")

@@ -20,7 +20,7 @@ from bml.protocol.frame import FrameError, Kind
 from bml.protocol.server import ServerCore
 from bml.protocol.timeouts import Timeouts
 from bml.schedule import DirectProgram, OneProgram
-from topology import parse
+from bml.topology import parse
 
 members = st.lists(st.integers(0, 300), min_size=1, max_size=20, unique=True).map(lambda m: tuple(sorted(m)))
 

@@ -13,7 +13,7 @@ from bml.protocol.engine import Engine
 from bml.protocol.exchange import Engines
 from bml.protocol.frame import FrameError, Kind
 from bml.schedule import Programs, Schedules, plan
-from topology import Fabric, parse
+from bml.topology import Fabric, parse
 
 CASES = cases()
 NAMES = [f"{fabric} by {algorithm}" for fabric, algorithm in CASES]

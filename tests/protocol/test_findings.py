@@ -7,7 +7,7 @@ import pytest
 from bml.protocol import messages as msg
 from bml.protocol.findings import Findings
 from bml.protocol.timeouts import Timeouts
-from topology import parse
+from bml.topology import parse
 
 TIMES = Timeouts.of(0.5)
 FABRIC = parse("bcube:3x1")

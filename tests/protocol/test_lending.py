@@ -18,8 +18,8 @@ from bml.protocol.dataflow import Send, Stamp
 from bml.protocol.exchange import engine_for
 from bml.protocol.workspace import Workspace
 from bml.schedule import ExchangeProgram, plan
-from topology import Fabric, parse
-from topology.errors import FabricError, UsageError
+from bml.topology import Fabric, parse
+from bml.topology.errors import FabricError, UsageError
 
 CASES = cases()
 LENGTHS = (5, 41)

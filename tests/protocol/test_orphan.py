@@ -9,7 +9,7 @@ from bml.protocol import messages as msg
 from bml.protocol.server import ServerCore
 from bml.protocol.timeouts import Timeouts
 from bml.schedule import Programs, Schedules
-from topology import Fabric, FabricError, bcube
+from bml.topology import Fabric, FabricError, bcube
 
 TIMES = Timeouts.of(0.5)
 

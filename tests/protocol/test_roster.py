@@ -9,7 +9,7 @@ from bml.protocol import messages as msg
 from bml.protocol.messages import Life, View
 from bml.protocol.roster import Roster, works_again
 from bml.protocol.timeouts import Timeouts
-from topology import parse, parse_failure
+from bml.topology import parse, parse_failure
 
 FABRIC = parse("bcube:2x2")
 LIFE = Life(0, 5)

@@ -15,8 +15,8 @@ from bml.protocol.frame import FrameError, Header, Kind
 from bml.protocol.server import ServerCore
 from bml.protocol.timeouts import Timeouts
 from bml.schedule import Programs, Schedules
-from topology import Fabric, parse
-from topology.errors import InvariantError
+from bml.topology import Fabric, parse
+from bml.topology.errors import InvariantError
 
 ME, PEER = 0, 1
 SIGNATURE = 77

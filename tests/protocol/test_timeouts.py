@@ -4,9 +4,9 @@ from dataclasses import astuple, replace
 
 import pytest
 
+from bml.faults import Detector
 from bml.protocol.timeouts import DEFAULT_DETECT_S, Timeouts
-from faults import Detector
-from topology.errors import UsageError
+from bml.topology.errors import UsageError
 
 
 @pytest.mark.parametrize("detect_s", [0.05, 0.1, 0.5, 1, 5, 60])

@@ -14,8 +14,8 @@ from bml.protocol.events import Give, SendText
 from bml.protocol.frame import FrameError, Header, Kind
 from bml.protocol.messages import Life, View
 from bml.protocol.transfer import Gift, Head, Incoming, Part, cut, giving, verify
-from topology import parse
-from topology.errors import FabricError
+from bml.topology import parse
+from bml.topology.errors import FabricError
 
 ME, STEP = 9, 12
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from bml.faults.stalls import Flow
 from bml.protocol import messages as msg
 from bml.protocol.events import Beat, Probe, Tell
 from bml.protocol.watch import Watch
-from faults.stalls import Flow
-from topology import parse
+from bml.topology import parse
 
 DETECT_S = 0.5
 LINKS = frozenset({(1, 0), (2, 0), (3, 1), (6, 1)})

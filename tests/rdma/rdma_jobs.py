@@ -18,7 +18,7 @@ from conftest import fork_the_nursery
 import bml
 from bml.bench import contenders
 from bml.cli import main
-from topology import parse
+from bml.topology import parse
 
 DETECT_S = 6.0
 

@@ -3,7 +3,7 @@
 import random
 from itertools import combinations
 
-from topology import parse
+from bml.topology import parse
 
 
 def single_failures(name):

@@ -9,7 +9,7 @@ from bml.schedule import ALGORITHMS, gst, gst_staged, load, plan, verify
 from bml.schedule.flextree import factors
 from bml.schedule.formulas import dedicated_server, formula
 from bml.schedule.ring import alternating_order, gray_order
-from topology import UsageError, parse
+from bml.topology import UsageError, parse
 
 FORESTS = [
     "ps",

@@ -9,7 +9,7 @@ from schedule_executor import check_sums, slots
 
 from bml.schedule import Hop, Phase, Range, compile_program, gst, gst_staged, plan, verify
 from bml.schedule.program import local_bml
-from topology import UsageError, parse
+from bml.topology import UsageError, parse
 
 
 def sends(program):

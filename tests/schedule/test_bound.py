@@ -12,7 +12,7 @@ from bml.schedule import Forest, bound, bound_kind, gst, plan, prove, verify
 from bml.schedule.bound_lp import best_prices
 from bml.schedule.bound_symmetry import alike
 from bml.schedule.nics import cheapest_tree, cut_bound, number_nics, price_bound
-from topology import FabricError, parse
+from bml.topology import FabricError, parse
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from bml.schedule import ExchangeProgram, Programs, Schedules, bound, gst, plan
 from bml.schedule.exchange import works_on
 from bml.schedule.model import Constants, Counts, switch_over
-from topology import parse
+from bml.topology import parse
 
 FOUR_BYTES, MIB_64 = 4, 64 << 20
 

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule_executor import check_sums, slots
 
+from bml.faults.detour import shortest_paths
+from bml.faults.repartition import owners, stand_in
 from bml.schedule import Phase, bound, gst, gst_staged, plan, verify
-from faults.detour import shortest_paths
-from faults.repartition import owners, stand_in
-from topology import FabricError, parse
+from bml.topology import FabricError, parse
 
 
 def forest_of(name, *failures):

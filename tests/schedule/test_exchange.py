@@ -12,7 +12,7 @@ from bml.protocol.workspace import Workspace
 from bml.schedule import Exchange, ExchangeProgram, Hop, plan, verify_exchange
 from bml.schedule.model import counts
 from bml.sim import Simulation
-from topology import FabricError, UsageError, parse
+from bml.topology import FabricError, UsageError, parse
 
 WORKS = [
     "bcube:3x2",

@@ -11,7 +11,7 @@ from bml.cli import main
 from bml.cluster.constants import constants_of_emulated, load_constants, store_constants
 from bml.schedule import Schedules, plan
 from bml.schedule.model import Constants, counts, counts_of_bml
-from topology import UsageError, parse
+from bml.topology import UsageError, parse
 
 
 @pytest.mark.parametrize("n", [3, 8, 13])

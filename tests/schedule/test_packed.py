@@ -16,7 +16,7 @@ from bml.schedule.nics import number_nics
 from bml.schedule.packed import _plan, fits, packed, prepare
 from bml.schedule.packed_search import Search
 from bml.schedule.packed_symmetry import representative, without_repeats
-from topology import FabricError, UsageError, parse
+from bml.topology import FabricError, UsageError, parse
 
 
 def ratio(fabric):

@@ -7,7 +7,7 @@ import pytest
 
 from bml.schedule import bound, gst, gst_staged, load, plan, verify
 from bml.schedule.sample import sample_of_bml
-from topology import FabricError, UsageError, parse
+from bml.topology import FabricError, UsageError, parse
 
 
 def test_auto_gives_its_reason():

@@ -11,7 +11,7 @@ from schedule_executor import check_sums
 
 from bml.schedule import ALGORITHMS, Exchange, Phase, gst, gst_staged, load, plan, verify
 from bml.schedule.forest import AT_ROOT, NOT_THERE
-from topology import FabricError, UsageError, parse
+from bml.topology import FabricError, UsageError, parse
 
 SMALL = [
     "bcube:2x2",

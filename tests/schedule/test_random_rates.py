@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 
 from bml.schedule import bound, plan
-from topology import Fabric, parse
+from bml.topology import Fabric, parse
 
 FABRICS = (
     "bcube:2x2",

@@ -16,7 +16,7 @@ from bml.protocol.frame import Kind
 from bml.protocol.layout import Layout
 from bml.protocol.spans import apart, size
 from bml.schedule import Programs, Schedules, plan
-from topology import Fabric, parse
+from bml.topology import Fabric, parse
 
 #: Any piece of any schedule here has many elements of these.
 LARGE = 1 << 22

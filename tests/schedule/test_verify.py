@@ -8,7 +8,7 @@ import pytest
 from schedule_executor import check_sums
 
 from bml.schedule import Down, Forest, compile_program, gst, gst_staged, load, plan, verify
-from topology import UsageError, parse
+from bml.topology import UsageError, parse
 
 HEALTHY = parse("bcube:3x2")
 DAMAGED = HEALTHY.without("server:0")

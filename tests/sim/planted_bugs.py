@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from bml.faults import Diagnosis, diagnose
+from bml.faults.stalls import Stalls
 from bml.protocol import ballot, draft
 from bml.protocol import coordinator as coord
 from bml.protocol.agreement import Agreement
@@ -25,9 +27,7 @@ from bml.protocol.workspace import Workspace
 from bml.sim import user
 from bml.sim.launcher import Launcher
 from bml.sim.user import User
-from faults import Diagnosis, diagnose
-from faults.stalls import Stalls
-from topology import ServerFailure
+from bml.topology import ServerFailure
 
 Patch = pytest.MonkeyPatch
 

@@ -10,7 +10,7 @@ from planted_bugs import PLANTED, blame_the_suspected, retry_although_one_commit
 
 from bml.sim.check import FABRICS, JOINS_EVERY, OTHER_FAMILIES, Scenario, Tally, check, report, run, shrink
 from bml.sim.promises import PromiseBroken
-from topology import parse
+from bml.topology import parse
 
 MOST_SEEDS = 2000
 

@@ -9,7 +9,7 @@ from bml.sim import Mishap, Simulation, When
 from bml.sim.check import ENDINGS_EVERY, Scenario
 from bml.sim.endings import BOUND_S, KINDS, OPERATOR_S, Endings
 from bml.sim.promises import PromiseBroken
-from topology import parse
+from bml.topology import parse
 
 SAID = "server 2 raised ValueError: by seed"
 

@@ -3,7 +3,7 @@
 import pytest
 
 from bml.sim import Mishap, Simulation, When
-from topology import parse
+from bml.topology import parse
 
 
 def run(name, algorithm, steps, *mishaps):

@@ -6,7 +6,7 @@ import pytest
 
 from bml.sim.chaos import Mishap, When
 from bml.sim.simulation import Simulation
-from topology import parse
+from bml.topology import parse
 
 STEPS = 260  # about six virtual seconds
 

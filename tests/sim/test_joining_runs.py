@@ -8,7 +8,7 @@ import pytest
 
 from bml.sim import Mishap, Simulation, When
 from bml.sim.delays import Delays
-from topology import parse
+from bml.topology import parse
 
 STEPS = 40
 

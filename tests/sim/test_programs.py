@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from bml.sim.programs.check import check, check_all
+from bml.topology import errors
 from bml.train import batch, calls, pending, session, snapshot, state, vectors
 from bml.train.ledgers import Ledgers
 from bml.train.position import Position
-from topology import errors
 
 SEEDS = range(250)
 PLANTED = range(1000)

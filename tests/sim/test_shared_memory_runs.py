@@ -13,7 +13,7 @@ from bml.protocol.direct import Post, Stage, standing, standings
 from bml.sim import Mishap, Simulation, When, sharing
 from bml.sim.check import Scenario, check, run
 from bml.sim.sharing import Sharing
-from topology import parse
+from bml.topology import parse
 
 MOST_SEEDS = 300
 

@@ -10,7 +10,7 @@ from bml.errors import Evicted, TooFewServers
 from bml.schedule.model import DEFAULTS
 from bml.sim import FOREVER, Mishap, Simulation, When
 from bml.sim.check import Scenario, run
-from topology import parse
+from bml.topology import parse
 
 
 def at(point: str, nth: int = 1, after_s: float = 0.0) -> When:

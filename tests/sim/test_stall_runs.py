@@ -8,7 +8,7 @@ import pytest
 
 from bml.sim.chaos import FOREVER, Mishap, When
 from bml.sim.simulation import Simulation
-from topology import parse
+from bml.topology import parse
 
 STEPS = 200  # about five virtual seconds
 STALL_VIEW = "the data connection between NIC 3/0 and 4/0 stands still though heartbeats pass"

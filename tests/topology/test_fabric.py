@@ -5,8 +5,8 @@ import pickle
 import networkx as nx
 import pytest
 
-import topology
-from topology import SwitchFailure, UsageError, bcube, parse
+import bml.topology as topology
+from bml.topology import SwitchFailure, UsageError, bcube, parse
 
 
 def test_ids_are_digits_lowest_first():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from topology import LinkFailure, ServerFailure, SwitchFailure, UsageError, parse_failure
+from bml.topology import LinkFailure, ServerFailure, SwitchFailure, UsageError, parse_failure
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from fractions import Fraction
 import networkx as nx
 import pytest
 
-from topology import FatTree, Torus, UsageError, bcube, big_switch, fat_tree, parse, torus
+from bml.topology import FatTree, Torus, UsageError, bcube, big_switch, fat_tree, parse, torus
 
 TORI = [
     "torus:2x1",

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from bml.topology.errors import UsageError
 from bml.train.batches import BatchPlan, assignment, shares, used_indices
-from topology.errors import UsageError
 
 
 def test_every_sample_exactly_once_per_epoch() -> None:

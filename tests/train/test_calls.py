@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from bml.errors import SessionBroken, StepMismatch
+from bml.topology.errors import UsageError
 from bml.train.calls import Calls
-from topology.errors import UsageError
 
 
 def test_an_exception_that_leaves_a_call_breaks_the_session() -> None:

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
+from bml.topology.errors import InvariantError, UsageError
 from bml.train.batches import BatchPlan, GlobalBatch, assignment, used_indices
 from bml.train.ledger import Ledger
-from topology.errors import InvariantError, UsageError
 
 
 def enter(

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bml.topology.errors import UsageError
 from bml.train.pending import Steps
-from topology.errors import UsageError
 
 pytestmark = pytest.mark.timeout(20)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from bml.topology.errors import UsageError
 from bml.train.position import Loop, Mark, Position
-from topology.errors import UsageError
 
 STEPS, EPOCH = "steps(9)", "batches(20, global_batch=4, epochs=1, seed=0)"
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from bml.protocol.messages import View
+from bml.topology.errors import UsageError
 from bml.train.batches import BatchPlan, assignment
 from bml.train.communicator import Committed, Outcome, Retried
 from bml.train.session import Session
-from topology.errors import UsageError
 
 N_SAMPLES, GLOBAL_BATCH, EPOCHS = 36, 12, 2
 LOST_IN = 3

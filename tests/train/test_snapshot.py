@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from bml.topology.errors import UsageError
 from bml.train.ledgers import Ledgers
 from bml.train.position import Mark
 from bml.train.snapshot import manifest_of, restore, snapshot
 from bml.train.state import NamedState
-from topology.errors import UsageError
 
 
 def named(values: dict[str, object]) -> NamedState:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from bml.protocol.reuse import StepMemory
+from bml.topology.errors import UsageError
 from bml.train.vectors import Bucket, divide, flatten, unflatten
-from topology.errors import UsageError
 
 
 @pytest.fixture

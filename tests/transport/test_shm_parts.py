@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from bml.protocol.direct import Stage, Sum, standing
+from bml.topology.errors import FabricError
 from bml.transport.shm import Boards, Reduction, SharedPool, Use, futex
 from bml.transport.shm.board import ASLEEP, CALL, N_HELD, STANDING, Board, PeerBoard
 from bml.transport.shm.joined import Joined
 from bml.transport.shm.segment import Segment, map_to_read, why_not
-from topology.errors import FabricError
 
 pytestmark = [
     pytest.mark.timeout(60),

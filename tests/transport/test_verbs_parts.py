@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from wires import JOB, TOKEN, Recorder, nic
 
 from bml.protocol.frame import HEADER_NBYTES, FrameError
+from bml.topology.errors import FabricError, UsageError
 from bml.transport import Poller
 from bml.transport.choice import Opened, open_transport
 from bml.transport.memory import RegisteredPool, address_of
@@ -21,7 +22,6 @@ from bml.transport.verbs import devices, wire
 from bml.transport.verbs.rdma import Address
 from bml.transport.verbs.settings import VerbsSettings
 from bml.transport.verbs.wire import Grant, Greeting, Imm
-from topology.errors import FabricError, UsageError
 
 
 class Registered:

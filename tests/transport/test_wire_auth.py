@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bml.topology.errors import UsageError
 from bml.transport.auth import (
     _IDENTITY,
     BEAT_NBYTES,
@@ -20,7 +21,6 @@ from bml.transport.auth import (
     open_beat,
     seal_beat,
 )
-from topology.errors import UsageError
 
 TOKEN = b"token"
 ACCEPTOR = Hello(Role.DATA, b"job", 5, 1)

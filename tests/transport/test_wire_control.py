@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 from wires import JOB, TOKEN, open_fds, read_all, until
 
+from bml.topology.errors import FabricError, UsageError
 from bml.transport import COORDINATOR, Channel, ControlListener, End, Hello, Poller, Role, dial
 from bml.transport.control import MAX_QUEUED_NBYTES
-from topology.errors import FabricError, UsageError
 
 HOST = "127.77.9.1"
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bml.protocol.frame import HEADER_NBYTES, MAX_NBYTES, FrameError, Header, Kind, pack, unpack
-from topology.errors import FabricError, InvariantError
+from bml.topology.errors import FabricError, InvariantError
 
 U16 = st.integers(0, 2**16 - 1)
 U32 = st.integers(0, 2**32 - 1)

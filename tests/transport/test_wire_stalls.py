@@ -11,9 +11,9 @@ from multiprocessing import get_context
 import pytest
 from wires import Wires, beat, header, open_fds, polled
 
+from bml.faults.stalls import Flow, Stalls
 from bml.transport import WAIT, Kind
 from bml.transport.flows import flow_of, hold, release
-from faults.stalls import Flow, Stalls
 
 DETECT_S = 0.5
 MUCH_NBYTES = 16 << 20

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from bml.protocol.direct import Stage, epoch_of, standings
+from bml.topology.errors import FabricError
 from bml.transport.giving_way import Crowding, give_way, n_cores
 from bml.transport.shm.board import (
     ASLEEP,
@@ -17,7 +18,6 @@ from bml.transport.shm.board import (
     BoardAddress,
     PeerBoard,
 )
-from topology.errors import FabricError
 
 _SPINS = 60
 _SMALL_NBYTES = 64 << 10

@@ -14,8 +14,8 @@ import platform
 import sys
 from typing import NamedTuple
 
+from bml.topology.errors import FabricError
 from bml.transport.memory import address_of
-from topology.errors import FabricError
 
 _NAME = "bml"
 _LINK = f"/memfd:{_NAME}"

@@ -8,7 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from topology.errors import FabricError, UsageError
+from bml.topology.errors import FabricError, UsageError
 
 SYSFS = Path("/sys/class/infiniband")
 _EMPTY_RUN = 8

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+from bml.topology.errors import FabricError
 from bml.transport.memory import Registration
 from bml.transport.verbs.devices import Gid
 from bml.transport.verbs.rdma import Address, Completion, Depth, Nic, QueuePair, Reliability, Write
-from topology.errors import FabricError
 
 _HOP_LIMIT = 64
 _MIN_RNR_TIMER = 12

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from bml.protocol.frame import HEADER_NBYTES, FrameError, Header, unpack
+from bml.topology.errors import InvariantError
 from bml.transport.interface import Verdict
 from bml.transport.memory import Array, RegisteredPool
 from bml.transport.sendqueue import Counters
 from bml.transport.verbs import wire
 from bml.transport.verbs.wire import Grant, Slot
-from topology.errors import InvariantError
 
 MAX_OFFERS = 128
 """Payloads of one direction of a link that are offered and not written completely."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from bml.protocol.frame import MAX_NBYTES
+from bml.topology.errors import UsageError
 from bml.transport.interface import Handler
 from bml.transport.link import Link, LinkConnection, OnEnd
 from bml.transport.links import LinkTransport
@@ -17,7 +18,6 @@ from bml.transport.verbs.connection import VerbsConnection
 from bml.transport.verbs.devices import choose
 from bml.transport.verbs.rdma import Nic
 from bml.transport.verbs.settings import VerbsSettings
-from topology.errors import UsageError
 
 _LOG = logging.getLogger("bml.transport")
 

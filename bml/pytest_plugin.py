@@ -1,4 +1,4 @@
-"""The pytest plugin: fault plans for tests of training scripts, drawn from one seed that is printed.
+"""The pytest plugin: fault plans for tests of training scripts, drawn from a printed seed; emulated fabrics.
 
     @pytest.mark.faults("kill:4@step=20", "blackhole:2/0@step=30")          # these
     @pytest.mark.faults(fabric="bcube:3x2", steps=40, kinds=("kill", "cut"))  # drawn from --fault-seed
@@ -14,17 +14,20 @@ from __future__ import annotations
 import os
 import secrets
 import zlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from faults.plan import FaultPlan
-from topology import UsageError, parse
+# Every pytest of an environment with bml in it loads this file: what a fixture needs is imported in it.
+if TYPE_CHECKING:
+    from bml.fabric.network import Emulated
+    from bml.faults.plan import FaultPlan
 
 _SEED = pytest.StashKey[int]()
-_PLAN = pytest.StashKey[FaultPlan]()
+_PLAN = pytest.StashKey["FaultPlan"]()
 _MARKER = "faults(*faults, fabric=…, steps=…, count=2, kinds=…): what the fixture fault_plan is"
+BringUp = Callable[..., "Emulated"]
 _DRAWN = {"fabric", "steps", "count", "kinds"}
 
 
@@ -81,6 +84,33 @@ def fault_plan(request: pytest.FixtureRequest) -> FaultPlan:
     return plan
 
 
+@pytest.fixture(scope="session")
+def emulated_fabric() -> Iterator[BringUp]:
+    """Return `bring_up(shape, rate="200mbit")`: the same healed fabric for the same shape, for all tests.
+
+    Skips the test, with the reason, where no fabric can be emulated.
+    """
+    from bml.fabric.network import DEFAULT_RATE, down, obstacle, up
+
+    reason = obstacle()
+    if reason is not None:
+        pytest.skip(reason)
+    made: dict[str, Emulated] = {}
+
+    def bring_up(shape: str, rate: str = DEFAULT_RATE) -> Emulated:
+        if shape not in made:
+            made[shape] = up(shape, rate, name=f"t{os.getpid()}n{len(made)}")
+        made[shape].heal_all()
+        made[shape].shape(rate, rate)
+        return made[shape]
+
+    try:
+        yield bring_up
+    finally:
+        for network in made.values():
+            down(network.name)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     """Show the plan with the report of a test."""
@@ -93,6 +123,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 
 def _plan(request: pytest.FixtureRequest) -> FaultPlan:
+    from bml.faults.plan import FaultPlan
+    from bml.topology import UsageError, parse
+
     if hasattr(request, "param"):
         return FaultPlan.parse(request.param)
     marker = request.node.get_closest_marker("faults")

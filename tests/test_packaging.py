@@ -1,0 +1,60 @@
+"""What is installed is `bml` and nothing else: programs may have modules called faults and topology."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def printed(code: str, *path: Path) -> list[str]:
+    """The words that this prints in a Python that looks for modules in these folders first."""
+    lines = f"import sys\nsys.path[:0] = {[*map(str, path)]}\n{code}"
+    done = subprocess.run([sys.executable, "-P", "-c", lines], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for folder in ("bml", "topology", "faults"):
+        shutil.copytree(ROOT / folder, source / folder, symlinks=True)
+    for file in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / file, source)
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-q", "-w", str(built), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    if "No matching distribution found" in done.stderr:
+        pytest.skip("no package registry: setuptools is not to be had")
+    assert done.returncode == 0, done.stderr
+    return next(built.glob("*.whl"))
+
+
+@pytest.mark.real
+def test_a_wheel_holds_the_three_packages_as_one(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"bml/topology/bcube.py", "bml/faults/plan.py", "bml/cluster/launch.py"} <= set(names)
+    assert {"bml/py.typed", "bml/topology/py.typed", "bml/faults/py.typed"} <= set(names)
+    assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {"bml"}
+
+
+@pytest.mark.real
+def test_a_program_may_have_modules_with_the_names_of_our_folders(wheel: Path, tmp_path: Path) -> None:
+    (tmp_path / "faults").mkdir()
+    (tmp_path / "faults" / "__init__.py").write_text("mine = 'own'")
+    (tmp_path / "topology.py").write_text("mine = 'own'")
+    code = "import bml, faults, topology, bml.faults, bml.topology\nbml.launch\n"
+    code += "print(faults.mine, topology.mine, bml.topology.parse('bcube:3x2').n_servers)"
+    assert printed(code, tmp_path, wheel) == ["own", "own", "9"]
+
+
+def test_the_plugin_of_pytest_loads_nothing_of_the_runtime() -> None:
+    loaded = "(name for name in sys.modules if name.startswith(('bml', 'numpy')))"
+    code = f"import bml.pytest_plugin\nprint(*{loaded})"
+    assert printed(code, ROOT) == ["bml", "bml.pytest_plugin"]
