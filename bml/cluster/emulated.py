@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import logging
 import threading
 from dataclasses import replace
 
@@ -12,41 +12,51 @@ from bml.cluster.emulated_ray import EmulatedRayFleet, OnStart
 from bml.cluster.fleet import Answers, Fleet, FleetEvent, Request
 from bml.cluster.job import JobSpec, Place
 from bml.cluster.processes import ProcessFleet
-from bml.errors import UsageError
+from bml.errors import FabricError, UsageError
 from bml.fabric.injector import FabricInjector
+
+_LOG = logging.getLogger("bml.cluster")
 
 
 class EmulatedFleet:
     """See bml.cluster.fleet.Fleet: Ray actors or plain processes, and somebody outside who breaks cables.
 
-    The fabric of the default name is made if it is not up, and removed at the end. Raises FabricError if
-    another is not up or this one cannot be made, UsageError if it has another shape than the job.
+    Without a name the job is on the fabric that somebody keeps up as DEFAULT_NAME, else on one that is made
+    for it alone and removed at the end. Raises FabricError if one with a name is not up, or is another job's,
+    or if none can be made; UsageError if it has another shape than the job.
     """
 
     def __init__(self, spec: JobSpec, launcher: str, prints: bool, on_start: OnStart):
-        self._made = spec.emulated == fabric.DEFAULT_NAME and not fabric.is_up(fabric.DEFAULT_NAME)
-        if self._made:
-            on_start(f"bringing up an emulated {spec.fabric}")
-            self._network = fabric.up(spec.fabric, name=fabric.DEFAULT_NAME, maker=os.getpid())
+        asked = spec.emulated or fabric.DEFAULT_NAME
+        self._made = False
+        if asked == fabric.DEFAULT_NAME:
+            if not fabric.is_up(asked):
+                on_start(f"bringing up an emulated {spec.fabric}")
+            self._network, self._made = fabric.use_or_make(spec.fabric, asked)
         else:
-            self._network = fabric.find(spec.emulated or fabric.DEFAULT_NAME)
+            self._network = fabric.use(asked)
+        try:
+            self._injector = FabricInjector(self._network)
+            self._fleet = self._fleet_of(spec, launcher, prints, on_start)
+        except BaseException:
+            self._leave()
+            raise
+        self.spec = self._fleet.spec
+
+    def _fleet_of(self, spec: JobSpec, launcher: str, prints: bool, on_start: OnStart) -> Fleet:
         up = self._network.fabric
         if up != spec.parsed_fabric():
             raise UsageError(
                 f"the job is for {spec.fabric}, but the emulated fabric {self._network.name} is a {up.name}: "
                 f"run it with --fabric {up.name}, or bring up the other"
             )
-        self._injector = FabricInjector(self._network)
         goodput = self._network.condition.rate_bit / 8 * fabric.GOODPUT
         constants = constants_of_emulated(spec.constants, goodput, up.n_servers)
-        known = replace(spec, nic_rate=goodput, constants=constants)
+        known = replace(spec, emulated=self._network.name, nic_rate=goodput, constants=constants)
         strike = self._injector.strike
-        self._fleet: Fleet = (
-            ProcessFleet(known, prints, self._place, strike)
-            if launcher == "processes"
-            else EmulatedRayFleet(known, prints, self._place, strike, on_start)
-        )
-        self.spec = self._fleet.spec
+        if launcher == "processes":
+            return ProcessFleet(known, prints, self._place, strike)
+        return EmulatedRayFleet(known, prints, self._place, strike, on_start)
 
     def start(self, train: bytes) -> None:
         """See Fleet."""
@@ -68,9 +78,16 @@ class EmulatedFleet:
         """See Fleet; what was broken is healed."""
         self._fleet.close()
         self._injector.close()
+        self._leave()
+
+    def _leave(self) -> None:
+        """Take down what was made for the job. The job is over, so what hinders that is only said."""
         if self._made:
             self._made = False
-            self._network.down()
+            try:
+                self._network.down()
+            except FabricError as error:
+                _LOG.warning("the emulated fabric %s: %s", self._network.name, error)
 
     def _place(self, server: int | None) -> Place:
         """The coordinator sits at the switches, where the management network reaches all."""

@@ -4,6 +4,7 @@
 """
 
 from bml.fabric.condition import Condition, Damage
+from bml.fabric.jobs import use, use_or_make
 from bml.fabric.layout import DEFAULT_NAME, GOODPUT, Layout, parse_rate, rate_text
 from bml.fabric.network import DEFAULT_RATE, Emulated, down, find, is_up, obstacle, up
 
@@ -22,4 +23,6 @@ __all__ = [
     "parse_rate",
     "rate_text",
     "up",
+    "use",
+    "use_or_make",
 ]

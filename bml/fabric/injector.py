@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from itertools import count
 
-from bml.fabric import namespace
 from bml.fabric.condition import Damage
 from bml.fabric.network import Emulated
 from bml.faults import Fault
@@ -60,7 +59,7 @@ class FabricInjector:
 
     def _begin(self, fault: Fault) -> None:
         if isinstance(fault.target, ServerFailure):
-            killed = namespace.kill(self._network.namespace(fault.target.server))
+            killed = self._network.kill_machine(fault.target.server)
             _LOG.info("%s of the emulated fabric: %d processes", fault, killed)
             return
         if fault.kind == "flap":

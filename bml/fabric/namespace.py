@@ -34,8 +34,19 @@ def path_of(name: str) -> str:
     return str(FOLDER / name)
 
 
-def create(name: str) -> None:
-    """Make an empty namespace. Raises FabricError if it exists or this process may not."""
+def is_alive(name: str) -> bool:
+    """Whether there is a namespace behind the name: after a restart its file may be left, and no mount."""
+    try:
+        return os.stat(path_of(name)).st_dev == os.stat(_OWN).st_dev
+    except FileNotFoundError:
+        return False
+
+
+def create(name: str, furnish: Callable[[], None] | None = None) -> None:
+    """Make a namespace. `furnish` is called inside before it gets its name.
+
+    Raises FabricError if it exists or this process may not.
+    """
     _prepare_folder()
     target = path_of(name)
     try:
@@ -45,6 +56,8 @@ def create(name: str) -> None:
 
     def make() -> None:
         _call("unshare", _libc.unshare(_CLONE_NEWNET), name)
+        if furnish is not None:
+            furnish()
         _call("mount", _libc.mount(_OWN, target.encode(), b"none", _MS_BIND, None), name)
 
     try:

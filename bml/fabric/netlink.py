@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bml.fabric import namespace
 from bml.fabric.condition import BURST_NBYTES, Condition, Setting, setting
-from bml.fabric.layout import MANAGEMENT, MTU, SWITCHES, Cable, End, Layout, belongs
+from bml.fabric.layout import MANAGEMENT, MTU, SWITCHES, Cable, End, Layout
 from bml.topology.errors import FabricError
 
 try:
@@ -17,6 +17,8 @@ except ImportError:
 
 #: All devices are in this group, so that one call removes those of a namespace.
 _GROUP = 0xB31
+#: The loopback device is the first of every namespace. Its alias says who made the namespace.
+_LOOPBACK = 1
 # Handles of the root qdisc: one of another kind needs another.
 _TBF, _BLACKHOLE = 0x10000, 0x20000
 _BRIDGE = {"br_stp_state": 0, "br_mcast_snooping": 0, "br_forward_delay": 0}
@@ -28,15 +30,18 @@ def build(layout: Layout, condition: Condition) -> None:
     """Make all of it; the namespaces must not exist yet."""
     try:
         for room in layout.rooms:
-            namespace.create(layout.namespace(room))
+            namespace.create(layout.namespace(room), lambda: _mark(layout.name))
         namespace.inside(layout.namespace(SWITCHES), lambda: _make_bridges(layout))
         for room in layout.rooms:
             _make_cables(layout, room)
         for room in layout.rooms:
             namespace.inside(layout.namespace(room), lambda room=room: _furnish(layout, room))  # type: ignore[misc]
         settle(layout, layout.cables, condition)
-    except NetlinkError as error:
-        raise FabricError(f"cannot build {layout.fabric.name} in network namespaces: {error}") from error
+    except (NetlinkError, OSError) as error:
+        raise FabricError(
+            f"cannot build {layout.fabric.name} in network namespaces: {error}; it needs CAP_NET_ADMIN, "
+            "CAP_SYS_ADMIN and a /proc/sys that can be written to"
+        ) from error
 
 
 def settle(layout: Layout, cables: Iterable[Cable], condition: Condition) -> None:
@@ -46,20 +51,36 @@ def settle(layout: Layout, cables: Iterable[Cable], condition: Condition) -> Non
         for end in (cable.near, cable.far):
             by_room.setdefault(end.room, []).append((end, setting(cable, end, condition)))
     for room, settings in by_room.items():
-        namespace.inside(layout.namespace(room), lambda settings=settings: _settle(settings))  # type: ignore[misc]
+        space = layout.namespace(room)
+        namespace.inside(space, lambda space=space, settings=settings: _settle(space, settings))  # type: ignore[misc]
 
 
-def destroy(name: str) -> dict[int, str]:
-    """Remove every namespace of this fabric and all that is in them; when it returns, they are gone.
+def is_ours(space: str, name: str) -> bool:
+    """Whether this living namespace was made for the emulated fabric `name`: its devices say so."""
+
+    def look() -> bool:
+        with IPRoute() as ip:
+            return any(
+                link.get_attr("IFLA_GROUP") == _GROUP or link.get_attr("IFLA_IFALIAS") == _alias(name)
+                for link in ip.get_links()
+            )
+
+    return namespace.inside(space, look)
+
+
+def destroy(spaces: Iterable[str]) -> dict[int, str]:
+    """Remove these namespaces and all that is in them; when it returns, they are gone.
 
     Returns the processes that are still inside (pid -> command): they have no network any more.
     """
-    own = [each for each in namespace.names() if belongs(each, name)]
-    left = namespace.processes(own)
-    for each in own:
+    spaces = list(spaces)
+    living = [each for each in spaces if namespace.is_alive(each)]
+    left = namespace.processes(living)
+    for each in living:
         # Not left to the kernel: a connection that still tries to say goodbye over a dead cable would
         # keep a namespace, and all its cables, for minutes after the name is gone.
         namespace.inside(each, _delete_devices)
+    for each in spaces:
         namespace.remove(each)
     return left
 
@@ -74,6 +95,15 @@ def carrier(layout: Layout, server: int, level: int) -> bool:
             return bool(link.get_attr("IFLA_CARRIER"))
 
     return namespace.inside(layout.namespace(end.room), look)
+
+
+def _alias(name: str) -> str:
+    return f"emulated fabric {name} of bml"
+
+
+def _mark(name: str) -> None:
+    with IPRoute() as ip:
+        ip.link("set", index=_LOOPBACK, ifalias=_alias(name))
 
 
 def _make_bridges(layout: Layout) -> None:
@@ -116,9 +146,12 @@ def _furnish(layout: Layout, room: str) -> None:
             ip.link("set", index=index[device], state="up")
 
 
-def _settle(settings: list[tuple[End, Setting]]) -> None:
+def _settle(space: str, settings: list[tuple[End, Setting]]) -> None:
     with IPRoute() as ip:
         index = _indices(ip)
+        missing = [end.device for end, _ in settings if end.device not in index]
+        if missing:
+            raise FabricError(f"network namespace {space} has no device {missing[0]}: bml did not make it")
         for end, wanted in settings:
             if wanted.rate_bit == 0:
                 # Says "sent" and drops: the sender notices nothing. Part of every kernel that has tbf.

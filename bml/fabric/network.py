@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import Any
 
-from bml.fabric import loss, namespace, state
+from bml.fabric import inventory, loss, namespace, state
 from bml.fabric.condition import Condition, Damage
 from bml.fabric.layout import (
     DEFAULT_NAME,
     SWITCHES,
     Layout,
-    belongs,
     check_name,
     parse_rate,
     rate_text,
@@ -27,6 +25,10 @@ from bml.topology.errors import BmlError, FabricError, UsageError
 DEFAULT_RATE = "200mbit"
 Rate = str | int
 """Bits per second, or a text such as `200mbit`."""
+
+#: What is made to see whether one can be, and how long another command is waited for then, in seconds.
+_PROBED = "switch:2"
+_PATIENCE_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Emulated:
     @property
     def condition(self) -> Condition:
         """What it is set to now."""
-        return _complete(self.name).condition
+        return inventory.complete(self.name).condition
 
     def shape(self, rate: Rate | None = None, one_switch_rate: Rate | None = None) -> None:
         """Set the rate of every cable of the fabric, or of the one-switch network; slow ones stay slow."""
@@ -107,7 +109,7 @@ class Emulated:
 
     def has_carrier(self, server: int, level: int) -> bool:
         """Whether this NIC has a carrier now."""
-        return bool(_netlink().carrier(self.layout, server, level))
+        return bool(inventory.netlink().carrier(self.layout, server, level))
 
     def namespace(self, server: int) -> str:
         """Name of the namespace in which a server lives."""
@@ -139,13 +141,20 @@ class Emulated:
             },
         }
 
+    def kill_machine(self, server: int) -> int:
+        """Kill every process in a server's namespace, and return how many there were."""
+        space = self.namespace(server)
+        if not (namespace.is_alive(space) and inventory.netlink().is_ours(space, self.name)):
+            raise FabricError(f"bml did not make the network namespace {space}: nothing in it is killed")
+        return namespace.kill(space)
+
     def down(self) -> dict[int, str]:
         """Remove it; see the function `down`."""
         return down(self.name)
 
     def _change(self, change: Callable[[Condition], Condition]) -> None:
         with state.locked():
-            known = _complete(self.name)
+            known = inventory.complete(self.name)
             if known.fabric != self.fabric.name:
                 raise FabricError(f"{self.name} is a {known.fabric} now, not a {self.fabric.name} any more")
             condition = change(known.condition)
@@ -154,7 +163,7 @@ class Emulated:
             everything = condition.rates != known.condition.rates
             # Saved first: if this is interrupted, the next change of the part, or heal, sets it right.
             state.save(self.name, replace(known, condition=condition))
-            _netlink().settle(self.layout, self.layout.cables if everything else touched, condition)
+            inventory.netlink().settle(self.layout, self.layout.cables if everything else touched, condition)
             lossy = {cable for each in changed if each.kind == "loss" for cable in each.cables(self.layout)}
             if lossy:
                 loss.settle(self.layout, lossy, condition)
@@ -174,84 +183,77 @@ def up(
     (default: the same). What an interrupted call left behind is removed first. `maker`: the id of the process
     that will take it down; once that has ended, the fabric counts as left behind.
 
-    Raises UsageError for a fabric or a rate that cannot be, FabricError without root or pyroute2, or if
-    another fabric, or one with other rates, is up under this name.
+    Raises UsageError for a fabric or a rate that cannot be, FabricError without root or pyroute2, if another
+    fabric, or one with other rates, is up under this name, or if namespaces with its names are not ours.
     """
     layout = Layout(parse(fabric) if isinstance(fabric, str) else fabric, name)
     rate_bit = _bits(rate) or 0
     condition = Condition(rate_bit, _bits(one_switch_rate) or rate_bit)
     with state.locked():
-        known = _known(name)
+        inventory.refuse_others(name)
+        known = inventory.known(name)
         if known is not None and known.complete:
+            inventory.refuse_a_jobs(name, known)
             _check_same(known, layout, condition)
             return Emulated(layout)
-        netlink = _netlink()
-        netlink.destroy(name)
-        state.save(name, State(layout.fabric.name, condition, False, maker))
-        try:
-            netlink.build(layout, condition)
-        except BaseException:
-            netlink.destroy(name)
-            state.forget(name)
-            raise
-        state.save(name, State(layout.fabric.name, condition, True, maker))
+        return build(layout, condition, maker)
+
+
+def build(layout: Layout, condition: Condition, maker: int) -> Emulated:
+    """Make all of it in place of what is left of one; what `up` does under the lock."""
+    name, netlink = layout.name, inventory.netlink()
+    inventory.refuse_others(name)
+    netlink.destroy(inventory.ours(name))
+    state.save(name, State.of(layout.fabric.name, condition, False, maker))
+    try:
+        netlink.build(layout, condition)
+    except BaseException:
+        netlink.destroy(inventory.ours(name))
+        state.forget(name)
+        raise
+    state.save(name, State.of(layout.fabric.name, condition, True, maker))
     return Emulated(layout)
 
 
 def find(name: str = DEFAULT_NAME) -> Emulated:
     """The emulated fabric that is up under this name. Raises FabricError if there is none."""
-    return Emulated(Layout(parse(_complete(check_name(name)).fabric), name))
+    return Emulated(Layout(parse(inventory.complete(check_name(name)).fabric), name))
 
 
 def is_up(name: str = DEFAULT_NAME) -> bool:
     """Whether a whole fabric is up under this name."""
-    known = _known(check_name(name))
+    known = inventory.known(check_name(name))
     return known is not None and known.complete
 
 
 def down(name: str = DEFAULT_NAME) -> dict[int, str]:
     """Remove everything of this fabric, whole or not; no effect if there is nothing.
 
-    Returns the processes (pid -> command) that still run inside it, without a network.
+    Returns the processes (pid -> command) that still run inside it, without a network. Raises FabricError,
+    once that is done, if there are namespaces with its names that others have made: they stay.
     """
     check_name(name)
     with state.locked():
-        left: dict[int, str] = _netlink().destroy(name)
+        left: dict[int, str] = inventory.netlink().destroy(inventory.ours(name))
         state.forget(name)
+        inventory.refuse_others(name)
         return left
 
 
 def obstacle() -> str | None:
     """Why this process cannot bring up an emulated fabric; None if it can."""
-    probe = f"bml-probe-{os.getpid()}"
+    rate_bit = parse_rate(DEFAULT_RATE)
+    layout = Layout(parse(_PROBED), f"probe{os.getpid()}")
     try:
-        _netlink()
-        with state.locked():
-            namespace.create(probe)
-            namespace.remove(probe)
+        with state.locked(_PATIENCE_S):
+            try:
+                build(layout, Condition(rate_bit, rate_bit), os.getpid())
+            finally:
+                inventory.netlink().destroy(inventory.ours(layout.name))
+                state.forget(layout.name)
     except BmlError as error:
         return str(error)
     return None
-
-
-def _known(name: str) -> State | None:
-    """What is up: the file's word, unless a reboot or somebody's `ip netns del` made it wrong."""
-    known = state.load(name)
-    present = {each for each in namespace.names() if belongs(each, name)}
-    if known is None:
-        return State("", Condition(0, 0), complete=False) if present else None
-    if known.complete and present != {f"{name}-{room}" for room in Layout(parse(known.fabric), name).rooms}:
-        return replace(known, complete=False)
-    return replace(known, complete=False) if known.orphaned else known
-
-
-def _complete(name: str) -> State:
-    known = _known(name)
-    if known is None:
-        raise FabricError(f"no emulated fabric {name} is up: bml fabric up bcube:3x2{_named(name)}")
-    if not known.complete:
-        raise FabricError(f"the emulated fabric {name} is not whole: bml fabric down{_named(name)}, then up")
-    return known
 
 
 def _check_same(known: State, layout: Layout, condition: Condition) -> None:
@@ -259,7 +261,7 @@ def _check_same(known: State, layout: Layout, condition: Condition) -> None:
     if known.fabric != layout.fabric.name:
         raise FabricError(
             f"a {known.fabric} is up already as {layout.name}: take it down with bml fabric "
-            f"down{_named(layout.name)}, or give this one another --name"
+            f"down{inventory.named(layout.name)}, or give this one another --name"
         )
     if now.rates != condition.rates:
         was, wanted = (
@@ -267,12 +269,8 @@ def _check_same(known: State, layout: Layout, condition: Condition) -> None:
         )
         raise FabricError(
             f"{layout.name} is up already with {was} (its own cables, one-switch network), not {wanted}: "
-            f"bml fabric shape{_named(layout.name)} changes that"
+            f"bml fabric shape{inventory.named(layout.name)} changes that"
         )
-
-
-def _named(name: str) -> str:
-    return "" if name == DEFAULT_NAME else f" --name {name}"
 
 
 def _bits(rate: Rate | None) -> int | None:
@@ -281,10 +279,3 @@ def _bits(rate: Rate | None) -> int | None:
     if rate <= 0:
         raise UsageError(f"a rate of {rate} bit/s cannot be")
     return parse_rate(f"{rate}bit")
-
-
-def _netlink() -> ModuleType:
-    """Raises FabricError if pyroute2 is missing; what only looks does not need it."""
-    from bml.fabric import netlink
-
-    return netlink

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,24 +15,35 @@ from bml.fabric.condition import Condition, Damage
 from bml.topology.errors import FabricError, UsageError
 
 FOLDER = Path("/run/bml")
+LOCK_S = 30.0
+"""How long a command waits for another that changes emulated fabrics; to make the largest takes a second."""
+
+_LOOK_S = 0.02
 
 
 @dataclass(frozen=True)
 class State:
     """`complete`: it was built to the end; otherwise whoever built it was interrupted.
 
-    `maker`: the process that it was made for and ends with; 0: it stays until it is taken down.
+    `maker`: the process that it was made for and ends with, and when that was started; 0: it stays until it
+    is taken down.
     """
 
     fabric: str
     condition: Condition
     complete: bool
     maker: int = 0
+    maker_began: int = 0
+
+    @classmethod
+    def of(cls, fabric: str, condition: Condition, complete: bool, maker: int) -> State:
+        """The state of a fabric that is made now for this process."""
+        return cls(fabric, condition, complete, maker, _began(maker) if maker else 0)
 
     @property
     def orphaned(self) -> bool:
         """Whether the process that it was made for has ended without taking it down."""
-        return self.maker != 0 and not Path(f"/proc/{self.maker}").exists()
+        return self.maker != 0 and _began(self.maker) != max(self.maker_began, 1)
 
 
 def load(name: str) -> State | None:
@@ -43,9 +55,8 @@ def load(name: str) -> State | None:
             int(content["one_switch_bit"]),
             frozenset(Damage.parse(text) for text in content["damages"]),
         )
-        return State(
-            str(content["fabric"]), condition, bool(content["complete"]), int(content.get("maker", 0))
-        )
+        maker, began = int(content.get("maker", 0)), int(content.get("maker_began", 0))
+        return State(str(content["fabric"]), condition, bool(content["complete"]), maker, began)
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, UsageError):
@@ -61,6 +72,7 @@ def save(name: str, state: State) -> None:
         "damages": sorted(str(damage) for damage in state.condition.damages),
         "complete": state.complete,
         "maker": state.maker,
+        "maker_began": state.maker_began,
     }
     path = FOLDER / f"{name}.json"
     temporary = path.with_suffix(".new")
@@ -74,14 +86,43 @@ def forget(name: str) -> None:
 
 
 @contextmanager
-def locked() -> Iterator[None]:
-    """Hold the only right to change emulated fabrics; others wait. Raises FabricError without root."""
+def locked(within_s: float = LOCK_S) -> Iterator[None]:
+    """Hold the only right to change emulated fabrics; others wait.
+
+    Raises FabricError without root, and if somebody else holds it for longer than `within_s`.
+    """
     if os.geteuid() != 0:
         raise FabricError("an emulated fabric is made of network namespaces, that needs root: use sudo")
-    FOLDER.mkdir(mode=0o755, exist_ok=True)
-    descriptor = os.open(FOLDER, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        FOLDER.mkdir(mode=0o755, exist_ok=True)
+        descriptor = os.open(FOLDER, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise FabricError(f"emulated fabrics are kept in {FOLDER}: {error.strerror}") from None
+    try:
+        _lock(descriptor, time.monotonic() + within_s, within_s)
         yield
     finally:
         os.close(descriptor)
+
+
+def _lock(descriptor: int, until: float, within_s: float) -> None:
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise FabricError(
+                    f"another command has been changing emulated fabrics for more than {within_s:g} s: see "
+                    f"which with fuser -v {FOLDER}, and end it if it hangs"
+                ) from None
+            time.sleep(_LOOK_S)
+        else:
+            return
+
+
+def _began(process: int) -> int:
+    """When a process was started, in ticks since the machine was; 0 if there is no such process."""
+    try:
+        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return 0

@@ -1,0 +1,48 @@
+"""The emulated fabric of a job: one that somebody keeps up, or one that is made for it and goes with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import chain, count
+
+from bml.fabric import inventory, state
+from bml.fabric.condition import Condition
+from bml.fabric.layout import Layout, parse_rate
+from bml.fabric.network import DEFAULT_RATE, Emulated, build, find
+from bml.topology import parse
+
+
+def use(name: str) -> Emulated:
+    """The fabric that is up under this name. Raises FabricError if there is none, or another job's."""
+    network = find(name)
+    inventory.refuse_a_jobs(name, inventory.complete(name))
+    return network
+
+
+def use_or_make(shape: str, name: str) -> tuple[Emulated, bool]:
+    """The fabric that somebody keeps up under this name, else one made for this process: (it, was it made?).
+
+    Where another job has this name, the new one is called NAME2, NAME3, … Who is given a new one takes it
+    down; those of jobs that were killed are removed first.
+
+    Raises FabricError and UsageError as `up`.
+    """
+    layout = Layout(parse(shape), name)
+    with state.locked():
+        for orphan in inventory.orphans():
+            inventory.netlink().destroy(inventory.ours(orphan))
+            state.forget(orphan)
+        kept = inventory.known(name)
+        if kept is not None and kept.complete and not kept.maker:
+            return Emulated(Layout(parse(kept.fabric), name)), False
+        rate_bit = parse_rate(DEFAULT_RATE)
+        for free in _names(name):
+            found = state.load(free)
+            if found is None or not found.maker:
+                return build(Layout(layout.fabric, free), Condition(rate_bit, rate_bit), os.getpid()), True
+    raise AssertionError
+
+
+def _names(name: str) -> Iterator[str]:
+    return chain([name], (f"{name}{number}" for number in count(2)))
