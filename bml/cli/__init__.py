@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,42 +16,89 @@ from bml.cli.check import check_command
 from bml.cli.doctor import doctor
 from bml.cli.fabric import fabric
 from bml.cli.inject import inject
+from bml.cli.output import taken
 from bml.cli.plan import plan
 from bml.cli.run import run
 from bml.cli.status import status
+from bml.cluster.ending import text_of
 from bml.errors import BmlError, StateMismatch, UsageError
+
+#: With these a command prints text, whatever else it is given.
+_SHOWS_TEXT = {"-h", "--help", "--version"}
 
 
 class Shell(click.Group):
     """Group whose commands may raise BmlError: its message goes to standard error, never a traceback.
 
     Exit status: 0 success, 2 bad usage (UsageError, or click's own), 3 a job whose servers ended with other
-    parameters or ledgers than others (StateMismatch), 1 any other BmlError, 143 SIGTERM.
+    parameters or ledgers than others (StateMismatch), 1 any other BmlError, an answer that could not be
+    written, or Ctrl-C; 143 SIGTERM, 129 a terminal that hangs up. With --json, standard output is one JSON
+    object in each case: the answer, or {"error": {"kind", "text"}}.
     """
 
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command and turn what it raises on purpose into an exit status."""
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
+        """Run a command and end with its exit status."""
+        words = set(sys.argv[1:] if args is None else args)
+        as_json = "--json" in words and not words & _SHOWS_TEXT
+        extra["standalone_mode"] = False
+        with taken(as_json, for_good=args is None) as output, _terminable():
+            status, error = self._outcome(args, *rest, **extra)
+            if as_json and not output.answered:
+                output.answer({"error": error or _error("UsageError", "this command has no answer in JSON")})
+            lost = output.lost()
+            if lost and not output.optional:
+                click.echo(f"Error: standard output could not be written: {lost}", err=True)
+                status = status or 1
+        sys.exit(status)
+
+    def _outcome(self, *arguments: Any, **extra: Any) -> tuple[int, dict[str, str] | None]:
+        """Run the command: its exit status, and the error with which it ended, for JSON."""
         try:
-            with _terminable():
-                return super().invoke(ctx)
+            return super().main(*arguments, **extra) or 0, None
         except BmlError as error:
             click.echo(f"Error: {error}", err=True)
-            ctx.exit(2 if isinstance(error, UsageError) else 3 if isinstance(error, StateMismatch) else 1)
+            status = 2 if isinstance(error, UsageError) else 3 if isinstance(error, StateMismatch) else 1
+            return status, _error(type(error).__name__, str(error))
+        except click.ClickException as error:
+            error.show()
+            return error.exit_code, _error("UsageError", error.format_message())
+        except click.Abort:
+            click.echo("Aborted!", err=True)
+            return 1, _error("KeyboardInterrupt", "interrupted by Ctrl-C")
+        except SystemExit as ends:
+            status = ends.code if isinstance(ends.code, int) else int(ends.code is not None)
+            if isinstance(ends.code, str):
+                click.echo(ends.code, err=True)
+            return status, _error("SystemExit", f"ended with exit status {status}")
+        except Exception as error:
+            traceback.print_exc()
+            return 1, _error(type(error).__name__, text_of(error))
+
+
+def _error(kind: str, text: str) -> dict[str, str]:
+    return {"kind": kind, "text": text}
 
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM ends what a command has begun, as Ctrl-C does; another one ends it at once."""
+    """SIGTERM, or a terminal that hangs up, ends what a command has begun, as Ctrl-C does; twice, at once.
+
+    Where SIGHUP is ignored, as nohup does, the command outlives its terminal.
+    """
 
     def terminated(number: int, frame: object) -> None:
         signal.signal(number, signal.SIG_DFL)
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, terminated)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler == signal.SIG_DFL:  # nohup has SIGHUP ignored
+            signal.signal(number, terminated)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @click.group(cls=Shell, context_settings={"help_option_names": ["-h", "--help"]})
@@ -61,6 +110,10 @@ def main() -> None:
     Example:
       bml run examples/train_digits.py --fabric bcube:3x2 --fault kill:4@step=20
       bml plan bcube:3x2 --fail server:4
+
+    With --json every command prints one JSON object; an error is {"error": {"kind": ..., "text": ...}}.
+    Exit status: 0 success, 2 bad usage, 3 servers that end with different parameters, 143 SIGTERM,
+    129 SIGHUP, 1 anything else.
     """
 
 

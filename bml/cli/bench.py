@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from bml.bench.calibration import calibrate as measure_constants
 from bml.bench.contenders import PEERS, JobSettings
 from bml.bench.contest import OnProgress, Settings, busy, contest
 from bml.bench.rows import Row
+from bml.cli.output import current
 from bml.cli.plan import parse_bytes
 from bml.cluster.constants import constants_of_emulated, default_path, load_constants, store_constants
 from bml.cluster.job import JobSpec
@@ -59,6 +59,8 @@ def bench(ctx: click.Context, calibrating: bool, constants: Path | None, as_json
     if calibrating and ctx.invoked_subcommand is None:
         ctx.invoke(calibrate, constants=constants, as_json=as_json)
     elif ctx.invoked_subcommand is None:
+        if as_json:
+            raise click.UsageError("give --calibrate, or a command such as allreduce")
         click.echo(ctx.get_help())
         ctx.exit(0)
     elif calibrating or constants or as_json:
@@ -81,7 +83,7 @@ def calibrate(constants: Path | None, as_json: bool) -> None:
         found = measure_constants(on_progress)
     stored = store_constants(found.constants, constants)
     if as_json:
-        click.echo(json.dumps(_calibration_json(found, stored)))
+        current().answer(_calibration_json(found, stored))
     else:
         _show_calibration(found, stored)
 
@@ -173,21 +175,19 @@ def allreduce(
     if plot is not None:
         picture.plot(table, title, plot)
     if as_json:
-        click.echo(
-            json.dumps(
-                {
-                    "fabric": settings.job.fabric.name,
-                    "failures": [str(each) for each in sorted(settings.job.fabric.failures)],
-                    "servers": len(settings.job.fabric.servers),
-                    "algorithm": _algorithm(settings.job, running.transport),
-                    "transport": running.transport,
-                    "theory": source,
-                    "rows": [row.as_json() for row in table],
-                    "absent": running.absent,
-                    **_machine(),
-                    "seconds": round(time.monotonic() - start_s, 3),
-                }
-            )
+        current().answer(
+            {
+                "fabric": settings.job.fabric.name,
+                "failures": [str(each) for each in sorted(settings.job.fabric.failures)],
+                "servers": len(settings.job.fabric.servers),
+                "algorithm": _algorithm(settings.job, running.transport),
+                "transport": running.transport,
+                "theory": source,
+                "rows": [row.as_json() for row in table],
+                "absent": running.absent,
+                **_machine(),
+                "seconds": round(time.monotonic() - start_s, 3),
+            }
         )
     else:
         click.echo(f"# {title}; theory by {source}")

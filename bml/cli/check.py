@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import re
@@ -15,6 +14,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from bml.cli.output import current
 from bml.sim.check import Tally, check, report
 from bml.sim.programs.check import check as check_program
 from bml.sim.programs.check import check_all
@@ -69,7 +69,7 @@ def check_command(
     if as_json:
         keys = ("seeds", "violations", "failing_seed", "faults_injected", "steps_committed", "seconds")
         found = asdict(tally)
-        click.echo(json.dumps({key: found[key] for key in keys}))
+        current().answer({key: found[key] for key in keys})
     else:
         _show(tally)
         if tally.failing_seed is not None:

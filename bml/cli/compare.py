@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -11,6 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from bml.cli.output import current
 from bml.schedule import ALGORITHMS
 from bml.schedule.compare import PAPERS, Cell, compare, single_failures
 from bml.topology import BCube, Fabric, Torus, parse
@@ -73,7 +73,7 @@ def _grid(title: str, fabrics: list[Fabric]) -> Grid:
 def show(grids: list[Grid], form: str) -> None:
     """Print the tables in a form: table, markdown or json; times are pipelined and in T."""
     if form == "json":
-        click.echo(json.dumps({"tables": [_as_json(grid) for grid in grids]}))
+        current().answer({"tables": [_as_json(grid) for grid in grids]})
     elif form == "markdown":
         click.echo("\n\n".join(_as_markdown(grid) for grid in grids))
     else:

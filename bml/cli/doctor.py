@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import json
 import os
 import platform
 import resource
@@ -17,6 +16,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from bml.cli.output import current
 from bml.cluster import jobsocket, ray_auth
 from bml.errors import BmlError
 from bml.fabric.network import obstacle
@@ -70,7 +70,7 @@ def doctor(detect_s: float, as_json: bool) -> None:
     checks = checks_of_this_machine()
     sound = all(check.usable for check in checks if check.needed)
     if as_json:
-        click.echo(json.dumps(_report(checks, timeouts)))
+        current().answer(_report(checks, timeouts))
     else:
         _show(checks, timeouts)
     if not sound:

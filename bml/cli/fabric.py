@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -11,6 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from bml.cli.output import current
 from bml.fabric import DEFAULT_NAME, DEFAULT_RATE, Damage, Emulated, find, parse_rate, rate_text
 from bml.fabric import down as take_down
 from bml.fabric import up as bring_up
@@ -67,7 +67,7 @@ def down(name: str, as_json: bool) -> None:
     """
     left = take_down(name)
     if as_json:
-        click.echo(json.dumps({"name": name, "processes": left}))
+        current().answer({"name": name, "processes": left})
         return
     click.echo(f"the emulated fabric {name} is gone")
     for pid, command in left.items():
@@ -207,7 +207,7 @@ def _say(network: Emulated, as_json: bool, remark: str = "", *, addresses: bool 
     """What it is now. A change leaves `addresses` as they are: they are for JSON and those who ask."""
     now = {**network.status(), **more}
     if as_json:
-        click.echo(json.dumps(now))
+        current().answer(now)
         return
     console = Console(markup=False, highlight=False)
     if addresses:

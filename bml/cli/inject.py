@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
 
+from bml.cli.output import current
 from bml.cluster import jobsocket
 from bml.errors import UsageError
 from bml.fabric import find
@@ -46,7 +46,7 @@ def inject(spec: str, job: str | None, fabric_name: str | None, as_json: bool) -
         else _break(fault, fabric_name)
     )
     if as_json:
-        click.echo(json.dumps(done))
+        current().answer(done)
         return
     click.echo(f"{done['fault']} into {done.get('job') or done['fabric']}")
     for each in done["done"]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ from rich.table import Table
 from bml.cli.compare import of_fabric, papers
 from bml.cli.compare import show as show_comparison
 from bml.cli.draw import draw
+from bml.cli.output import current
 from bml.cluster.constants import load_constants
 from bml.schedule import ALGORITHMS, Plan, bound, bound_kind
 from bml.schedule import plan as make_plan
@@ -111,7 +111,7 @@ def plan(
     if picture is not None:
         click.echo(draw(wanted, made.algorithm, picture), err=True)
     if as_json:
-        click.echo(json.dumps(asdict(report)))
+        current().answer(asdict(report))
     else:
         _show(report)
     if report.violations:

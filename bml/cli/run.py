@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from bml.cli.output import current
 from bml.cli.printed import check_writable, strict_json
 from bml.cluster.launch import KEPT_MIB, LAUNCHERS, launch
 from bml.cluster.placement import Reservation
@@ -121,11 +122,11 @@ def run(
     hide = quiet or as_json
     check_writable(report, "--report")
     check_writable(trace, "--trace")
-    with _hidden_prints(as_json):
-        train = load_function(target)
+    current().optional = not as_json
+    train = load_function(target)
     texts = fault_texts(faults, fault_seed, fabric)
     console = Console(file=sys.stderr if as_json else sys.stdout)
-    with _hidden_prints(hide), _Follower(console) as follower:
+    with _hidden_prints(quiet), _Follower(console) as follower:
         result, failure = _outcome(
             train,
             fabric=fabric,
@@ -156,7 +157,7 @@ def run(
         if report is not None:
             report.write_text(strict_json(whole, indent=1))
     if as_json:
-        click.echo(strict_json(whole))
+        current().answer(whole)
     elif failure is None:
         _summarise(result, console)
     if failure is not None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
+from bml.cli.output import current
 from bml.cluster import jobsocket
 
 
@@ -25,7 +25,7 @@ def status(job: str | None, as_json: bool) -> None:
     """
     now = jobsocket.call(job, {"do": "status"})
     if as_json:
-        click.echo(json.dumps(now))
+        current().answer(now)
         return
     _show(now, Console(markup=False, highlight=False))
 

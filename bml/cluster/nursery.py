@@ -12,7 +12,6 @@ launcher's, and nothing of the job. When the launcher is gone, so is it.
 from __future__ import annotations
 
 import gc
-import io
 import os
 import select
 import signal
@@ -26,6 +25,7 @@ from collections import deque
 from contextlib import suppress
 
 from bml.cluster.exiting import end_children, end_process
+from bml.cluster.prints import outlive_readers
 from bml.errors import StartError
 from bml.transport.forks import not_inherited
 
@@ -244,7 +244,7 @@ def _be_born(serve: object, descriptor: int) -> None:
 
     try:
         np.random.seed()  # unseeded users must not all draw alike
-        _print_whole_lines()
+        outlive_readers()
         assert callable(serve)
         serve(descriptor)
     except BaseException as error:
@@ -252,12 +252,6 @@ def _be_born(serve: object, descriptor: int) -> None:
         end_process(error)
     end_children()
     end_process(None)
-
-
-def _print_whole_lines() -> None:
-    """Write a line when it is complete: many processes share the launcher's output."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True, write_through=False)
 
 
 def _reap(children: set[int], sock: socket.socket, wake_read: int) -> None:

@@ -59,7 +59,7 @@ def test_bad_input_ends_with_a_message_and_a_status(arguments, status, says):
     result = run("plan", *arguments, "--json")
     assert result.exit_code == status
     assert says in result.stderr
-    assert result.stdout == ""
+    assert says in json.loads(result.stdout)["error"]["text"]
     assert "Traceback" not in result.stderr
 
 

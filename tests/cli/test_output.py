@@ -1,0 +1,171 @@
+"""Standard output under --json is one JSON object whatever happens, and nobody need be able to read it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from bml.cli import main
+from bml.cluster.prints import Descriptor, lasting
+
+BML = [sys.executable, "-m", "bml"]
+
+
+def strictly(text: str) -> Any:
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+# --- one JSON object ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plan", "bcube:2x2"],
+        ["plan", "bcube:2x2", "--compare"],
+        ["check", "--seeds", "0:2", "--jobs", "1"],
+        ["doctor"],
+    ],
+)
+def test_what_a_command_answers_is_json(arguments: list[str]) -> None:
+    done = CliRunner().invoke(main, [*arguments, "--json"])
+    assert done.exit_code == 0, done.output
+    assert "error" not in strictly(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "kind", "says"),
+    [
+        (["plan", "torus:4"], 2, "UsageError", "torus:4x2"),
+        (["plan"], 2, "UsageError", "FABRIC"),
+        (["plan", "bcube:2x2", "--nonsense"], 2, "UsageError", "nonsense"),
+        (["nonsense"], 2, "UsageError", "nonsense"),
+        ([], 2, "UsageError", "json"),
+        (["check", "--seeds", "7"], 2, "UsageError", "seeds"),
+        (["doctor", "--detect-s", "nan"], 2, "UsageError", "detect_s"),
+        (["status"], 1, "FabricError", "no job of this user"),
+        (["inject", "kill:4"], 1, "FabricError", "no job of this user"),
+        (["inject", "nonsense"], 2, "UsageError", "nonsense"),
+        (["fabric", "status", "--name", "none"], 1, "FabricError", "none"),
+        (["fabric", "cut", "nonsense"], 2, "UsageError", "nonsense"),
+        (["bench"], 2, "UsageError", "allreduce"),
+        (["bench", "allreduce", "--sizes", "many"], 2, "UsageError", "many"),
+        (["run", "missing.py"], 2, "UsageError", "missing.py"),
+    ],
+)
+def test_an_error_is_json_too(
+    arguments: list[str], status: int, kind: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    done = CliRunner().invoke(main, [*arguments, "--json"])
+    error = strictly(done.stdout)["error"]
+    assert (done.exit_code, error["kind"]) == (status, kind), done.stderr
+    assert says in error["text"]
+    assert says in done.stderr, "people are told, too"
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "kind"),
+    [
+        ("import a_module_that_there_is_not", 1, "ModuleNotFoundError"),
+        ("def train(", 1, "SyntaxError"),
+        ("import sys; sys.exit('no data')", 1, "SystemExit"),
+        ("raise KeyboardInterrupt", 1, "KeyboardInterrupt"),
+        ("train = 5", 2, "UsageError"),
+    ],
+)
+def test_a_script_that_prints_and_fails_leaves_json(
+    line: str, status: int, kind: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"print('hello')\n{line}\n" if line[:3] != "def" else line)
+    done = CliRunner().invoke(main, ["run", str(script), "--launcher", "processes", "--json"])
+    assert (done.exit_code, strictly(done.stdout)["error"]["kind"]) == (status, kind), done.output
+
+
+def test_help_is_shown_as_text() -> None:
+    assert "Example:" in CliRunner().invoke(main, ["plan", "--json", "--help"]).stdout
+
+
+PRINTS = """
+import atexit, os, subprocess, threading
+import numpy as np
+print("as a module")
+os.write(1, b"to the descriptor\\n")
+subprocess.run(["echo", "by a child"])
+atexit.register(print, "at the end")
+def train(session):
+    print("while it trains")
+    os.system("echo by a shell")
+    return session.allreduce(np.full(2, np.nan))
+"""
+
+
+@pytest.mark.real
+def test_a_script_that_prints_wherever_it_can_leaves_json(tmp_path: Path) -> None:
+    (tmp_path / "prints.py").write_text(PRINTS)
+    command = [*BML, "run", str(tmp_path / "prints.py"), "--launcher", "processes", "--fabric", "bcube:2x1"]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert strictly(done.stdout)["values"] == {"0": "[nan nan]", "1": "[nan nan]"}
+
+
+# --- readers that go away ----------------------------------------------------------------------------
+
+
+def test_a_stream_whose_reader_has_gone_takes_everything() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with open(os.dup(write), "wb") as closed, open("/dev/full", "wb") as full:
+        for file in (closed, full):
+            stream = lasting(file.fileno(), "latin-1", by_line=True)
+            print("a line …", file=stream)
+            stream.write("x" * 100_000)
+            stream.flush()
+            raw = stream.buffer.raw  # type: ignore[attr-defined]
+            assert isinstance(raw, Descriptor)
+            assert raw.lost is not None
+    os.close(write)
+
+
+def test_a_stream_that_does_not_block_is_waited_for() -> None:
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    stream = lasting(write, "latin-1", by_line=True)
+    reader = subprocess.Popen(["wc", "-c"], stdin=read, stdout=subprocess.PIPE)
+    os.close(read)
+    print("x" * 1_000_000 + "…", file=stream)
+    os.close(write)
+    assert reader.communicate(timeout=20)[0].split() == [str(1_000_000 + len("\\u2026\n")).encode()]
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_an_answer_that_cannot_be_written_is_an_error(form: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*BML, "plan", "bcube:2x2", *form],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "Error: standard output could not be written: No space left on device\n"
+
+
+def test_a_command_without_standard_streams_ends_well() -> None:
+    done = subprocess.run(
+        ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *BML, "plan", "bcube:2x2"], timeout=60, check=False
+    )
+    assert done.returncode == 0
