@@ -36,6 +36,10 @@ def a_call_is_repeated(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(calls.Calls, "check", lambda self: None)
 
 
+def a_torn_call_is_forgotten(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(calls.Calls, "__exit__", lambda self, *_: setattr(self, "_inside", 0))
+
+
 def a_new_loop_forgets_the_ledger(plant: pytest.MonkeyPatch) -> None:
     opened = Ledgers.open
 
@@ -106,6 +110,7 @@ def values_behind_functions_are_not_given(plant: pytest.MonkeyPatch) -> None:
         recompute_writes_over_the_gradient,
         a_part_is_given_before_the_others,
         a_call_is_repeated,
+        a_torn_call_is_forgotten,
         a_new_loop_forgets_the_ledger,
         a_joiner_calls_what_is_outside_of_its_loop,
         a_joiner_takes_the_first_loop_for_that_of_the_others,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import random
-import threading
 import warnings
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,9 @@ from bml.sim.programs.writer import BY_SERVER, Program, Writer
 
 _FLAWED = 0.25
 _MOST_CALLS = 40
+_MOMENTS = ("before", "brought", "committed")
+_OF_INTERRUPTED = ("Interrupted", "SessionBroken", "StepMismatch", "TrainingError", "UsageError")
+"""What servers may end with when a handler raised on one of them: it has left a call or a loop."""
 
 
 class Verdict(NamedTuple):
@@ -37,25 +40,27 @@ class Verdict(NamedTuple):
         return f"{head}\n{said}\n\n{self.program.text}"
 
 
-class _Ends:
-    """What the servers' training functions came to, as their threads say."""
+@dataclass
+class Ends:
+    """What the servers' training functions came to; `failed`: the job ended with an error.
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.values: dict[int, Any] = {}
-        self.digests: dict[int, str] = {}
-        self.ledgers: dict[int, Any] = {}
-        self.errors: list[tuple[Line, BaseException]] = []
+    `errors` are those that servers ended with, each with whether the server had joined.
+    """
 
-    def __call__(self, line: Line, outcome: tuple[Any, Any, BaseException | None]) -> None:
-        session, value, error = outcome
-        with self.lock:
-            if error is None:
-                self.values[line.server] = value
-                self.digests[line.server] = session.digest()
-                self.ledgers[line.server] = session.samples()
-            elif not isinstance(error, Dead):
-                self.errors.append((line, error))
+    values: dict[int, Any] = field(default_factory=dict)
+    digests: dict[int, str] = field(default_factory=dict)
+    ledgers: dict[int, Any] = field(default_factory=dict)
+    errors: list[tuple[int, bool, BaseException]] = field(default_factory=list)
+    failed: bool = False
+
+    def note(self, line: Line, session: Any, value: Any, error: BaseException | None) -> None:
+        """A server's training function has ended; its thread says so."""
+        if error is None:
+            self.values[line.server] = value
+            self.digests[line.server] = session.digest()
+            self.ledgers[line.server] = session.samples()
+        elif not isinstance(error, Dead):
+            self.errors.append((line.server, line.joins, error))
 
 
 def check(seed: int) -> Verdict:
@@ -64,12 +69,13 @@ def check(seed: int) -> Verdict:
     program = Writer(chance, chance.random() < _FLAWED).program()
     n_servers = chance.randint(2, 4)
     faults = _faults(chance, n_servers)
-    ends = _Ends()
+    ends = Ends()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of states that differ at first: each program says whether they do
         os.environ["BML_DEBUG"] = "1" if program.flaw == "changed before it is committed" else "0"
-        company = run(program.compiled(), range(n_servers), faults, ends)
-    violations = [*company.violations, *_judge(program, n_servers, company, ends)]
+        company = run(program.compiled(), range(n_servers), faults, ends.note)
+    ends.failed = company.error is not None
+    violations = [*company.violations, *judge(program, n_servers, ends, bool(faults.interrupts))]
     return Verdict(seed, program, faults, n_servers, company, tuple(violations))
 
 
@@ -92,28 +98,30 @@ def _faults(chance: random.Random, n_servers: int) -> Faults:
         if server not in found.absent:
             found.kills[server] = (
                 chance.randint(1, _MOST_CALLS // 2),
-                chance.choice(["before", "brought", "committed"]),
+                chance.choice(_MOMENTS),
             )
     if chance.random() < 0.1:
         found.leaves[chance.choice(servers)] = chance.randint(1, 10)
     for _ in range(chance.choice([0, 1, 1, 2])):
         server = chance.choice([*found.absent, *found.kills, *found.leaves, chance.choice(servers)])
         found.joins.append((chance.randint(1, _MOST_CALLS // 2), server))
+        if chance.random() < 0.2:
+            found.doomed[server] = (chance.randint(1, _MOST_CALLS // 2), chance.choice(_MOMENTS))
+    if chance.random() < 0.1:
+        found.interrupts[chance.choice(servers)] = int(10 ** chance.uniform(1, 4))
     return found
 
 
-def _judge(program: Program, n_servers: int, company: Company, ends: _Ends) -> list[str]:
-    """What is wrong with how a job ended."""
+def judge(program: Program, n_servers: int, ends: Ends, interrupted: bool = False) -> list[str]:
+    """What is wrong with how a job ended. `interrupted`: a signal's handler raised on one of its servers."""
     found = []
-    for line, error in ends.errors:
-        if not _may_raise(program, line, error):
-            found.append(f"server {line.server} ended by {type(error).__name__}: {error}")
-    if company.error is not None or not ends.values:
+    for server, joined, error in ends.errors:
+        if not _may_raise(program, joined, interrupted, error):
+            found.append(f"server {server} ended by {type(error).__name__}: {error}")
+    if ends.failed or not ends.values:
         return found
-    if (
-        len(set(ends.digests.values())) > 1
-        or len({each and each["digest"] for each in ends.ledgers.values()}) > 1
-    ):
+    ledgers = {each and each["digest"] for each in ends.ledgers.values()}
+    if len(set(ends.digests.values())) > 1 or len(ledgers) > 1:
         found.append(f"parameters or ledgers differ: {ends.digests} {ends.ledgers}")
     if program.flaw in BY_SERVER:
         return found  # what is right for one of them is wrong for the other
@@ -122,22 +130,23 @@ def _judge(program: Program, n_servers: int, company: Company, ends: _Ends) -> l
     return found
 
 
-def _may_raise(program: Program, line: Line, error: BaseException) -> bool:
+def _may_raise(program: Program, joined: bool, interrupted: bool, error: BaseException) -> bool:
     """Whether this is an error that the program, or what befell the server, deserves."""
     name = type(error).__name__
-    if name in ("Evicted", "TooFewServers", *program.errors):
+    if name in ("Evicted", "TooFewServers", *program.errors, *(_OF_INTERRUPTED if interrupted else ())):
         return True
     if program.flaw and name == "TrainingError":
         return True  # what the server raised that it names is judged there
-    if line.joins and name == "UsageError" and program.between:
+    if joined and name == "UsageError" and program.between:
         return "joins a running job" in str(error)
     return False
 
 
-def _equal(program: Program, server: int, n_servers: int, ends: _Ends) -> bool:
+def _equal(program: Program, server: int, n_servers: int, ends: Ends) -> bool:
     """Whether all have what the oracle has, when the state of this server was taken at the beginning."""
     oracle = OracleSession(range(n_servers), server)
-    expected = program.compiled()(oracle)
+    with np.errstate():  # it may change how numpy treats errors
+        expected = program.compiled()(oracle)
     for value in ends.values.values():
         if program.is_exact and not _same(value, expected):
             return False

@@ -8,9 +8,12 @@ all others still have before them, follow, and contribute from the step on that 
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,14 +23,23 @@ from bml.errors import BmlError, Evicted, StepMismatch, TooFewServers, TrainingE
 from bml.protocol.messages import View
 from bml.protocol.transfer import Rope
 from bml.protocol.workspace import OPS, Array
+from bml.train import session as session_module
 from bml.train.communicator import Committed, Outcome, Retried
 
 DEADLINE_S = 20.0
 """What a wait may take before it is a hang: everything else takes milliseconds."""
 
 
+Report = Callable[["Line", Any, Any, BaseException | None], None]
+_OF_THE_SESSION = str(Path(session_module.__file__).parent)
+
+
 class Dead(BaseException):
     """This server has died: nothing of its training function is run any more."""
+
+
+class Interrupted(BaseException):
+    """What the handler of a signal raises."""
 
 
 class Hang(BaseException):
@@ -39,19 +51,24 @@ class Faults:
     """What befalls whom: `kills` and `leaves` by server, `joins` after how many committed steps.
 
     A server dies in its `kills[0]`-th call: "before" it contributes, when it has "brought" its contribution,
-    or when its step is "committed" and it has not been told. A number of 0 or a step that is never reached
-    does nothing.
+    or when its step is "committed" and it has not been told. One that joined dies in such a call of `doomed`,
+    those counted that it replays. `interrupts`: a signal's handler raises in this server's training thread,
+    after so many calls of functions by or in the session. What is never reached does nothing.
     """
 
     absent: tuple[int, ...] = ()
     kills: dict[int, tuple[int, str]] = field(default_factory=dict)
     leaves: dict[int, int] = field(default_factory=dict)
     joins: list[tuple[int, int]] = field(default_factory=list)
+    doomed: dict[int, tuple[int, str]] = field(default_factory=dict)
+    interrupts: dict[int, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         said = [f"server {server} dies in call {call}, {when}" for server, (call, when) in self.kills.items()]
         said += [f"server {server} leaves at boundary {number}" for server, number in self.leaves.items()]
         said += [f"server {server} joins after step {step}" for step, server in self.joins]
+        said += [f"joined, {each} dies in call {call}, {when}" for each, (call, when) in self.doomed.items()]
+        said += [f"server {server} is interrupted in function {n}" for server, n in self.interrupts.items()]
         return "; ".join([*(f"server {each} is absent" for each in self.absent), *said]) or "no faults"
 
 
@@ -242,7 +259,7 @@ class Line:
         self._calls = 0
         self._boundaries = 0
         self._took = not joins
-        self._level = self._replays = False
+        self._level = self._replays = self._is_dead = False
 
     @property
     def view(self) -> View:
@@ -269,7 +286,9 @@ class Line:
         company = self._company
         with company.changed:
             self._check()
+            self._calls += 1
             if self._replays or self._step <= company.committed:
+                self._die_if("before")
                 company.wait_for(
                     lambda: company.committed >= self._step, f"the kept result of step {self._step}"
                 )
@@ -279,7 +298,6 @@ class Line:
                         f"the others called {called.text} in step {self._step}, this is {text}"
                     )
                 return self._given(shared)
-            self._calls += 1
             self._die_if("before")
             if epoch != company.epoch:
                 return Retried(self._step, company.epoch)
@@ -299,15 +317,18 @@ class Line:
         return self._company.result(self._step - 1, shared)
 
     def _die_if(self, when: str) -> None:
-        if not self.joins and self._company.faults.kills.get(self.server) == (self._calls, when):
+        faults = self._company.faults
+        kills = faults.doomed if self.joins else faults.kills
+        if kills.get(self.server) == (self._calls, when):
+            self._is_dead = True
             self._company.lose(self.server)
             raise Dead
 
     def _check(self) -> None:
+        if self._is_dead:
+            raise Dead  # in another thread of it
         if self._company.error is not None:
             raise self._company.error
-        if not self.joins and self.server not in self._company.contributors:
-            raise Dead  # another thread of it has died
 
     def joined(self) -> memoryview | None:
         """See Communicator."""
@@ -347,30 +368,27 @@ class Line:
             self._boundaries += 1
             if self.server in company.contributors:
                 if not self.joins and company.faults.leaves.get(self.server) == self._boundaries:
+                    self._is_dead = True
                     company.lose(self.server)
                     raise Evicted("it was asked to leave")
                 company.give(self.server, self._step - 1, state)
 
 
-def run(
-    train: Callable[[Any], Any], servers: Iterable[int], faults: Faults, report: Callable[[Line, Any], None]
-) -> Company:
-    """Run a job to its end; `report` is given each server's line and training function's outcome.
-
-    The outcome is (session, value, error), told in the server's thread.
-    """
-    from bml.train.session import Session
-
+def run(train: Callable[[Any], Any], servers: Iterable[int], faults: Faults, report: Report) -> Company:
+    """Run a job to its end; `report` is given each server's line, session, value and error, in its thread."""
     threads: list[threading.Thread] = []
 
     def serve(line: Line) -> None:
-        session, value, error = Session(line), None, None
+        session, value, error = session_module.Session(line), None, None
+        if not line.joins and line.server in faults.interrupts:
+            sys.setprofile(_interrupting(faults.interrupts[line.server]))
         try:
             value = train(session)
             session.finish()
         except BaseException as raised:
             error = raised
-        report(line, (session, value, error))
+        sys.setprofile(None)
+        report(line, session, value, error)
         if not isinstance(error, Dead):
             company.end(line.server, error)
         session.close()
@@ -388,3 +406,20 @@ def run(
         if thread.is_alive():
             company.violations.append(f"hang: {thread.name} did not end")
     return company
+
+
+def _interrupting(n_calls: int) -> Callable[[FrameType, str, Any], None]:
+    """A profile function that raises where a signal's handler could: in the n-th call in or by the session.
+
+    Python looks for signals where a function begins and where one that is written in C has returned.
+    """
+    left = n_calls
+
+    def look(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal left
+        if event in ("call", "c_return") and frame.f_code.co_filename.startswith(_OF_THE_SESSION):
+            left -= 1
+            if left == 0:
+                raise Interrupted
+
+    return look

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bml.sim.programs.company import Interrupted
+
 LAYERS = 2
 _HEAD = """\
 def train(session):
@@ -20,9 +22,25 @@ def train(session):
     momentum, count, rate = np.zeros(3), np.zeros((), np.int64), {{"rate": 1.0, "name": "lr"}}
     session.state(params=w, momentum=[momentum, {{"count": count}}])
     session.state_fn("rate", rate.update, lambda: rate)
+    log = []
+    session.state_fn("log", lambda value: log.__setitem__(slice(None), value), lambda: log)
     bucket = session.bucket([(3,), (2, 2)], "float64")
     buffer = session.empty(3, "float64")
 """
+
+
+ODD = (
+    "None",
+    "True",
+    "2**70",
+    "-3",
+    "'\\udcff'",
+    "b'\\x00'",
+    "[[1.5], {'a': None}]",
+    "np.float16(2)",
+    "np.eye(2)",
+)
+"""Values of a state's function that change their kind from step to step."""
 
 
 def gradient(layer: int, indices: Any, w: Sequence[Any]) -> Any:
@@ -47,7 +65,7 @@ class Program(NamedTuple):
 
     def compiled(self) -> Callable[[Any], Any]:
         """The function."""
-        names: dict[str, Any] = {"np": np, "gradient": gradient}
+        names: dict[str, Any] = {"np": np, "gradient": gradient, "Interrupted": Interrupted}
         exec(compile(self.text, "<program>", "exec"), names)
         train: Callable[[Any], Any] = names["train"]
         return train
@@ -70,12 +88,14 @@ class Writer:
     def program(self) -> Program:
         """A program of some loops in a row, each perhaps with others inside."""
         first = self._chance.choice(["4.0", "4.0", "4.0 + session.server"])
+        if self._chance.random() < 0.1:
+            self._say("np.seterr(all='raise')")
         for _ in range(self._chance.randint(1, 3)):
             self._loop(0)
             if self._chance.random() < 0.2:
                 self._between = True
                 self._metric()
-        self._say("return [x.copy() for x in w], momentum.copy(), int(count), rate['rate']")
+        self._say("return [x.copy() for x in w], momentum.copy(), int(count), rate['rate'], log")
         text = _HEAD.format(first=first) + "\n".join(self._lines) + "\n"
         flaw = self._flaw if self._flawed else ""
         return Program(text, flaw, FLAWS[flaw] if flaw else (), self._is_exact, self._between)
@@ -165,8 +185,13 @@ class Writer:
             self._say(f"{batch}.allreduce(gradient(0, {batch}.indices, w))")
 
     def _caught(self, batch: str) -> None:
-        """The step of a batch; perhaps a sample is bad, on all servers, and the loop goes on or is left."""
-        if self._chance.random() < 0.1:
+        """The step of a batch; perhaps a sample is bad, on all servers, or a signal is caught."""
+        if self._chance.random() < 0.15:
+            with self._block("try:"):
+                self._reduce(batch)
+            with self._block("except Interrupted:"):
+                self._say("pass")
+        elif self._chance.random() < 0.1:
             with self._block("try:"):
                 with self._block(f"if {batch}.batch_no == {self._chance.randint(1, 3)}:"):
                     self._say("raise ValueError('a bad sample')")
@@ -186,6 +211,8 @@ class Writer:
     def _count(self) -> None:
         self._say("count += 1")
         self._say("rate['rate'] *= 0.5")
+        if self._chance.random() < 0.5:
+            self._say(f"log.append({self._chance.choice(ODD)})")
 
     def _metric(self) -> None:
         chance = self._chance
