@@ -16,6 +16,7 @@ from ray.util import get_node_ip_address
 from bml.cluster.coordinator import CoordinatorLoop
 from bml.cluster.exiting import end_children
 from bml.cluster.fleet import Request
+from bml.cluster.handles import ProcessId, this_process
 from bml.cluster.job import Contact, Contacts, Endpoint, JobSpec, Place, default_nics
 from bml.cluster.server import Server
 from bml.cluster.strikes import strike_from
@@ -46,9 +47,9 @@ class ServerActor:
         self._runs = threading.Lock()
         self._report: bytes | None = None
 
-    def contact(self) -> tuple[Contact, int]:
-        """Where this server can be reached, and its process id."""
-        return self._server.contact, os.getpid()
+    def contact(self) -> tuple[Contact, ProcessId]:
+        """Where this server can be reached, and its process."""
+        return self._server.contact, this_process()
 
     def run(self, contacts: Contacts, train: bytes) -> bytes:
         """Run the training function, once; returns the pickled ServerReport.
@@ -78,8 +79,9 @@ class ServerActor:
 class Said(NamedTuple):
     """What a coordinator's actor answers; `beats` counts its loop's signs of life."""
 
-    snapshot: dict[str, Any]
-    process: int
+    snapshots: list[dict[str, Any]]
+    """The last of every view since it was asked before; the newest is that of now."""
+    process: ProcessId
     beats: int
     ended: bool
 
@@ -93,7 +95,8 @@ class CoordinatorActor:
     def __init__(self, spec: JobSpec, contacts: Contacts, lives: Mapping[int, int], term: int):
         self._beats = 0
         self._ended = False
-        self._loop = CoordinatorLoop(spec, contacts, lives, term, lambda now: None, self._beat)
+        self._views: dict[int, dict[str, Any]] = {}
+        self._loop = CoordinatorLoop(spec, contacts, lives, term, self._changed, self._beat)
         threading.Thread(target=self._run, name="bml-coordinator", daemon=True).start()
 
     def _run(self) -> None:
@@ -107,9 +110,16 @@ class CoordinatorActor:
     def _beat(self) -> None:
         self._beats += 1
 
+    def _changed(self, snapshot: dict[str, Any]) -> None:
+        self._views[snapshot["epoch"]] = snapshot
+
     def said(self) -> Said:
         """Where the job stands, and how the coordinator is."""
-        return Said(self._loop.snapshot(), os.getpid(), self._beats, self._ended)
+        ended, views = self._ended, self._views
+        self._views = {}
+        now = self._loop.snapshot()
+        views[now["epoch"]] = now
+        return Said([views[epoch] for epoch in sorted(views)], this_process(), self._beats, ended)
 
     def join(self, server: int, life: int, contact: Contact) -> None:
         """A server was started to join."""

@@ -7,9 +7,6 @@ dead. No parameter byte passes through its object store or its calls: the server
 
 from __future__ import annotations
 
-import logging
-import os
-import signal
 import threading
 import time
 from contextlib import suppress
@@ -19,18 +16,20 @@ import cloudpickle
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayActorError, RayError
 
-from bml.cluster.fleet import Answers, Changed, Died, FleetEvent, Known, Reported, Request, look_after
+from bml.cluster.fleet import Answers, Died, FleetEvent, Known, Reported, Request
+from bml.cluster.handles import Handle
 from bml.cluster.job import Contact, JobSpec, Place
 from bml.cluster.nursery import ENDING_S
 from bml.cluster.placement import Reservation, blocks
-from bml.cluster.ray_actors import CoordinatorActor, ServerActor
-from bml.cluster.ray_machines import Machines, living_machines, on_node
-from bml.cluster.ray_own import NAMESPACE, OwnRay
+from bml.cluster.ray_actors import ServerActor
+from bml.cluster.ray_connection import RayConnection
+from bml.cluster.ray_coordinator import RayCoordinator
+from bml.cluster.ray_machines import Machines, living_machines, on_node, room_for
 from bml.errors import StartError, UsageError
-from bml.protocol.succession import Succession
 
-_SNAPSHOT_S = 0.1
 _LOOK_S = 1.0
+#: How long processes may take to end by themselves once Ray has killed their actors, in seconds.
+_GOING_S = 0.5
 #: Two calls at a time: the training function, and whoever asks how it is going; and some that ask again for
 #: the report, as Ray did not reach the actor for a while.
 _CALLS_AT_A_TIME = 8
@@ -52,50 +51,53 @@ class RayFleet:
     ):
         self._reserves = reserves or Reservation()
         self._machines = machines
-        self._own: OwnRay | None = None
-        self._train = b""
-        self._one_machine = True
-        # Guards what follows: while one thread is in `wait`, another is in `join`.
-        self._changing = threading.Lock()
+        self._train: Any = None
+        # Guards what follows: while one thread is in `wait`, others are in `join` and `ask`.
+        self._changing = threading.Condition()
         self._known = Known()
         self._actors: dict[int, Any] = {}
-        self._pids: dict[int, int] = {}
+        self._handles: dict[int, Handle] = {}
         self._runs: dict[Any, int] = {}
         self._unheard: dict[int, float] = {}
-        self._coordinator: Any = None
-        self._coordinator_pid: int | None = None
-        self._saying: Any = None
-        self._missed = False
-        self._said_at = 0.0
-        self._beats = 0
-        timeouts = spec.timeouts()
-        self._succession = Succession(timeouts, timeouts.start_s, time.monotonic())
-        self._ours = not ray.is_initialized()
-        if self._ours and (address or os.environ.get("RAY_ADDRESS")):
-            ray.init(
-                address=address or "auto",
-                namespace=NAMESPACE,
-                logging_level=logging.ERROR,
-                log_to_driver=prints,
+        self._asking = 0
+        self._closed = False
+        self._connection = RayConnection(address, prints)
+        try:
+            self._place(spec)
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def _place(self, spec: JobSpec) -> None:
+        """Decide where the servers are to live, and what is left open in the specification."""
+        servers, machines, living = spec.parsed_fabric().servers, self._machines, living_machines()
+        is_own = machines is None and self._connection.is_own
+        self._homes = blocks(servers, living)
+        # On one machine, loopback addresses reach everybody. It must have room: others may join that Ray.
+        alone = machines is None and len(living) == 1
+        has_room = not self._reserves or room_for(self._reserves, len(servers))
+        if is_own and not has_room:
+            raise StartError(
+                f"this machine has no room: each of {len(servers)} servers reserves {self._reserves}, and "
+                f"its Ray has {ray.cluster_resources()}"
             )
-        elif self._ours:
-            self._own = OwnRay(prints)
-        living = living_machines()
-        self._head = max(living, key=lambda each: each.is_head).node
-        self._homes = blocks(spec.parsed_fabric().servers, living)
-        # On one machine, loopback addresses reach everybody.
-        self._one_machine = machines is None and (self._own is not None or len(living) == 1)
+        self._one_machine = alone and has_room
         self.spec = self._spec = spec.settled(self._one_machine)
+        self._local = is_own or machines is not None
+        head = machines.head if machines else max(living, key=lambda each: each.is_head).node
+        self._coordinator = RayCoordinator(
+            spec=self._spec, known=self._known, changing=self._changing, node=head, local=self._local
+        )
 
     def start(self, train: bytes) -> None:
         """See Fleet."""
-        self._train = train
+        self._train = ray.put(train)  # once, and not with every call
         for server in self._spec.servers:
             self._actors[server] = self._actor(server)
         deadline = time.monotonic() + self._spec.start_s
         for server in self._actors:
             self._known.contacts[server] = self._contact(server, deadline)
-        look_after(self._succession, time.monotonic(), self._end_coordinator, self._start_coordinator)
+        self._coordinator.look_after()
         for server in self._actors:
             self._run(server)
 
@@ -119,7 +121,7 @@ class RayFleet:
         """Where Ray is to put a server."""
         if self._machines:
             return on_node(self._machines.nodes[server])
-        if self._reserves:
+        if self._reserves and not self._one_machine:
             return "SPREAD"  # it must be where that is free
         return on_node(self._homes[server])
 
@@ -140,8 +142,7 @@ class RayFleet:
         with self._changing:
             self._known.came(server, life, contact)
             self._run(server)
-            if self._coordinator is not None:
-                self._coordinator.join.remote(server, life, contact)
+            self._coordinator.join(server, life, contact)
 
     def _come(self, server: int, life: int, deadline: float, give_up: threading.Event) -> Contact:
         """Start a server that joins, elsewhere if its machine is dead, and hear where it can be reached."""
@@ -159,9 +160,7 @@ class RayFleet:
         """End what is left of a server; a frozen one cannot hear Ray."""
         with suppress(RayError):
             ray.kill(self._actors.pop(server))
-        pid = self._pids.pop(server, None)
-        if pid is not None:
-            self._kill(pid)
+        self._let_go(server, kill=True)
         self._forget(server)
 
     def _forget(self, server: int) -> None:
@@ -172,7 +171,7 @@ class RayFleet:
 
     def machine_lost(self, server: int, why: str) -> Died | None:
         """A machine is dead, which Ray will notice much later. None if its server had ended."""
-        self._pids.pop(server, None)
+        self._let_go(server)
         if server not in self._running():
             return None
         self._forget(server)
@@ -180,26 +179,34 @@ class RayFleet:
 
     def wait(self, timeout_s: float) -> list[FleetEvent]:
         """See Fleet."""
-        look_after(self._succession, time.monotonic(), self._end_coordinator, self._start_coordinator)
-        asks_s = min(_SNAPSHOT_S, self._succession.interval_s)
-        idle = self._saying is None and self._coordinator is not None
-        if idle and time.monotonic() - self._said_at >= asks_s:
-            self._saying = self._coordinator.said.remote()
+        self._coordinator.look_after()
+        saying, wait_s = self._coordinator.ask(), min(timeout_s, self._coordinator.interval_s)
         with self._changing:
             self._ask_again()
-            refs = [*self._runs, *([self._saying] if self._saying else [])]
+            refs = [*self._runs, *saying]
         if not refs:
-            time.sleep(min(timeout_s, asks_s))
+            time.sleep(wait_s)
             return []
-        ready, _ = ray.wait(refs, num_returns=1, timeout=min(timeout_s, asks_s))
+        ready, _ = ray.wait(refs, num_returns=1, timeout=wait_s)
         events: list[FleetEvent] = []
         for ref in ready:
-            event = self._from_coordinator() if ref is self._saying else self._run_event(ref)
-            events += [event] if event else []
+            events += self._coordinator.heard() if self._coordinator.is_answer(ref) else self._run_event(ref)
         return events
 
     def ask(self, request: Request, timeout_s: float) -> Answers:
         """See Fleet; an actor that dies of a fault may take its answer with it."""
+        with self._changing:
+            if self._closed:
+                return {}  # a call of Ray would now connect this process to any cluster that it finds
+            self._asking += 1
+        try:
+            return self._ask(request, timeout_s)
+        finally:
+            with self._changing:
+                self._asking -= 1
+                self._changing.notify_all()
+
+    def _ask(self, request: Request, timeout_s: float) -> Answers:
         running = self._running()
         asked = {
             handle.answer.remote(request, timeout_s): server
@@ -221,6 +228,9 @@ class RayFleet:
 
     def close(self) -> None:
         """See Fleet."""
+        with self._changing:
+            self._changing.wait_for(lambda: not self._asking)
+            self._closed = True
         with suppress(RayError):  # whoever has reported has ended its children
             running = self._running() & self._actors.keys()
             if ending := [self._actors[server].end_children.remote() for server in running]:
@@ -229,18 +239,16 @@ class RayFleet:
             with suppress(RayError):
                 ray.kill(actor)
         self._actors.clear()
-        self._end_coordinator()
-        for pid in self._pids.values():
-            self._kill(pid)  # a frozen one cannot hear Ray
-        self._pids.clear()
-        if self._own is not None:
-            self._own.stop()
-        elif self._ours and ray.is_initialized():
-            ray.shutdown()
+        deadline = time.monotonic() + _GOING_S
+        self._coordinator.end(_GOING_S)
+        for server, handle in list(self._handles.items()):
+            ended = handle.has_ended(max(0.0, deadline - time.monotonic()))
+            self._let_go(server, kill=not ended)  # a frozen one cannot hear Ray
+        self._connection.close()
 
     # --- events ----------------------------------------------------------------------------------
 
-    def _run_event(self, ref: Any) -> FleetEvent | None:
+    def _run_event(self, ref: Any) -> list[FleetEvent]:
         pickled, lost = b"", ""
         try:
             pickled = ray.get(ref)
@@ -248,23 +256,22 @@ class RayFleet:
             with self._changing:
                 if ref in self._runs:
                     self._unheard[self._runs.pop(ref)] = time.monotonic() + _LOOK_S
-            return None
+            return []
         except RayActorError as error:
             lost = f"Ray: {str(error).splitlines()[0]}"
         with self._changing:
             server = self._runs.pop(ref, None)
         if server is None:
-            return None  # it was ended meanwhile, to be started again
+            return []  # it was ended meanwhile, to be started again
         if not lost:
-            return Reported(cloudpickle.loads(pickled))
-        self._pids.pop(server, None)  # the number may soon be another process's
-        return self._died(server, lost)
+            return [Reported(cloudpickle.loads(pickled))]
+        self._let_go(server)
+        return [self._died(server, lost)]
 
     def _died(self, server: int, why: str) -> Died:
         with self._changing:
             self._known.gone[server] = why
-            if self._coordinator is not None:
-                self._coordinator.gone.remote(server, why)
+            self._coordinator.gone(server, why)
         return Died(server, why)
 
     def _running(self) -> set[int]:
@@ -282,93 +289,38 @@ class RayFleet:
             self._run(server)
 
     def _contact(self, server: int, deadline: float, give_up: threading.Event | None = None) -> Contact:
-        ref = self._actors[server].contact.remote()
-        # Ray may let who was to be on a machine that has died wait for ever.
-        while not ray.wait([ref], timeout=_LOOK_S)[0] and time.monotonic() < deadline:
-            if give_up is not None and give_up.is_set():
-                raise StartError(f"server {server} was still being started when the job ended")
-            if not self._has_machine(server):
-                break
-        try:
-            found = ray.get(ref, timeout=0)
-        except GetTimeoutError:
-            wanted = f", of which each server reserves {self._reserves}" if self._reserves else ""
-            raise StartError(
-                f"Ray did not start server {server} in time; it has {ray.cluster_resources()}{wanted}"
-            ) from None
-        except RayError as error:
-            raise StartError(f"server {server} died at start-up: {error}") from error
-        contact: Contact
-        contact, self._pids[server] = found
-        return contact
+        """Where a server that was just started can be reached; asks again if Ray does not reach it."""
+        while True:
+            ref = self._actors[server].contact.remote()
+            # Ray may let who was to be on a machine that has died wait for ever.
+            while not ray.wait([ref], timeout=_LOOK_S)[0] and time.monotonic() < deadline:
+                if give_up is not None and give_up.is_set():
+                    raise StartError(f"server {server} was still being started when the job ended")
+                if not self._has_machine(server):
+                    break
+            try:
+                contact: Contact
+                contact, process = ray.get(ref, timeout=0)
+            except ActorUnavailableError as error:
+                if time.monotonic() < deadline:
+                    continue
+                raise StartError(f"Ray did not reach server {server} in time: {error}") from error
+            except GetTimeoutError:
+                wanted = f", of which each server reserves {self._reserves}" if self._reserves else ""
+                raise StartError(
+                    f"Ray did not start server {server} in time; it has {ray.cluster_resources()}{wanted}"
+                ) from None
+            except RayError as error:
+                raise StartError(f"server {server} died at start-up: {error}") from error
+            if self._local:
+                self._handles[server] = Handle(process)
+            return contact
 
-    # --- the coordinator -------------------------------------------------------------------------
-
-    def _from_coordinator(self) -> FleetEvent | None:
-        succession, now = self._succession, time.monotonic()
-        ref, self._saying, self._said_at = self._saying, None, now
-        try:
-            said = ray.get(ref)
-        except ActorUnavailableError:  # it may be alive: if it stays silent it is replaced
-            self._missed = True
-            return None
-        except RayError as error:
-            if isinstance(error, ActorDiedError):
-                self._coordinator_pid = None  # somebody else may have it by now
-            self._end_coordinator()
-            succession.ended(succession.term, f"died: {str(error).splitlines()[0]}", now)
-            return None
-        if self._missed:
-            with self._changing:
-                self._tell_all()
-        if said.beats != self._beats:
-            self._beats = said.beats
-            succession.beat(succession.term, now)
-        snapshot = said.snapshot
-        self._coordinator_pid = said.process
-        succession.said(snapshot["term"], snapshot["state"], snapshot["highest"])
-        if said.ended:
-            self._end_coordinator()
-            state = snapshot["state"]
-            succession.ended(succession.term, f"ended, being {state}", now, done=state == "stopped")
-        return Changed(snapshot)
-
-    def _start_coordinator(self, term: int) -> None:
-        self._beats = 0
-        actor = ray.remote(CoordinatorActor).options(
-            name=f"{self._spec.job}-coordinator-{term}",
-            namespace=NAMESPACE,
-            num_cpus=0,
-            max_restarts=0,
-            # If Ray's head dies all is over; any other machine may die, and must not take it along.
-            scheduling_strategy=on_node(self._machines.head if self._machines else self._head),
-        )
-        with self._changing:
-            known = self._known
-            self._coordinator = actor.remote(self._spec, known.contacts, known.lives, term)
-            self._tell_all()
-
-    def _tell_all(self) -> None:
-        """Tell the coordinator what it may have missed, under the lock; what it knows does no harm."""
-        known, self._missed = self._known, False
-        for server, life in known.lives.items():
-            self._coordinator.join.remote(server, life, known.contacts[server])
-        for server, why in known.gone.items():
-            self._coordinator.gone.remote(server, why)
-
-    def _end_coordinator(self) -> None:
-        """End what is left of the coordinator; one that is stopped cannot hear Ray."""
-        with self._changing:
-            actor, self._coordinator, self._saying = self._coordinator, None, None
-        pid, self._coordinator_pid = self._coordinator_pid, None
-        if actor is not None:
-            with suppress(RayError):
-                ray.kill(actor)
-            if pid is not None:
-                self._kill(pid)
-
-    def _kill(self, pid: int) -> None:
-        """Kill a process if its id means something here: elsewhere only Ray can."""
-        if self._own is not None or self._machines:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+    def _let_go(self, server: int, kill: bool = False) -> None:
+        """Forget a server's process, if it is of this machine, and kill what is left of it before."""
+        handle = self._handles.pop(server, None)
+        if handle is None:
+            return
+        if kill:
+            handle.kill()
+        handle.close()

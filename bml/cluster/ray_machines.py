@@ -9,7 +9,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from bml.cluster.job import Endpoint, Place
-from bml.cluster.placement import Machine
+from bml.cluster.placement import Machine, Reservation
 
 _HEAD = "node:__internal_head__"  # what Ray adds to the resources of the node with its head
 
@@ -45,3 +45,9 @@ def living_machines() -> list[Machine]:
         for node in ray.nodes()
         if node["Alive"]
     ]
+
+
+def room_for(reserves: Reservation, servers: int) -> bool:
+    """Whether Ray has free now what so many servers reserve."""
+    free = ray.available_resources()
+    return all(free.get(name, 0.0) >= servers * amount for name, amount in reserves.amounts.items())

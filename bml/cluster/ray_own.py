@@ -1,36 +1,40 @@
-"""A Ray of a job's own, on this machine: it is started for the job, and nothing of it is left."""
+"""A Ray of a process's own, on this machine: it is started for its jobs, and nothing of it is left."""
 
 from __future__ import annotations
 
 import logging
 import os
 import shutil
-import signal
 import tempfile
-import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import ray
 
 from bml.cluster import ray_auth
-from bml.cluster.nursery import LONG_COPIES
+from bml.cluster.nursery import LONG_COPIES, what_we_import
 
 NAMESPACE = "bml"
 OBJECT_STORE_NBYTES = 100 << 20
 """Of every Ray that is started here: nothing of a job passes through it."""
+
+_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+#: In a folder with a longer name Ray's sockets would have longer names than sockets can have.
+_MOST_FOLDER = 26
 
 
 class OwnRay:
     """Starts a Ray with a token of its own, and this process as its driver; `stop` ends it. Idempotent."""
 
     def __init__(self, prints: bool):
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        for name, value in LONG_COPIES.items():
-            os.environ.setdefault(name, value)
-        self._folder: str | None = tempfile.mkdtemp(prefix="bml-ray-")
-        ours = signal.getsignal(signal.SIGTERM)
+        place = tempfile.gettempdir()
+        self._folder: str | None = tempfile.mkdtemp(
+            prefix="bml-ray-", dir=place if len(place) <= _MOST_FOLDER else "/tmp"
+        )
+        defaults = {name: text for name, text in (_SETTINGS | LONG_COPIES).items() if name not in os.environ}
         try:
-            with ray_auth.private():
+            # What its processes are to have in their environment, this one need not keep.
+            with ray_auth.private(), _environment(defaults | what_we_import()):
                 ray.init(
                     address="local",
                     namespace=NAMESPACE,
@@ -43,9 +47,6 @@ class OwnRay:
         except BaseException:
             self.stop()
             raise
-        # Ray has put its own handler there. Who had one, as the command line has, ends the job itself.
-        if callable(ours) and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, ours)
 
     def stop(self) -> None:
         """End it, and remove its folder."""
@@ -55,3 +56,18 @@ class OwnRay:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+
+
+@contextmanager
+def _environment(settings: Mapping[str, str]) -> Iterator[None]:
+    """Add these to this process's environment for a while."""
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

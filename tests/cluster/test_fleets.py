@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import cloudpickle
@@ -14,6 +17,7 @@ import pytest
 
 from bml.cluster import processes
 from bml.cluster.fleet import Changed, Died, Reported
+from bml.cluster.handles import ProcessId, process_id
 from bml.cluster.job import Contact, JobSpec, ServerReport
 from bml.cluster.mail import Inbox, receive
 from bml.cluster.placement import Machine
@@ -23,6 +27,7 @@ from bml.errors import StartError
 pytestmark = pytest.mark.timeout(60)
 
 SPEC = JobSpec("bcube:2x1", transport="tcp")
+NOBODY = ProcessId(1 << 30, 0)
 KILLED = "its process was killed by signal 9"
 
 
@@ -172,6 +177,8 @@ class FakeRay:
     def __init__(self) -> None:
         self.calls: list[tuple[str, str, tuple[Any, ...]]] = []
         self.answers: dict[tuple[str, str], Any] = {}
+        self.puts: list[Any] = []
+        self.free: dict[str, float] = {}
 
     def is_initialized(self) -> bool:
         return True
@@ -191,6 +198,13 @@ class FakeRay:
             raise answer
         return answer
 
+    def put(self, value: Any) -> Any:
+        self.puts.append(value)
+        return ("put", value)
+
+    def available_resources(self) -> dict[str, float]:
+        return self.free
+
     def kill(self, actor: Actor) -> None:
         self.calls.append((actor.kind, "killed", ()))
 
@@ -201,13 +215,17 @@ class FakeRay:
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     ray_fleet = pytest.importorskip("bml.cluster.ray_fleet")
+    from bml.cluster import ray_connection, ray_coordinator, ray_machines
+
     made = FakeRay()
-    monkeypatch.setattr(ray_fleet, "ray", made)
+    for module in (ray_fleet, ray_coordinator, ray_connection, ray_machines):
+        monkeypatch.setattr(module, "ray", made)
+    for module in (ray_fleet, ray_coordinator):
+        monkeypatch.setattr(module, "on_node", lambda node: node)
     monkeypatch.setattr(ray_fleet, "living_machines", lambda: [Machine("127.0.0.1", "a", 2.0, True)])
-    monkeypatch.setattr(ray_fleet, "on_node", lambda node: node)
     monkeypatch.setattr(ray_fleet, "_LOOK_S", 0.05)
     for server in SPEC.servers:
-        made.answers[f"ServerActor {server}", "contact"] = (contact(server), 1 << 30)
+        made.answers[f"ServerActor {server}", "contact"] = (contact(server), NOBODY)
     return made
 
 
@@ -229,7 +247,7 @@ def unavailable() -> Exception:
 def said(beats: int, term: int = 1) -> Any:
     from bml.cluster.ray_actors import Said
 
-    return Said({"term": term, "state": "steady", "highest": term}, 1 << 30, beats, False)
+    return Said([{"term": term, "state": "steady", "highest": term}], NOBODY, beats, False)
 
 
 def waits(fleet: Any, until: Callable[[], object]) -> list[Any]:
@@ -267,20 +285,131 @@ def test_a_coordinator_that_ray_does_not_reach_is_replaced_only_if_it_stays_sile
     ray: FakeRay, fleet: Any
 ) -> None:
     ray.answers["CoordinatorActor", "said"] = said(1)
-    waits(fleet, lambda: fleet._beats == 1)
+    waits(fleet, lambda: fleet._coordinator._beats == 1)
     fleet._died(1, "killed")
     told = len(ray.asked("CoordinatorActor", "gone"))
     ray.answers["CoordinatorActor", "said"] = unavailable()
     asked = len(ray.asked("CoordinatorActor", "said"))
     waits(fleet, lambda: len(ray.asked("CoordinatorActor", "said")) > asked + 1)
     ray.answers["CoordinatorActor", "said"] = said(2)
-    waits(fleet, lambda: fleet._beats == 2)
+    waits(fleet, lambda: fleet._coordinator._beats == 2)
     assert len(ray.asked("CoordinatorActor", "new")) == 1, "it was out of reach for a moment"
     assert len(ray.asked("CoordinatorActor", "gone")) == told + 1, "it is told what it may have missed"
     ray.answers["CoordinatorActor", "said"] = unavailable()
     waits(fleet, lambda: len(ray.asked("CoordinatorActor", "new")) == 2)
     assert ray.asked("CoordinatorActor", "killed")
     assert ray.asked("CoordinatorActor", "gone")[-1] == (1, "killed"), "and so is its successor"
+
+
+def test_a_server_that_ray_does_not_reach_while_it_starts_is_asked_again(ray: FakeRay) -> None:
+    from bml.cluster.ray_fleet import RayFleet
+
+    fleet, comes = RayFleet(SPEC, None, prints=False), ray.answers.pop(("ServerActor 1", "contact"))
+    ray.answers["ServerActor 1", "contact"] = unavailable()
+    starting = threading.Thread(target=fleet.start, args=(b"train",))
+    starting.start()
+    deadline = time.monotonic() + 10
+    while len(ray.asked("ServerActor 1", "contact")) < 3:
+        assert starting.is_alive()
+        assert time.monotonic() < deadline
+    ray.answers["ServerActor 1", "contact"] = comes
+    starting.join(10)
+    assert len(ray.asked("ServerActor 1", "run")) == 1
+    assert len(ray.asked("ServerActor 1", "new")) == 1, "it is the same actor"
+
+
+def test_what_has_the_number_of_a_dead_server_is_not_killed(ray: FakeRay, fleet: Any) -> None:
+    """Nor is what has the coordinator's."""
+    fleet._local = fleet._coordinator._local = True
+    with stranger() as process:
+        named = ProcessId(process.pid, process_id(process.pid).began - 1)
+        ray.answers["ServerActor 1", "contact"] = (contact(1), named)
+        fleet.join(1, 1, threading.Event())
+        told = said(1)
+        ray.answers["CoordinatorActor", "said"] = told._replace(process=named)
+        waits(fleet, lambda: fleet._coordinator._beats == 1)
+        fleet.close()
+        assert process.poll() is None
+
+
+def test_a_server_that_does_not_hear_ray_is_killed(ray: FakeRay, fleet: Any) -> None:
+    fleet._local = True
+    with stranger() as process:
+        ray.answers["ServerActor 1", "contact"] = (contact(1), process_id(process.pid))
+        fleet.join(1, 1, threading.Event())
+        fleet.close()
+        assert process.wait(10) == -signal.SIGKILL
+
+
+@contextmanager
+def stranger() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_the_training_function_is_handed_to_ray_once(ray: FakeRay, fleet: Any) -> None:
+    assert ray.puts == [b"train"]
+    assert [arguments[1] for arguments in ray.asked("ServerActor 1", "run")] == [("put", b"train")]
+
+
+def test_every_view_is_told_on_ray(ray: FakeRay, fleet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of them may come between two questions to the coordinator."""
+    from bml.cluster import ray_actors
+
+    now = {"term": 1, "state": "steady", "highest": 1, "epoch": 0}
+
+    class Loop:
+        def __init__(self, *arguments: Any) -> None:
+            self.on_change = arguments[4]
+
+        def run(self) -> None:
+            for epoch in (1, 2, 3):
+                for step in (10, 11):
+                    self.on_change({**now, "epoch": epoch, "step": epoch * step})
+
+        def snapshot(self) -> dict[str, Any]:
+            return {**now, "epoch": 3, "step": 50}
+
+    monkeypatch.setattr(ray_actors, "CoordinatorLoop", Loop)
+    actor = ray_actors.CoordinatorActor(SPEC, {}, {}, 1)
+    deadline = time.monotonic() + 10
+    while not actor._ended:
+        assert time.monotonic() < deadline
+    ray.answers["CoordinatorActor", "said"] = actor.said()
+    snapshots = list[Any]()
+    while not snapshots:
+        assert time.monotonic() < deadline
+        snapshots += [each.snapshot for each in fleet.wait(0.01)]
+    assert [(each["epoch"], each["step"]) for each in snapshots] == [(1, 11), (2, 22), (3, 50)]
+    assert len(actor.said().snapshots) == 1, "each once, and how it is now"
+
+
+def test_nothing_is_asked_of_ray_after_the_end(ray: FakeRay, fleet: Any) -> None:
+    """Ray would connect this process to any cluster that it finds on the machine."""
+    fleet.close()
+    calls = len(ray.calls)
+    assert fleet.ask(("status", ""), 1.0) == {}
+    assert len(ray.calls) == calls
+
+
+@pytest.mark.parametrize(("free", "where"), [(2.0, "a"), (1.0, "SPREAD")])
+def test_servers_are_on_one_machine_only_if_it_has_room_for_all(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, free: float, where: str
+) -> None:
+    """Else Ray may put them on machines that are not there yet."""
+    from bml.cluster.placement import Reservation
+    from bml.cluster.ray_fleet import RayFleet
+
+    ray.free = {"CPU": free}
+    fleet = RayFleet(SPEC, None, False, Reservation({"CPU": 1}))
+    fleet.start(b"train")
+    assert fleet._strategy(0) == where
+    (place,) = [arguments[2] for arguments in ray.asked("ServerActor 0", "new")]
+    assert (place is not None) == (free == 2.0), "loopback addresses reach nobody elsewhere"
 
 
 def test_servers_that_run_end_their_children_before_ray_kills_them(ray: FakeRay, fleet: Any) -> None:

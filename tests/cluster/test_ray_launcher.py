@@ -163,6 +163,49 @@ def test_a_running_ray_job_can_be_looked_at_and_hurt(tmp_path: Path) -> None:
     assert list((tmp_path / "bml").iterdir()) == []
 
 
+_TWO_JOBS = """
+import json, os
+import bml
+import numpy as np
+
+STOP = os.environ["STOP_AT"]
+RAYS = ("RAY_CLIENT_MODE", "PYTHONBREAKPOINT")  # what Ray itself sets
+
+
+def until(session):
+    while not session.allreduce(np.array([os.path.exists(STOP)]).astype("i4"), op="max")[0]:
+        pass
+    return "second"
+
+
+def short(session):
+    return "first"
+
+
+before = dict(os.environ)
+second = bml.start(until, "bcube:2x1")
+first = bml.start(short, "bcube:2x1")
+values = [first.wait(60).value]
+open(STOP, "w").close()
+values.append(second.wait(60).value)
+values.append(bml.launch(short, "bcube:2x1").value)
+kept = {name for name in os.environ.items() - before.items() if name[0] not in RAYS}
+print(json.dumps([values, sorted(kept)]))
+"""
+
+
+def test_the_end_of_a_job_leaves_ray_to_another_one_of_the_same_process(tmp_path: Path) -> None:
+    before = ray_leftovers()
+    (tmp_path / "two.py").write_text(_TWO_JOBS)
+    done = run(sys.executable, str(tmp_path / "two.py"), STOP_AT=str(tmp_path / "stop"))
+    assert done.returncode == 0, done.stderr
+    values, kept = json.loads(done.stdout.splitlines()[-1])
+    assert values == ["first", "second", "first"]
+    assert kept == [], "nothing stays in the environment"
+    assert "died or was killed" not in done.stdout + done.stderr, "all was well"
+    assert ray_leftovers() == before
+
+
 @pytest.fixture
 def cluster() -> Iterator[tuple[str, str]]:
     """A Ray with its dashboard and a token, as a user's cluster would be: (address, dashboard)."""
