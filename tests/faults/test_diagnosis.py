@@ -300,3 +300,16 @@ def test_a_server_whose_connections_all_stand_still_is_lost_and_not_called_silen
 def test_a_dead_server_is_blamed_though_some_of_its_connections_stood_still() -> None:
     seen = [*caused_by(FABRIC, ServerFailure(4)), stall(1, 4, 1)]
     assert diagnose(FABRIC, Evidence({}, tuple(seen))).failures == (ServerFailure(4),)
+
+
+@pytest.mark.parametrize(
+    "truth", [("server:4",), ("switch:0/1",), ("link:2/0", "link:5/1"), ("server:0", "link:7/1")]
+)
+def test_what_is_too_much_to_search_is_explained_greedily(
+    truth: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bml.faults.diagnosis.SEARCH_NODES", 0)
+    suspicions = caused_by(FABRIC, *truth)
+    found = diagnose(FABRIC, Evidence({}, tuple(suspicions)))
+    assert not unexplained(FABRIC, suspicions, found.failures)
+    assert len(found.failures) <= len(truth) + 1

@@ -274,3 +274,7 @@ def test_a_stall_strikes_both_ends_and_needs_neighbours() -> None:
     assert [bool(plan.for_server(server, FABRIC)) for server in range(6)] == [*[False] * 3, True, True, False]
     with pytest.raises(UsageError, match="server 7 has no NIC on the other side of link:4/0"):
         FaultPlan.parse("stall:4/0,peer=7@step=9").validate(FABRIC)
+
+
+def test_what_is_done_to_real_cables_or_machines_says_so() -> None:
+    assert {name for name, kind in KINDS.items() if kind.emulated} == {"node", "slow", "loss"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from bml.protocol.succession import GiveUp, Kill, Order, Start, Succession
@@ -170,3 +172,15 @@ def test_one_that_is_steady_and_silent_in_turn_is_not_replaced_as_fast_for_ever(
         driver.said("steady")
         driver.run(1.2, beats=False)
     assert driver.term <= 3, "a silence of 1.2 s is borne by then"
+
+
+def test_coordinators_that_come_to_nothing_are_started_ever_more_slowly(working: Driver) -> None:
+    pauses = []
+    for _ in range(6):
+        working.ended()
+        ended = working.now
+        while not working.look():
+            working.now = working.succession.next_deadline(working.now)
+        pauses.append(working.now - ended)
+    assert pauses[:2] == [0.0, 0.0]
+    assert all(later == pytest.approx(2 * pause) for pause, later in pairwise(pauses[2:]))

@@ -119,3 +119,18 @@ def test_a_part_that_is_out_is_trusted_after_a_probe_only() -> None:
     assert healthy == [(1, 0)]
     assert [peer for peer, _, _ in probes].count(1) == 1
     assert [now for peer, _, now in probes if peer == 2] == pytest.approx([1.1, 2.7, 4.3, 5.9], abs=0.21)
+
+
+def test_a_server_without_links_is_heard_all_the_same() -> None:
+    """Else no link of it could ever be trusted again."""
+    driver = Driver()
+    driver.watch.set_view(view(2, ("link:0/0", "link:0/1")), frozenset(), 0.0)
+    beats = {(one.peer, one.level) for one in driver.watch.tick(0.1) if isinstance(one, Beat)}
+    assert beats == LINKS
+
+
+def test_lost_links_are_beaten_with_the_others_and_no_oftener() -> None:
+    driver = Driver()
+    driver.watch.set_view(view(2, ("link:1/0",)), LINKS - {(1, 0)}, 0.0)
+    assert any(isinstance(one, Beat) for one in driver.watch.tick(0.2))
+    assert not [one for one in driver.watch.tick(0.2 + 1e-6) if isinstance(one, Beat)]

@@ -1,0 +1,82 @@
+"""The core of a server that joins: what it makes of evictions, and of frames with the training state."""
+
+from __future__ import annotations
+
+import pytest
+
+from bml.errors import Evicted
+from bml.protocol import events as ev
+from bml.protocol import messages as msg
+from bml.protocol.call import Call
+from bml.protocol.frame import FrameError, Header, Kind
+from bml.protocol.plausible import check_from_server
+from bml.protocol.server import ServerCore
+from bml.protocol.timeouts import Timeouts
+from bml.protocol.transfer import Head, Part
+from bml.schedule import Programs, Schedules
+from bml.topology import Fabric, parse
+
+ME, DONOR, EPOCH = 2, 0, 1
+FABRIC = parse("bcube:3x1")
+
+
+def programs(fabric: Fabric, server: int) -> Programs:
+    return Programs(Schedules(fabric, "packed"), server)
+
+
+def joiner() -> ServerCore:
+    """Before any view."""
+    return ServerCore(ME, FABRIC, programs, Timeouts.of(0.5), lambda nbytes: 1 << 16, 0.0, msg.Life(ME, 1))
+
+
+def learner(epoch: int = EPOCH) -> ServerCore:
+    """A member of a view that contributes nothing yet."""
+    core = joiner()
+    install(core, epoch)
+    return core
+
+
+def install(core: ServerCore, epoch: int) -> None:
+    view = msg.View(epoch, (0, 1, 2), (), 4, "", 0.0, learners=(ME,), joined=(msg.Life(ME, 1),))
+    for message in (msg.Freeze(0, epoch, "why"), msg.Propose(0, view), msg.Install(0, epoch)):
+        core.handle(ev.Control(message), 0.0)
+
+
+def head_frame(dest: int = ME) -> Header:
+    return Header(Kind.HEAD, EPOCH, 4, DONOR, dest, 0, 0, 10, 10)
+
+
+def test_an_eviction_before_the_first_view_is_waited_out() -> None:
+    assert joiner().handle(ev.Control(msg.Evict(0, 3, "another life")), 0.0) == []
+
+
+def test_a_learner_that_is_evicted_ends() -> None:
+    done = learner().handle(ev.Control(msg.Evict(0, 3, "silent")), 0.0)
+    assert [type(each.error) for each in done if isinstance(each, ev.Stop)] == [Evicted]
+
+
+def test_state_for_another_server_is_dropped() -> None:
+    core = learner()
+    assert core.admit(DONOR, head_frame()) is ev.Verdict.TEXT
+    assert core.admit(DONOR, head_frame(dest=1)) is ev.Verdict.DROP
+
+
+def test_state_of_an_epoch_that_ended_while_it_came_counts_no_more() -> None:
+    text = Head(10, Part(0, 1, 4), "0" * 64).encode().decode()
+    assert learner().received(DONOR, head_frame(), text, 0.0)
+    core = learner()
+    assert core.admit(DONOR, head_frame()) is ev.Verdict.TEXT
+    install(core, EPOCH + 1)
+    assert core.received(DONOR, head_frame(), text, 0.0) == []
+
+
+@pytest.mark.parametrize("text", ["sum <q9 3\nx", "sum <f4 three\nx", "sum <f4\nx", "sub <f4 3\nx", ""])
+def test_what_describes_no_call_is_refused(text: str) -> None:
+    with pytest.raises(FrameError, match="no description of a call"):
+        Call.decode(text)
+
+
+@pytest.mark.parametrize(("observer", "peer", "level"), [(ME, 7, 0), (ME, -1, 0), (ME, 1, 5), (ME, 1, -1)])
+def test_suspicions_of_links_that_are_not_there_are_refused(observer: int, peer: int, level: int) -> None:
+    with pytest.raises(msg.MessageError, match="no link"):
+        check_from_server(msg.Withdraw(observer, peer, level), observer, FABRIC)
