@@ -16,6 +16,7 @@ import cloudpickle
 import pytest
 
 from bml.cluster import processes
+from bml.cluster.coordinator import CoordinatorLoop
 from bml.cluster.fleet import Changed, Died, Reported
 from bml.cluster.handles import ProcessId, process_id
 from bml.cluster.job import Contact, JobSpec, ServerReport
@@ -23,6 +24,9 @@ from bml.cluster.mail import Inbox, receive
 from bml.cluster.placement import Machine
 from bml.cluster.processes import ProcessFleet
 from bml.errors import StartError
+from bml.protocol.coordinator_events import Gone
+from bml.topology.errors import UsageError
+from bml.transport.control import End
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -467,3 +471,31 @@ def test_the_driver_of_ray_does_not_wait_for_a_launcher_that_does_not_read() -> 
             heard += [event for _, event in inbox.take()]
     assert [each for each in heard if isinstance(each, Died)][1:] == [Died(1, KILLED)]
     assert len(heard) <= 1002
+
+
+# --- the coordinator's dials --------------------------------------------------------------------------
+
+
+def test_a_refused_dial_proves_the_death_of_the_life_that_was_dialled_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = CoordinatorLoop(SPEC, {0: contact(0), 1: contact(1)}, {}, 1, lambda now: None, lambda: None)
+    dialled, heard = [], []
+    monkeypatch.setattr(loop, "_dial", dialled.append)
+    monkeypatch.setattr(loop, "_handle", heard.append)
+    earlier = Contact(1, ("127.0.0.1", 9), (("127.0.0.1", 9),))
+    loop._failed(1, earlier, End("refused", "nobody listens there"))
+    assert (dialled, heard) == ([1], []), "the server has come again elsewhere"
+    loop._failed(1, contact(1), End("refused", "nobody listens there"))
+    assert (dialled, heard) == ([1], [Gone(1, "its process is gone (refused)")])
+
+
+# --- addresses ----------------------------------------------------------------------------------------
+
+
+def test_each_server_takes_its_own_of_the_addresses_that_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BML_NICS", "10.7.0.{n}, 10.7.1.{n}")
+    fleet = ProcessFleet(JobSpec("bcube:2x2"), prints=False)
+    assert fleet._place(2).nics == ("10.7.0.3", "10.7.1.3")
+    with pytest.raises(UsageError, match="for each of 1 levels"):
+        ProcessFleet(SPEC, prints=False)._place(0)
