@@ -6,7 +6,8 @@
         result = bml.launch(train, "bcube:3x2", launcher="processes", faults=fault_plan)
 
 Every test draws a plan of its own from the seed and its own name, so it draws the same one when it is run
-alone. The plan is shown with the failure of a test. docs/testing.md tells more.
+alone. The plan is shown with the failure of a test. A test fails in whose jobs a fault of its plan never
+struck, unless the marker has must_strike=False. docs/testing.md tells more.
 """
 
 from __future__ import annotations
@@ -21,14 +22,21 @@ import pytest
 
 # Every pytest of an environment with bml in it loads this file: what a fixture needs is imported in it.
 if TYPE_CHECKING:
+    from bml.cluster.result import Result
     from bml.fabric.network import Emulated
     from bml.faults.plan import FaultPlan
 
 _SEED = pytest.StashKey[int]()
-_PLAN = pytest.StashKey["FaultPlan"]()
-_MARKER = "faults(*faults, fabric=…, steps=…, count=2, kinds=…): what the fixture fault_plan is"
+_WATCH = pytest.StashKey["_Watch"]()
+_TITLE = "fault plan"
+_MARKER = (
+    "faults(*faults, fabric=…, steps=…, count=2, kinds=…, must_strike=True): what the fixture fault_plan is, "
+    "and whether the test fails if one of these faults never struck"
+)
 BringUp = Callable[..., "Emulated"]
 _DRAWN = {"fabric", "steps", "count", "kinds"}
+_MUST_STRIKE = "must_strike"
+_WORKERS_SEED = "bml_fault_seed"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,11 +60,30 @@ def pytest_configure(config: pytest.Config) -> None:
     if given is not None and given < 0:
         raise pytest.UsageError(f"--fault-seed is {given}: give a number from 0")
     fresh = int(setting) if setting else secrets.randbelow(1 << 31)
-    config.stash[_SEED] = fresh if given is None else given
+    chosen = fresh if given is None else given
+    # A worker of pytest-xdist draws from the seed that its controller prints.
+    config.stash[_SEED] = getattr(config, "workerinput", {}).get(_WORKERS_SEED, chosen)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Give a worker of pytest-xdist the seed of this run."""
+    node.workerinput[_WORKERS_SEED] = node.config.stash[_SEED]
 
 
 def pytest_report_header(config: pytest.Config) -> str:
     """Print the seed."""
+    return _seed_line(config)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Print the seed again if a test with a plan failed: with -q there is no header."""
+    reports = [each for kind in ("failed", "error") for each in terminalreporter.stats.get(kind, ())]
+    if any(title == _TITLE for each in reports for title, _ in each.sections):
+        terminalreporter.write_line(_seed_line(config))
+
+
+def _seed_line(config: pytest.Config) -> str:
     return f"fault seed: {config.stash[_SEED]} (repeat with --fault-seed {config.stash[_SEED]})"
 
 
@@ -72,16 +99,20 @@ def fault_seed(pytestconfig: pytest.Config) -> int:
 
 
 @pytest.fixture
-def fault_plan(request: pytest.FixtureRequest) -> FaultPlan:
+def fault_plan(request: pytest.FixtureRequest) -> Iterator[FaultPlan]:
     """The fault plan of a test, for `bml.launch(..., faults=fault_plan)`.
 
     From `pytest.mark.parametrize("fault_plan", [...], indirect=True)` (texts, or lists of texts), else from
     `pytest.mark.faults`: its texts, or a plan drawn for `fabric` (needed) within `steps` steps (needed) of
-    `count` faults of these `kinds` (see FaultPlan.draw).
+    `count` faults of these `kinds` (see FaultPlan.draw). The test fails if one of them never struck in a job
+    that was given it, unless the marker says must_strike=False.
     """
+    from bml.cluster.outcomes import watched_by
+
     plan = _plan(request)
-    request.node.stash[_PLAN] = plan
-    return plan
+    watch = request.node.stash[_WATCH] = _Watch(plan)
+    with watched_by(watch.heard):
+        yield plan
 
 
 @pytest.fixture(scope="session")
@@ -115,11 +146,45 @@ def emulated_fabric() -> Iterator[BringUp]:
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     """Show the plan with the report of a test."""
     report: Any = yield
-    if _PLAN in item.stash:
+    if _WATCH in item.stash:
         seed = item.config.stash[_SEED]
-        text = f"{item.stash[_PLAN] or 'no faults'}\nrepeat with --fault-seed {seed}"
-        report.sections.append(("fault plan", text))
+        text = f"{item.stash[_WATCH].plan or 'no faults'}\nrepeat with --fault-seed {seed}"
+        report.sections.append((_TITLE, text))
     return report  # type: ignore[no-any-return]  # how a hook wrapper gives its result back
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Fail a test that has passed although a fault of its plan never struck: it has shown nothing of it."""
+    result = yield
+    marker = item.get_closest_marker("faults")
+    must_strike = marker is None or marker.kwargs.get(_MUST_STRIKE, True)
+    if must_strike and _WATCH in item.stash and item.stash[_WATCH].never_struck:
+        lines = [f"  {text}: {why}" for text, why in item.stash[_WATCH].never_struck.items()]
+        pytest.fail(
+            "\n".join(
+                [
+                    "faults of the plan never struck, so this test shows nothing of them:",
+                    *lines,
+                    "(have them strike, or mark the test with @pytest.mark.faults(…, must_strike=False))",
+                ]
+            ),
+            pytrace=False,
+        )
+    return result
+
+
+class _Watch:
+    """What became of a plan in the jobs of a test."""
+
+    def __init__(self, plan: FaultPlan):
+        self.plan = plan
+        self.never_struck: dict[str, str] = {}
+
+    def heard(self, result: Result) -> None:
+        """A job is over. What struck in one job may not have in another with the same fault."""
+        planned = {str(fault) for fault in self.plan}
+        self.never_struck.update({text: why for text, why in result.never_struck.items() if text in planned})
 
 
 def _plan(request: pytest.FixtureRequest) -> FaultPlan:
@@ -134,12 +199,13 @@ def _plan(request: pytest.FixtureRequest) -> FaultPlan:
             "fault_plan needs to know what to break: mark the test with "
             '@pytest.mark.faults("kill:4@step=20") or @pytest.mark.faults(fabric="bcube:3x2", steps=40)'
         )
-    if marker.args and not marker.kwargs:
+    settings = {key: value for key, value in marker.kwargs.items() if key != _MUST_STRIKE}
+    if marker.args and not settings:
         return FaultPlan.parse(marker.args)
-    settings = dict(marker.kwargs)
     if marker.args or settings.keys() - _DRAWN or not {"fabric", "steps"} <= settings.keys():
         raise UsageError(
             "pytest.mark.faults takes either faults as texts, or fabric= and steps=, and count= and kinds=; "
+            "and must_strike= with both; "
             f"it was given {marker.args} and {settings}"
         )
     seed = request.config.stash[_SEED] << 32 | zlib.crc32(request.node.nodeid.encode())

@@ -160,6 +160,8 @@ def run(
         current().answer(whole)
     elif failure is None:
         _summarise(result, console)
+    for text, why in result.never_struck.items():
+        click.echo(f"the fault {text} never struck: {why}", err=True)
     if failure is not None:
         raise failure
 

@@ -100,6 +100,8 @@ class Injection:
         self._fabric = fabric
         self._hands = hands
         self.pending = plan.for_server(server, fabric) + plan.for_anybody
+        self.struck: list[str] = []
+        """Those whose time has come, as texts."""
         self._started_s: float | None = None
         self._results_of = 0
 
@@ -155,6 +157,7 @@ class Injection:
     def _poll(self, core: Core, moment: Moment) -> None:
         firings, self.pending = due(self.pending, moment)
         for firing in firings:
+            self.struck.append(str(firing.fault))
             self._suffer(firing.fault, core)
 
     def add(self, text: str, core: Core, now: float) -> str:

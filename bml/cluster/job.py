@@ -204,6 +204,8 @@ class ServerReport:
     trace: ServerTrace | None = None
     contributed: bool = True
     """False of a server that joined and was not let in before it ended: it need not hold what others hold."""
+    struck: tuple[str, ...] = ()
+    """The faults of the plan whose time came while it was there, as texts."""
 
 
 @dataclass(frozen=True)

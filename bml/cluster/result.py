@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ from bml import errors
 from bml.cluster.job import JobSpec, ServerReport
 from bml.cluster.trace import merged
 from bml.errors import BmlError, TrainingError
+from bml.faults.outcome import never_struck, stays
 
 #: Errors of one server that are the caller's (or ours), not the training function's.
 _OWN = {
@@ -24,13 +26,18 @@ _OWN = {
 class Result:
     """The outcome of a job: `reports` of the members that ended, `dead`: server -> why it was lost.
 
-    `abort` is the error with which the coordinator ended it, if nobody may be left to report that.
+    `abort` is the error with which the coordinator ended it, if nobody may be left to report that. `struck`:
+    faults of which some server says that they struck; `told`: the servers that have said so of their last
+    life; `begun`: the joins of the plan for which a server was started.
     """
 
     spec: JobSpec
     reports: dict[int, ServerReport] = field(default_factory=dict)
     dead: dict[int, str] = field(default_factory=dict)
     abort: BmlError | None = None
+    struck: set[str] = field(default_factory=set)
+    told: set[int] = field(default_factory=set)
+    begun: set[str] = field(default_factory=set)
 
     @property
     def values(self) -> dict[int, Any]:
@@ -43,15 +50,22 @@ class Result:
         return self.values[min(self.values)]
 
     @property
+    def never_struck(self) -> dict[str, str]:
+        """The faults of the plan that did not strike, as texts, each with the reason."""
+        lost = stays(self._views(), self.dead, self.told)
+        plan, fabric = self.spec.fault_plan(), self.spec.parsed_fabric()
+        return never_struck(plan, fabric, self.struck, lost, self.begun)
+
+    @property
     def report(self) -> dict[str, Any]:
         """All that is known, ready for JSON; views and samples are the lowest survivor's."""
         survivors = self._by("done") or self._by("stopped")
-        # Of several that were there all the time the lowest; one that joined knows less.
-        first = max(survivors.values(), key=lambda report: len(report.views), default=None)
+        first = _longest(survivors.values())
         return {
             "fabric": self.spec.fabric,
             "algorithm": self.spec.algorithm,
             "faults": list(self.spec.faults),
+            "never_struck": self.never_struck,
             "steps": first.metrics["steps"] if first else 0,
             "views": first.views if first else [],
             "digests": {server: report.digest for server, report in survivors.items() if report.contributed},
@@ -97,7 +111,17 @@ class Result:
             return f"the servers count different samples as used: {ledgers}"
         return ""
 
+    def _views(self) -> list[dict[str, Any]]:
+        """All views, from whichever server has seen most of them."""
+        first = _longest(self.reports.values())
+        return first.views if first else []
+
     def _by(self, outcome: str) -> dict[int, ServerReport]:
         return {
             server: report for server, report in sorted(self.reports.items()) if report.outcome == outcome
         }
+
+
+def _longest(reports: Iterable[ServerReport]) -> ServerReport | None:
+    """Of several that were there all the time the lowest; one that joined knows less."""
+    return max(reports, key=lambda report: len(report.views), default=None)

@@ -10,6 +10,7 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import Any
 
+from bml.cluster import outcomes
 from bml.cluster.comeback import OUT, Comebacks, is_worth_it
 from bml.cluster.ending import opened
 from bml.cluster.fleet import Changed, Died, Fleet, FleetEvent, Reported
@@ -60,7 +61,7 @@ class Job:
         self._one_closes = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"follow-{spec.job}", daemon=True)
         self._socket: JobSocket | None = None
-        self._wanted: list[int] = []
+        self._wanted: list[tuple[int, str]] = []  # servers to be started, and the fault that asks for it
         self._lives: dict[int, int] = {}  # the newest incarnations of servers that were to join
         self._asked = (0, 0)
         self._give_up_at: dict[int, float] = {}
@@ -157,6 +158,7 @@ class Job:
         error = self._error or self._teller.error
         if error is not None:
             raise error
+        outcomes.tell(self._result)
         failure = self._result.failure()
         if failure is not None:
             failure.result = self._result  # type: ignore[attr-defined]
@@ -241,6 +243,9 @@ class Job:
 
     def _heard(self, event: FleetEvent, missing: set[int]) -> None:
         result = self._result
+        if isinstance(event, Reported):
+            result.struck.update(event.report.struck)
+            result.told.add(event.report.server)
         match event:
             case Reported(report) if report.kind in OUT:
                 result.dead[report.server] = report.error
@@ -284,7 +289,7 @@ class Job:
         if refusal:
             self._result.dead[server] += f"; {refusal}"
         else:
-            self._wanted.append(server)
+            self._wanted.append((server, ""))
 
     def _read_asked(self, snapshot: dict[str, Any]) -> None:
         """Note the joins that the coordinator was asked for, each once; a successor counts anew."""
@@ -293,7 +298,7 @@ class Job:
                 self._asked = (snapshot["term"], number)
                 target = Fault.parse(text, at_once=True).target
                 assert isinstance(target, ServerFailure)
-                self._wanted.append(target.server)
+                self._wanted.append((target.server, text))
 
     def _join(self, missing: set[int]) -> None:
         """Have the servers started that are wanted, those that are gone; hear of those that do not come."""
@@ -301,15 +306,17 @@ class Job:
             self._result.dead[server] = why
             self._lost(server)
         wanted, self._wanted = self._wanted, []
-        for server in wanted:
+        for server, asked in wanted:
             here = server in self._snapshot.get("members", ()) and server not in self._result.dead
             if server in self._joining.coming:
                 if server in self._result.dead:  # already again: this has to be over before the next start
-                    self._wanted.append(server)
+                    self._wanted.append((server, asked))
                 continue
             if here or self._is_over:
                 continue
+            self._result.begun.add(asked)
             self._result.dead.pop(server, None)
+            self._result.told.discard(server)
             self._lives[server] = 1 + max(self._lives.values(), default=0)
             missing.add(server)
             self._joining.begin(server, self._lives[server])

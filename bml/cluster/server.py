@@ -248,6 +248,11 @@ class Server:
         """The views this server lived through, for the report."""
         return view_records(self._loop.core)
 
+    @property
+    def struck(self) -> tuple[str, ...]:
+        """The faults whose time has come here, as texts."""
+        return tuple(self._loop.injection.struck)
+
     def link_stats(self) -> dict[str, dict[str, int]]:
         """Counters per "peer/level"."""
         return link_stats(self._loop.transport)

@@ -59,6 +59,7 @@ def run_training(server: Server, contacts: Contacts, train: Train) -> ServerRepo
         metrics=_metrics(server, session.own_steps if session else 0),
         trace=server.trace(),
         contributed=server.contributes,
+        struck=server.struck,
     )
 
 

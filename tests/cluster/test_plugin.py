@@ -73,6 +73,65 @@ def test_the_whole_of_it(suite: Path) -> None:
     assert re.findall(r"^DRAWN (.*)", other, re.M) != drawn
 
 
+def test_workers_of_xdist_draw_from_the_printed_seed(suite: Path) -> None:
+    pytest.importorskip("xdist")
+    out = run(suite, "-n", "2", "-rP", "-k", "drawn or fails")
+    (seed,) = set(re.findall(r"fault seed: (\d+)", out))
+    drawn = re.findall(r"^DRAWN (.*)", out, re.M)
+    assert drawn
+    assert re.findall(r"^DRAWN (.*)", run(suite, "--fault-seed", seed, "-rP", "-k", "drawn"), re.M) == drawn
+
+
+@pytest.mark.parametrize("style", ["-q", "-qq", "--tb=no"])
+def test_the_seed_is_shown_after_a_failure_also_without_a_header(suite: Path, style: str) -> None:
+    out = run(suite, style, "-p", "no:xdist", "--fault-seed", "7", "-k", "fails")
+    assert "fault seed: 7 (repeat with --fault-seed 7)" in out
+    out = run(suite, "-q", "--fault-seed", "7", "-k", "drawn")
+    assert "fault seed" not in out, "nothing failed"
+
+
+JOBS = """
+import bml, numpy as np, pytest
+from bml.cluster.job import JobSpec
+from bml.cluster.outcomes import tell
+from bml.cluster.result import Result
+
+def job(*faults, struck=()):
+    tell(Result(JobSpec("bcube:2x2", faults=faults), struck=set(struck)))
+
+@pytest.mark.faults("kill:1@step=2", "kill:2@step=99")
+def test_vacuous(fault_plan):
+    job(*map(str, fault_plan), struck=["kill:1@step=2"])
+
+@pytest.mark.faults("kill:1@step=2", "kill:2@step=99")
+def test_good(fault_plan):
+    job("cut:0/0@step=99")
+    job(str(fault_plan), struck=["kill:1@step=2", "kill:2@step=99"])
+
+@pytest.mark.faults("kill:2@step=99", must_strike=False)
+def test_told_otherwise(fault_plan):
+    job("kill:2@step=99")
+
+@pytest.mark.parametrize("fault_plan", ["kill:2@step=99"], indirect=True)
+@pytest.mark.faults(must_strike=False)
+def test_parametrised(fault_plan):
+    job("kill:2@step=99")
+
+@pytest.mark.faults(fabric="bcube:2x2", steps=40, count=1, must_strike=False)
+def test_drawn(fault_plan):
+    job(str(fault_plan))
+"""
+
+
+def test_a_test_whose_faults_never_struck_fails(tmp_path: Path) -> None:
+    (tmp_path / "test_jobs.py").write_text(JOBS)
+    out = run(tmp_path, "-p", "no:xdist")
+    assert "1 failed, 4 passed" in out
+    assert "kill:2@step=99: step 99 never came while server 2 was in the job" in out
+    assert "kill:1@step=2: " not in out
+    assert "must_strike=False" in out
+
+
 def test_without_a_seed_one_is_drawn_and_shown(suite: Path) -> None:
     seeds = {re.findall(r"fault seed: (\d+)", run(suite, "-k", "given"))[0] for _ in range(2)}
     assert len(seeds) == 2

@@ -1,0 +1,105 @@
+"""Which faults of a plan struck in a job that is over, from what its servers said and when others were lost.
+
+A server that dies cannot say what it suffered. Whatever was due on it by then counts as struck.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import inf
+from typing import Any, NamedTuple
+
+from bml.faults.notation import AtOnce, AtPhase, AtStep, AtTime, Fault
+from bml.faults.plan import FaultPlan, touches
+from bml.topology import Fabric, ServerFailure
+
+
+class Stay(NamedTuple):
+    """That a server was in a job, and was lost without an account of its faults.
+
+    `after`: the step after which it came, None if it was there from the beginning; `until`: the last step
+    that was committed with it.
+    """
+
+    server: int
+    after: int | None
+    until: float
+
+
+def stays(views: Sequence[Mapping[str, Any]], dead: Collection[int], told: Collection[int]) -> list[Stay]:
+    """The servers that were lost: from the views of the job (`members`, `commit`), oldest first.
+
+    `dead`: those that did not reach the end; `told`: those that gave an account at the end of their last
+    life.
+    """
+    found: list[Stay] = []
+    came: dict[int, int | None] = {}
+    for at, view in enumerate(views):
+        members, commit = set(view["members"]), view["commit"]
+        found += [Stay(server, came.pop(server), commit) for server in sorted(came.keys() - members)]
+        came.update(dict.fromkeys(members - came.keys(), commit if at else None))
+    seen = {stay.server for stay in found} | came.keys()
+    found += [Stay(server, came.get(server), inf) for server in dead if server in came or server not in seen]
+    last = {stay.server: stay for stay in found}
+    return [stay for stay in found if stay.server not in told or stay is not last[stay.server]]
+
+
+def never_struck(
+    plan: FaultPlan,
+    fabric: Fabric,
+    struck: Collection[str],
+    lost: Iterable[Stay],
+    begun: Collection[str] = (),
+) -> dict[str, str]:
+    """The faults of a plan that did not strike, as texts, each with the reason.
+
+    `struck`: those of which some server says that their time came; `begun`: the joins for which a server was
+    started.
+    """
+    gone = list(lost)
+    found = {}
+    for fault in plan:
+        text = str(fault)
+        came = text in struck or any(_was_due(fault, stay, fabric) for stay in gone)
+        if not came:
+            found[text] = _why(fault)
+        elif fault.kind == "join" and text not in begun:
+            found[text] = f"{_target(fault)} was there already, or the job was over"
+    return found
+
+
+def _was_due(fault: Fault, stay: Stay, fabric: Fabric) -> bool:
+    """Whether the server may have suffered it before it was lost."""
+    if fault.by_anybody or not touches(fault, stay.server, fabric):
+        return False
+    match fault.trigger:
+        case AtStep(step):
+            return (stay.after is None or step > stay.after) and step <= stay.until + 1
+        case AtPhase(phase):
+            return phase != "start" or stay.after is None
+        case AtTime():
+            return stay.after is None  # it counts from a time that a joiner has not seen
+        case AtOnce():
+            return True
+
+
+def _why(fault: Fault) -> str:
+    match fault.trigger:
+        case AtStep(step, phase):
+            when = f"step {step}" + (f" with its phase {phase}" if phase else "")
+        case AtPhase(phase):
+            when = f"the phase {phase}"
+        case AtTime(t_s):
+            when = f"the time {t_s:g} s after the first view"
+        case AtOnce():
+            when = "its moment"
+    there = "" if fault.by_anybody else f" while {_target(fault)} was in the job"
+    return f"{when} never came{there}"
+
+
+def _target(fault: Fault) -> str:
+    match fault.target:
+        case None:
+            return "the coordinator"
+        case ServerFailure(server):
+            return f"server {server}"
+        case part:
+            return str(part).replace(":", " ")
