@@ -37,7 +37,7 @@ def opened(sent: bytes | NotSent | None) -> Any:
         return sent
     try:
         return cloudpickle.loads(sent)
-    except Exception as error:
+    except BaseException as error:  # it is not the launcher that a value ends
         return NotSent(f"the value cannot be read by the launcher: {type(error).__name__}: {text_of(error)}")
 
 
@@ -45,7 +45,7 @@ def text_of(error: BaseException) -> str:
     """What an error says; by its type if it cannot say it."""
     try:
         text = str(error)
-    except Exception:
+    except BaseException:
         text = "(its text cannot be made)"
     return bounded(text)
 
@@ -54,7 +54,7 @@ def trace_of(error: BaseException) -> str:
     """The traceback of an error."""
     try:
         return bounded("".join(traceback.format_exception(error)))
-    except Exception:
+    except BaseException:
         return bounded("".join(traceback.format_tb(error.__traceback__)) + type(error).__name__)
 
 

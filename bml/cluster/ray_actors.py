@@ -14,7 +14,7 @@ import cloudpickle
 from ray.util import get_node_ip_address
 
 from bml.cluster.coordinator import CoordinatorLoop
-from bml.cluster.exiting import end_children
+from bml.cluster.exiting import end_children, end_process
 from bml.cluster.fleet import Request
 from bml.cluster.handles import ProcessId, this_process
 from bml.cluster.job import Contact, Contacts, Endpoint, JobSpec, Place, default_nics
@@ -58,8 +58,10 @@ class ServerActor:
         """
         with self._runs:
             if self._report is None:
-                report = run_training(self._server, contacts, cloudpickle.loads(train))
-                self._report = cloudpickle.dumps(report)
+                try:
+                    self._report = cloudpickle.dumps(run_training(self._server, contacts, train))
+                except BaseException as error:  # of the runtime: this is a death, as of any other process
+                    end_process(error)
                 end_children()  # Ray ends this process with SIGKILL, and they would stay
             return self._report
 

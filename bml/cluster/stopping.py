@@ -5,15 +5,37 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
+
+#: Wakes the process behind a pidfd, once it has been stopped for so long; ends when that process does.
+_WAKER = """
+import select, signal, sys
+process, number, stopped_s = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+def ends(within_s):
+    return select.select([process], [], [], within_s)[0]
+def is_stopped():
+    with open(f"/proc/{number}/stat") as stat:
+        return stat.read().rpartition(") ")[2][0] == "T"
+while not is_stopped():
+    if ends(0.001):
+        sys.exit()
+if not ends(stopped_s):
+    signal.pidfd_send_signal(process, signal.SIGCONT)
+"""
 
 
 def stop_this_process(duration_s: float | None) -> None:
     """Stop this process for so many seconds, or for good (None).
 
-    Somebody else must wake it, so a shell is left behind to do that.
+    Somebody else must wake it, so a process is left behind to do that. It holds nothing of this one, and
+    ends when this one is killed: the number may soon be another's.
     """
     if duration_s is not None:
-        command = ["sh", "-c", f"sleep {duration_s}; kill -CONT {os.getpid()}"]
-        # The process may be gone by then: nobody is to hear of that.
-        subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+        this = os.pidfd_open(os.getpid())
+        command = [sys.executable, "-ISc", _WAKER, str(this), str(os.getpid()), str(duration_s)]
+        nowhere = subprocess.DEVNULL
+        subprocess.Popen(
+            command, pass_fds=[this], start_new_session=True, stdin=nowhere, stdout=nowhere, stderr=nowhere
+        )
+        os.close(this)
     os.kill(os.getpid(), signal.SIGSTOP)

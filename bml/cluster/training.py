@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import cloudpickle
 import numpy as np
 
 from bml.cluster.ending import packed, text_of, trace_of
@@ -23,15 +24,17 @@ _SWITCH_S = 0.0001
 the loop would wait as long after every system call beside a training thread that is busy in Python."""
 
 
-def run_training(server: Server, contacts: Contacts, train: Train) -> ServerReport:
-    """Run `train` on this server, serve the others until they are done, and report.
+def run_training(server: Server, contacts: Contacts, pickled: bytes) -> ServerReport:
+    """Run a pickled training function on this server, serve the others until they are done, and report.
 
-    An error of the training function ends the job for all and is in the report, never raised here.
+    An error of the training function, also of its loading, ends the job for all and is in the report, never
+    raised here.
     """
     sys.setswitchinterval(_SWITCH_S)
+    train = _loaded(pickled)  # it may import for long: nobody waits for this server's heartbeats yet
     server.start(contacts)
     session: Session | None = None
-    value, error, trace = None, None, ""
+    value, error, trace, digest = None, None, "", ""
     try:
         if not server.joins:
             server.wait_for_view()
@@ -39,6 +42,7 @@ def run_training(server: Server, contacts: Contacts, train: Train) -> ServerRepo
         # Packed before the session ends: if the job is over, this may be what there is to save.
         value = packed(_call(train, session))
         session.finish()
+        digest = session.digest()
     except BaseException as raised:
         error, trace = raised, trace_of(raised)
     outcome = _outcome(server, error)
@@ -53,7 +57,7 @@ def run_training(server: Server, contacts: Contacts, train: Train) -> ServerRepo
         error=said if outcome == "failed" else str(server.error or ""),
         kind=_kind(server, error if outcome == "failed" else server.error),
         traceback=trace,
-        digest=session.digest() if session else "",
+        digest=digest or _last_digest(session),
         samples=session.samples() if session else None,
         views=server.view_records(),
         metrics=_metrics(server, session.own_steps if session else 0),
@@ -61,6 +65,28 @@ def run_training(server: Server, contacts: Contacts, train: Train) -> ServerRepo
         contributed=server.contributes,
         struck=server.struck,
     )
+
+
+def _loaded(pickled: bytes) -> Train:
+    """The training function; if it cannot be loaded here, one that says so by raising."""
+    try:
+        train: Train = cloudpickle.loads(pickled)
+    except BaseException as error:
+        text = f"the training function cannot be loaded here: {type(error).__name__}: {text_of(error)}"
+        cause = error
+
+        def train(session: Session) -> Any:
+            raise ImportError(text) from cause
+
+    return train
+
+
+def _last_digest(session: Session | None) -> str:
+    """The digest of the parameters that an error has left; empty if they cannot be read any more."""
+    try:
+        return session.digest() if session else ""
+    except Exception:
+        return ""
 
 
 def _call(train: Train, session: Session) -> Any:

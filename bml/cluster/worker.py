@@ -18,8 +18,6 @@ import socket
 import threading
 from typing import Any
 
-import cloudpickle
-
 from bml.cluster.coordinator import CoordinatorLoop
 from bml.cluster.exiting import end_children
 from bml.cluster.job import JobSpec, Place
@@ -101,7 +99,7 @@ def _serve(sock: socket.socket, place: Place, spec: JobSpec, number: int, life: 
     launcher.say(server.contact)
     contacts, train = receive(sock)
     threading.Thread(target=launcher.listen, args=(server,), name="bml-launcher", daemon=True).start()
-    launcher.say("report", run_training(server, contacts, cloudpickle.loads(train)))
+    launcher.say("report", run_training(server, contacts, train))
     launcher.flush()
 
 
