@@ -15,6 +15,7 @@ from typing import Protocol
 
 from bml.cluster.stopping import stop_this_process
 from bml.faults import AtOnce, AtPhase, AtStep, AtTime, Fault, FaultPlan, Moment, due
+from bml.faults.holds import Holds
 from bml.faults.notation import TRANSFER
 from bml.faults.plan import touches
 from bml.protocol import events as ev
@@ -104,6 +105,7 @@ class Injection:
         """Those whose time has come, as texts."""
         self._started_s: float | None = None
         self._results_of = 0
+        self._holds = Holds()
 
     def start(self, now: float, joined_after: int | None) -> None:
         """A view is in force: times of the plan count from the first.
@@ -229,33 +231,48 @@ class Injection:
         assert level is not None
         assert fault.peer is not None
         peer = fault.peer if fault.target.server == self._server else fault.target.server
-        transport.stall(peer, level)
+
+        def end() -> None:
+            if self._holds.let_go((peer, level)):
+                transport.unstall(peer, level)
+
+        if self._holds.take((peer, level)):
+            transport.stall(peer, level)
         if fault.duration_s is not None:
-            self._hands.poller.after(fault.duration_s, lambda: transport.unstall(peer, level))
+            self._hands.poller.after(fault.duration_s, end)
 
     # --- NICs without a cable ------------------------------------------------------------------
 
     def _silence(self, fault: Fault) -> None:
-        level, transport, poller = fault.level, self._hands.transport, self._hands.poller
+        level, poller = fault.level, self._hands.poller
         assert level is not None
         if fault.kind == "flap":
             self._flap(fault, None if fault.duration_s is None else poller.now_s() + fault.duration_s)
             return
-        transport.silence(level)
+        self._take(level)
         if fault.duration_s is not None:
-            poller.after(fault.duration_s, lambda: transport.unsilence(level))
+            poller.after(fault.duration_s, lambda: self._let_go(level))
         if fault.kind == "cut":  # unlike a black hole, the end of a cable notices
             self._hands.feel(ev.OwnNicLost(level, f"NIC {self._server}/{level} has no carrier"))
 
     def _flap(self, fault: Fault, until_s: float | None) -> None:
-        level, transport, poller = fault.level, self._hands.transport, self._hands.poller
+        level, poller = fault.level, self._hands.poller
         assert level is not None
         if until_s is not None and poller.now_s() >= until_s:
             return
-        transport.silence(level)
+        self._take(level)
         half_s = fault.period_s / 2
-        poller.after(half_s, lambda: transport.unsilence(level))
+        poller.after(half_s, lambda: self._let_go(level))
         poller.after(2 * half_s, lambda: self._flap(fault, until_s))
+
+    def _take(self, level: int) -> None:
+        """One more fault strikes the NIC, or the switch that it is on."""
+        if self._holds.take(level):
+            self._hands.transport.silence(level)
+
+    def _let_go(self, level: int) -> None:
+        if self._holds.let_go(level):
+            self._hands.transport.unsilence(level)
 
 
 def _comes(fault: Fault, step: int) -> bool:

@@ -65,7 +65,7 @@ class Damage:
 
 @dataclass(frozen=True)
 class Condition:
-    """Rates in bits per second, and what is broken, each part once."""
+    """Rates in bits per second, and what is broken: a part may have several damages at a time."""
 
     rate_bit: int
     one_switch_bit: int
@@ -75,6 +75,14 @@ class Condition:
     def rates(self) -> tuple[int, int]:
         """Both rates, without the damage."""
         return self.rate_bit, self.one_switch_bit
+
+    def struck(self, damage: Damage) -> Condition:
+        """With one more damage beside what its part has."""
+        return replace(self, damages=self.damages | {damage})
+
+    def relieved(self, damage: Damage) -> Condition:
+        """Without this very damage; what else its part has stays."""
+        return replace(self, damages=self.damages - {damage})
 
     def damaged(self, damage: Damage) -> Condition:
         """With one more damage, in place of what that part had before."""

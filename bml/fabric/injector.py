@@ -15,6 +15,7 @@ from itertools import count
 from bml.fabric.condition import Damage
 from bml.fabric.network import Emulated
 from bml.faults import Fault
+from bml.faults.holds import Holds
 from bml.topology import LinkFailure, ServerFailure, SwitchFailure
 from bml.topology.errors import BmlError, UsageError
 
@@ -32,7 +33,8 @@ class FabricInjector:
         self._tasks: list[tuple[float, int, Task]] = []
         self._order = count()
         self._closed = False
-        self._done: list[Damage] = []
+        self._holds = Holds()
+        self._done: set[Damage] = set()
         self._thread: threading.Thread | None = None
 
     def strike(self, fault: Fault, done: Task) -> None:
@@ -55,7 +57,7 @@ class FabricInjector:
         if self._thread is not None:
             self._thread.join()
         while self._done:
-            self._network.mend(self._done.pop())
+            self._network.relieve(self._done.pop())
 
     def _begin(self, fault: Fault) -> None:
         if isinstance(fault.target, ServerFailure):
@@ -79,19 +81,20 @@ class FabricInjector:
         self._at(2 * half_s, lambda: self._flap(damage, half_s, until_s))
 
     def _damage(self, damage: Damage) -> None:
+        if not self._holds.take(damage):
+            return
         try:
-            self._network.damage(damage)
+            if self._network.strike(damage):  # else somebody has done it by hand, and it is to stay
+                self._done.add(damage)
         except BmlError as error:
             _LOG.error("%s was not injected: %s", damage, error)
             return
         _LOG.info("%s of the emulated fabric", damage)
-        if damage not in self._done:
-            self._done.append(damage)
 
     def _mend(self, damage: Damage) -> None:
-        if damage in self._done:
+        if self._holds.let_go(damage) and damage in self._done:
             self._done.remove(damage)
-            self._network.mend(damage)
+            self._network.relieve(damage)
             _LOG.info("%s of the emulated fabric is healed", damage)
 
     def _at(self, delay_s: float, task: Task) -> None:

@@ -102,6 +102,17 @@ class Emulated:
             loss.check()
         self._change(lambda now: now.damaged(damage))
 
+    def strike(self, damage: Damage) -> bool:
+        """Do this damage beside what the same part has; returns False if it had it already."""
+        damage.cables(self.layout)
+        if damage.kind == "loss":
+            loss.check()
+        return self._change(lambda now: now.struck(damage))
+
+    def relieve(self, damage: Damage) -> None:
+        """Undo this very damage; what else the part has stays."""
+        self._change(lambda now: now.relieved(damage))
+
     def mend(self, damage: Damage) -> None:
         """Undo the damage of this part, whatever it is."""
         damage.cables(self.layout)
@@ -152,7 +163,8 @@ class Emulated:
         """Remove it; see the function `down`."""
         return down(self.name)
 
-    def _change(self, change: Callable[[Condition], Condition]) -> None:
+    def _change(self, change: Callable[[Condition], Condition]) -> bool:
+        """Change the condition; returns whether any damage came or went."""
         with state.locked():
             known = inventory.complete(self.name)
             if known.fabric != self.fabric.name:
@@ -167,6 +179,7 @@ class Emulated:
             lossy = {cable for each in changed if each.kind == "loss" for cable in each.cables(self.layout)}
             if lossy:
                 loss.settle(self.layout, lossy, condition)
+            return bool(changed)
 
 
 def up(

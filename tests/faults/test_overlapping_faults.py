@@ -1,0 +1,144 @@
+"""Faults of the same NIC, cable or connection that overlap: the part works again when the last has ended."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bml.cluster.injection import Hands, Injection
+from bml.fabric.condition import Condition, Damage, setting
+from bml.fabric.injector import FabricInjector
+from bml.fabric.layout import Layout
+from bml.faults import Fault, FaultPlan
+from bml.faults.holds import Holds
+from bml.topology import parse
+
+FABRIC = parse("bcube:3x2")
+DEADLINE_S = 10.0
+
+
+def test_a_part_is_free_when_the_last_fault_has_let_go() -> None:
+    holds = Holds()
+    assert [holds.take("a"), holds.take("b"), holds.take("a")] == [True, True, False]
+    assert [holds.let_go("a"), holds.let_go("b"), holds.let_go("a")] == [False, True, True]
+    assert holds.take("a")
+
+
+class Bench:
+    """A server whose NICs are only noted, on a clock that is turned by hand."""
+
+    def __init__(self, plan: str):
+        self.now = 0.0
+        self.dead: set[object] = set()
+        self._timers: list[tuple[float, int, Any]] = []
+        transport = SimpleNamespace(
+            silence=self.dead.add,
+            unsilence=self.dead.discard,
+            stall=lambda *key: self.dead.add(key),
+            unstall=lambda *key: self.dead.discard(key),
+        )
+        poller = SimpleNamespace(now_s=lambda: self.now, after=self._after)
+        nothing = lambda *_: None  # noqa: E731
+        hands = Hands(transport, poller, nothing, nothing, nothing, nothing)  # type: ignore[arg-type]
+        self._injection = Injection(1, FaultPlan.parse(plan), FABRIC, hands)
+        self._injection.start(0.0, None)
+        self._core = SimpleNamespace(step=1, phase="", view=None, progress=0.0)
+
+    def _after(self, delay_s: float, action: Any) -> None:
+        self._timers.append((self.now + delay_s, len(self._timers), action))
+
+    def until(self, now: float) -> set[object]:
+        """Let it become `now`, in steps of 0.1 s; returns what does not work then."""
+        while self.now < now - 1e-9:
+            self.now = round(self.now + 0.1, 3)
+            due = sorted(timer for timer in self._timers if timer[0] <= self.now + 1e-9)
+            self._timers = [timer for timer in self._timers if timer not in due]
+            for _, _, action in due:
+                action()
+            self._injection.poll(self._core, self.now)  # type: ignore[arg-type]
+        return set(self.dead)
+
+
+@pytest.mark.parametrize(
+    ("plan", "dead_at", "dead_for_ever"),
+    [
+        ("blackhole:1/0@t=1s blackhole:1/0@t=2s,for=1s", {0}, True),
+        ("blackhole:1/0@t=1s,for=5s blackhole:1/0@t=2s,for=1s", {0}, False),
+        ("switch:0/0@t=1s cut:1/0@t=2s,for=1s", {0}, True),
+        ("switch:0/0@t=1s flap:1/0@t=2s,every=0.4s,for=1s", {0}, True),
+        ("flap:1/0@t=2s,every=0.4s,for=1s cut:1/0@t=2.1s", {0}, True),
+        ("stall:1/0,peer=0@t=1s stall:1/0,peer=0@t=2s,for=1s", {(0, 0)}, True),
+        ("blackhole:1/1@t=1s switch:0/0@t=1s,for=3s", {0, 1}, None),
+    ],
+)
+def test_a_shorter_fault_ends_no_longer_one(
+    plan: str, dead_at: set[object], dead_for_ever: bool | None
+) -> None:
+    bench = Bench(plan)
+    assert bench.until(0.5) == set()
+    for now in (2.2, 2.9, 3.5):
+        assert bench.until(now) == dead_at, now
+    assert bench.until(9.0) == ({1} if dead_for_ever is None else dead_at if dead_for_ever else set())
+
+
+class Network:
+    """What an injector does its work with: a condition, and a note of every change."""
+
+    def __init__(self, *by_hand: str):
+        self.condition = Condition(10**6, 10**6, frozenset(map(Damage.parse, by_hand)))
+        self.changed = threading.Condition()
+
+    def strike(self, damage: Damage) -> bool:
+        return self._set(self.condition.struck(damage))
+
+    def relieve(self, damage: Damage) -> None:
+        self._set(self.condition.relieved(damage))
+
+    def _set(self, condition: Condition) -> bool:
+        with self.changed:
+            before, self.condition = self.condition, condition
+            self.changed.notify_all()
+            return before != condition
+
+    @property
+    def broken(self) -> set[str]:
+        return {str(damage) for damage in self.condition.damages}
+
+    def until(self, *broken: str) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.broken == set(broken), DEADLINE_S), self.broken
+
+
+def test_on_cables_every_fault_ends_by_itself() -> None:
+    network = Network("cut:7/0")
+    injector = FabricInjector(network)  # type: ignore[arg-type]
+    for text in (
+        "blackhole:1/0",
+        "blackhole:1/0,for=0.1s",
+        "cut:1/0,for=0.2s",
+        "switch:0/0",
+        "cut:7/0,for=0.05s",
+    ):
+        injector.strike(Fault.parse(text, at_once=True), lambda: None)
+    network.until("blackhole:1/0", "switch:0/0", "cut:1/0", "cut:7/0")
+    network.until("blackhole:1/0", "switch:0/0", "cut:7/0")
+    injector.close()
+    assert network.broken == {"cut:7/0"}, "what was done by hand stays"
+
+
+def test_a_cable_does_what_its_damages_do_together() -> None:
+    layout = Layout(FABRIC)
+    cable = layout.cable((1, 0))
+    condition = Condition(10**8, 10**8)
+    for text in ("cut:1/0", "slow:1/0,rate=10mbit", "slow:1/0,rate=20mbit", "switch:0/0"):
+        condition = condition.struck(Damage.parse(text))
+    assert not setting(cable, cable.far, condition).up
+    condition = condition.relieved(Damage.parse("cut:1/0"))
+    assert not setting(cable, cable.far, condition).up, "its switch is dead"
+    condition = condition.relieved(Damage.parse("switch:0/0"))
+    assert setting(cable, cable.far, condition).up
+    assert setting(cable, cable.far, condition).rate_bit == 10**7
+    assert setting(cable, cable.far, condition.healed(Damage.parse("cut:1/0"))).rate_bit == 10**8
