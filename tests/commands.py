@@ -38,8 +38,8 @@ def kill_family(process: subprocess.Popen[str]) -> None:
 
 
 def interrupt(process: subprocess.Popen[str], number: int) -> None:
-    """Send a signal as a terminal does on Ctrl-C, to the whole group, or as whoever ends one process does."""
-    if number == signal.SIGINT:
+    """Send a signal as a terminal does, to the whole group, or as whoever ends one process does."""
+    if number in (signal.SIGINT, signal.SIGHUP):
         os.killpg(process.pid, number)
     else:
         process.send_signal(number)

@@ -43,6 +43,8 @@ class Shell(click.Group):
         extra["standalone_mode"] = False
         with taken(as_json, for_good=args is None) as output, _terminable():
             status, error = self._outcome(args, *rest, **extra)
+            if args is None:  # another Ctrl-C would leave behind what threads are still ending
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
             if as_json and not output.answered:
                 output.answer({"error": error or _error("UsageError", "this command has no answer in JSON")})
             lost = output.lost()

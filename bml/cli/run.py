@@ -149,30 +149,50 @@ def run(
             on_start=follower.starting,
         )
         # Before the last line is shown, which may have to wait for a reader.
-        if trace is not None:
-            trace.write_text(strict_json(result.trace))
-        whole = {**result.report, "values": result.values}
-        if failure is not None:
-            whole["error"] = {"kind": type(failure).__name__, "text": str(failure)}
-        if report is not None:
-            report.write_text(strict_json(whole, indent=1))
+        whole = _whole(result, failure)
+        lost = [
+            *_write(trace, "--trace", strict_json(result.trace) if result and trace else None),
+            *_write(report, "--report", strict_json(whole, indent=1)),
+        ]
     if as_json:
         current().answer(whole)
-    elif failure is None:
+    elif result is not None and failure is None:
         _summarise(result, console)
-    for text, why in result.never_struck.items():
+    for text, why in result.never_struck.items() if result else ():
         click.echo(f"the fault {text} never struck: {why}", err=True)
+    for each in lost:
+        click.echo(f"Error: {each}", err=True)
     if failure is not None:
         raise failure
+    if lost:
+        raise click.exceptions.Exit(1)
 
 
-def _outcome(train: Callable[..., Any], **settings: Any) -> tuple[Result, BmlError | None]:
-    """Launch the job; of one that failed, what there is to report, and why. Raises what left nothing."""
+def _whole(result: Result | None, failure: BmlError | None) -> dict[str, Any]:
+    """The report, what the training functions returned, and how the job failed."""
+    whole = {} if result is None else {**result.report, "values": result.values}
+    if failure is not None:
+        whole["error"] = {"kind": type(failure).__name__, "text": str(failure)}
+    return whole
+
+
+def _write(path: Path | None, option: str, text: str | None) -> Iterator[str]:
+    """Write a file that was asked for, and say why it cannot be: what else is left of the job is not lost."""
+    if path is None or text is None:
+        return
+    try:
+        path.write_text(text)
+    except OSError as error:
+        yield f"{option} {path} could not be written: {error.strerror or error}"
+
+
+def _outcome(train: Callable[..., Any], **settings: Any) -> tuple[Result | None, BmlError | None]:
+    """Launch the job; of one that failed, what there is to report, and why. Raises what was no job."""
     try:
         return launch(train, **settings), None
     except BmlError as error:
-        result = getattr(error, "result", None)
-        if not isinstance(result, Result):
+        result: Result | None = getattr(error, "result", None)
+        if result is None and isinstance(error, UsageError):
             raise
         return result, error
 

@@ -15,10 +15,17 @@ _ROUND_S = 150e-6
 
 
 def default_path() -> Path:
-    """`$BML_CONSTANTS`, else `bml/constants.json` in the user's configuration folder."""
+    """`$BML_CONSTANTS`, else `bml/constants.json` in the user's configuration folder.
+
+    Raises:
+        UsageError: the user has no home folder, and no place was named.
+    """
     named = os.environ.get("BML_CONSTANTS")
     folder = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    return Path(named) if named else Path(folder).expanduser() / "bml" / "constants.json"
+    try:
+        return Path(named) if named else Path(folder).expanduser() / "bml" / "constants.json"
+    except RuntimeError:
+        raise UsageError("this user has no home folder for constants: name a file in BML_CONSTANTS") from None
 
 
 def load_constants(path: Path | None = None) -> tuple[Constants, str]:
@@ -27,8 +34,8 @@ def load_constants(path: Path | None = None) -> tuple[Constants, str]:
     Raises:
         UsageError: a file that was named does not exist, or a file does not hold positive numbers.
     """
-    source = path or default_path()
-    if path is None and not source.exists():
+    source = path or _usual()
+    if source is None:
         return DEFAULTS, "default constants, not measured here"
     try:
         read = json.loads(source.read_text())
@@ -43,11 +50,27 @@ def load_constants(path: Path | None = None) -> tuple[Constants, str]:
     return Constants(**values), f"constants of {source}"
 
 
+def _usual() -> Path | None:
+    """The usual file, if this user has one: the home folder may be missing, or another user's."""
+    try:
+        path = default_path()
+        return path if path.exists() else None
+    except (UsageError, OSError):
+        return None
+
+
 def store_constants(constants: Constants, path: Path | None = None) -> Path:
-    """Write the constants, the usual place if no other is named; return where."""
+    """Write the constants, the usual place if no other is named; return where.
+
+    Raises:
+        UsageError: they cannot be written there.
+    """
     target = path or default_path()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(asdict(constants), indent=2) + "\n")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(json.dumps(asdict(constants), indent=2) + "\n")
+    except OSError as error:
+        raise UsageError(f"the constants cannot be written to {target}: {error.strerror}") from None
     return target
 
 

@@ -30,6 +30,7 @@ from bml.transport.forks import not_inherited
 _LOG = logging.getLogger("bml.cluster")
 
 _SUFFIX = ".sock"
+_OPENING = ".new"
 #: What the kernel takes as the path of a unix socket, less the name of a job.
 _MOST_FOLDER = 107 - 24
 _MOST_REQUEST_NBYTES = 1 << 16
@@ -46,11 +47,14 @@ class JobSocket:
 
     def __init__(self, path: Path, serve: Serve):
         self.path = path
+        # It gets its name once it listens: one that does not is taken for a dead job's, and removed.
+        opening = path.with_suffix(_OPENING)
         with suppress(FileNotFoundError):
-            path.unlink()
-        self._server = _Server(str(path), _handler(serve))
+            opening.unlink()
+        self._server = _Server(str(opening), _handler(serve))
         not_inherited(self._server.socket)
-        path.chmod(0o600)
+        opening.chmod(0o600)
+        opening.rename(path)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_POLL_S,), name="bml-job-socket", daemon=True
         )

@@ -41,8 +41,17 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_
 LONG_COPIES = {"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x400000"}
 """Environment of a process whose copies of 4 MiB and more do not read first what they overwrite. By itself
 glibc goes by the size of the cache, and in a virtual machine may take that of all processors together."""
-#: Ctrl-C is the launcher's to handle, also while this is still importing.
-_ENTRY = "import signal; signal.signal(2, signal.SIG_IGN); from bml.cluster import nursery; nursery.main()"
+#: Ctrl-C, and the end of the terminal, are the launcher's to handle. Until they are ignored they are blocked:
+#: while Python starts it would end of them, with a traceback.
+_LAUNCHERS = (signal.SIGINT, signal.SIGHUP)
+_ENTRY = """
+import signal
+for number in (signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGHUP))
+from bml.cluster import nursery
+nursery.main()
+"""
 
 
 def what_we_import() -> dict[str, str]:
@@ -60,13 +69,17 @@ class Nursery:
         ours, theirs = socket.socketpair()
         # Many servers share this machine's cores: one BLAS thread each, unless the user says otherwise.
         environment = {**ONE_THREAD, **LONG_COPIES, **os.environ, **what_we_import()}
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _ENTRY, str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=None if prints else subprocess.DEVNULL,
-        )
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _LAUNCHERS)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _ENTRY, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=None if prints else subprocess.DEVNULL,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         self._sock = not_inherited(ours)
         self._forking = threading.Lock()

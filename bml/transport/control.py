@@ -63,6 +63,7 @@ class Channel:
         self.peer = peer
         """Who the other side proved to be."""
         self._poller = poller
+        self._max_message_nbytes = max_message_nbytes
         self._queue = SendQueue(Counters())
         self._stream = MessageStream(
             sock, poller, self._queue, max_message_nbytes, self._message, self._ended, self._malformed
@@ -73,10 +74,12 @@ class Channel:
         """Queue one message; no effect once the channel is closed.
 
         If more than MAX_QUEUED_NBYTES wait, the channel ends with `overflow`. Raises UsageError for a
-        message that is longer than MAX_QUEUED_NBYTES.
+        message that is longer than the other side takes, which would end every channel that brings it.
         """
-        if len(message) > MAX_QUEUED_NBYTES:
-            raise UsageError(f"message of {len(message)} bytes, at most {MAX_QUEUED_NBYTES} are allowed")
+        if len(message) > self._max_message_nbytes:
+            raise UsageError(
+                f"message of {len(message)} bytes, at most {self._max_message_nbytes} are allowed"
+            )
         if self.closed:
             return
         if self._queue.nbytes + len(message) > MAX_QUEUED_NBYTES + _LENGTH_NBYTES:

@@ -13,7 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 from bml.cli import main
+from bml.cluster.job import JobSpec, ServerReport
 from bml.cluster.prints import Descriptor, lasting
+from bml.cluster.result import Result
+from bml.errors import StartError
 
 BML = [sys.executable, "-m", "bml"]
 
@@ -169,3 +172,57 @@ def test_a_command_without_standard_streams_ends_well() -> None:
         ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *BML, "plan", "bcube:2x2"], timeout=60, check=False
     )
     assert done.returncode == 0
+
+
+def test_letters_that_the_terminal_does_not_have_are_escaped() -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command = [*BML, "plan", "bcube:2x2", "--bytes", "4KiB"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "\\xb5s" in done.stdout
+
+
+# --- reports -----------------------------------------------------------------------------------------
+
+
+def ran() -> Result:
+    reports = {
+        server: ServerReport(server, "done", {"loss": 0.5}, "", "NoneType", "", "", None, [], {"steps": 1})
+        for server in (0, 1)
+    }
+    return Result(JobSpec("bcube:2x1"), reports)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    (tmp_path / "script.py").write_text("def train(session): pass\n")
+    return str(tmp_path / "script.py")
+
+
+def test_a_job_that_never_ran_leaves_a_report(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **settings: object) -> Result:
+        raise StartError("server 1 did not start in time")
+
+    monkeypatch.setattr(sys.modules["bml.cli.run"], "launch", fails)
+    report = tmp_path / "report.json"
+    done = CliRunner().invoke(main, ["run", script, "--report", str(report), "--json"])
+    assert done.exit_code == 1
+    error = {"kind": "StartError", "text": "server 1 did not start in time"}
+    assert strictly(done.stdout) == strictly(report.read_text()) == {"error": error}
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_report_that_cannot_be_written_any_more_costs_nothing_else(
+    form: list[str], script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["bml.cli.run"], "launch", lambda *_, **settings: ran())
+    done = CliRunner().invoke(main, ["run", script, "--report", "/dev/full", "--trace", "/dev/full", *form])
+    assert done.exit_code == 1
+    for option in ("--report", "--trace"):
+        assert f"Error: {option} /dev/full could not be written: No space left on device" in done.stderr
+    if form:
+        assert strictly(done.stdout)["values"] == {"0": {"loss": 0.5}, "1": {"loss": 0.5}}
+    else:
+        assert "result: loss 0.5" in done.stdout

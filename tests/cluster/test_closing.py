@@ -227,3 +227,43 @@ def test_servers_end_although_launcher_and_coordinator_are_stopped_for_good() ->
         launcher.resume()
         process.communicate(timeout=20)
     assert process.returncode == 0
+
+
+# --- signals that come while it starts ---------------------------------------------------------------
+
+STARTS = """
+import signal, socket
+from bml.cluster.nursery import Nursery
+for number in (signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, lambda *_: None)
+print("starts", flush=True)
+nursery = Nursery(prints=False)
+ours, theirs = socket.socketpair()
+nursery.fork(theirs, 30.0)
+print("born", flush=True)
+ours.close()
+nursery.close()
+"""
+
+
+def test_signals_of_the_terminal_do_not_disturb_the_start() -> None:
+    """They printed a traceback of Python's own start, and the job had no processes."""
+    with commands.begun(sys.executable, "-c", STARTS) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "starts\n"
+        born = threading.Event()
+
+        def disturb() -> None:
+            while not born.wait(0.002):
+                for number in (signal.SIGINT, signal.SIGHUP):
+                    os.killpg(process.pid, number)
+
+        disturbing = threading.Thread(target=disturb)
+        disturbing.start()
+        try:
+            assert process.stdout.readline() == "born\n"
+        finally:
+            born.set()
+            disturbing.join()
+        _, stderr = process.communicate(timeout=20)
+    assert (process.returncode, stderr) == (0, "")

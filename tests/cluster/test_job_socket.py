@@ -97,3 +97,20 @@ def test_another_users_socket_is_not_believed(open_to_all: Path, monkeypatch: py
             assert stranger.stdout.readline() == "b''\n", "and told nothing"
         finally:
             stranger.kill()
+
+
+def test_a_door_that_is_being_opened_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    listen = jobsocket._Server.server_activate
+
+    def looked_for_first(server: Any) -> None:
+        with pytest.raises(FabricError, match="no job of this user"):
+            jobsocket.find(None)
+        listen(server)
+
+    monkeypatch.setattr(jobsocket._Server, "server_activate", looked_for_first)
+    door = JobSocket.open("bml-1", lambda request: {"here": True})
+    assert door is not None
+    assert jobsocket.call(None, {}) == {"here": True}
+    door.close()
+    assert list((tmp_path / "bml").iterdir()) == []

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import commands
@@ -125,32 +124,32 @@ def test_fault_plan_of_a_file(script: str, tmp_path: Path) -> None:
     assert "server 3 did not end" in done.stdout
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 1), (signal.SIGTERM, 143)])
-def test_interrupt_and_termination_leave_nothing(script: str, number: int, status: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGINT, 1), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9)],
+)
+def test_every_signal_that_ends_a_command_leaves_nothing(
+    script: str, number: int, status: int, tmp_path: Path
+) -> None:
+    """Neither a server that is frozen for good, nor one that is to be woken, nor what is to wake it."""
     shared = set(os.listdir("/dev/shm"))
-    command = [*BML, "run", f"{script}:endless", "--launcher", "processes", "--fabric", "bcube:2x2"]
-    with commands.begun(*command) as process:
+    for folder in ("bml", "tmp"):
+        (tmp_path / folder).mkdir(mode=0o700)
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "TMPDIR": str(tmp_path / "tmp")}
+    faults = ["--fault", "freeze:1@step=3", "--fault", "freeze:2@step=3,for=60s", "--min-servers", "1"]
+    command = [*BML, "run", f"{script}:endless", "--launcher", "processes", "--fabric", "bcube:2x2", *faults]
+    with commands.begun(*command, env=environment) as process:
         assert process.stdout is not None
         assert "view 1" in process.stdout.readline()
+        assert "view 2" in process.stdout.readline()
         family = psutil.Process(process.pid).children(recursive=True)
-        assert len(family) == 6, "four servers, the coordinator, and where they were born"
+        assert len(family) == 7, "servers, the coordinator, where they were born, and what is to wake one"
         commands.interrupt(process, number)
         _, stderr = process.communicate(timeout=20)
     assert process.returncode == status
     assert "Traceback" not in stderr
-    assert psutil.wait_procs(family, timeout=5)[1] == []
+    assert psutil.wait_procs(family, timeout=10)[1] == []
+    sockets = list((tmp_path / "bml").iterdir())
+    assert len(sockets) == (number == signal.SIGKILL), "the next command that looks removes it"
+    assert list((tmp_path / "tmp").iterdir()) == []
     assert set(os.listdir("/dev/shm")) == shared
-
-
-def test_servers_end_when_their_launcher_is_killed(script: str) -> None:
-    command = [*BML, "run", f"{script}:endless", "--launcher", "processes", "--fabric", "bcube:2x2"]
-    with commands.begun(*command) as process:
-        assert process.stdout is not None
-        assert "view 1" in process.stdout.readline()
-        family = psutil.Process(process.pid).children(recursive=True)
-        process.kill()
-        process.communicate(timeout=20)
-    deadline = time.monotonic() + 10
-    while any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in family):
-        assert time.monotonic() < deadline, "servers outlive their launcher"
-        psutil.wait_procs(family, timeout=0.1)

@@ -85,6 +85,30 @@ def test_constants_are_stored_and_read(tmp_path, monkeypatch):
     assert load_constants() == (Constants(), "default constants, not measured here")
 
 
+@pytest.mark.parametrize("homes", [{}, {"HOME": "/dev/null"}])
+def test_a_user_without_a_home_has_the_default_constants(homes, monkeypatch):
+    def nobody(uid):
+        raise KeyError(uid)
+
+    for name in ("HOME", "XDG_CONFIG_HOME", "BML_CONSTANTS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, folder in homes.items():
+        monkeypatch.setenv(name, folder)
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    assert load_constants() == (Constants(), "default constants, not measured here")
+    with pytest.raises(UsageError, match=r"no home folder|cannot be written"):
+        store_constants(Constants())
+
+
+def test_a_home_of_another_user_has_no_constants(monkeypatch):
+    def refused(path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.delenv("BML_CONSTANTS", raising=False)
+    monkeypatch.setattr("pathlib.Path.exists", refused)
+    assert load_constants() == (Constants(), "default constants, not measured here")
+
+
 def test_on_an_emulated_fabric_bytes_count_for_more(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     fabric = parse("bcube:3x2")

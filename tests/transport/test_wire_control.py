@@ -11,7 +11,7 @@ from wires import JOB, TOKEN, open_fds, read_all, until
 
 from bml.topology.errors import FabricError, UsageError
 from bml.transport import COORDINATOR, Channel, ControlListener, End, Hello, Poller, Role, dial
-from bml.transport.control import MAX_QUEUED_NBYTES
+from bml.transport.control import MAX_MESSAGE_NBYTES, MAX_QUEUED_NBYTES
 
 HOST = "127.77.9.1"
 
@@ -230,8 +230,13 @@ def test_a_reader_that_does_not_read_overflows_the_queue(desk: Desk) -> None:
     desk.until(lambda: ends, "the overflow")
     assert [end.kind for end in ends] == ["overflow"]
     assert server.closed
+
+
+def test_a_message_that_the_other_side_would_not_take_is_refused(desk: Desk) -> None:
+    server, _ = desk.pair()
     with pytest.raises(UsageError, match="at most"):
-        server.send(bytes(MAX_QUEUED_NBYTES + 1))
+        server.send(bytes(MAX_MESSAGE_NBYTES + 1))
+    assert not server.closed
 
 
 def test_an_inherited_socket_and_a_taken_port(desk: Desk) -> None:
