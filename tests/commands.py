@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -43,3 +45,21 @@ def interrupt(process: subprocess.Popen[str], number: int) -> None:
         os.killpg(process.pid, number)
     else:
         process.send_signal(number)
+
+
+def left_of(folder: str | Path, within_s: float = 10.0) -> list[str]:
+    """Commands of the processes that still run, after so long, of those that were begun with this TMPDIR."""
+    mark = f"TMPDIR={folder}".encode()
+    deadline = time.monotonic() + within_s
+    while found := [each for each in psutil.process_iter() if mark in _environment(each)]:
+        if time.monotonic() > deadline:
+            return [f"{each.pid} {each.status()} {' '.join(each.cmdline())}" for each in found]
+        time.sleep(0.05)
+    return []
+
+
+def _environment(process: psutil.Process) -> list[bytes]:
+    try:
+        return Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # it has ended, or is another user's
+        return []

@@ -13,6 +13,8 @@ import numpy as np
 from bml.topology.errors import UsageError
 
 _DEEPEST = 50
+#: Longer whole numbers are written as text, in hexadecimal: parsers refuse them, Python's over 4,300 digits.
+_MOST_BITS = 1 << 12
 
 
 def strict_json(value: Any, indent: int | None = None) -> str:
@@ -20,30 +22,37 @@ def strict_json(value: Any, indent: int | None = None) -> str:
     return json.dumps(_plain(value, _DEEPEST), allow_nan=False, indent=indent)
 
 
+def in_words(value: Any) -> str:
+    """What a value says of itself, if it can."""
+    try:
+        return str(value).encode("utf-8", "backslashreplace").decode()
+    except (Exception, SystemExit):  # whatever a user's class raises, cycles too
+        return f"<{type(value).__name__}>"
+
+
 def _plain(value: Any, deep: int) -> Any:
+    try:
+        return _simple(value, deep)
+    except (Exception, SystemExit):  # of a user's class that is a list or a number in its own way
+        return in_words(value)
+
+
+def _simple(value: Any, deep: int) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return _text(value)
+        return in_words(value)
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, int):
-        return int(value)
+        return int(value) if value.bit_length() <= _MOST_BITS else hex(value)
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else str(float(value))
     if isinstance(value, list | tuple | Mapping) and deep:
         if isinstance(value, Mapping):
-            return {_text(key): _plain(each, deep - 1) for key, each in value.items()}
+            return {in_words(key): _plain(each, deep - 1) for key, each in value.items()}
         return [_plain(each, deep - 1) for each in value]
-    return _text(value)
-
-
-def _text(value: Any) -> str:
-    """What a value says of itself, if it can."""
-    try:
-        return str(value).encode("utf-8", "backslashreplace").decode()
-    except Exception:  # whatever a user's class raises, cycles too
-        return f"<{type(value).__name__}>"
+    return in_words(value)
 
 
 def check_writable(path: Path | None, option: str) -> None:

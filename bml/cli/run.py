@@ -20,7 +20,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from bml.cli.output import current
-from bml.cli.printed import check_writable, strict_json
+from bml.cli.printed import check_writable, in_words, strict_json
 from bml.cluster.launch import KEPT_MIB, LAUNCHERS, launch
 from bml.cluster.placement import Reservation
 from bml.cluster.result import Result
@@ -267,7 +267,7 @@ class _Follower:
         self._console = console
         self._progress = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             TimeElapsedColumn(),
             console=console,
             transient=True,
@@ -312,12 +312,12 @@ def _summarise(result: Result, console: Console) -> None:
         console.print(line, highlight=False, markup=False)
     console.print(_parameter_line(report["digests"]), highlight=False)
     if isinstance(result.value, dict):
-        shown = ", ".join(f"{key} {_short(value)}" for key, value in result.value.items())
+        shown = ", ".join(f"{in_words(key)} {_short(value)}" for key, value in result.value.items())
         console.print(f"result: {shown}", highlight=False, markup=False)
 
 
 def _short(value: Any) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+    return f"{value:.4f}" if type(value) is float else in_words(value)
 
 
 def _parameter_line(digests: dict[int, str]) -> str:

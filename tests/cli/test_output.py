@@ -185,9 +185,9 @@ def test_letters_that_the_terminal_does_not_have_are_escaped() -> None:
 # --- reports -----------------------------------------------------------------------------------------
 
 
-def ran() -> Result:
+def ran(value: Any) -> Result:
     reports = {
-        server: ServerReport(server, "done", {"loss": 0.5}, "", "NoneType", "", "", None, [], {"steps": 1})
+        server: ServerReport(server, "done", value, "", "NoneType", "", "", None, [], {"steps": 1})
         for server in (0, 1)
     }
     return Result(JobSpec("bcube:2x1"), reports)
@@ -217,7 +217,7 @@ def test_a_job_that_never_ran_leaves_a_report(
 def test_a_report_that_cannot_be_written_any_more_costs_nothing_else(
     form: list[str], script: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules["bml.cli.run"], "launch", lambda *_, **settings: ran())
+    monkeypatch.setattr(sys.modules["bml.cli.run"], "launch", lambda *_, **settings: ran({"loss": 0.5}))
     done = CliRunner().invoke(main, ["run", script, "--report", "/dev/full", "--trace", "/dev/full", *form])
     assert done.exit_code == 1
     for option in ("--report", "--trace"):
@@ -226,3 +226,16 @@ def test_a_report_that_cannot_be_written_any_more_costs_nothing_else(
         assert strictly(done.stdout)["values"] == {"0": {"loss": 0.5}, "1": {"loss": 0.5}}
     else:
         assert "result: loss 0.5" in done.stdout
+
+
+class Mute:
+    def __str__(self) -> str:
+        raise SystemExit("no text")
+
+
+def test_a_summary_shows_values_of_any_kind(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    value = {"[/x]": "[bold", "mute": Mute(), "lone": "\udc80", "loss": 0.25}
+    monkeypatch.setattr(sys.modules["bml.cli.run"], "launch", lambda *_, **settings: ran(value))
+    done = CliRunner().invoke(main, ["run", script])
+    assert done.exit_code == 0, done.output
+    assert "result: [/x] [bold, mute <Mute>, lone \\udc80, loss 0.2500" in done.stdout

@@ -28,9 +28,20 @@ class Mute:
         raise ValueError("no text")
 
 
+class Endless(dict[str, int]):
+    def items(self) -> Any:
+        raise SystemExit(3)
+
+
+class NoNumber(int):
+    def bit_length(self) -> int:
+        raise ZeroDivisionError
+
+
 SCALARS = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary(), st.complex_numbers(),
-    st.floats(width=32).map(np.float32), st.just(Mute()), st.just(np.arange(3)), st.just("\ud800"),
+    st.floats(width=32).map(np.float32), st.just(Mute()), st.just(Endless()), st.just(NoNumber()),
+    st.just(np.arange(3)), st.just("\ud800"),
 )  # fmt: skip
 KEYS = st.one_of(st.text(), st.integers(), st.tuples(st.integers(), st.text()), st.floats(), st.none())
 VALUES = st.recursive(
@@ -69,3 +80,7 @@ def test_looking_whether_a_file_can_be_written_changes_nothing(tmp_path: Path) -
     (tmp_path / "old").write_text("kept")
     check_writable(tmp_path / "old", "--report")
     assert (tmp_path / "old").read_text() == "kept"
+
+
+def test_a_number_that_parsers_refuse_is_text() -> None:
+    assert parsed([10**5000, -(1 << 5000), 7**100]) == [hex(10**5000), hex(-(1 << 5000)), 7**100]

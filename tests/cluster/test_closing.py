@@ -108,8 +108,8 @@ def train(session):
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("transport", ["tcp", "shm"])
-def test_two_interrupts_leave_nothing(tmp_path: Path, transport: str) -> None:
+@pytest.mark.parametrize(("transport", "times"), [("tcp", 2), ("shm", 2), ("tcp", 6)])
+def test_interrupts_leave_nothing(tmp_path: Path, transport: str, times: int) -> None:
     (tmp_path / "endless.py").write_text(SCRIPT)
     for folder in ("bml", "tmp"):
         (tmp_path / folder).mkdir(mode=0o700)
@@ -122,9 +122,9 @@ def test_two_interrupts_leave_nothing(tmp_path: Path, transport: str) -> None:
         assert "view 1" in process.stdout.readline()
         family = psutil.Process(process.pid).children(recursive=True)
         assert len(family) == 6
-        commands.interrupt(process, signal.SIGINT)
-        time.sleep(0.05)  # as a user does who presses it twice
-        commands.interrupt(process, signal.SIGINT)
+        for _ in range(times):
+            commands.interrupt(process, signal.SIGINT)
+            time.sleep(0.05)  # as a user does who presses it again
         _, stderr = process.communicate(timeout=20)
         assert process.returncode == 1
         assert "Traceback" not in stderr

@@ -30,6 +30,8 @@ def outcomes(request: pytest.FixtureRequest) -> Outcomes:
         with commands.begun(*program, env={**os.environ, "TMPDIR": folder}) as process:
             stdout, stderr = process.communicate()
         assert process.returncode == 0, stdout + stderr
+        assert commands.left_of(folder) == []
+        assert request.param == "ray" or os.listdir(folder) == []
     assert set(os.listdir("/dev/shm")) == shared
     found: Outcomes = json.loads(stdout.splitlines()[-1])
     return found
