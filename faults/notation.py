@@ -128,10 +128,12 @@ _SHAPE = re.compile(
     r"(?P<kind>[a-z]+)(:(?P<target>[^@,=]+))?(,peer=(?P<peer>[^@,=]+))?((?P<mark>[@,])(?P<when>[^@]+))?"
 )
 _TIME = re.compile(r"(?P<number>[0-9]+(\.[0-9]*)?(e-?[0-9]+)?)(?P<unit>ms|s)")
-_RATE = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)(?P<unit>[kmg]?)bit")
+_RATE = re.compile(r"(?P<number>[0-9]{1,12}(\.[0-9]{1,12})?)(?P<unit>[kmg]?)bit")
 _BITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 _LEAST_BIT, _MOST_BIT = 8 * 10**3, 10 * 10**9
-_SHARE = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)%")
+_SHARE = re.compile(r"(?P<number>[0-9]{1,3}(\.[0-9]{1,4})?)%")
+_MOST_S = 1_000_000
+"""The longest time that can be given, in seconds: eleven days."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +210,7 @@ class Fault:
         how = {
             "every": None if self.every_s is None else _time_text(self.every_s),
             "rate": None if self.rate_bit is None else _rate_text(self.rate_bit),
-            "share": None if self.share is None else f"{self.share * 100:.10g}%",
+            "share": None if self.share is None else share_text(self.share),
             "for": None if self.duration_s is None else _time_text(self.duration_s),
         }
         given = "".join(f",{name}={value}" for name, value in how.items() if value is not None)
@@ -288,8 +290,8 @@ def _trigger(text: str, kind: str, settings: dict[str, str], at_once: bool) -> T
         raise _wrong(text, "it needs exactly one of step=NUMBER and t=TIME", kind)
     if "t" in settings:
         return AtTime(_seconds(text, settings["t"]))
-    if not re.fullmatch(r"[0-9]{1,12}", settings["step"]):
-        raise _wrong(text, f"'{settings['step']}' is no step, a number counted from 0", kind)
+    if not re.fullmatch(r"[0-9]{1,12}", settings["step"]) or int(settings["step"]) == 0:
+        raise _wrong(text, f"'{settings['step']}' is no step, a number counted from 1", kind)
     where = (*STEP_PHASES, RECOVERY)
     return AtStep(
         int(settings["step"]), "" if phase is None else _phase(text, kind, phase, where, "a phase of a step")
@@ -312,7 +314,10 @@ def _seconds(text: str, value: str) -> float:
     time = _TIME.fullmatch(value)
     if time is None:
         raise _wrong(text, f"'{value}' is no time; a time has a unit, like 1.5s or 200ms", "cut")
-    return float(time["number"]) / (1000 if time["unit"] == "ms" else 1)
+    seconds = float(time["number"]) / (1000 if time["unit"] == "ms" else 1)
+    if seconds > _MOST_S:
+        raise _wrong(text, f"'{value}' is too long, a time is at most {_MOST_S}s", "cut")
+    return seconds
 
 
 def _period_s(text: str, value: str) -> float:
@@ -338,7 +343,12 @@ def _share(text: str, value: str) -> float:
 
 
 def _no_share(text: str, value: str) -> NoReturn:
-    raise _wrong(text, f"'{value}' is no share, a number with % above 0% up to 100%", "loss")
+    raise _wrong(text, f"'{value}' is no share, a number with % from 0.0001% to 100%", "loss")
+
+
+def share_text(share: float) -> str:
+    """Write the fraction of packets that a cable loses as the notation has it: `5%`."""
+    return f"{share * 100:.4f}".rstrip("0").rstrip(".") + "%"
 
 
 def _time_text(seconds: float) -> str:

@@ -71,7 +71,7 @@ class FaultPlan:
         """
         try:
             document = yaml.safe_load(content)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, RecursionError) as error:
             raise UsageError(f"the fault plan is not YAML: {error}") from error
         entries = document.get("faults") if isinstance(document, dict) else document
         if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
@@ -96,6 +96,8 @@ class FaultPlan:
         freeze lasts for the rest of the job. Raises UsageError for unknown kinds and when `count` faults
         cannot be placed so.
         """
+        if seed < 0:
+            raise UsageError(f"the seed of a fault plan is {seed}: give a number from 0")
         chosen = list(kinds)
         for kind in chosen:
             if kind not in DRAWABLE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -24,6 +25,9 @@ Rates: TypeAlias = tuple[tuple[Link, Fraction], ...]
 """The links whose rate is not 1, in order, with their rate in units of B."""
 
 NORMAL = Fraction(1)
+_MOST_OF_RATE = 10**30
+#: Read by Fraction only if it is short: 1e99999999 has as many digits.
+_RATE = re.compile(r"[-+0-9._/ ]{1,64}(e[-+]?[0-9]{1,2})?", re.IGNORECASE)
 """Rate of a link of which nothing else was said: B, per direction."""
 
 
@@ -299,12 +303,14 @@ def _groups(wiring: Wiring) -> NDArray[np.int32]:
 
 
 def _exact_rate(given: int | str | Fraction, link: str) -> Fraction:
+    readable = not isinstance(given, str) or _RATE.fullmatch(given.strip()) is not None
     try:
-        rate = Fraction(given)
+        rate = Fraction(given) if readable else Fraction(0)
     except (ValueError, ZeroDivisionError, TypeError):
         rate = Fraction(0)
-    if isinstance(given, float) or rate <= 0:
+    if isinstance(given, float) or rate <= 0 or max(rate.numerator, rate.denominator) >= _MOST_OF_RATE:
         raise UsageError(
-            f"rate {given!r} of link {link}: write a positive exact number such as 2, '0.4' or Fraction(2, 5)"
+            f"rate {given!r:.80} of link {link}: write a positive exact number such as 2, '0.4' or "
+            "Fraction(2, 5), of at most 30 digits"
         )
     return rate

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import shlex
 import shutil
 import subprocess
@@ -21,6 +20,7 @@ from bml.bench.host import RankError, Ranks
 from bml.bench.ranks import Vector, serve
 from bml.bench.rows import Block, Traffic, completions
 from bml.cluster.launch import start
+from bml.cluster.result import Result
 from bml.cluster.running import Job
 from bml.errors import BmlError
 from bml.topology import Fabric, LinkFailure, ServerFailure
@@ -109,14 +109,14 @@ class _Ordered:
 class JobSettings:
     """How bml is to run: see bml.launch. `emulated` is the name of the emulated fabric, if it is on one.
 
-    `trace` is a file for what its servers did when.
+    `trace`: its servers record what they do when, see `Own.recorded`.
     """
 
     fabric: Fabric
     """Failures included; they are inflicted when the job has started."""
     algorithm: str = "auto"
     emulated: str | None = None
-    trace: Path | None = None
+    trace: bool = False
     transport: str = "tcp"
     shared: bool = False
     """Results are read in place, where the transport can do that."""
@@ -144,6 +144,7 @@ class Own(_Ordered):
         self._settings = settings
         self._error: BmlError | None = None
         self._job: Job | None = None
+        self._result: Result | None = None
         self._thread = threading.Thread(target=self._launch, name="bml-bench-job", daemon=True)
 
     def start(self) -> None:
@@ -187,6 +188,14 @@ class Own(_Ordered):
         if self._thread.ident is not None:
             self._thread.join(_END_S)
 
+    def recorded(self) -> dict[str, Any]:
+        """What its servers did when, once it is closed. Raises the error that ended the job."""
+        if self._error is not None:
+            raise self._error
+        if self._result is None:
+            raise RankError(f"bml: the job did not end within {_END_S:g} s, so there is no trace of it")
+        return self._result.trace
+
     def _transports(self) -> dict[int, dict[str, Any]]:
         """What every server that answers says of its transport."""
         servers = {} if self._job is None else self._job.status()["servers"]
@@ -220,14 +229,12 @@ class Own(_Ordered):
                 detect_s=_DETECT_S,
                 min_servers=len(self.members),
                 emulated=self._settings.emulated or False,
-                trace=self._settings.trace is not None,
+                trace=self._settings.trace,
                 transport=self._settings.transport,
                 prints=False,
             ) as job:
                 self._job = job
-                result = job.wait()
-            if self._settings.trace is not None:
-                self._settings.trace.write_text(json.dumps(result.trace))
+                self._result = job.wait()
         except BmlError as error:
             self._error = error
 

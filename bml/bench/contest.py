@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from bml.bench import rows
 from bml.bench.contenders import Contender, JobSettings, Own, missing, peer
@@ -64,6 +64,7 @@ class Contest:
     absent: dict[str, str] = field(default_factory=dict)
     contenders: list[Contender] = field(default_factory=list)
     transport: str = ""
+    _own: Own | None = None
 
     def measure(self) -> Iterator[list[Row]]:
         """One size after the other; the rows of each, bml's first."""
@@ -73,7 +74,7 @@ class Contest:
     def start(self, folder: Path) -> None:
         """Start bml and every peer that can run here. Raises BmlError if bml does not start."""
         members = len(self.settings.job.fabric.servers)
-        own = Own(folder, self.settings.job)
+        own = self._own = Own(folder, self.settings.job)
         self.contenders.append(own)
         self._turn(own, "starting", own.start)
         self.transport = own.transport
@@ -90,6 +91,11 @@ class Contest:
         """End everybody. Idempotent."""
         while self.contenders:
             self.contenders.pop().close()
+
+    def trace(self) -> dict[str, Any]:
+        """What bml's servers did when, for Perfetto, once all is closed. Raises the error of its job."""
+        assert self._own is not None
+        return self._own.recorded()
 
     def _size(self, nbytes: int) -> list[Row]:
         text, settings = rows.size_text(nbytes), self.settings

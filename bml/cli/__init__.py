@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 import traceback
@@ -20,6 +21,7 @@ from bml.cli.output import taken
 from bml.cli.plan import plan
 from bml.cli.run import run
 from bml.cli.status import status
+from bml.cli.values import shortened
 from bml.cluster.ending import text_of
 from bml.errors import BmlError, StateMismatch, UsageError
 
@@ -58,11 +60,13 @@ class Shell(click.Group):
         try:
             return super().main(*arguments, **extra) or 0, None
         except BmlError as error:
-            click.echo(f"Error: {error}", err=True)
+            click.echo(f"Error: {shortened(str(error))}", err=True)
             status = 2 if isinstance(error, UsageError) else 3 if isinstance(error, StateMismatch) else 1
             return status, _error(type(error).__name__, str(error))
         except click.ClickException as error:
-            error.show()
+            shown = io.StringIO()
+            error.show(shown)
+            click.echo(shortened(shown.getvalue()), err=True, nl=False)
             return error.exit_code, _error("UsageError", error.format_message())
         except click.Abort:
             click.echo("Aborted!", err=True)

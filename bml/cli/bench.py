@@ -25,11 +25,13 @@ from bml.bench.contest import OnProgress, Settings, busy, contest
 from bml.bench.rows import Row
 from bml.cli.output import current
 from bml.cli.plan import parse_bytes
+from bml.cli.printed import check_writable, strict_json
+from bml.cli.values import FiniteRange
 from bml.cluster.constants import constants_of_emulated, default_path, load_constants, store_constants
 from bml.cluster.job import JobSpec
 from bml.schedule import plan
 from bml.schedule.model import Constants
-from bml.topology import UsageError, parse
+from bml.topology import FabricError, UsageError, parse
 from bml.transport.choice import AUTO, TRANSPORTS
 
 _UNITS_OF_CONSTANTS = {
@@ -105,7 +107,7 @@ def calibrate(constants: Path | None, as_json: bool) -> None:
 @click.option("--fail", multiple=True, metavar="X", help="server:4, link:4/0 or switch:0/2; repeatable.")
 @click.option("--against", default="", metavar="PEERS", help=f"Some of {','.join(PEERS)}.")
 @click.option("--repetitions", type=click.IntRange(1, 1000), default=5, show_default=True, help="Turns each.")
-@click.option("--block-s", type=click.FloatRange(0, 60), default=0.3, show_default=True, help="Of a turn.")
+@click.option("--block-s", type=FiniteRange(0, 60), default=0.3, show_default=True, help="Of a turn.")
 @click.option("--constants", type=click.Path(dir_okay=False, path_type=Path), help=_CONSTANTS_HELP)
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw a .png, .svg or .pdf.")
 @click.option(
@@ -152,13 +154,16 @@ def allreduce(
     """
     start_s = time.monotonic()
     where = fabric_name if fabric_emulated else None
-    job = replace(_job(fabric, fail, algorithm, where, transport, shared), trace=trace)
+    job = replace(_job(fabric, fail, algorithm, where, transport, shared), trace=trace is not None)
     known, goodputs, source = _theory(job, constants)
     settings = Settings(
         job, rows.sizes(sizes, parse_bytes), _peers(against), known, repetitions, block_s, *goodputs
     )
+    _check_room(max(settings.sizes), len(job.fabric.servers))
     if plot is not None:
         picture.check(plot)
+    check_writable(plot, "--plot")
+    check_writable(trace, "--trace")
     table: list[Row] = []
     with _progress() as on_progress:
         _warn_if_busy()
@@ -167,6 +172,8 @@ def allreduce(
                 table += group
                 if not as_json:
                     _print_rows(group, first=number == 0, on_progress=on_progress)
+    if trace is not None:
+        _write(trace, strict_json(running.trace()))
     for who, why in running.absent.items():
         click.echo(f"{who} did not take part: {why}", err=True)
     title = f"allreduce on {job.fabric}, {len(job.fabric.servers)} servers, {running.transport}"
@@ -193,6 +200,24 @@ def allreduce(
         click.echo(f"# {title}; theory by {source}")
     if any(row.wrong for row in table):
         ctx.exit(1)
+
+
+def _check_room(nbytes: int, servers: int) -> None:
+    """Raise UsageError for vectors that this machine cannot hold: each server has two of them at least."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if 2 * nbytes * servers > memory:
+        raise UsageError(
+            f"{servers} servers with vectors of {rows.size_text(nbytes)} do not fit into the memory of this "
+            f"machine, {rows.size_text(memory)}: give smaller --sizes"
+        )
+
+
+def _write(file: Path, text: str) -> None:
+    """Write what was asked for. Raises FabricError if that cannot be done any more."""
+    try:
+        file.write_text(text)
+    except OSError as error:
+        raise FabricError(f"{file} could not be written: {error.strerror}") from None
 
 
 def _job(

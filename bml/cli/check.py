@@ -22,6 +22,7 @@ from bml.topology import UsageError, parse
 
 _CHUNK = 50
 _SHOWN = 5
+_MOST_SEEDS = 10_000_000
 
 
 @click.command(name="check")
@@ -81,11 +82,14 @@ def check_command(
 
 
 def parse_seeds(text: str) -> tuple[int, int]:
-    """Read `A:B`. Raises UsageError when it is not that, or when there is no seed in it."""
+    """Read `A:B`. Raises UsageError when it is not that, or when there is no seed, or too many, in it."""
     found = re.fullmatch(r"([0-9]{1,15}):([0-9]{1,15})", text.strip())
     if found is None or int(found[1]) >= int(found[2]):
         raise UsageError(f"'{text}' is no range of seeds: write it like 0:1000, the second number the larger")
-    return int(found[1]), int(found[2])
+    start, stop = int(found[1]), int(found[2])
+    if stop - start > _MOST_SEEDS:
+        raise UsageError(f"{stop - start} seeds would take weeks: give at most {_MOST_SEEDS} at a time")
+    return start, stop
 
 
 def _run_all(start: int, stop: int, one: Callable[[Iterable[int]], Tally], jobs: int, quiet: bool) -> Tally:

@@ -17,11 +17,13 @@ from bml.cli.compare import of_fabric, papers
 from bml.cli.compare import show as show_comparison
 from bml.cli.draw import draw
 from bml.cli.output import current
+from bml.cli.printed import check_writable
 from bml.cluster.constants import load_constants
 from bml.schedule import ALGORITHMS, Plan, bound, bound_kind
 from bml.schedule import plan as make_plan
 from bml.topology import UsageError, parse
 
+_MOST_NBYTES = 10**15
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -100,6 +102,7 @@ def plan(
     if comparing:
         show_comparison([of_fabric(wanted)], _form(as_json, markdown))
         return
+    check_writable(picture, "--draw")
     nbytes = None if size is None else parse_bytes(size)
     known, source = load_constants(constants)
     start_s = time.perf_counter()
@@ -122,12 +125,15 @@ def parse_bytes(text: str) -> int:
     """Read a size: `4096`, `4KiB` and `64MiB` (powers of 2), `10MB` (powers of 10).
 
     Raises:
-        UsageError: the text is no size.
+        UsageError: the text is no size, or one above 10^15 bytes.
     """
-    found = re.fullmatch(r"([0-9]+)\s*([KMG]I?B)?", text.strip().upper())
+    found = re.fullmatch(r"([0-9]{1,18})\s*([KMG]I?B)?", text.strip().upper())
     if found is None:
         raise UsageError(f"'{text}' is not a size: write it like 4096, 4KiB, 64MiB or 1GB")
-    return int(found[1]) * _UNITS[found[2] or ""]
+    nbytes = int(found[1]) * _UNITS[found[2] or ""]
+    if nbytes > _MOST_NBYTES:
+        raise UsageError(f"{text} is too much: sizes of up to {_MOST_NBYTES} bytes are possible")
+    return nbytes
 
 
 def _rates(texts: tuple[str, ...]) -> dict[tuple[int, int], str]:

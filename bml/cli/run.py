@@ -21,6 +21,7 @@ from rich.table import Table
 
 from bml.cli.output import current
 from bml.cli.printed import check_writable, in_words, strict_json
+from bml.cli.values import FiniteRange
 from bml.cluster.launch import KEPT_MIB, LAUNCHERS, launch
 from bml.cluster.placement import Reservation
 from bml.cluster.result import Result
@@ -39,7 +40,9 @@ _SEEDED_STEPS = 50
 @click.option(
     "--fault", "faults", multiple=True, metavar="F", help="kill:4@step=20, or a YAML file; repeatable."
 )
-@click.option("--fault-seed", type=int, help=f"Draw two faults within the first {_SEEDED_STEPS} steps.")
+@click.option(
+    "--fault-seed", type=click.IntRange(0), help=f"Draw two faults within the first {_SEEDED_STEPS} steps."
+)
 @click.option("--launcher", type=click.Choice(LAUNCHERS), default="ray", show_default=True)
 @click.option("--address", help="Address of a running Ray cluster; without it a local Ray is started.")
 @click.option(
@@ -69,7 +72,7 @@ _SEEDED_STEPS = 50
 @click.option("--rejoin", is_flag=True, help="Start a lost server again: it joins the running job.")
 @click.option(
     "--kept-mib",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     default=KEPT_MIB,
     show_default=True,
     help="MiB of results that a joiner keeps while it catches up.",
@@ -240,14 +243,24 @@ def fault_texts(faults: tuple[str, ...], seed: int | None, fabric: str) -> list[
     texts: list[str] = []
     for fault in faults:
         if fault.endswith((".yaml", ".yml")):
-            if not Path(fault).is_file():
-                raise UsageError(f"there is no fault plan {fault}")
-            texts += [str(each) for each in FaultPlan.load(Path(fault).read_text())]
+            texts += [str(each) for each in FaultPlan.load(_read(fault))]
         else:
             texts.append(fault)
     if seed is not None:
         texts += [str(each) for each in FaultPlan.draw(seed, parse(fabric), _SEEDED_STEPS)]
     return texts
+
+
+def _read(file: str) -> str:
+    """The content of a fault plan's file. Raises UsageError if it is none."""
+    try:
+        return Path(file).read_text()
+    except FileNotFoundError:
+        raise UsageError(f"there is no fault plan {file}") from None
+    except OSError as error:
+        raise UsageError(f"the fault plan {file} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"the fault plan {file} is no text in UTF-8: {error.reason}") from None
 
 
 @contextmanager

@@ -28,6 +28,8 @@ from bml.transport.shm.plate import PlateAddress
 
 Endpoint = tuple[str, int]
 
+_MOST_KEPT_MIB = 1 << 30
+
 
 @dataclass(frozen=True)
 class JobSpec:
@@ -76,8 +78,11 @@ class JobSpec:
         if self.traffic_class is not None:
             check_traffic_class(self.traffic_class)
         self._check_absent(fabric)
-        if not self.kept_mib > 0:
-            raise UsageError(f"kept_mib is {self.kept_mib}: give the MiB of results that a joiner may keep")
+        if not 0 < self.kept_mib <= _MOST_KEPT_MIB:
+            raise UsageError(
+                f"kept_mib is {self.kept_mib}: give the MiB of results that a joiner may keep, at most "
+                f"{_MOST_KEPT_MIB}"
+            )
         if self.min_servers is not None and not 1 <= self.min_servers <= fabric.n_servers:
             raise UsageError(f"min_servers is {self.min_servers}, {fabric} has {fabric.n_servers} servers")
 

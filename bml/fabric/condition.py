@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, replace
 
 from bml.fabric.layout import MANAGEMENT, ONE_SWITCH, Cable, End, Layout, parse_rate, rate_text
+from bml.faults.notation import share_text
 from bml.topology.errors import UsageError
 
 #: A burst below about 70 kB splits every segment of 64 kB in software and ruins the throughput.
@@ -51,7 +52,7 @@ class Damage:
 
     def __str__(self) -> str:
         rate = f",rate={rate_text(self.rate_bit)}" if self.kind == "slow" else ""
-        share = f",share={self.share * 100:.6g}%" if self.kind == "loss" else ""
+        share = f",share={share_text(self.share)}" if self.kind == "loss" else ""
         return f"{self.kind}:{self.at[0]}/{self.at[1]}{rate}{share}"
 
     def cables(self, layout: Layout) -> tuple[Cable, ...]:

@@ -27,7 +27,7 @@ MANAGEMENT = "management"
 
 _HOST_OF_COORDINATOR = 254
 _NAME = re.compile(r"[a-z][a-z0-9]{0,15}")
-_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kmg]?)bit")
+_RATE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)([kmg]?)bit")
 _UNIT = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 _LEAST_BIT, _MOST_BIT = 8 * 10**3, 10 * 10**9
 

@@ -27,7 +27,7 @@ def unstruck(
     ("plan", "lost"),
     [
         ("kill:1@step=8", Stay(1, None, 7)),
-        ("kill:1@step=0", Stay(1, None, 0)),
+        ("kill:1@step=1", Stay(1, None, 0)),
         ("cut:1/0@step=3 kill:1@step=8", Stay(1, None, 7)),
         ("kill:1@step=8,phase=broadcast", Stay(1, 5, 7)),
         ("kill:1@phase=start", Stay(1, None, inf)),
