@@ -75,6 +75,8 @@ class Shell(click.Group):
             status = ends.code if isinstance(ends.code, int) else int(ends.code is not None)
             if isinstance(ends.code, str):
                 click.echo(ends.code, err=True)
+            if status == signal.SIGTERM:  # by the handler that Ray puts in the place of ours while it starts
+                status += 128
             return status, _error("SystemExit", f"ended with exit status {status}")
         except Exception as error:
             traceback.print_exc()

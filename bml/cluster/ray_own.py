@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import ray
 
 from bml.cluster import ray_auth
 from bml.cluster.nursery import LONG_COPIES, what_we_import
+from bml.cluster.ownfolder import OwnFolder
 
 NAMESPACE = "bml"
 OBJECT_STORE_NBYTES = 100 << 20
@@ -28,9 +28,7 @@ class OwnRay:
 
     def __init__(self, prints: bool):
         place = tempfile.gettempdir()
-        self._folder: str | None = tempfile.mkdtemp(
-            prefix="bml-ray-", dir=place if len(place) <= _MOST_FOLDER else "/tmp"
-        )
+        self._folder = OwnFolder("bml-ray-", place if len(place) <= _MOST_FOLDER else "/tmp")
         defaults = {name: text for name, text in (_SETTINGS | LONG_COPIES).items() if name not in os.environ}
         try:
             # What its processes are to have in their environment, this one need not keep.
@@ -42,7 +40,7 @@ class OwnRay:
                     logging_level=logging.ERROR,
                     object_store_memory=OBJECT_STORE_NBYTES,
                     log_to_driver=prints,
-                    _temp_dir=self._folder,
+                    _temp_dir=self._folder.path,
                 )
         except BaseException:
             self.stop()
@@ -53,9 +51,7 @@ class OwnRay:
         if ray.is_initialized():
             ray.shutdown()
         ray_auth.forget()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        self._folder.remove()
 
 
 @contextmanager

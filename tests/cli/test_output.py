@@ -96,6 +96,18 @@ def test_a_script_that_prints_and_fails_leaves_json(
     assert (done.exit_code, strictly(done.stdout)["error"]["kind"]) == (status, kind), done.output
 
 
+def test_rays_handler_of_sigterm_is_taken_for_ours(tmp_path: Path) -> None:
+    """Ray puts its own there while it starts, and exits with the number of the signal."""
+    script = tmp_path / "script.py"
+    lines = (
+        "import os, signal, sys",
+        "signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))",
+        "os.kill(os.getpid(), signal.SIGTERM)",
+    )
+    script.write_text("\n".join(lines))
+    assert CliRunner().invoke(main, ["run", str(script)]).exit_code == 143
+
+
 def test_help_is_shown_as_text() -> None:
     assert "Example:" in CliRunner().invoke(main, ["plan", "--json", "--help"]).stdout
 
