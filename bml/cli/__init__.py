@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import signal
 import sys
@@ -51,8 +52,9 @@ class Shell(click.Group):
                 output.answer({"error": error or _error("UsageError", "this command has no answer in JSON")})
             lost = output.lost()
             if lost and not output.optional:
-                click.echo(f"Error: standard output could not be written: {lost}", err=True)
                 status = status or 1
+                if lost.errno != errno.EPIPE:  # a reader that wants no more need not be told
+                    click.echo(f"Error: standard output could not be written: {lost.strerror}", err=True)
         sys.exit(status)
 
     def _outcome(self, *arguments: Any, **extra: Any) -> tuple[int, dict[str, str] | None]:

@@ -32,13 +32,13 @@ class Output:
         self.answered = True
         click.echo(strict_json(value), file=self._stream)
 
-    def lost(self) -> str:
-        """Why something that was written could not be; empty if all was."""
+    def lost(self) -> OSError | None:
+        """Why something that was written could not be; None if all was."""
         if self._stream is None:
-            return ""
+            return None
         self._stream.flush()
         raw = getattr(getattr(self._stream, "buffer", None), "raw", None)
-        return os.strerror(raw.lost.errno or 0) if isinstance(raw, Descriptor) and raw.lost else ""
+        return raw.lost if isinstance(raw, Descriptor) else None
 
 
 _CURRENT: ContextVar[Output | None] = ContextVar("bml-output", default=None)

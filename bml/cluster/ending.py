@@ -37,7 +37,7 @@ def opened(sent: bytes | NotSent | None) -> Any:
         return sent
     try:
         return cloudpickle.loads(sent)
-    except BaseException as error:  # it is not the launcher that a value ends
+    except (Exception, SystemExit) as error:  # it is not the launcher that a value ends
         return NotSent(f"the value cannot be read by the launcher: {type(error).__name__}: {text_of(error)}")
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bml import errors
+from bml.cluster.ending import opened
 from bml.cluster.job import JobSpec, ServerReport
 from bml.cluster.trace import merged
 from bml.errors import BmlError, TrainingError
@@ -38,6 +39,12 @@ class Result:
     struck: set[str] = field(default_factory=set)
     told: set[int] = field(default_factory=set)
     begun: set[str] = field(default_factory=set)
+
+    def open_values(self) -> None:
+        """Read what the training functions returned, once, of servers that have all reported."""
+        found = {server: opened(report.value) for server, report in self.reports.items()}
+        for server, value in found.items():
+            self.reports[server] = replace(self.reports[server], value=value)
 
     @property
     def values(self) -> dict[int, Any]:

@@ -7,12 +7,10 @@ import threading
 import time
 from collections.abc import Container, Iterable
 from concurrent.futures import Future, wait
-from dataclasses import replace
 from typing import Any
 
 from bml.cluster import outcomes
 from bml.cluster.comeback import OUT, Comebacks, is_worth_it
-from bml.cluster.ending import opened
 from bml.cluster.fleet import Changed, Died, Fleet, FleetEvent, Reported
 from bml.cluster.job import JobSpec, ServerReport, check_possible
 from bml.cluster.jobsocket import JobSocket
@@ -59,6 +57,7 @@ class Job:
         self._over = threading.Event()
         self._closed = threading.Event()
         self._one_closes = threading.Lock()
+        self._values_read = False
         self._thread = threading.Thread(target=self._run, name=f"follow-{spec.job}", daemon=True)
         self._socket: JobSocket | None = None
         self._wanted: list[tuple[int, str]] = []  # servers to be started, and the fault that asks for it
@@ -155,6 +154,7 @@ class Job:
             raise FabricError(f"the job {self.name} still runs after {timeout_s:g} s; see bml status")
         self._teller.drain(_TOLD_S)
         self.close()
+        self._read_values()
         error = self._error or self._teller.error
         if error is not None:
             raise error
@@ -164,6 +164,16 @@ class Job:
             failure.result = self._result  # type: ignore[attr-defined]
             raise failure
         return self._result
+
+    def _read_values(self) -> None:
+        """Read what came of the training functions, once.
+
+        It is the user's code that does it, and may import for seconds: the thread that follows must not.
+        """
+        with self._one_closes:
+            if not self._values_read:
+                self._result.open_values()
+                self._values_read = True
 
     def close(self) -> None:
         """End every process of the job and leave nothing behind. Idempotent; raises what hinders it.
@@ -254,7 +264,7 @@ class Job:
             case Reported(report):
                 if not result.reports:
                     self._give_up_at = _patience(missing, _last_members(report, missing))
-                result.reports[report.server] = replace(report, value=opened(report.value))
+                result.reports[report.server] = report
             case Died(server, why):
                 result.dead[server] = why
                 self._lost(server)

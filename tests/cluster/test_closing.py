@@ -17,7 +17,9 @@ import psutil
 import pytest
 
 import bml
-from bml.cluster.job import JobSpec
+from bml.cluster.ending import packed
+from bml.cluster.fleet import Reported
+from bml.cluster.job import JobSpec, ServerReport
 from bml.cluster.nursery import Nursery
 from bml.cluster.processes import ProcessFleet
 from bml.cluster.running import Job
@@ -97,6 +99,29 @@ def test_a_function_that_is_told_may_close_the_job() -> None:
     assert told.wait(WITHIN_S)
     assert time.monotonic() - begun < 0.5
     assert fleet.closed == 1
+
+
+class Value:
+    """One that says who reads it, and how often."""
+
+    def __reduce__(self) -> Any:
+        return threading.get_ident, ()
+
+
+def test_values_are_read_once_by_the_thread_that_waits() -> None:
+    """The one that follows the job runs nothing of the user's: reading a value may import for seconds."""
+    fleet = Fleet()
+    fleet.go.set()
+    reports = {
+        server: ServerReport(server, "done", packed(value), "", "NoneType", "", "", None, [], {})
+        for server, value in ((0, Value()), (1, packed("as bytes")))
+    }
+    heard = [Reported(report) for report in reports.values()]
+    fleet.wait = lambda timeout_s: [heard.pop()] if heard else []  # type: ignore[attr-defined]
+    job = job_of(fleet)
+    job._thread.start()
+    for _ in range(2):
+        assert job.wait(WITHIN_S).values == {0: threading.get_ident(), 1: packed("as bytes")}
 
 
 SCRIPT = """
