@@ -457,3 +457,35 @@ def test_twenty_thousand_small_transfers_leave_nothing() -> None:
         assert pool.free_nbytes == free
         connection = wires.transports[0]._links[1, 0].connection
         assert connection.pending == (0, 0)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("width", [16, 24, 32])
+def test_counters_go_past_their_width_on_the_wire(width: int) -> None:
+    """Offers have 32 bits, and 16 where they are said to be complete; messages 24; requests 32 of 64."""
+    n, size = 40, 5000
+    data = random.Random(7).randbytes(n * size)
+    with VerbsWires(2, 1, nbytes=len(data)) as wires:
+        wires.connect()
+        connections = [wires.transports[who]._links[1 - who, 0].connection for who in (0, 1)]
+        for connection in connections:
+            outgoing, incoming = connection._outgoing, connection._incoming  # type: ignore[union-attr]
+            if width == 24:  # by whole rounds of the ring, to its place just before the end
+                more = (1 << 24) - SETTINGS.slots
+                for counter in ("_filled", "_written", "_handled", "_credited"):
+                    setattr(outgoing, counter, getattr(outgoing, counter) + more)
+                incoming.handled += more
+                incoming._arrived += more
+            else:
+                outgoing._offers = (1 << width) - n // 2
+                outgoing._requests = outgoing._completed = outgoing._signaled = (1 << width) - n
+        for who in (0, 1):
+            source, target = wires.pooled(who, data), wires.handlers[1 - who]
+            for round_ in range(1, 5):
+                for start in range(0, len(data), size):
+                    stop = start + size
+                    wires.transports[who].send(1 - who, 0, header(who, start, stop), source[start:stop])
+                wires.until(lambda: len(target.frames) == n * round_, "all")  # noqa: B023
+                assert target.memory == data
+                target.memory[:] = bytes(len(data))
+        if width == 24:
+            assert all(each._incoming.handled > 1 << 24 for each in connections)  # type: ignore[union-attr]

@@ -290,10 +290,10 @@ class Outgoing:
                 counters.nbytes_copied_sent += nbytes
             elif self._may_offer(len(payload), not offers):
                 queue.pop()
-                self._offers += 1
-                self._offered[self._offers] = frame = _Frame(self._offers, head, payload)
+                number = self._offers = wire.after(self._offers)
+                self._offered[number] = frame = _Frame(number, head, payload)
                 self._pending_nbytes += frame.nbytes
-                offers.append((self._offers, head))
+                offers.append((number, head))
                 if len(offers) == self._most_offers:
                     self._flush_offers(offers)
             else:

@@ -105,6 +105,11 @@ def unpack_done(value: int) -> range:
     return range(last - before, last + 1)
 
 
+def after(offer: int) -> int:
+    """The number of the next offer; they begin again at 0 where 32 bits end."""
+    return offer + 1 & 0xFFFF_FFFF
+
+
 def advance(count: int, low: int) -> int:
     """The smallest number from `count` on whose low 24 bits are `low`."""
     return count + (low - count & COUNT_MASK)
