@@ -20,13 +20,13 @@ from bml.protocol.call import Call, neutral
 from bml.protocol.dataflow import Buffer, Reduce, Send
 from bml.protocol.direct import Post, Quit, Stage, Sum
 from bml.protocol.frame import Kind
-from bml.protocol.reuse import StepMemory
 from bml.protocol.server import ServerCore
 from bml.protocol.spans import Spans
 from bml.protocol.workspace import Array, Workspace
 from bml.topology.errors import BmlError, InvariantError
 from bml.train.communicator import Committed, Retried
 from bml.transport.interface import Transport
+from bml.transport.memory import Memory
 from bml.transport.shm.lending import Lending
 
 _TEXT_PRIORITY = -2
@@ -46,7 +46,7 @@ class Execution:
         self,
         core: ServerCore,
         transport: Transport,
-        memory: StepMemory,
+        memory: Memory,
         injection: Injection,
         handover: Handover,
         meeting: Meeting,

@@ -30,7 +30,6 @@ from bml.protocol import events as ev
 from bml.protocol import messages as msg
 from bml.protocol.dataflow import Buffer, Place
 from bml.protocol.frame import Header, Kind
-from bml.protocol.reuse import StepMemory
 from bml.protocol.server import ServerCore
 from bml.protocol.slices import LAN_RATE, on_one_host, rate_of, slice_nbytes
 from bml.schedule import AnyPrograms, DirectProgram, OneProgram, Programs, Schedules
@@ -121,7 +120,7 @@ class ServerLoop:
         )  # fmt: skip
         self.injection = Injection(server, spec.fault_plan(), self.fabric, hands)
         self.execution = Execution(
-            self.core, self.transport, StepMemory(self.memory.empty), self.injection, self.handover,
+            self.core, self.transport, self.memory, self.injection, self.handover,
             self.meeting, self.line.tell, self.trace,
         )  # fmt: skip
         self.execution.lending = self._lending

@@ -59,6 +59,7 @@ class Meeting:
     def leave(self) -> None:
         """The reply has been taken."""
         self._syncing = False
+        self.contribution = None  # its memory is the user's again
 
     def forked(self) -> None:
         """In a process that the training function has forked, no thread would answer."""

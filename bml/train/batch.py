@@ -173,7 +173,7 @@ class _Part:
         self._batch = batch
         self._session = session
         self._recompute = recompute
-        self._flat, self._shapes, self._dtype = flatten(gradient, session._vectors, widened=True)
+        self._flat, self._shapes, self._dtype = flatten(gradient, session._communicator.empty, widened=True)
         self._many = isinstance(gradient, list | tuple)
         self._is_aside = False
         self._check_sum = zlib.crc32(self._flat.data) if session.debug else 0
@@ -217,7 +217,7 @@ class _Part:
         assert recompute is not None
         self._batch.set_aside()
         recomputed = self._session._calls.compute(lambda: recompute(extra))
-        added, shapes, dtype = flatten(recomputed, self._session._vectors, widened=True)
+        added, shapes, dtype = flatten(recomputed, self._session._communicator.empty, widened=True)
         if shapes != self._shapes or dtype != self._dtype:
             raise UsageError(
                 f"recompute returned {dtype} {shapes}, the gradient is {self._dtype} {self._shapes}"

@@ -28,7 +28,6 @@ import numpy as np
 import numpy.typing as npt
 
 from bml.protocol.messages import View
-from bml.protocol.reuse import StepMemory
 from bml.protocol.workspace import OPS, Array
 from bml.topology.errors import UsageError
 from bml.train.agreement import Prepare, agree
@@ -58,7 +57,6 @@ class Session:
         # some have seen, and all must split the first batch alike.
         self._contributors = communicator.servers
         # Where several arrays are gathered into one vector, step after step.
-        self._vectors = StepMemory(communicator.empty)
         self._state = NamedState()
         self._position = Position()
         self._ledgers = Ledgers()
@@ -175,7 +173,7 @@ class Session:
         self._check_may_call()
         if op not in OPS:
             raise UsageError(f"op is {op!r}: give one of {', '.join(OPS)}")
-        flat, shapes, dtype = flatten(arrays, self._vectors, widened=op in ("sum", "prod"))
+        flat, shapes, dtype = flatten(arrays, self._communicator.empty, widened=op in ("sum", "prod"))
         many = isinstance(arrays, list | tuple)
         described = self._describe(f"allreduce {op}", dtype, shapes)
         check_sum = zlib.crc32(flat.data) if self.debug else 0

@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bml.protocol.reuse import StepMemory
 from bml.protocol.workspace import Array
 from bml.topology.errors import UsageError
+
+Empty = Callable[[int, np.dtype[Any]], Array]
+"""Makes an uninitialised one-dimensional array."""
 
 
 class Bucket(tuple[Array, ...]):
@@ -53,7 +55,7 @@ def divide(total: Array, n: int, empty: Callable[[tuple[int, ...], npt.DTypeLike
 
 
 def flatten(
-    arrays: Any, memory: StepMemory, widened: bool = False
+    arrays: Any, empty: Empty, widened: bool = False
 ) -> tuple[Array, tuple[tuple[int, ...], ...], np.dtype[Any]]:
     """One contiguous vector and the shapes in it: a copy of a list, one array or a bucket as it lies.
 
@@ -61,12 +63,12 @@ def flatten(
     for arrays that cannot be reduced together.
     """
     if isinstance(arrays, Bucket):
-        vector = _in_64_bits(arrays.vector, memory) if widened else arrays.vector
+        vector = _in_64_bits(arrays.vector, empty) if widened else arrays.vector
         return vector, tuple(part.shape for part in arrays), vector.dtype
     if not isinstance(arrays, list | tuple):
         array = np.asarray(arrays)
         check_dtype(array.dtype)
-        whole = _in_64_bits(array, memory) if widened else np.ascontiguousarray(array)
+        whole = _in_64_bits(array, empty) if widened else np.ascontiguousarray(array)
         return whole if whole.ndim == 1 else whole.reshape(-1), (array.shape,), whole.dtype
     parts = [np.asarray(array) for array in arrays]
     if not parts:
@@ -77,7 +79,7 @@ def flatten(
         raise UsageError(f"arrays of one step must have one dtype, these have {', '.join(dtypes)}")
     check_dtype(dtype)
     dtype = _wide(dtype, widened)
-    vector = memory.empty(sum(part.size for part in parts), dtype)
+    vector = empty(sum(part.size for part in parts), dtype)
     np.concatenate([part.reshape(-1) for part in parts], out=vector)
     return vector, tuple(part.shape for part in parts), dtype
 
@@ -88,12 +90,12 @@ def _wide(dtype: np.dtype[Any], widened: bool) -> np.dtype[Any]:
     return np.dtype(np.int64 if dtype.kind == "i" else np.uint64)
 
 
-def _in_64_bits(array: Array, memory: StepMemory) -> Array:
+def _in_64_bits(array: Array, empty: Empty) -> Array:
     """The array, contiguous; narrow integers as wide ones, in memory that is sent without another copy."""
     wide = _wide(array.dtype, True)
     if wide == array.dtype:
         return np.ascontiguousarray(array)
-    vector = memory.empty(array.size, wide)
+    vector = empty(array.size, wide)
     vector[...] = array.reshape(-1)
     return vector
 

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from bml.topology.errors import FabricError, UsageError
 from bml.transport.interface import Handler, Transport
-from bml.transport.memory import Memory, PlainMemory
+from bml.transport.limits import NoRoom
+from bml.transport.memory import Memory, private_pool
 from bml.transport.poller import Poller
 from bml.transport.shm import segment
 from bml.transport.shm.lending import Lending
@@ -116,7 +117,7 @@ def open_transport(
     )
     if first == "shm":
         return Opened(tcp, "shm", SharedPool(), settings.traffic_class)
-    memory = lending or PlainMemory()
+    memory = lending or private_pool()
     return Opened(tcp, "tcp", memory, settings.traffic_class, fallback=why, lending=lending)
 
 
@@ -126,7 +127,7 @@ def _lending(token: bytes, job: str, server: int, n_servers: int) -> Lending | N
     if not reason:
         try:
             return Lending(token, job, server, n_servers)
-        except OSError as error:
+        except (OSError, NoRoom) as error:
             reason = str(error)
     _LOG.info("server %d lends no payloads: %s", server, reason)
     return None

@@ -1,7 +1,7 @@
-"""The memory that payloads live in: plain, or registered once with every RDMA NIC and handed out in parts.
+"""The memory that payloads live in, handed out in parts and used again; registered once with every RDMA NIC.
 
-Arrays of a pool are sent, and received into, without a copy. Transports that need no registration work with
-`PlainMemory`, so that who allocates need not know which transport there is.
+Asking the kernel for a result and scratch memory in every step costs a third of a large step's processor
+time, as it clears every page of them. Arrays of a pool are sent, and received into, without a copy.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bml.topology.errors import FabricError, UsageError
+from bml.transport import forks
+from bml.transport.mapping import Own, PrivateMemory, SharedMemory
 
 Array = npt.NDArray[Any]
 
@@ -28,6 +30,10 @@ POOL_MAX_SETTING = "BML_POOL_MAX_MIB"
 
 _ALIGN_NBYTES = 256
 _PAGE_NBYTES = mmap.PAGESIZE
+_FIRST_NBYTES = 8 << 20
+_LEAST_NBYTES = 64 << 10
+_LEAST_REVIEWED_NBYTES = 64 << 20
+_IDLE_FACTOR = 16
 
 
 class Memory(Protocol):
@@ -36,14 +42,6 @@ class Memory(Protocol):
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Array:
         """An uninitialised, contiguous array."""
         ...
-
-
-class PlainMemory:
-    """Memory for transports that take any."""
-
-    def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-        """An uninitialised, contiguous array."""
-        return np.empty(shape, dtype)
 
 
 class Registration(Protocol):
@@ -82,25 +80,25 @@ class Block(np.ndarray[Any, Any]):
             self.on_gone()
 
 
-Map = Callable[[int], mmap.mmap]
-"""Makes memory of so many bytes; raises OSError."""
-
-
-def _shared_map(nbytes: int) -> mmap.mmap:
-    # Shared, so that a child that is forked never makes the kernel move a page away from the NIC.
-    return mmap.mmap(-1, nbytes)
-
-
 class _Region:
     """One piece of memory that was registered as a whole, and what of it is free."""
 
-    def __init__(self, memory: mmap.mmap, nbytes: int) -> None:
+    def __init__(self, memory: Own, nbytes: int) -> None:
         self.memory = memory
-        self.address = address_of(memoryview(self.memory))
+        self.start = memory.start
         self.nbytes = nbytes
         self.registrations: list[Registration] = []
         # (start, nbytes) of what is free, in order, never two that touch.
         self.free = [(0, nbytes)]
+        self.used_nbytes = 0
+        self.touched_nbytes = 0
+        """From its beginning on so much was handed out at some time: the kernel has given pages for it."""
+        self.needed_at = 0
+        """See `RegisteredPool._volume`: when a quarter of that was in use for the last time."""
+
+    def has(self, address: int, nbytes: int) -> bool:
+        """Whether all these bytes lie in it."""
+        return self.start <= address and address + nbytes <= self.start + self.nbytes
 
     def take(self, nbytes: int) -> int | None:
         """First fit; returns the offset."""
@@ -110,11 +108,25 @@ class _Region:
                     del self.free[index]
                 else:
                     self.free[index] = (start + nbytes, size - nbytes)
+                self.used_nbytes += nbytes
+                self.touched_nbytes = max(self.touched_nbytes, start + nbytes)
                 return start
         return None
 
+    def needed(self, at: int) -> None:
+        """A part of it is handed out now."""
+        if 4 * self.used_nbytes >= self.touched_nbytes:
+            self.needed_at = at
+
+    def close(self) -> None:
+        """Unregister it, and share it no more; who has views of it keeps it."""
+        while self.registrations:
+            self.registrations.pop().close()
+        self.memory.close()
+
     def give_back(self, start: int, nbytes: int) -> None:
         """Free a part, and join it with its free neighbours."""
+        self.used_nbytes -= nbytes
         free = self.free
         index = bisect_right(free, (start, 0))
         if index < len(free) and free[index][0] == start + nbytes:
@@ -128,27 +140,44 @@ class _Region:
 class RegisteredPool:
     """Memory that is registered with every NIC in large regions, each once, and handed out in parts.
 
-    The first region has `nbytes`; when it is full another is made, at least as large, until there are
-    `max_nbytes` (None: as much as the machine gives). An array's part is free again when the last view of
-    it is gone. `empty` may be called from any thread. `make` makes the memory of a region. Raises
-    FabricError that names the setting when there is not enough memory, or not enough of it may be locked.
+    Regions have `nbytes` at first, later ones are larger. When an array fits into none, regions without any
+    are dropped and another is made, until there are `max_nbytes` (None: as much as the machine gives). A
+    region without arrays is dropped, too, when 16 times its bytes were handed out since it was needed: so
+    what lies idle is no more than was needed at one time lately, and to make it anew is little work.
+
+    An array's part is free again when the last view of it is gone. `empty` may be called from any thread.
+    `make` makes the memory of a region; arrays of less than `least_nbytes` come from the heap, which is warm
+    and quicker. Raises FabricError that names the setting when there is not enough memory, or not enough of
+    it may be locked.
     """
 
     def __init__(
-        self, nbytes: int = 64 << 20, max_nbytes: int | None = None, make: Map = _shared_map
+        self,
+        nbytes: int = 64 << 20,
+        max_nbytes: int | None = None,
+        make: Callable[[int], Own] = SharedMemory,
+        least_nbytes: int = 0,
     ) -> None:
         if nbytes <= 0 or (max_nbytes is not None and max_nbytes < nbytes):
             raise UsageError(
                 f"a pool of {nbytes} bytes, at most {max_nbytes}; see {POOL_SETTING} and {POOL_MAX_SETTING}"
             )
-        self._first_nbytes = -(-nbytes // _PAGE_NBYTES) * _PAGE_NBYTES
+        self._first_nbytes = _in_pages(nbytes)
         self._max_nbytes = max_nbytes
         self._make = make
+        self._least_nbytes = max(least_nbytes, 1)
+        # Smallest first, so that small arrays keep no large one from being dropped. Never changed in place.
         self._regions: list[_Region] = []
         self._nics: list[Register] = []
         self._lock = threading.Lock()
         # Filled by finalizers, which may run anywhere, even while this thread holds the lock.
         self._returned: deque[tuple[_Region, int, int]] = deque()
+        # Bytes that were ever handed out: the pool's clock.
+        self._volume = 0
+        self._review_at = 0
+        self.changes = 0
+        """How often a region was made or dropped: what others know of its memory is of that time."""
+        forks.tell(self)
 
     def add_nic(self, register: Register) -> int:
         """Register all memory, of now and of later, with one more NIC; returns its number."""
@@ -159,16 +188,16 @@ class RegisteredPool:
             return len(self._nics) - 1
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-        """See `Memory`; an array without elements is no memory of the pool."""
+        """See `Memory`; an array that is empty, or too small, is no memory of the pool."""
         kind = np.dtype(dtype)
         count = prod(shape) if isinstance(shape, tuple) else shape
-        if kind.hasobject or count <= 0:
-            return np.empty(shape, kind)
         wanted = count * kind.itemsize
+        if kind.hasobject or wanted < self._least_nbytes:
+            return np.empty(shape, kind)
         nbytes = -(-wanted // _ALIGN_NBYTES) * _ALIGN_NBYTES
         with self._lock:
             region, start = self._take(nbytes)
-        block = Block((wanted,), np.uint8, region.memory, start)
+        block = Block((wanted,), np.uint8, region.memory.memory, start)
         block.on_gone = partial(self._returned.append, (region, start, nbytes))
         return np.ndarray(shape, kind, block)
 
@@ -176,7 +205,7 @@ class RegisteredPool:
         """Where these bytes lie, or None if they are not the pool's."""
         address = address_of(view)
         for region in self._regions:
-            if region.address <= address and address + view.nbytes <= region.address + region.nbytes:
+            if region.has(address, view.nbytes):
                 return Located(address, region.registrations)
         return None
 
@@ -193,14 +222,26 @@ class RegisteredPool:
             return sum(size for region in self._regions for _, size in region.free)
 
     def close(self) -> None:
-        """Unregister everything; arrays stay valid as plain memory. Idempotent."""
+        """Unregister everything, and share it no more; arrays stay valid as plain memory. Idempotent."""
         with self._lock:
             for region in self._regions:
-                while region.registrations:
-                    region.registrations.pop().close()
+                region.close()
             self._nics.clear()
 
+    def forked(self) -> None:
+        """In a child, begin anew: another thread may have been in the middle of anything here."""
+        self._lock = threading.Lock()
+        self._regions, self._nics, self._returned = [], [], deque()
+
     def _take(self, nbytes: int) -> tuple[_Region, int]:
+        self._volume += nbytes
+        if self._volume >= self._review_at:
+            self._review()
+        region, start = self._find_room(nbytes)
+        region.needed(self._volume)
+        return region, start
+
+    def _find_room(self, nbytes: int) -> tuple[_Region, int]:
         if self._returned:  # what was dropped last is wanted again, as a rule
             last = self._returned.pop()
             if last[2] == nbytes:
@@ -217,10 +258,15 @@ class RegisteredPool:
         return region, start
 
     def _grow(self, nbytes: int) -> _Region:
-        size = max(self._first_nbytes, -(-nbytes // _PAGE_NBYTES) * _PAGE_NBYTES)
+        self._drop([region for region in self._regions if not region.used_nbytes])
+        # A bit more, so that vectors which grow step by step, or are many, do not take a region each.
+        size = self._first_nbytes
+        if nbytes > size:
+            size = _in_pages(nbytes + nbytes // 4)
+        size = max(size, _in_pages(sum(region.used_nbytes for region in self._regions) // 2))
         have = self.nbytes
         if self._max_nbytes is not None and have + size > self._max_nbytes:
-            size = -(-nbytes // _PAGE_NBYTES) * _PAGE_NBYTES
+            size = _in_pages(nbytes)
             if have + size > self._max_nbytes:
                 raise FabricError(
                     f"the registered pool is full: {have >> 20} MiB are in use or in pieces too small, "
@@ -236,13 +282,39 @@ class RegisteredPool:
             ) from error
         for register in self._nics:
             region.registrations.append(_registered(register, region))
-        self._regions.append(region)
+        self._regions = sorted([*self._regions, region], key=lambda each: each.nbytes)
+        self.changes += 1
         return region
+
+    def _review(self) -> None:
+        """Drop what has not been needed for long; costs the less, the more rarely it is done."""
+        self._collect()
+        self._drop(
+            [
+                region
+                for region in self._regions
+                if not region.used_nbytes and idle(self._volume, region.needed_at, region.touched_nbytes)
+            ]
+        )
+        touched = sum(region.touched_nbytes for region in self._regions)
+        self._review_at = self._volume + max(_LEAST_REVIEWED_NBYTES, touched)
+
+    def _drop(self, idle: list[_Region]) -> None:
+        if idle:
+            self._regions = [region for region in self._regions if region not in idle]
+            self.changes += 1
+            for region in idle:
+                region.close()
 
     def _collect(self) -> None:
         while self._returned:
             region, start, nbytes = self._returned.popleft()
             region.give_back(start, nbytes)
+
+
+def private_pool() -> RegisteredPool:
+    """A pool of memory that nobody else sees."""
+    return RegisteredPool(_FIRST_NBYTES, make=PrivateMemory, least_nbytes=_LEAST_NBYTES)
 
 
 def address_of(view: memoryview | Array) -> int:
@@ -257,9 +329,18 @@ def address_of(view: memoryview | Array) -> int:
     return address
 
 
+def idle(volume: int, needed_at: int, nbytes: int) -> bool:
+    """Whether memory was not needed for long: while 16 times as many bytes were handed out."""
+    return volume - needed_at > _IDLE_FACTOR * nbytes
+
+
+def _in_pages(nbytes: int) -> int:
+    return -(-nbytes // _PAGE_NBYTES) * _PAGE_NBYTES
+
+
 def _registered(register: Register, region: _Region) -> Registration:
     try:
-        return register(region.address, region.nbytes)
+        return register(region.start, region.nbytes)
     except OSError as error:
         raise FabricError(
             f"an RDMA NIC does not take {region.nbytes >> 20} MiB of memory: {error}; allow this process to "

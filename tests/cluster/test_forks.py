@@ -156,6 +156,56 @@ def test_what_a_server_starts_has_none_of_its_descriptors() -> None:
         assert not {"socket:", "anon_inode:", "memfd:"} & {each.split("[")[0] for each in said.split()}, said
 
 
+TRANSPORTS = {
+    "shm": {"transport": "shm"},
+    "tcp": {"transport": "tcp"},
+    "lent": {"transport": "auto", "algorithm": "bml"},
+}
+
+
+@pytest.mark.parametrize("how", TRANSPORTS)
+def test_what_children_write_changes_nothing(how: str) -> None:
+    """Forked before the first step, between steps, beside one, with results held, after the last loop."""
+
+    def overwrite(arrays: list[np.ndarray]) -> None:
+        child = os.fork()
+        if child == 0:
+            for array in arrays:
+                if array.flags.writeable:
+                    array[...] = 77
+            arrays.clear()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+
+    def train(session: bml.Session) -> list[float]:
+        n, forks = 300_000, session.server == 1
+        w, x, held = session.empty(n), session.empty(n), []
+        w[:], x[:] = 0, 1
+        session.state(params=w)
+        if forks:
+            overwrite([w, x])
+        for step in session.steps(40):
+            handle = session.allreduce_async(x)
+            if forks and step % 3 == 0:
+                overwrite([w, x, *held])
+            total = handle.wait()
+            if forks and step % 3 == 1:
+                overwrite([w, x, total, *held])
+            w += total
+            x += 1
+            held = [*held[-3:], total, session.allreduce(x, shared=True)]
+        if forks:
+            overwrite([w, x, *held])
+        assert (x == 41).all()
+        for number, array in enumerate(held[::-1]):
+            assert (array == 4 * (41 - (number + 1) // 2)).all(), number
+        return [float(w.min()), float(w.max())]
+
+    result = jobs.launch(train, "bcube:2x2", **TRANSPORTS[how])
+    assert list(result.values.values()) == [[4.0 * 820] * 2] * 4
+    assert len(set(result.report["digests"].values())) == 1
+
+
 def test_a_child_does_not_let_go_of_results_that_its_parent_reads() -> None:
     board = Board(b"x" * 32, "job", 0)
     entry = board.hold(3)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +85,40 @@ def test_a_fault_in_a_step(fault: str) -> None:
     took = jobs.launch(train, faults=[fault]).values
     print(took)
     assert max(took.values()) < 2.0, took
+
+
+TRANSPORTS = {
+    "shm": {"transport": "shm"},
+    "tcp": {"transport": "tcp"},
+    "lent": {"transport": "auto", "algorithm": "bml"},
+}
+
+
+def taken() -> int:
+    """Bytes that this process has; what it shares is divided among those that have it."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+
+
+@pytest.mark.parametrize("how", TRANSPORTS)
+def test_sizes_drawn_anew_in_every_step(how: str) -> None:
+    """It took 8 vectors of the largest size and more, and ever more descriptors."""
+
+    def train(session: bml.Session) -> tuple[float, int]:
+        chance, most, descriptors = random.Random(3), 0, 0
+        session.allreduce(np.ones(1000))
+        before = taken()
+        for step in range(50):
+            x = session.empty(chance.randint(1, NBYTES // 4), "float32")
+            x[:] = step
+            total = session.allreduce(x)
+            assert total[0] == total[-1] == 4 * step
+            most = max(most, taken() - before)
+            del x, total
+            descriptors = max(descriptors, len(os.listdir("/proc/self/fd")))
+        return most / NBYTES, descriptors
+
+    took = jobs.launch(train, "bcube:2x2", **TRANSPORTS[how]).values
+    print(took)
+    assert max(vectors for vectors, _ in took.values()) < 4.5, took
+    assert max(descriptors for _, descriptors in took.values()) < 40, took

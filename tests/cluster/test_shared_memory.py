@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import signal
 import subprocess
 import threading
@@ -18,7 +19,7 @@ import pytest
 
 import bml
 from bml.cluster.job import JobSpec
-from bml.errors import Evicted, StepMismatch, UsageError
+from bml.errors import Evicted, StepMismatch, TrainingError, UsageError
 from bml.protocol.direct import Stage
 from bml.protocol.messages import Install
 from bml.transport.shm import segment
@@ -379,3 +380,20 @@ def test_the_launcher_can_be_killed_and_nothing_stays(tmp_path: Path) -> None:
                 pass  # the test's deadline ends this
         launcher.communicate()
     assert left_behind() == before
+
+
+def test_a_server_that_may_open_no_more_files_says_so_at_once() -> None:
+    """It was taken for the others' death, for which it waited two minutes."""
+
+    def train(session: bml.Session) -> None:
+        for step in session.steps(10):
+            if (session.server, step) == (1, 5):
+                free = os.dup(0)
+                os.close(free)
+                resource.setrlimit(resource.RLIMIT_NOFILE, (free, free))
+            session.allreduce(np.ones(100_000 << step))
+
+    begun_s = time.monotonic()
+    with pytest.raises(TrainingError, match=r"server 1 raised NoRoom: .* MiB more of memory: .*ulimit -n"):
+        jobs.launch(train, "bcube:2x2", transport="shm")
+    assert time.monotonic() - begun_s < 20

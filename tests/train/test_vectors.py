@@ -7,17 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bml.protocol.reuse import StepMemory
 from bml.topology.errors import UsageError
-from bml.train.vectors import Bucket, divide, flatten, unflatten
+from bml.train.vectors import Bucket, Empty, divide, flatten, unflatten
 
 
 @pytest.fixture
-def memory() -> StepMemory:
-    return StepMemory(np.empty)
+def memory() -> Empty:
+    return np.empty
 
 
-def test_arrays_lie_as_they_are_and_lists_are_copied(memory: StepMemory) -> None:
+def test_arrays_lie_as_they_are_and_lists_are_copied(memory: Empty) -> None:
     one = np.arange(6.0).reshape(2, 3)
     assert np.shares_memory(flatten(one, memory)[0], one)
     for count in (1, 2):
@@ -34,7 +33,7 @@ def test_arrays_lie_as_they_are_and_lists_are_copied(memory: StepMemory) -> None
     "arrays",
     [[np.ones(2, "f4"), np.ones(2, "f4"), np.ones(2)], [np.ones(2), np.ones(2, "f4")], [], np.array(["a"])],
 )
-def test_what_cannot_be_reduced_together_is_refused(arrays: Any, memory: StepMemory) -> None:
+def test_what_cannot_be_reduced_together_is_refused(arrays: Any, memory: Empty) -> None:
     with pytest.raises(UsageError):
         flatten(arrays, memory)
 
@@ -49,7 +48,7 @@ def test_what_cannot_be_reduced_together_is_refused(arrays: Any, memory: StepMem
         ("float32", "float32"),
     ],
 )
-def test_narrow_integers_are_summed_in_64_bits(given: str, wide: str, memory: StepMemory) -> None:
+def test_narrow_integers_are_summed_in_64_bits(given: str, wide: str, memory: Empty) -> None:
     for arrays in (np.full(3, 100, given), [np.full(3, 100, given)]):
         vector, _, dtype = flatten(arrays, memory, widened=True)
         assert (vector.dtype, dtype, vector.tolist()) == (wide, wide, [100] * 3)

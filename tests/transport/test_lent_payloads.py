@@ -219,3 +219,43 @@ def test_a_lent_frame_is_read_back_and_nothing_else_is_one() -> None:
             unpack_lent(wrong)
     with pytest.raises(FrameError):
         unpack_lent(frame, max_nbytes=LONG - 1)
+
+
+def test_memory_that_the_pool_dropped_is_shown_and_mapped_no_more() -> None:
+    """Vectors that grow: one piece of memory after the other, and what is read is what was sent."""
+
+    def mapped() -> int:
+        with open("/proc/self/maps") as maps:
+            return sum("/memfd:bml" in line for line in maps)
+
+    with Neighbours(nbytes=16 << 20) as wires:
+        wires.transports[0].send(1, 0, header(start=0, stop=LONG), memoryview(wires.array()))
+        wires.got(1)
+        before = mapped()
+        for number in range(1, 60):
+            n = int(LONG * 1.085**number)
+            x = wires.array(n)
+            x[0] = number % 256
+            wires.send(0, x)
+            assert wires.got(number + 1)[:n] == x.tobytes()
+            del x
+        assert mapped() <= before
+        assert wires.moved() == (wires.moved()[0],) * 2
+        assert not wires.handlers[1].losses
+
+
+def test_a_fenced_loan_of_memory_that_is_gone_ends_no_connection() -> None:
+    with Neighbours(nbytes=64 << 20) as wires:
+        there = wires.handlers[1]
+        there.verdict = lambda header: WAIT
+        wires.send(0, wires.array())
+        wires.until(lambda: there.admitted, "a frame that waits")
+        wires.transports[0].fence()
+        gc.collect()
+        larger = wires.array(32 << 20)  # in the place of what it was lent from
+        there.verdict = None
+        wires.transports[1].resume()
+        wires.send(LONG, larger[:LONG])
+        wires.got(1)
+        assert [frame.start for _, _, frame in there.frames] == [LONG]
+        assert not there.losses

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import gc
 import mmap
 import os
+import resource
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +18,7 @@ import pytest
 
 from bml.protocol.direct import Stage, Sum, standing
 from bml.topology.errors import FabricError
+from bml.transport import mapping
 from bml.transport.shm import Boards, Reduction, SharedPool, Use, futex
 from bml.transport.shm.board import ASLEEP, CALL, N_HELD, STANDING, Board, PeerBoard
 from bml.transport.shm.joined import Joined
@@ -352,6 +356,85 @@ def test_extra_memory_is_bounded(host: Host) -> None:
         assert reduction.shared_nbytes <= 300_000 * 8 // 3 + 4096
         assert reduction.nbytes_copied == 10 * 300_000 * 8
         assert pool.nbytes == 4 << 20
+
+
+@contextlib.contextmanager
+def no_more_files() -> Iterator[None]:
+    """This process may open no more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    least = max(int(fd) for fd in os.listdir("/proc/self/fd"))
+    holes = [os.open("/dev/null", os.O_RDONLY) for _ in range(least)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(holes) + 1, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in holes:
+            os.close(fd)
+
+
+@contextlib.contextmanager
+def no_more_memory() -> Iterator[None]:
+    """This process may map no more."""
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mapping, "_map", full)
+        yield
+
+
+@pytest.mark.parametrize(
+    ("limit", "named"), [(no_more_files, r"ulimit -n"), (no_more_memory, r"max_map_count")]
+)
+@pytest.mark.parametrize("what", ["contribution", "share", "those of others"])
+def test_a_limit_of_this_process_is_named_and_no_other_server_blamed(
+    host: Host, limit: Callable[[], contextlib.AbstractContextManager[None]], named: str, what: str
+) -> None:
+    vectors = [np.ones(2_000_000) for _ in host]
+    members = (0, 1, 2)
+    share = 667_136
+    if what == "contribution":
+        with limit(), pytest.raises(FabricError, match=f"no room for .*{named}"):
+            host[0][2].bring(vectors[0], "sum", Use.OWN, 1, "call", members)
+        return
+    for (_, _, reduction), vector in zip(host, vectors, strict=True):
+        reduction.bring(vector, "sum", Use.OWN, 1, "call", members)
+    sums = [
+        Sum(1, 1, s * share, min((s + 1) * share, 2_000_000), share, False, False, members) for s in members
+    ]
+    if what == "share":
+        with limit(), pytest.raises(FabricError, match=f"no room for .*{named}"):
+            host[0][2].add(sums[0])
+        return
+    for (_, _, reduction), each in zip(host, sums, strict=True):
+        reduction.add(each)
+    with limit(), pytest.raises(FabricError, match=f"no room for .*{named}"):
+        host[0][2].join()
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+def test_vectors_of_changing_sizes_leave_nothing_mapped(host: Host, foreign: bool) -> None:
+    """As many files as there are servers, for boards, contributions and shares in two sets, stay mapped."""
+
+    def mapped() -> set[str]:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        return {line.split()[4] for line in lines if "/memfd:bml" in line}
+
+    gc.collect()
+    before, fds = len(mapped()), len(os.listdir("/proc/self/fd"))
+    for number in range(60):
+        n = 200_000 + 30_000 * number - 100_000 * (number % 3)
+        vectors = [np.empty(n) if foreign else pool.empty(n, "float64") for _, pool, _ in host]
+        for vector in vectors:
+            vector[:] = number
+        for result in step(host, vectors, shared=number % 2 == 0):
+            assert result[0] == result[-1] == 3 * number
+        del vectors, vector, result
+    gc.collect()
+    assert len(mapped()) <= before + 3 * 4
+    assert len(os.listdir("/proc/self/fd")) <= fds + 3 * 3
 
 
 def test_memory_of_the_pool_is_contributed_where_it_lies(host: Host) -> None:

@@ -6,7 +6,8 @@ and the word that says how far the server is comes last.
     0   changes        counts posts; its lower half is what others sleep on
     1   standing       epoch, step and stage of the last post; grows within an epoch
     2   call           signature of what this step is; the bit above it: its user reads the result in place
-    3.. input          process-wide serial, descriptor, size of its segment, offset in it
+    3.. input          process-wide serial, descriptor, size of its segment, offset in it; above the serial,
+                       of 32 bits, how often its owner's memory changed: what is mapped of it may be gone
     7   result set     which one takes the shares of this step; the first member's counts
     8.. proof          that the owner has the cluster's token, 32 bytes
     12  asleep         1: sleeps until somebody posts, wants to be woken
@@ -56,10 +57,14 @@ class BoardAddress(NamedTuple):
 
 
 class InputPlace(NamedTuple):
-    """Where a contribution lies: in which segment, from which byte on."""
+    """Where a contribution lies: in which segment, from which byte on.
+
+    `changes`: how often its owner had made or dropped segments by then.
+    """
 
     segment: SegmentAddress
     offset: int
+    changes: int
 
 
 class Board:
@@ -67,7 +72,7 @@ class Board:
 
     def __init__(self, token: bytes, job: str, server: int):
         self._segment = Segment(BOARD_NBYTES)
-        self._words = memoryview(self._segment.memory).cast("Q")
+        self._words = self._segment.memory.cast("Q")
         self._changes_at = self._segment.start
         process, fd, _, _ = self._segment.address
         self.address = BoardAddress(process, fd, process_namespace())
@@ -89,9 +94,9 @@ class Board:
         words[_SET] = result_set
         if place is not None and place != self._placed:
             self._placed = place
-            (_, fd, serial, nbytes), offset = place
+            (_, fd, serial, nbytes), offset, changes = place
             words[_INPUT], words[_INPUT + 1], words[_INPUT + 2], words[_INPUT + 3] = (
-                serial,
+                (changes & 0xFFFFFFFF) << 32 | serial,
                 fd,
                 nbytes,
                 offset,
@@ -137,27 +142,31 @@ class Board:
         self._words[entry] = 0
 
     def close(self) -> None:
-        """Let nobody open it any more."""
-        self._segment.close()
+        """Let nobody open it any more; others still see which results are let go."""
+        self._segment.hide()
 
     def forked(self) -> None:
         """What this process drops of the results that its parent holds must not be let go of there."""
-        self._words = memoryview(bytearray(self._segment.memory)).cast("Q")
+        self._words = memoryview(bytearray(BOARD_NBYTES)).cast("Q")
 
 
 class PeerBoard:
-    """Another server's board, or this one's, to be read: `words`. Raises OSError if it cannot be mapped."""
+    """Another server's board, or this one's, to be read: `words`.
+
+    Raises OSError if it cannot be mapped, NoRoom if this process can map no more.
+    """
 
     def __init__(self, server: int, address: BoardAddress):
         self.server = server
         self.address = address
         self._memory = map_to_read(SegmentAddress(address.process, address.fd, 0, BOARD_NBYTES))
-        self.words = memoryview(self._memory).cast("Q")
-        self._changes_at = address_of(memoryview(self._memory))
+        self.words = self._memory.cast("Q")
+        self._held = self._memory[8 * _HELD : 8 * (_HELD + N_HELD)]
+        self._changes_at = address_of(self._memory)
 
     def proves(self, token: bytes, job: str) -> bool:
         """Whether its owner has the cluster's token and is this server of this job."""
-        shown = self._memory[8 * _PROOF : 8 * _PROOF + PROOF_NBYTES]
+        shown = bytes(self._memory[8 * _PROOF : 8 * _PROOF + PROOF_NBYTES])
         return proves(shown, token, _WHAT, job, self.server, self.address)
 
     @property
@@ -174,7 +183,7 @@ class PeerBoard:
     def text(self) -> str:
         """What its user called."""
         nbytes = min(self.words[_TEXT], MAX_TEXT_NBYTES)
-        return self._memory[_TEXT_AT : _TEXT_AT + nbytes].decode(errors="replace")
+        return bytes(self._memory[_TEXT_AT : _TEXT_AT + nbytes]).decode(errors="replace")
 
     @property
     def result_set(self) -> int:
@@ -183,7 +192,7 @@ class PeerBoard:
 
     @property
     def input_key(self) -> tuple[int, int]:
-        """What tells where its contribution lies from where others lay: serial and offset."""
+        """What tells where its contribution lies from where others lay: serial, with changes, and offset."""
         return self.words[_INPUT], self.words[_INPUT + 3]
 
     def piece_key(self, result_set: int) -> int:
@@ -193,8 +202,10 @@ class PeerBoard:
     @property
     def input(self) -> InputPlace:
         """Where its contribution lies."""
-        serial, fd, nbytes, offset = self.words[_INPUT : _INPUT + 4]
-        return InputPlace(SegmentAddress(self.address.process, fd, serial, nbytes), offset)
+        tells, fd, nbytes, offset = self.words[_INPUT : _INPUT + 4]
+        return InputPlace(
+            SegmentAddress(self.address.process, fd, tells & 0xFFFFFFFF, nbytes), offset, tells >> 32
+        )
 
     def piece(self, result_set: int) -> SegmentAddress:
         """Where its shares of a result set lie."""
@@ -204,7 +215,7 @@ class PeerBoard:
 
     def held(self) -> set[int]:
         """Result sets that its user reads, or read when it died."""
-        if self._memory[8 * _HELD : 8 * (_HELD + N_HELD)] == _NOTHING_HELD:  # as a rule
+        if self._held.tobytes() == _NOTHING_HELD:  # as a rule
             return set()
         return {entry - 1 for entry in self.words[_HELD : _HELD + N_HELD] if entry}
 

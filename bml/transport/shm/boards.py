@@ -8,6 +8,7 @@ from typing import NamedTuple
 from bml.protocol.direct import Stage, epoch_of, standings
 from bml.topology.errors import FabricError
 from bml.transport.giving_way import Crowding, give_way, n_cores
+from bml.transport.limits import NoRoom
 from bml.transport.shm.board import (
     ASLEEP,
     CALL,
@@ -49,11 +50,11 @@ class Boards:
         self._job = job
         self._known = _Known({})
         self._asked: tuple[_Known, Iterable[int], list[PeerBoard]] = self._known, (), []
-        self._missing: dict[int, str] = {}
+        self._missing: dict[int, OSError | NoRoom] = {}
         self._small = self._large = Crowding(0, 1, 1, most_per_core=1)
 
     def __getitem__(self, server: int) -> PeerBoard:
-        """Its board. Raises OSError if it could not be mapped."""
+        """Its board. Raises OSError if it could not be mapped, NoRoom if that was this process' limit."""
         return self._board(self._known, server)
 
     def open(self, addresses: Mapping[int, BoardAddress | None]) -> None:
@@ -68,7 +69,7 @@ class Boards:
             try:
                 boards[server] = self._map(server, BoardAddress(*address))
             except FileNotFoundError as error:
-                self._missing[server] = f"the process of server {server} is gone: {error}"
+                self._missing[server] = OSError(f"the process of server {server} is gone: {error}")
             except OSError as error:
                 raise FabricError(self._refused(server, error)) from error
         self._known = _Known(boards)
@@ -90,15 +91,17 @@ class Boards:
                 former = (*former, boards.pop(server))
             try:
                 boards[server] = self._map(server, BoardAddress(*address))
+            except NoRoom as error:
+                self._missing[server] = error
             except (OSError, FabricError) as error:
-                self._missing[server] = self._refused(server, error)
+                self._missing[server] = OSError(self._refused(server, error))
         self._known = _Known(boards, tuple(board for board in former if board.lives))
 
     def _board(self, known: _Known, server: int) -> PeerBoard:
         try:
             return known.boards[server]
         except KeyError:
-            raise OSError(self._missing.get(server, f"server {server} shares no memory")) from None
+            raise self._missing.get(server, OSError(f"server {server} shares no memory")) from None
 
     def _refused(self, server: int, error: object) -> str:
         return (

@@ -20,15 +20,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from math import prod
 
-import numpy as np
 import numpy.typing as npt
 
 from bml.protocol.frame import FrameError, Header, Loan
+from bml.transport.limits import NoRoom
 from bml.transport.memory import Array, address_of
-from bml.transport.shm.plate import MOST_SEGMENTS, PeerPlate, Plate, PlateAddress, host
+from bml.transport.shm.plate import PeerPlate, Plate, PlateAddress, host
 from bml.transport.shm.pool import SharedPool
+from bml.transport.shm.segment import Segment
 
 _LOG = logging.getLogger("bml.transport")
 
@@ -39,7 +39,7 @@ LEAST_NBYTES = 64 << 10
 class Lending:
     """What one server lends and borrows. `pool` has the memory that can be lent; one thread uses the rest.
 
-    `server` is one of `n_servers`. Raises OSError when there is no memory for a plate.
+    `server` is one of `n_servers`. Raises NoRoom when there is no memory for a plate.
     """
 
     def __init__(self, token: bytes, job: str, server: int, n_servers: int):
@@ -47,9 +47,11 @@ class Lending:
         self._job = job
         self._server = server
         self._plate = Plate(token, job, server, n_servers)
-        self.pool = SharedPool()
+        self.pool = SharedPool(least_nbytes=LEAST_NBYTES)
         self._host = host()
-        self._spans: list[tuple[int, int]] = []  # (start, stop) of each segment that the plate shows
+        self._shown: dict[int, Segment] = {}  # by their numbers on the plate
+        self._changes = 0
+        """Of the pool's, those that the plate shows."""
         self._peers: dict[int, PeerPlate] = {}
         self._refused: set[PlateAddress] = set()
         self.nbytes_copied = 0
@@ -69,9 +71,6 @@ class Lending:
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Array:
         """See bml.transport.memory.Memory; what is too short to be lent is no memory of the pool."""
-        count = prod(shape) if isinstance(shape, tuple) else shape
-        if count * np.dtype(dtype).itemsize < LEAST_NBYTES:
-            return np.empty(shape, dtype)
         return self.pool.empty(shape, dtype)
 
     def meet(self, plates: Mapping[int, PlateAddress | None]) -> None:
@@ -93,12 +92,13 @@ class Lending:
         """Where this peer can read a payload; None if it must be sent."""
         if not self._may_lend(peer):
             return None
-        start = address_of(payload)
-        stop = start + len(payload)
-        for number, span in enumerate(self._spans):
-            if span[0] <= start and stop <= span[1]:
-                return Loan(number, self._plate.fences, start - span[0])
-        return self.lend(peer, payload) if self._show_more() else None
+        if self._changes != self.pool.changes:
+            self._show_all()
+        start, nbytes = address_of(payload), len(payload)
+        for number, segment in self._shown.items():
+            if segment.has(start, nbytes):
+                return Loan(number, self._plate.fences, start - segment.start)
+        return None
 
     def borrow(self, peer: int, header: Header, loan: Loan, into: memoryview) -> bool:
         """Take what a peer has lent: refer to it if `refer` allows that, else copy it.
@@ -111,11 +111,15 @@ class Lending:
             raise FrameError(f"server {peer} lends what cannot be read here")
         try:
             lent = plate.region(loan.segment)[loan.offset : loan.offset + len(into)]
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, NoRoom) as error:
+            if plate.fences != loan.fences:
+                return False  # its memory may be gone since
             self._forget(peer)  # on the next connection everything is sent
             self._refused.add(plate.address)
             raise FrameError(f"server {peer} lends what cannot be mapped: {error}") from error
         if len(lent) != len(into):
+            if plate.fences != loan.fences:
+                return False
             raise FrameError(f"server {peer} lends {loan}, which is not {len(into)} bytes of its memory")
         if not self.refer(header, lent):
             into[:] = lent
@@ -136,20 +140,24 @@ class Lending:
         other = self._peers.get(peer)
         return other is not None and other.reads(self._server) == self._plate.address.nonce
 
-    def _show_more(self) -> bool:
-        """Show segments that the pool has made since; returns whether there were any."""
-        new = self.pool.segments[len(self._spans) : MOST_SEGMENTS]
-        for segment in new:
-            self._plate.add(segment.address)
-            self._spans.append((segment.start, segment.start + segment.address.nbytes))
-        return bool(new)
+    def _show_all(self) -> None:
+        """Show the segments that the pool has now, as far as there is room."""
+        self._changes, there = self.pool.changes, self.pool.segments
+        gone = [number for number, segment in self._shown.items() if segment not in there]
+        for number in gone:
+            del self._shown[number]
+        self._plate.drop(gone)
+        shown = set(self._shown.values())
+        new = [segment for segment in there if segment not in shown]
+        numbers = self._plate.add([segment.address for segment in new])
+        self._shown.update(zip(numbers, new, strict=False))
 
     def _open(self, server: int, address: PlateAddress) -> None:
         if address[:2] != self._host or address in self._refused:
             return
         try:
             self._peers[server] = PeerPlate(self._token, self._job, server, address)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, NoRoom) as error:
             self._refused.add(address)
             _LOG.info("server %d sends payloads to server %d: %s", self._server, server, error)
             return

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import weakref
 from enum import Enum
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from bml.protocol.direct import Sum
 from bml.protocol.workspace import OPS
 from bml.schedule.direct import adds_whole
-from bml.transport.memory import Array, RegisteredPool
+from bml.transport.memory import Array, private_pool
 from bml.transport.shm.board import InputPlace, PeerBoard
 from bml.transport.shm.boards import Boards
 from bml.transport.shm.joined import Joined
-from bml.transport.shm.pool import SharedPool, result_pool
-from bml.transport.shm.segment import Segment, SegmentAddress, map_to_read
+from bml.transport.shm.pieces import Pieces
+from bml.transport.shm.pool import SharedPool
+from bml.transport.shm.segment import SegmentAddress, map_to_read
 
 _BLOCK_NBYTES = 512 << 10
 """Additions go block by block through all contributions, so that the sum stays in the cache meanwhile."""
 _SMALL_NBYTES = 32 << 10
 """Memory for smaller results comes from the heap: that is warm, and quicker than the pool."""
-_MOST_JOINED = 16
 _MOST_FOUND = 1024
 _NOTHING: Array = np.empty(0, np.uint8)
 
@@ -48,14 +47,15 @@ class Reduction:
         """Contributions that lay outside of the pool and were copied into it."""
         self._boards = boards
         self._pool = pool
-        self._results: RegisteredPool = result_pool()
+        self._results = private_pool()
         self._regions: dict[tuple[int, int], Array] = {}
         self._found: dict[tuple[object, ...], list[Array]] = {}
-        self._joined: OrderedDict[tuple[int, ...], Joined] = OrderedDict()
-        self._pieces: dict[int, Segment] = {}
+        self._changes: dict[int, int] = {}
+        """Of whose memory regions are mapped, and which of its changes they are of."""
+        self._pieces = Pieces(boards.own)
         self._vector = _NOTHING
-        self._located = _NOTHING
-        """The contribution that lies in the pool at `_place`; nothing while that is a copy."""
+        self._located: weakref.ref[Array] = weakref.ref(_NOTHING)
+        """The contribution that lies in the pool at `_place`; nothing while that is a copy, or it is gone."""
         self._place: InputPlace | None = None
         self._staged: Array | None = None
         self._op = OPS["sum"]
@@ -72,7 +72,7 @@ class Reduction:
     @property
     def shared_nbytes(self) -> int:
         """Memory that this server's shares of results take."""
-        return sum(piece.address.nbytes for piece in self._pieces.values())
+        return self._pieces.nbytes
 
     def empty(self, n_elements: int, dtype: str) -> Array:
         """An uninitialised contribution, in memory that others read."""
@@ -82,7 +82,7 @@ class Reduction:
         """Map everything anew when it is needed: the memory of servers that went must not be kept."""
         self._regions.clear()
         self._found.clear()
-        self._joined.clear()
+        self._pieces.renew()
 
     def bring(
         self,
@@ -98,7 +98,8 @@ class Reduction:
         `vector` is one-dimensional and contiguous, and must not change until the step is committed or
         brought anew. `use`: what becomes of the result.
         """
-        if vector is not self._located:
+        place = self._place
+        if vector is not self._located() or (place is not None and place.changes != self._pool.changes):
             self._place = self._locate(vector)
         self._vector, self._op, self._use = vector, OPS[op], use
         if self._entry is not None:
@@ -126,8 +127,10 @@ class Reduction:
         self._set = self._boards[members[0]].result_set
         if self._use is not Use.READ:
             self._home = self._empty_result()
+        self._pieces.begin(instruction.share * dtype.itemsize)
         if stop > start:
-            share = self._own_share(instruction.share * dtype.itemsize, dtype)[: stop - start]
+            place = self._pieces.own(self._set, instruction.share * dtype.itemsize)
+            share = np.frombuffer(place, dtype, stop - start)
             parts = self._contributions(members)
             self._add(parts, share, start, stop, None if self._home is None else self._home[start:stop])
         return False
@@ -139,7 +142,9 @@ class Reduction:
         """
         if not self._whole:
             assert self._sum is not None
-            self._shares = self._join(self._sum)
+            nbytes = self._sum.share * self._vector.itemsize
+            used = self._boards.of(self._sum.members)[: -(-self._vector.nbytes // nbytes)]
+            self._shares = self._pieces.join(self._set, used, nbytes)
 
     def hold(self) -> None:
         """If the user will read the result in place, let nobody write there any more; before COMPLETE."""
@@ -166,14 +171,14 @@ class Reduction:
         """Hand over the result, and forget it."""
         self.fetch()
         result, self._result = self._result, None
+        self._vector = _NOTHING  # its memory can be the next one's
         assert result is not None
         return result
 
     def close(self) -> None:
         """Let nobody open this server's memory any more; what is mapped stays."""
         self._pool.close()
-        for piece in self._pieces.values():
-            piece.close()
+        self._pieces.close()
 
     def _bring_home(self, shares: Array, done: Sum) -> Array:
         """The user's own result; what this server has not copied while it added is copied now.
@@ -198,12 +203,12 @@ class Reduction:
 
     def _locate(self, vector: Array) -> InputPlace | None:
         """Where others find the contribution, copied into the pool if need be; None without elements."""
-        self._located, self._staged = _NOTHING, None  # its place can be the new one's
+        self._located, self._staged = weakref.ref(_NOTHING), None  # its place can be the new one's
         if not vector.size:
             return None
         place = self._pool.locate(vector)
         if place is not None:
-            self._located = vector
+            self._located = weakref.ref(vector)
             return place
         self._staged = self._pool.empty(vector.size, vector.dtype)
         self._staged[...] = vector
@@ -218,15 +223,24 @@ class Reduction:
         if found is None:
             if len(self._found) >= _MOST_FOUND:
                 self._found.clear()
+            self._forget_what_is_gone(boards)
             found = self._found[key] = [self._contribution(board) for board in boards]
         parts = found.copy()
         parts[members.index(self._boards.server)] = vector
         return parts
 
+    def _forget_what_is_gone(self, boards: list[PeerBoard]) -> None:
+        """Unmap the memory of servers that have made or dropped some: what they have no more is not kept."""
+        changed = {board.server for board in boards if self._changes.get(board.server) != board.input.changes}
+        if changed:
+            self._found.clear()
+            self._regions = {key: region for key, region in self._regions.items() if key[0] not in changed}
+            self._changes.update((board.server, board.input.changes) for board in boards)
+
     def _contribution(self, board: PeerBoard) -> Array:
         if board.server == self._boards.server:
             return _NOTHING  # to keep its memory would keep it from being used again
-        vector, (segment, offset) = self._vector, board.input
+        vector, (segment, offset, _) = self._vector, board.input
         return self._region(board.server, segment)[offset : offset + vector.nbytes].view(vector.dtype)
 
     def _region(self, server: int, segment: SegmentAddress) -> Array:
@@ -235,29 +249,6 @@ class Reduction:
             region = np.frombuffer(map_to_read(segment), np.uint8)
             self._regions[server, segment.serial] = region
         return region
-
-    def _own_share(self, wanted: int, dtype: np.dtype[Any]) -> Array:
-        """This server's place of so many bytes, whole pages, in the result set; made larger if need be."""
-        piece = self._pieces.get(self._set)
-        if piece is None or piece.address.nbytes < wanted:
-            if piece is not None:
-                piece.close()
-            piece = self._pieces[self._set] = Segment(wanted)
-            self._boards.own.put_piece(self._set, piece.address)
-        return np.frombuffer(piece.memory, np.uint8)[:wanted].view(dtype)
-
-    def _join(self, done: Sum) -> Joined:
-        """The shares of all members, mapped one behind the other; kept, as the same are wanted each step."""
-        nbytes = done.share * self._vector.itemsize
-        used = self._boards.of(done.members)[: -(-self._vector.nbytes // nbytes)]
-        key = (nbytes, *[board.piece_key(self._set) for board in used])
-        joined = self._joined.pop(key, None)
-        if joined is None:
-            joined = Joined([board.piece(self._set) for board in used], nbytes)
-        self._joined[key] = joined
-        if len(self._joined) > _MOST_JOINED:
-            self._joined.popitem(last=False)
-        return joined
 
     # --- arithmetic ------------------------------------------------------------------------------
 

@@ -15,10 +15,9 @@ import sys
 from typing import NamedTuple
 
 from bml.topology.errors import FabricError
-from bml.transport.memory import address_of
+from bml.transport import mapping
+from bml.transport.limits import NoRoom, with_room
 
-_NAME = "bml"
-_LINK = f"/memfd:{_NAME}"
 _F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
 _SEALS = 0x1 | 0x2 | 0x4 | 0x10  # no more seals, no shrinking, no growing, no writing but through our map
 _serials = itertools.count(1)
@@ -38,39 +37,37 @@ class SegmentAddress(NamedTuple):
         return f"/proc/{self.process}/fd/{self.fd}"
 
 
-class Segment:
+class Segment(mapping.SharedMemory):
     """Memory of this process that others may read. `nbytes` is a multiple of the page size; it is zeroed.
 
-    Raises OSError when there is not enough.
+    Raises NoRoom when there is not enough.
     """
 
     def __init__(self, nbytes: int):
-        self._fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        with with_room(nbytes):
+            super().__init__(nbytes)
         try:
-            os.ftruncate(self._fd, nbytes)
-            self.memory = mmap.mmap(self._fd, nbytes)
             fcntl.fcntl(self._fd, _F_ADD_SEALS, _SEALS)
         except OSError:
-            os.close(self._fd)
+            self.close()
             raise
-        self.start = address_of(memoryview(self.memory))
         self.address = SegmentAddress(os.getpid(), self._fd, next(_serials), nbytes)
 
-    def close(self) -> None:
-        """Let nobody open it any more; who has it mapped, this process too, keeps it. Idempotent."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+    def has(self, address: int, nbytes: int) -> bool:
+        """Whether all these bytes lie in it."""
+        return self.start <= address and address + nbytes <= self.start + self.address.nbytes
 
 
 def open_to_read(address: SegmentAddress) -> int:
     """A descriptor of a segment of any process of this user.
 
-    Raises OSError if that is gone, or another user's, or anything else that is open under this number.
+    Raises OSError if that is gone, or another user's, or anything else that is open under this number; NoRoom
+    if this process may open no more.
     """
-    if not os.readlink(address.path).startswith(_LINK):
-        raise OSError(f"{address.path} is no memory of ours")
-    fd = os.open(address.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with with_room(address.nbytes):
+        if not os.readlink(address.path).startswith(mapping.MEMFD_LINK):
+            raise OSError(f"{address.path} is no memory of ours")
+        fd = os.open(address.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         if fcntl.fcntl(fd, _F_GET_SEALS) & _SEALS != _SEALS:
             raise OSError(f"{address.path} may change under its readers")
@@ -80,11 +77,12 @@ def open_to_read(address: SegmentAddress) -> int:
     return fd
 
 
-def map_to_read(address: SegmentAddress) -> mmap.mmap:
-    """Map a segment; raises OSError as `open_to_read` does, ValueError if it is shorter."""
+def map_to_read(address: SegmentAddress) -> memoryview:
+    """Map a segment; raises OSError and NoRoom as `open_to_read` does, ValueError if it is shorter."""
     fd = open_to_read(address)
     try:
-        return mmap.mmap(fd, address.nbytes, prot=mmap.PROT_READ)
+        with with_room(address.nbytes):
+            return mapping.read_only(fd, address.nbytes)
     finally:
         os.close(fd)
 
@@ -97,10 +95,10 @@ def why_not() -> str:
     try:
         segment = Segment(mmap.PAGESIZE)
         try:
-            map_to_read(segment.address).close()
+            map_to_read(segment.address)
         finally:
             segment.close()
-    except OSError as error:
+    except (OSError, NoRoom) as error:
         return f"this kernel does not let processes share anonymous files: {error}"
     return ""
 

@@ -1,0 +1,89 @@
+"""How much memory and how many descriptors servers take when every step has a vector of another size.
+
+    python benchmarks/memory.py --transport shm --largest 128MiB --steps 1000
+    python benchmarks/memory.py --transport auto --algorithm bml --largest 128MiB     # lent payloads
+
+What is shared is divided among the processes that have it mapped (Pss of /proc/self/smaps_rollup), looked at
+all the time by a thread of each server; what a server takes before the first step is subtracted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+import bml
+from bml.cli.plan import parse_bytes
+
+
+def training(largest: int, steps: int, seed: int, foreign: bool) -> Callable[[bml.Session], dict[str, Any]]:
+    """One vector and one result at a time; returns the most memory, in bytes, and descriptors."""
+
+    def train(session: bml.Session) -> dict[str, Any]:
+        import os
+        import random
+        import threading
+        from pathlib import Path
+
+        import numpy as np
+
+        def taken() -> int:
+            lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+            return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+
+        chance = random.Random(seed)
+        session.allreduce(np.ones(1000))
+        before, most, descriptors, over = taken(), 0, 0, threading.Event()
+
+        def watch() -> None:
+            nonlocal most
+            while not over.wait(0.02):
+                most = max(most, taken() - before)
+
+        watching = threading.Thread(target=watch)
+        watching.start()
+        after = []
+        for step in range(steps):
+            n = chance.randint(1, largest // 4)
+            x = np.empty(n, "float32") if foreign else session.empty(n, "float32")
+            x[:] = step + session.server
+            total = session.allreduce(x)
+            n_servers = len(session.contributors)
+            assert total[0] == total[-1] == n_servers * step + sum(session.contributors)
+            del x, total
+            descriptors = max(descriptors, len(os.listdir("/proc/self/fd")))
+            after.append(taken() - before)
+        over.set()
+        watching.join()
+        return {"most": max(most, *after), "between": max(after), "descriptors": descriptors}
+
+    return train
+
+
+@click.command()
+@click.option("--fabric", default="bcube:2x2", show_default=True)
+@click.option("--transport", default="shm", show_default=True)
+@click.option("--algorithm", default=None, help="With the transport auto: payloads are lent.")
+@click.option("--largest", default="128MiB", show_default=True)
+@click.option("--steps", default=1000, show_default=True)
+@click.option("--seed", default=0, show_default=True)
+@click.option("--foreign", is_flag=True, help="Contribute arrays that are not of session.empty.")
+def main(
+    fabric: str, transport: str, algorithm: str | None, largest: str, steps: int, seed: int, foreign: bool
+) -> None:
+    """Print what each server took, in vectors of the largest size."""
+    nbytes = parse_bytes(largest)
+    train = training(nbytes, steps, seed, foreign)
+    options: dict[str, Any] = {} if algorithm is None else {"algorithm": algorithm}
+    result = bml.launch(train, fabric, launcher="processes", transport=transport, **options)
+    for server, took in sorted(result.values.items()):
+        in_steps, between = took["most"] / nbytes, took["between"] / nbytes
+        line = {"server": server, "in_steps": in_steps, "between": between, "fds": took["descriptors"]}
+        click.echo(json.dumps({key: round(value, 2) for key, value in line.items()}))
+
+
+if __name__ == "__main__":
+    main()
