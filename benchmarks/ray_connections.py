@@ -10,7 +10,6 @@ detector. Needs root, as it duplicates other processes' descriptors (pidfd_getfd
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import os
 import random
@@ -19,14 +18,14 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import psutil
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import bml
+from bml.topology import parse
 
 _PIDFD_GETFD = 438
 _ACTORS = ("ray::ServerActor", "ray::CoordinatorActor")
@@ -106,43 +105,39 @@ class Cutter(threading.Thread):
         self.join()
 
 
-def main() -> None:
+def outcome(seed: int, fabric: str) -> tuple[str, int]:
+    """Run a job and cut: what was not well, or nothing, and how many connections were shut down."""
+    cutter, wrong = Cutter(seed), ""
+    cutter.start()
+    try:
+        result = bml.launch(train, fabric)
+        views = result.report["views"]
+        if result.dead or len(views) != 1 or len(result.values) != parse(fabric).n_servers:
+            wrong = f"dead {result.dead}, views {views}, values {result.values}"
+    except bml.BmlError as error:
+        wrong = f"{type(error).__name__}: {error}"
+    cutter.stop()
+    return wrong, cutter.cuts
+
+
+@click.command()
+@click.option("--jobs", default=10, show_default=True)
+@click.option("--seed", default=1, show_default=True)
+@click.option("--fabric", default="bcube:2x1", show_default=True)
+def main(jobs: int, seed: int, fabric: str) -> None:
     """Run the jobs; exit status 1 if one lost a server or a report."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--jobs", type=int, default=10)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--fabric", default="bcube:2x1")
-    options = parser.parse_args()
     from bml.cluster.ray_own import OwnRay
 
-    own, bad = OwnRay(prints=False), 0
+    own, bad, cuts = OwnRay(prints=False), 0, 0
     try:
-        for number in range(options.jobs):
-            seed, begun = options.seed * 1000 + number, time.monotonic()
-            cutter = Cutter(seed)
-            cutter.start()
-            outcome = "well"
-            try:
-                result = bml.launch(train, options.fabric)
-                n = len(result.values)
-                if result.dead or len(result.report["views"]) != 1 or n != bml_servers(options.fabric):
-                    outcome = f"dead {result.dead}, views {result.report['views']}, values {result.values}"
-            except bml.BmlError as error:
-                outcome = f"{type(error).__name__}: {error}"
-            cutter.stop()
-            bad += outcome != "well"
-            took_s = time.monotonic() - begun
-            print(f"seed {seed}: {outcome}; {cutter.cuts} connections shut down, {took_s:.1f} s", flush=True)
+        for number in range(seed * 1000, seed * 1000 + jobs):
+            wrong, n_cuts = outcome(number, fabric)
+            bad, cuts = bad + bool(wrong), cuts + n_cuts
+            click.echo(f"seed {number}: {wrong or 'well'}; {n_cuts} connections shut down")
     finally:
         own.stop()
-    print(f"{options.jobs} jobs, {bad} not well")
+    click.echo(f"{jobs} jobs, {cuts} connections shut down, {bad} jobs not well")
     sys.exit(bad > 0)
-
-
-def bml_servers(fabric: str) -> int:
-    from bml.topology import parse
-
-    return parse(fabric).n_servers
 
 
 if __name__ == "__main__":

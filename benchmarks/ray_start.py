@@ -9,19 +9,23 @@ Three commands are run in turn, each in a process of its own:
                server imports, reads the digits and computes one gradient; until all have answered
     processes  the job by the launcher `processes`, for comparison
 
-The bare job is what Ray takes by itself: its daemons, its worker processes, their imports.
+The bare job is what Ray takes by itself: its daemons (`up`), its worker processes, their imports.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
+import secrets
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+import click
+
+from bml.topology import parse
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
@@ -56,6 +60,7 @@ sys.path.insert(0, {examples!r})
 import ray
 
 ray.init(address="local", include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
+up = time.time()
 
 
 @ray.remote(num_cpus=0)
@@ -74,55 +79,56 @@ class Server:
 
 servers = [Server.remote() for _ in range({actors})]
 ray.get([server.gradient.remote() for server in servers])
-open({mark!r}, "w").write(repr(time.time()))
+open({mark!r}, "w").write(repr(time.time()) + " " + repr(up))
 ray.shutdown()
 """
 
 
-def first_step_s(kind: str, fabric: str, actors: int, folder: Path) -> tuple[float, float]:
-    """From the command to the first step, and to its end, in seconds."""
+KINDS = ("bml", "bare", "processes")
+
+
+def trial(kind: str, fabric: str, folder: Path) -> list[float]:
+    """Seconds from the command to the first step, and for a bare job to where Ray's daemons are up."""
     mark, script = folder / "mark", folder / "job.py"
     mark.unlink(missing_ok=True)
-    names = {"examples": str(ROOT / "examples"), "mark": str(mark), "actors": actors}
+    names = {"examples": str(ROOT / "examples"), "mark": str(mark), "actors": parse(fabric).n_servers}
     script.write_text((_BARE if kind == "bare" else _JOB).format(**names))
+    # A token of its own, as the Ray of a job has; else Ray would leave one in the user's home.
+    settings = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    }
     command = [sys.executable, str(script)]
     if kind != "bare":
         launcher = "ray" if kind == "bml" else kind
         command = [str(BIN / "bml"), "run", str(script), "--fabric", fabric, "--launcher", launcher, "--json"]
     begun = time.time()
-    examples = os.pathsep.join((str(ROOT / "examples"), os.environ.get("PYTHONPATH", "")))
-    environment = {**os.environ, "PYTHONPATH": examples, "RAY_USAGE_STATS_ENABLED": "0"}
-    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL, timeout=300)
-    return float(mark.read_text()) - begun, time.time() - begun
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    subprocess.run(command, env={**os.environ, **settings}, check=True, timeout=300, **quiet)
+    return [float(at) - begun for at in mark.read_text().split()]
 
 
-def main() -> None:
-    """Measure in turn, and print the medians and their ratio."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--fabric", default="bcube:2x2")
-    parser.add_argument("--trials", type=int, default=5)
-    parser.add_argument("--kinds", default="bml,bare,processes", help="which ones, with commas")
-    options = parser.parse_args()
-    sys.path.insert(0, str(ROOT))
-    from bml.topology import parse
-
-    actors = parse(options.fabric).n_servers
-    kinds = options.kinds.split(",")
-    taken: dict[str, list[float]] = {kind: [] for kind in kinds}
+@click.command()
+@click.option("--fabric", default="bcube:2x2", show_default=True)
+@click.option("--trials", default=5, show_default=True)
+def main(fabric: str, trials: int) -> None:
+    """Time from the command to the first step, measured in turn: medians, and what our part is."""
+    taken: dict[str, list[list[float]]] = {kind: [] for kind in KINDS}
     with tempfile.TemporaryDirectory(prefix="start-") as folder:
-        for trial in range(options.trials):
-            for kind in kinds:
-                first_s, whole_s = first_step_s(kind, options.fabric, actors, Path(folder))
-                taken[kind].append(first_s)
-                print(
-                    f"trial {trial} {kind:9} first step after {first_s:5.1f} s, over after {whole_s:5.1f} s",
-                    flush=True,
-                )
+        for number in range(trials):
+            for kind in KINDS:
+                taken[kind].append(trial(kind, fabric, Path(folder)))
+            shown = ", ".join(f"{kind} {values[-1][0]:.1f} s" for kind, values in taken.items())
+            click.echo(f"trial {number}: {shown}")
     for kind, values in taken.items():
-        print(f"{kind:9} median {statistics.median(values):.1f} s, {min(values):.1f}-{max(values):.1f}")
-    if {"bml", "bare"} <= taken.keys():
-        ratio = statistics.median(taken["bml"]) / statistics.median(taken["bare"])
-        print(f"bml / bare: {ratio:.2f}")
+        firsts = [value[0] for value in values]
+        click.echo(f"{kind}: median {statistics.median(firsts):.1f} s, {min(firsts):.1f}-{max(firsts):.1f}")
+    up_s = statistics.median(value[1] for value in taken["bare"])
+    ratio = statistics.median(value[0] for value in taken["bml"]) / statistics.median(
+        value[0] for value in taken["bare"]
+    )
+    click.echo(f"bare: Ray's daemons are up after {up_s:.1f} s; bml takes {ratio:.2f} times as long as bare")
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ Answers = Mapping[int, dict[str, Any]]
 class Fleet(Protocol):
     """The processes of one job. One thread calls everything but `join` and `ask`.
 
-    Another may be in `join`, and any number in `ask`, while the one is in `wait`.
+    Any number may be in `ask`, and in `join` for different servers, while the one is in `wait`.
     """
 
     spec: JobSpec

@@ -13,24 +13,27 @@ Join = Callable[[int, int, threading.Event], None]
 
 
 class Joining:
-    """Starts one server after the other with `join`, in a thread of its own; one thread uses the rest."""
+    """Starts servers with `join`, each in a thread of its own, as one may find no room for long.
+
+    One thread uses it.
+    """
 
     def __init__(self, join: Join):
         self._join = join
-        self._orders: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
         self._outcomes: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
         self._give_up = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
         self.coming: set[int] = set()
         """The servers that are being started, or were since `failed` was asked last."""
 
     def begin(self, server: int, life: int) -> None:
         """Start this server, which is not `coming`, in this incarnation."""
         self.coming.add(server)
-        self._orders.put((server, life))
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="bml-joining", daemon=True)
-            self._thread.start()
+        thread = threading.Thread(
+            target=self._start, args=(server, life), name=f"bml-joining-{server}", daemon=True
+        )
+        self._threads = [*(each for each in self._threads if each.is_alive()), thread]
+        thread.start()
 
     def failed(self) -> list[tuple[int, str]]:
         """The servers that could not be started since this was asked last, and why. Raises what is a bug."""
@@ -47,16 +50,13 @@ class Joining:
     def close(self) -> None:
         """Give up what is being started, and wait until it is. Idempotent."""
         self._give_up.set()
-        self._orders.put(None)
-        if self._thread is not None:
-            self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
-    def _run(self) -> None:
-        while (order := self._orders.get()) is not None and not self._give_up.is_set():
-            server, life = order
-            try:
-                self._join(server, life, self._give_up)
-            except BaseException as error:
-                self._outcomes.put((server, error))
-            else:
-                self._outcomes.put((server, None))
+    def _start(self, server: int, life: int) -> None:
+        try:
+            self._join(server, life, self._give_up)
+        except BaseException as error:
+            self._outcomes.put((server, error))
+        else:
+            self._outcomes.put((server, None))

@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -43,11 +44,12 @@ _ENTRY = "from bml.cluster import keeper; keeper.main()"
 
 
 class Keeper:
-    """The machines of one job. One thread may use it. `close` ends all of them."""
+    """The machines of one job. One thread may use it; any may `start` one. `close` ends all of them."""
 
     def __init__(self, inherited: Sequence[int], prints: bool):
         """`inherited` descriptors are open in every machine's process too."""
         Path(MACHINE_FOLDER).mkdir(parents=True, exist_ok=True)
+        self._starting = threading.Lock()
         ours, theirs = socket.socketpair()
         environment = {**os.environ, **ONE_THREAD, **what_we_import()}
         with theirs:
@@ -68,7 +70,7 @@ class Keeper:
 
         `logged`: what it prints is not shown, but its end is kept for the case that it fails.
         """
-        with suppress(OSError):  # the keeper is gone: that shows when it is listened to
+        with self._starting, suppress(OSError):  # the keeper is gone: that shows when it is listened to
             self.connection.send(("start", machine, space, list(command), environment, logged))
 
     def ended(self) -> tuple[str, int, str]:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
-
-import cloudpickle
 
 from bml.cluster.constants import load_constants
 from bml.cluster.emulated import EmulatedFleet
@@ -20,8 +16,8 @@ from bml.cluster.placement import Reservation
 from bml.cluster.processes import ProcessFleet
 from bml.cluster.result import Result
 from bml.cluster.running import Job
+from bml.cluster.sending import Train, pack
 from bml.cluster.teller import News, Teller
-from bml.cluster.training import Train
 from bml.errors import UsageError
 from bml.fabric import DEFAULT_NAME
 from bml.faults import Fault
@@ -90,7 +86,7 @@ def start(
     reserves = Reservation(resources or {})
     teller = Teller(on_change)
     starting = _say_nothing if on_start is None else partial(teller.say, on_start)
-    pickled = _pickled(train)  # first: a function that cannot be pickled must leave no Ray or fabric behind
+    pickled = pack(train)  # first: a function that cannot be pickled must leave no Ray or fabric behind
     fleet = _fleet(spec, launcher, address, reserves, prints, starting)
     job = Job(fleet, fleet.spec, launcher, teller)
     job.begin(pickled)
@@ -171,37 +167,3 @@ def _fleet(
 
 def _say_nothing(_: str) -> None:
     """The `on_start` of those who do not want to know."""
-
-
-def _pickled(train: Train) -> bytes:
-    """By value, unless it belongs to an installed package: other machines have no copy of a user's file.
-
-    Raises UsageError if it cannot be pickled.
-    """
-    module = _users_module(train)
-    if module is not None:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        pickled: bytes = cloudpickle.dumps(train)
-    except Exception as error:  # whatever the classes raise of what it refers to
-        raise UsageError(
-            f"the training function cannot be sent to the servers: {type(error).__name__}: {error}; make "
-            "inside of it what cannot be pickled"
-        ) from error
-    finally:
-        if module is not None:
-            cloudpickle.unregister_pickle_by_value(module)
-    return pickled
-
-
-def _users_module(train: Train) -> ModuleType | None:
-    """The module of a function, also of one in functools.partial; None: `__main__`, or an installed one."""
-    function: Any = train
-    while isinstance(function, partial):
-        function = function.func
-    name = getattr(function, "__module__", None) or type(function).__module__
-    module = sys.modules.get(name)
-    installed = "site-packages" in (getattr(module, "__file__", None) or "")
-    if name == "__main__" or installed or name.partition(".")[0] in sys.stdlib_module_names:
-        return None
-    return module

@@ -18,6 +18,7 @@ from bml.cluster.exiting import end_children, end_process
 from bml.cluster.fleet import Request
 from bml.cluster.handles import ProcessId, this_process
 from bml.cluster.job import Contact, Contacts, Endpoint, JobSpec, Place, default_nics
+from bml.cluster.preemption import leave_on_sigterm
 from bml.cluster.server import Server
 from bml.cluster.strikes import strike_from
 from bml.cluster.training import run_training
@@ -44,6 +45,7 @@ class ServerActor:
         nics = (place and place.nics) or nic_addresses(server, spec.parsed_fabric().levels, host)
         strike = strikes and strike_from(strikes, spec.token, spec.timeouts().detect_s / 2)
         self._server = Server(spec, server, nics, host, strike or None, life)
+        leave_on_sigterm(self._server)
         self._runs = threading.Lock()
         self._report: bytes | None = None
 

@@ -300,7 +300,7 @@ class RayFleet:
                     break
             try:
                 contact: Contact
-                contact, process = ray.get(ref, timeout=0)
+                contact, process = ray.get(ref, timeout=_LOOK_S)
             except ActorUnavailableError as error:
                 if time.monotonic() < deadline:
                     continue

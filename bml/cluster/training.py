@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from bml.cluster.ending import packed, text_of, trace_of
 from bml.cluster.exiting import end_process
 from bml.cluster.job import Contacts, ServerReport
+from bml.cluster.sending import Train, unpack
 from bml.cluster.server import Server
 from bml.errors import FabricError, InvariantError, StepMismatch, TooFewServers, TooSlow
 from bml.train.session import Session
-
-Train = Callable[[Session], Any]
 
 _SWITCH_S = 0.0001
 """How long a thread of this process keeps the interpreter's lock while another waits for it. At Python's 5 ms
@@ -70,7 +67,7 @@ def run_training(server: Server, contacts: Contacts, pickled: bytes) -> ServerRe
 def _loaded(pickled: bytes) -> Train:
     """The training function; if it cannot be loaded here, one that says so by raising."""
     try:
-        train: Train = cloudpickle.loads(pickled)
+        train = unpack(pickled)
     except BaseException as error:
         text = f"the training function cannot be loaded here: {type(error).__name__}: {text_of(error)}"
         cause = error

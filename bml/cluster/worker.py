@@ -13,7 +13,6 @@ nothing else is ever unpickled. When the launcher is gone, so is this process.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import threading
 from typing import Any
@@ -23,6 +22,7 @@ from bml.cluster.exiting import end_children
 from bml.cluster.job import JobSpec, Place
 from bml.cluster.logs import LogsAside
 from bml.cluster.mail import Outbox, receive
+from bml.cluster.preemption import leave_on_sigterm
 from bml.cluster.server import Server
 from bml.cluster.training import run_training
 from bml.fabric import namespace
@@ -94,25 +94,12 @@ def _serve(sock: socket.socket, place: Place, spec: JobSpec, number: int, life: 
     launcher = _Launcher(sock, spec.timeouts().detect_s / 2)
     strike = None if spec.emulated is None else launcher.strike
     server = Server(spec, number, place.nics, place.control_host, strike, life)
-    process = os.getpid()
-    signal.signal(signal.SIGTERM, lambda *_: _preempted(server, process))
+    leave_on_sigterm(server)
     launcher.say(server.contact)
     contacts, train = receive(sock)
     threading.Thread(target=launcher.listen, args=(server,), name="bml-launcher", daemon=True).start()
     launcher.say("report", run_training(server, contacts, train))
     launcher.flush()
-
-
-def _preempted(server: Server, process: int) -> None:
-    """The notice of a machine that is about to be taken away; the next one ends the process.
-
-    A process that the server's has forked has inherited this, and is no server: it ends.
-    """
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if os.getpid() != process:
-        os.kill(os.getpid(), signal.SIGTERM)
-        return
-    server.leave("it got SIGTERM, the notice that its machine is taken away")
 
 
 def _coordinate(sock: socket.socket, spec: JobSpec, contacts: Any, lives: Any, term: int) -> None:

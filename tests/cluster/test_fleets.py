@@ -209,6 +209,9 @@ class FakeRay:
     def available_resources(self) -> dict[str, float]:
         return self.free
 
+    def cluster_resources(self) -> dict[str, float]:
+        return self.free
+
     def kill(self, actor: Actor) -> None:
         self.calls.append((actor.kind, "killed", ()))
 
@@ -414,6 +417,31 @@ def test_servers_are_on_one_machine_only_if_it_has_room_for_all(
     assert fleet._strategy(0) == where
     (place,) = [arguments[2] for arguments in ray.asked("ServerActor 0", "new")]
     assert (place is not None) == (free == 2.0), "loopback addresses reach nobody elsewhere"
+
+
+def test_a_ray_of_ones_own_without_room_is_refused_at_once(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No machine will ever join it."""
+    from bml.cluster import ray_fleet
+    from bml.cluster.placement import Reservation
+
+    closed = list[None]()
+
+    class Own:
+        is_own = True
+
+        def __init__(self, address: str | None, prints: bool) -> None:
+            pass
+
+        def close(self) -> None:
+            closed.append(None)
+
+    monkeypatch.setattr(ray_fleet, "RayConnection", Own)
+    ray.free = {"CPU": 2.0}
+    with pytest.raises(StartError, match=r"no room: each of 2 servers reserves GPU=1, and its Ray has .*CPU"):
+        ray_fleet.RayFleet(SPEC, None, False, Reservation({"GPU": 1}))
+    assert len(closed) == 1, "Ray is not left behind"
 
 
 def test_servers_that_run_end_their_children_before_ray_kills_them(ray: FakeRay, fleet: Any) -> None:

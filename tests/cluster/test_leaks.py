@@ -22,10 +22,10 @@ import pytest
 
 import bml.cluster.meeting
 import bml.protocol.lived
+from bml.cluster import training
 from bml.cluster.coordinator import CoordinatorLoop
 from bml.cluster.job import JobSpec, ServerReport, default_nics
 from bml.cluster.server import Server
-from bml.cluster.training import run_training
 from bml.train.session import Session
 
 VIEWS = int(os.environ.get("BML_SOAK_VIEWS", "60"))
@@ -42,7 +42,8 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(60 + VIEWS)]
 class World:
     """All servers of a bcube:2x2 and the coordinator, as threads of this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(training, "unpack", lambda sent: self._step)
         self.spec = JobSpec("bcube:2x2", detect_s=1.0)
         self.over = threading.Event()
         self.changed = threading.Condition()
@@ -85,7 +86,7 @@ class World:
 
     def _train(self, server: Server, contacts: Any) -> threading.Thread:
         def run() -> None:
-            self.reports.append(run_training(server, contacts, self._step))
+            self.reports.append(training.run_training(server, contacts, b""))
             self.reports[:] = [each for each in self.reports if each.outcome == "done"]
 
         thread = threading.Thread(target=run, name=f"train-{server.server}")
@@ -147,7 +148,7 @@ def measure(world: World) -> tuple[dict[str, int], dict[str, int]]:
 def test_view_changes_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bml.cluster.meeting, "_COMMITS_KEPT", FEW)
     monkeypatch.setattr(bml.protocol.lived, "_VIEWS_KEPT", FEW)
-    world = World()
+    world = World(monkeypatch)
     world.until(lambda now: now["epoch"] == 1)
     while world.now["epoch"] < WARM:
         world.comes_and_goes()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -143,3 +146,38 @@ def test_what_ray_says_of_a_cluster_is_passed_on(
     monkeypatch.setattr(ray, "init", fails)
     with pytest.raises(StartError, match="another version"):
         ray_connection.RayConnection(cluster, True)
+
+
+def test_a_ray_of_ones_own_leaves_nothing_in_this_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And its sockets, in a folder of this depth, would have names that no socket can have."""
+    from bml.cluster import ray_own
+
+    deep = tmp_path / ("deep" * 10)
+    deep.mkdir()
+    monkeypatch.setattr(ray_own.tempfile, "gettempdir", lambda: str(deep))
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    monkeypatch.setenv("PYTHONPATH", "mine")
+    monkeypatch.setattr(ray_own.ray_auth, "forget", lambda: None)
+    seen: dict[str, str] = {}
+
+    class Ray:
+        def is_initialized(self) -> bool:
+            return False
+
+        def init(self, _temp_dir: str, **settings: Any) -> None:
+            seen.update(os.environ, folder=_temp_dir)
+            assert Path(_temp_dir).is_dir()
+
+    monkeypatch.setattr(ray_own, "ray", Ray())
+    before = dict(os.environ)
+    own = ray_own.OwnRay(prints=False)
+    assert dict(os.environ) == before
+    assert "GLIBC_TUNABLES" in seen
+    assert set(sys.path) - {""} <= set(seen["PYTHONPATH"].split(os.pathsep)), (
+        "servers import what this one can"
+    )
+    assert len(seen["folder"]) < 50
+    own.stop()
+    assert not Path(seen["folder"]).exists()

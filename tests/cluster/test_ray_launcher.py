@@ -206,6 +206,15 @@ def test_the_end_of_a_job_leaves_ray_to_another_one_of_the_same_process(tmp_path
     assert ray_leftovers() == before
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="shuts down sockets of other processes")
+def test_connections_of_ray_that_break_cost_no_server_and_no_report() -> None:
+    """Two jobs of the fifty that benchmarks/ray_connections.py is there for; Ray takes most of the time."""
+    done = run(sys.executable, "benchmarks/ray_connections.py", "--jobs", "2", "--seed", "7")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 jobs" in done.stdout
+    assert ", 0 connections" not in done.stdout
+
+
 @pytest.fixture
 def cluster() -> Iterator[tuple[str, str]]:
     """A Ray with its dashboard and a token, as a user's cluster would be: (address, dashboard)."""

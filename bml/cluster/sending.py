@@ -1,0 +1,65 @@
+"""A training function on its way to the servers, and what it finds of its launcher there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+
+from bml.errors import UsageError
+from bml.train.session import Session
+
+Train = Callable[[Session], Any]
+
+
+def pack(train: Train) -> bytes:
+    """A training function as servers are sent it, with this process's `sys.argv` and `sys.path`.
+
+    It goes by value, unless it belongs to an installed package: other machines have no copy of a user's file.
+    Raises UsageError if it cannot be pickled.
+    """
+    module = _users_module(train)
+    if module is not None:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        function: bytes = cloudpickle.dumps(train)
+    except Exception as error:  # whatever the classes raise of what it refers to
+        raise UsageError(
+            f"the training function cannot be sent to the servers: {type(error).__name__}: {error}; make "
+            "inside of it what cannot be pickled"
+        ) from error
+    finally:
+        if module is not None:
+            cloudpickle.unregister_pickle_by_value(module)
+    sent: bytes = cloudpickle.dumps((sys.argv, [os.path.abspath(path) for path in sys.path], function))
+    return sent
+
+
+def unpack(sent: bytes) -> Train:
+    """The training function, in the process of a server.
+
+    `sys.argv` is the launcher's from now on, and what the launcher could import is looked for at the end of
+    `sys.path`. Raises what loading it raises.
+    """
+    sys.argv[:], paths, function = cloudpickle.loads(sent)
+    sys.path += [path for path in paths if path not in sys.path]
+    train: Train = cloudpickle.loads(function)
+    return train
+
+
+def _users_module(train: Train) -> ModuleType | None:
+    """The module of a function, also of one in functools.partial; None: `__main__`, or an installed one."""
+    function: Any = train
+    while isinstance(function, partial):
+        function = function.func
+    name = getattr(function, "__module__", None) or type(function).__module__
+    module = sys.modules.get(name)
+    installed = "site-packages" in (getattr(module, "__file__", None) or "")
+    if name == "__main__" or installed or name.partition(".")[0] in sys.stdlib_module_names:
+        return None
+    return module
