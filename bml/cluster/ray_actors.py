@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 import cloudpickle
+import ray
 from ray.util import get_node_ip_address
 
 from bml.cluster.coordinator import CoordinatorLoop
@@ -66,6 +67,11 @@ class ServerActor:
                     end_process(error)
                 end_children()  # Ray ends this process with SIGKILL, and they would stay
             return self._report
+
+    def relay(self, other: Any, contacts: Contacts, train: bytes) -> bytes:
+        """The report of another server's actor, for a launcher that Ray does not connect to that."""
+        report: bytes = ray.get(other.run.remote(contacts, train))
+        return report
 
     def end_children(self) -> None:
         """The job is being ended, and this process next."""

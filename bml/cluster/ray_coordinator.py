@@ -89,6 +89,13 @@ class RayCoordinator:
             succession.ended(succession.term, f"ended, being {state}", now, done=state == "stopped")
         return [Changed(each) for each in said.snapshots]
 
+    def last_words(self, within_s: float) -> list[FleetEvent]:
+        """What it has to say when all servers have reported; waits for that so long at most."""
+        if self._actor is None:
+            return []
+        self._saying = self._saying or self._actor.said.remote()
+        return self.heard() if ray.wait([self._saying], timeout=within_s)[0] else []
+
     def join(self, server: int, life: int, contact: Contact) -> None:
         """Tell it, under the lock, that a server was started to join."""
         if self._actor is not None:

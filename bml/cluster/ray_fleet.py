@@ -7,6 +7,7 @@ dead. No parameter byte passes through its object store or its calls: the server
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from contextlib import suppress
@@ -30,6 +31,12 @@ from bml.errors import StartError, UsageError
 _LOOK_S = 1.0
 #: How long processes may take to end by themselves once Ray has killed their actors, in seconds.
 _GOING_S = 0.5
+#: How long the coordinator may take to say how the job ended, in seconds: the user is to hear of all views.
+_LAST_WORDS_S = 0.3
+#: How long after the first report others are asked by servers that have reported, in seconds, and of how many
+#: servers each asks at a time.
+_RELAY_S = 2.0
+_RELAYS = 4
 #: Two calls at a time: the training function, and whoever asks how it is going; and some that ask again for
 #: the report, as Ray did not reach the actor for a while.
 _CALLS_AT_A_TIME = 8
@@ -59,6 +66,8 @@ class RayFleet:
         self._handles: dict[int, Handle] = {}
         self._runs: dict[Any, int] = {}
         self._unheard: dict[int, float] = {}
+        self._relays: dict[Any, int] = {}
+        self._relays_at = math.inf
         self._asking = 0
         self._closed = False
         self._connection = RayConnection(address, prints)
@@ -79,7 +88,7 @@ class RayFleet:
         if is_own and not has_room:
             raise StartError(
                 f"this machine has no room: each of {len(servers)} servers reserves {self._reserves}, and "
-                f"its Ray has {ray.cluster_resources()}"
+                f"its Ray has free {ray.available_resources()}"
             )
         self._one_machine = alone and has_room
         self.spec = self._spec = spec.settled(self._one_machine)
@@ -183,7 +192,8 @@ class RayFleet:
         saying, wait_s = self._coordinator.ask(), min(timeout_s, self._coordinator.interval_s)
         with self._changing:
             self._ask_again()
-            refs = [*self._runs, *saying]
+            self._ask_by_others()
+            refs = [*self._runs, *self._relays, *saying]
         if not refs:
             time.sleep(wait_s)
             return []
@@ -191,6 +201,8 @@ class RayFleet:
         events: list[FleetEvent] = []
         for ref in ready:
             events += self._coordinator.heard() if self._coordinator.is_answer(ref) else self._run_event(ref)
+        if ready and not self._running():
+            events += self._coordinator.last_words(_LAST_WORDS_S)
         return events
 
     def ask(self, request: Request, timeout_s: float) -> Answers:
@@ -249,6 +261,8 @@ class RayFleet:
     # --- events ----------------------------------------------------------------------------------
 
     def _run_event(self, ref: Any) -> list[FleetEvent]:
+        if ref in self._relays:
+            return self._relayed(ref)
         pickled, lost = b"", ""
         try:
             pickled = ray.get(ref)
@@ -264,9 +278,23 @@ class RayFleet:
         if server is None:
             return []  # it was ended meanwhile, to be started again
         if not lost:
-            return [Reported(cloudpickle.loads(pickled))]
+            return [self._reported(server, pickled)]
         self._let_go(server)
         return [self._died(server, lost)]
+
+    def _reported(self, server: int, pickled: bytes) -> Reported:
+        self._forget(server)
+        self._relays_at = min(self._relays_at, time.monotonic() + _RELAY_S)
+        return Reported(cloudpickle.loads(pickled))
+
+    def _relayed(self, ref: Any) -> list[FleetEvent]:
+        """Take a report that another server has asked for; that it got none says nothing."""
+        server = self._relays.pop(ref)
+        try:
+            pickled = ray.get(ref)
+        except RayError:
+            return []
+        return [self._reported(server, pickled)] if server in self._running() else []
 
     def _died(self, server: int, why: str) -> Died:
         with self._changing:
@@ -287,6 +315,21 @@ class RayFleet:
         for server in [each for each, at in self._unheard.items() if time.monotonic() >= at]:
             del self._unheard[server]
             self._run(server)
+
+    def _ask_by_others(self) -> None:
+        """Once the job is over, have servers that have reported ask those that have not.
+
+        A connection from here to an actor may be dead, and Ray not notice for minutes.
+        """
+        if time.monotonic() < self._relays_at or not self._runs:
+            return
+        self._relays_at = time.monotonic() + _RELAY_S
+        missing = {*self._runs.values()}
+        helpers = sorted(self._actors.keys() - missing - self._unheard.keys() - self._known.gone.keys())
+        for server in sorted(missing - {*self._relays.values()})[: _RELAYS * len(helpers)]:
+            helper = self._actors[helpers[server % len(helpers)]]
+            ref = helper.relay.remote(self._actors[server], self._known.contacts, self._train)
+            self._relays[ref] = server
 
     def _contact(self, server: int, deadline: float, give_up: threading.Event | None = None) -> Contact:
         """Where a server that was just started can be reached; asks again if Ray does not reach it."""

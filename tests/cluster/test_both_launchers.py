@@ -27,9 +27,9 @@ def arguments(session):
 
 
 def until(session):
-    while not session.allreduce(np.array([os.path.exists(STOP)]).astype("i4"), op="max")[0]:
-        pass
-    return session.server
+    for _ in session.steps(10**9):
+        if session.allreduce(np.array([os.path.exists(STOP)]).astype("i4"), op="max")[0]:
+            return session.server
 
 
 def left(snapshot):
@@ -41,7 +41,7 @@ def main():
     found = {"arguments": bml.launch(arguments, "bcube:2x1", launcher=LAUNCHER).value}
     with bml.start(until, "bcube:3x1", launcher=LAUNCHER, on_change=left) as job:
         os.kill(job.status()["servers"][2]["process"], signal.SIGTERM)
-        two.wait(60)
+        assert two.wait(60)
         open(STOP, "w").close()
         result = job.wait(60)
     found["left"] = [sorted(result.values), result.dead[2], result.report["views"][-1]["reason"]]

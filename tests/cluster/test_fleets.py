@@ -159,7 +159,11 @@ class Call:
 
     def remote(self, *arguments: Any) -> int:
         self.ray.calls.append((self.kind, self.name, arguments))
-        return len(self.ray.calls) - 1
+        return Ref(len(self.ray.calls) - 1)
+
+
+class Ref(int):
+    """A call; as with Ray's client, those that Ray gives out are equal, and not the same object."""
 
 
 class Maker:
@@ -191,7 +195,7 @@ class FakeRay:
         return Maker(self, kind.__name__)
 
     def wait(self, refs: list[int], num_returns: int = 1, timeout: float = 0.0) -> Any:
-        ready = [ref for ref in refs if self.calls[ref][:2] in self.answers][:num_returns]
+        ready = [Ref(ref) for ref in refs if self.calls[ref][:2] in self.answers][:num_returns]
         if not ready:
             time.sleep(min(timeout, 0.01))
         return ready, [ref for ref in refs if ref not in ready]
@@ -395,6 +399,35 @@ def test_every_view_is_told_on_ray(ray: FakeRay, fleet: Any, monkeypatch: pytest
     assert len(actor.said().snapshots) == 1, "each once, and how it is now"
 
 
+def test_a_report_comes_by_another_server_if_a_connection_is_dead(
+    ray: FakeRay, fleet: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing breaks: what Ray sends just does not arrive, and for minutes it does not notice."""
+    from bml.cluster import ray_fleet
+
+    monkeypatch.setattr(ray_fleet, "_RELAY_S", 0.05)
+    assert waits(fleet, lambda: len(ray.asked("CoordinatorActor", "said")) > 0) == []
+    ray.answers["ServerActor 0", "relay"] = unavailable()
+    ray.answers["ServerActor 0", "run"] = cloudpickle.dumps(report(0))
+    assert waits(fleet, lambda: len(ray.asked("ServerActor 0", "relay")) == 3) == [Reported(report(0))]
+    ray.answers["ServerActor 0", "relay"] = cloudpickle.dumps(report(1))
+    assert waits_for(fleet, len) == [Reported(report(1))]
+    ray.answers["ServerActor 1", "run"] = cloudpickle.dumps(report(1))
+    assert [each for each in fleet.wait(0.01) if isinstance(each, Reported)] == [], "it comes once"
+
+
+def test_the_last_view_is_told_though_the_job_is_over(ray: FakeRay, fleet: Any) -> None:
+    for server in SPEC.servers:
+        ray.answers[f"ServerActor {server}", "run"] = cloudpickle.dumps(report(server))
+    ray.answers["CoordinatorActor", "said"] = said(1)
+    told = list[Any]()
+    deadline = time.monotonic() + 10
+    while len([each for each in told if isinstance(each, Reported)]) < len(SPEC.servers):
+        assert time.monotonic() < deadline
+        told += fleet.wait(0.01)
+    assert isinstance(told[-1], Changed), "after it nobody waits any more"
+
+
 def test_nothing_is_asked_of_ray_after_the_end(ray: FakeRay, fleet: Any) -> None:
     """Ray would connect this process to any cluster that it finds on the machine."""
     fleet.close()
@@ -439,7 +472,9 @@ def test_a_ray_of_ones_own_without_room_is_refused_at_once(
 
     monkeypatch.setattr(ray_fleet, "RayConnection", Own)
     ray.free = {"CPU": 2.0}
-    with pytest.raises(StartError, match=r"no room: each of 2 servers reserves GPU=1, and its Ray has .*CPU"):
+    with pytest.raises(
+        StartError, match=r"no room: each of 2 servers reserves GPU=1, and its Ray has free .*CPU"
+    ):
         ray_fleet.RayFleet(SPEC, None, False, Reservation({"GPU": 1}))
     assert len(closed) == 1, "Ray is not left behind"
 
