@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -59,11 +61,15 @@ def check_writable(path: Path | None, option: str) -> None:
     """Raise UsageError if a file cannot be written, before anything else is done; what is in it stays."""
     if path is None:
         return
-    existed = path.exists()
     try:
-        with path.open("a"):
-            pass
-        if not existed:
-            path.unlink()
+        if not path.exists():
+            target = path.resolve()  # where a link leads that leads nowhere yet
+            target.touch(exist_ok=False)
+            target.unlink()
+        elif path.is_file() or path.is_dir():
+            with path.open("a"):
+                pass
+        elif not os.access(path, os.W_OK):  # the reader of a pipe would take it for the end that it is closed
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise UsageError(f"{option} {path} cannot be written: {error.strerror or error}") from None

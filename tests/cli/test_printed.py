@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -84,3 +87,22 @@ def test_looking_whether_a_file_can_be_written_changes_nothing(tmp_path: Path) -
 
 def test_a_number_that_parsers_refuse_is_text() -> None:
     assert parsed([10**5000, -(1 << 5000), 7**100]) == [hex(10**5000), hex(-(1 << 5000)), 7**100]
+
+
+def test_a_link_to_a_file_that_is_not_there_yet_stays(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "target")
+    check_writable(link, "--report")
+    assert [*tmp_path.iterdir()] == [link]
+
+
+def test_the_reader_of_a_pipe_does_not_see_that_it_was_looked_at(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    looking = threading.Thread(target=check_writable, args=(pipe, "--report"), daemon=True)
+    looking.start()
+    looking.join(10)
+    assert not looking.is_alive(), "it waits for a reader"
+    reader = subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE, text=True)
+    pipe.write_text("the report")
+    assert reader.communicate(timeout=10)[0] == "the report"
