@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -60,9 +61,10 @@ def taken(as_json: bool, for_good: bool) -> Iterator[Output]:
     _open_closed()
     before, kept = (sys.stdout, sys.stderr), os.dup(1)
     stream: TextIO | None = sys.stdout
-    if stream is not None and is_real(stream, 1):
+    if isinstance(stream, io.TextIOWrapper) and is_real(stream, 1):
         stream.flush()
-        sys.stdout = stream = lasting(kept if as_json else 1, stream.encoding, by_line=stream.isatty())
+        by_line = stream.line_buffering or stream.write_through
+        sys.stdout = stream = lasting(kept if as_json else 1, stream.encoding, by_line=by_line)
     if is_real(sys.stderr, 2):
         sys.stderr = lasting(2, sys.stderr.encoding, by_line=True)
     if as_json:

@@ -108,6 +108,14 @@ def test_rays_handler_of_sigterm_is_taken_for_ours(tmp_path: Path) -> None:
     assert CliRunner().invoke(main, ["run", str(script)]).exit_code == 143
 
 
+def test_lines_stay_in_order_where_output_is_unbuffered(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import os\nprint('first')\nos.write(1, b'second\\n')\n")
+    command = [sys.executable, "-u", "-m", "bml", "run", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, "first\nsecond\n")
+
+
 def test_help_is_shown_as_text() -> None:
     assert "Example:" in CliRunner().invoke(main, ["plan", "--json", "--help"]).stdout
 
