@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from math import ceil
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from bml.cli.compare import of_fabric, papers
@@ -21,9 +24,13 @@ from bml.cli.printed import check_writable
 from bml.cluster.constants import load_constants
 from bml.schedule import ALGORITHMS, Plan, bound, bound_kind
 from bml.schedule import plan as make_plan
-from bml.topology import UsageError, parse
+from bml.topology import Fabric, UsageError, parse
 
 _MOST_NBYTES = 10**15
+_MANY_SERVERS = 512
+"""From so many servers on a plan takes seconds to minutes."""
+
+OnStage = Callable[[str], None]
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -105,12 +112,14 @@ def plan(
     check_writable(picture, "--draw")
     nbytes = None if size is None else parse_bytes(size)
     known, source = load_constants(constants)
-    start_s = time.perf_counter()
-    made = make_plan(wanted, algorithm, nbytes, known)
-    pieces = made.pieces
-    seconds = time.perf_counter() - start_s
-    modelled_s = None if nbytes is None else made.counts().seconds(nbytes, known)
-    report = _report(made, pieces, nbytes, seconds, modelled_s, source)
+    with _progress(wanted) as on_stage:
+        on_stage("building the schedule")
+        start_s = time.perf_counter()
+        made = make_plan(wanted, algorithm, nbytes, known)
+        pieces = made.pieces
+        seconds = time.perf_counter() - start_s
+        modelled_s = None if nbytes is None else made.counts().seconds(nbytes, known)
+        report = _report(made, pieces, nbytes, seconds, modelled_s, source, on_stage)
     if picture is not None:
         click.echo(draw(wanted, made.algorithm, picture), err=True)
     if as_json:
@@ -119,6 +128,20 @@ def plan(
         _show(report)
     if report.violations:
         ctx.exit(1)
+
+
+@contextmanager
+def _progress(fabric: Fabric) -> Iterator[OnStage]:
+    """A line on standard error that says what is under way; without a terminal one a stage, if long."""
+    console = Console(stderr=True, markup=False, highlight=False)
+    if not console.is_terminal:
+        slow = fabric.n_servers >= _MANY_SERVERS
+        yield lambda text: click.echo(f"{fabric.name}: {text}", err=True) if slow else None
+        return
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("planning")
+        yield lambda text: progress.update(task, description=text)
 
 
 def parse_bytes(text: str) -> int:
@@ -153,9 +176,19 @@ def _form(as_json: bool, markdown: bool) -> str:
 
 
 def _report(
-    made: Plan, pieces: int, nbytes: int | None, seconds: float, modelled_s: float | None, constants: str
+    made: Plan,
+    pieces: int,
+    nbytes: int | None,
+    seconds: float,
+    modelled_s: float | None,
+    constants: str,
+    on_stage: OnStage,
 ) -> Report:
-    time_t, counted = made.gst(), made.load()
+    on_stage("counting the load of every NIC")
+    time_t, counted, staged = made.gst(), made.load(), made.gst_staged()
+    on_stage("proving the lower bound")
+    least, kind = bound(made.fabric), bound_kind(made.fabric)
+    on_stage(f"verifying {made.verified_pieces} of {pieces} pieces")
     return Report(
         fabric=made.fabric.name,
         algorithm=made.algorithm,
@@ -165,9 +198,9 @@ def _report(
         pieces=pieces,
         detours=made.detours,
         gst=_rounded(time_t),
-        gst_staged=_rounded(made.gst_staged()),
-        bound=_rounded(bound(made.fabric)),
-        bound_kind=bound_kind(made.fabric),
+        gst_staged=_rounded(staged),
+        bound=_rounded(least),
+        bound_kind=kind,
         hottest_inner=_rounded(counted.hottest_inner) if counted.inner else None,
         busiest_nic_bytes=None if nbytes is None else ceil(counted.busiest * nbytes),
         modelled_s=None if modelled_s is None else round(modelled_s, 9),
@@ -209,6 +242,6 @@ def _soundness(report: Report) -> str:
     if report.verified_pieces == report.pieces:
         return "sound"
     return (
-        f"sound: {report.verified_pieces} of {report.pieces} pieces, from the programs of all servers; "
-        "loads and times by formula"
+        f"sound: {report.verified_pieces} of {report.pieces} pieces, drawn as every server has them; "
+        "loads and times by formula or symmetry"
     )

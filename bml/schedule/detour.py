@@ -12,6 +12,7 @@ import numpy as np
 
 from bml.faults.repartition import stand_in
 from bml.schedule.bml import Climb, assemble, bml, climb
+from bml.schedule.draft import check_room
 from bml.schedule.forest import Forest
 from bml.schedule.routing import Balance
 from bml.topology import Fabric
@@ -25,9 +26,11 @@ def detour(fabric: Fabric) -> Forest:
 
     Raises:
         FabricError: two survivors are no longer joined by any live path.
+        UsageError: the forest would be too large to be built.
     """
     if not fabric.failures:
         return bml(fabric)
+    check_room(fabric, fabric.levels * len(fabric.servers))
     climbs = [climb(fabric, thread) for thread in range(fabric.levels)]
     if len(fabric.servers) < fabric.n_servers:
         climbs = [_bypass_dead(fabric, one) for one in climbs]

@@ -24,6 +24,23 @@ MAX_RELAYED = 1 << 22
 """Relayed tree edges of one forest: each is an entry of its own."""
 
 
+MOST_NBYTES = 4 * 10**9
+"""Memory that building a forest may take."""
+_ENTRY_NBYTES = 70
+"""Of one server in one tree, one way, while the forest is built: measured."""
+
+
+def check_room(fabric: Fabric, trees: int) -> None:
+    """Raise UsageError if so many trees, ways up and ways down counted, cannot be built in MOST_NBYTES."""
+    nbytes = trees * fabric.n_servers * _ENTRY_NBYTES
+    if nbytes > MOST_NBYTES:
+        raise UsageError(
+            f"{trees} trees of {fabric.n_servers} servers would take {nbytes / 1e9:.0f} GB to build, up to "
+            f"{MOST_NBYTES / 1e9:.0f} GB are taken: plan a smaller fabric of this kind (bml on a healthy "
+            "BCube, or on a healthy torus of even size, needs no memory), or choose --algorithm tree"
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class Way:
     """Trees of one phase; a row is a piece, a column a server, dead ones too.

@@ -8,13 +8,14 @@ vector in each direction: (N-1)/(hN)·T. One switch or a Fat-Tree is one group: 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bml.faults.repartition import owners
-from bml.schedule.draft import Draft, Way, blank, lay
+from bml.schedule.draft import Draft, Way, blank, check_room, lay
 from bml.schedule.forest import Forest
 from bml.topology import BCube, Fabric, Torus, UsageError
 
@@ -22,14 +23,16 @@ INSIDE = ("mesh", "ring", "ps")
 """What may follow `hips:`."""
 
 
-def hips(fabric: Fabric, inside: str = "") -> Forest:
+def hips(fabric: Fabric, inside: str = "", roots: Sequence[int] | None = None) -> Forest:
     """Build HiPS with `inside` (mesh, ring or ps) in the groups; nothing means ring on a torus, else mesh.
+
+    `roots`: only the pieces of these owners, in every thread.
 
     On a damaged fabric every survivor owns one of n-f sets per thread, who would send to a dead server
     sends to that one's own peer, and broken hops take live detours.
 
     Raises:
-        UsageError: `inside` is something else.
+        UsageError: `inside` is something else, or the forest would be too large to be built.
     """
     if inside not in ("", *INSIDE):
         raise UsageError(
@@ -38,8 +41,11 @@ def hips(fabric: Fabric, inside: str = "") -> Forest:
     flat = inside or ("ring" if isinstance(fabric.wiring, Torus) else "mesh")
     grid = _Grid.of(fabric)
     turns = 2 if isinstance(fabric.wiring, Torus) else 1
+    if roots is None:
+        pieces = turns * grid.dimensions * (1 if flat == "ps" else len(fabric.servers))
+        check_room(fabric, pieces * (2 if flat == "ring" else 1))
     drafts = [
-        _thread(fabric, grid, flat, thread, turn)
+        _thread(fabric, grid, flat, thread, turn, roots or owners(fabric, thread))
         for turn in range(turns)
         for thread in range(grid.dimensions)
     ]
@@ -64,9 +70,8 @@ class _Grid:
         return _Grid(fabric.n_servers, 1, everyone)
 
 
-def _thread(fabric: Fabric, grid: _Grid, flat: str, thread: int, turn: int) -> Draft:
+def _thread(fabric: Fabric, grid: _Grid, flat: str, thread: int, turn: int, roots: Sequence[int]) -> Draft:
     """Draw one thread's pieces, all with the same turn: routes and rings go forwards if it is 0."""
-    roots = owners(fabric, thread)
     root = np.array(roots[:1] if flat == "ps" else roots, np.int32)
     up, down = blank(len(root), fabric), blank(len(root), fabric)
     # Last stage first: an earlier dimension that also differs overwrites it.

@@ -18,6 +18,7 @@ from bml.schedule.model import DEFAULTS, Constants, Counts, counts, counts_of_bm
 from bml.schedule.packed import case_of, fits, packed_program
 from bml.schedule.program import Program, compile_program, local_bml
 from bml.schedule.sample import load_of_bml, sample_of_bml
+from bml.schedule.sample_torus import is_even_torus, load_of_torus, sample_of_torus, staged_of_torus
 from bml.schedule.verify import verify
 from bml.topology import BCube, Fabric, FabricError, UsageError
 
@@ -25,7 +26,7 @@ ALGORITHMS = ("auto", *BUILDERS)
 """Names that `plan` takes; some may be followed by a colon and more, such as `flextree:3x3`."""
 
 _MOST_BUILT = 1 << 22
-"""Entries, pieces times servers, of a healthy BML forest that is built only to be verified."""
+"""Entries, pieces times servers, of a healthy forest that is built only to be costed or verified."""
 _SAMPLE = 64
 """Pieces that are verified of a larger one."""
 
@@ -78,14 +79,14 @@ class Plan:
     @property
     def pieces(self) -> int:
         """Number of pieces of the vector; 1 for `exchange`, which sends it whole."""
-        if self._is_plain_bml:
+        if self._is_plain_bml or self._is_large_torus:
             return self.fabric.levels * self.fabric.n_servers
         return 1 if isinstance(self.schedule, Exchange) else self.schedule.pieces
 
     @property
     def detours(self) -> int:
         """Number of tree edges on the way up that are relayed."""
-        if self._is_plain_bml:
+        if self._is_plain_bml or self._is_large_torus:
             return 0
         return 0 if isinstance(self.schedule, Exchange) else len(self.schedule.detours)
 
@@ -93,12 +94,14 @@ class Plan:
         """Traffic of every NIC in one synchronisation; as the times, of plain BML in closed form."""
         if self._is_plain_bml:
             return load_of_bml(self.fabric)
+        if self._is_large_torus:
+            return load_of_torus(self.fabric)
         schedule = self.schedule
         return schedule.load if isinstance(schedule, Exchange) else cost.load(schedule, self.fabric)
 
     def gst(self) -> Fraction:
         """Pipelined synchronisation time in T."""
-        if self._is_uniform_bml:
+        if self._is_uniform_bml or self._is_large_torus:
             return self.load().busiest
         schedule = self.schedule
         return schedule.gst() if isinstance(schedule, Exchange) else cost.gst(schedule, self.fabric)
@@ -107,6 +110,8 @@ class Plan:
         """Synchronisation time in T with a barrier after every stage."""
         if self._is_uniform_bml:
             return self.load().busiest  # all NICs are busy in all stages
+        if self._is_large_torus:
+            return staged_of_torus(self.fabric)
         schedule = self.schedule
         return (
             schedule.gst_staged()
@@ -115,21 +120,32 @@ class Plan:
         )
 
     def counts(self) -> Counts:
-        """Rounds, bytes and additions for the cost model; on a healthy BCube without building anything."""
+        """Rounds, bytes and additions for the cost model; on a healthy BCube without building anything.
+
+        Raises:
+            UsageError: the schedule is a torus too large to be built.
+        """
         if self._is_uniform_bml:
             return counts_of_bml(self.fabric)
+        if self._is_large_torus:
+            raise UsageError(
+                f"the cost model counts whole schedules, and that of {self.fabric} is too large to be built: "
+                "leave out the size of the vector"
+            )
         if self._is_plain_exchange and not self.fabric.rates:
             return counts(one_server(self.fabric, 0), self.fabric)
         return counts(self.schedule, self.fabric)
 
     @property
     def verified_pieces(self) -> int:
-        """How many pieces `violations` looks at: all, but a sample of plain BML too large to be built."""
+        """How many pieces `violations` looks at: all, but a sample of one that is too large to be built."""
         too_large = self._is_plain_bml and self.pieces * self.fabric.n_servers > _MOST_BUILT
-        return min(_SAMPLE, self.pieces) if too_large else self.pieces
+        return min(_SAMPLE, self.pieces) if too_large or self._is_large_torus else self.pieces
 
     def violations(self) -> list[str]:
         """Return what is wrong with the schedule, in words; empty when sound. See `verified_pieces`."""
+        if self._is_large_torus:
+            return verify(sample_of_torus(self.fabric, self.verified_pieces), self.fabric)
         if self.verified_pieces < self.pieces:
             return verify(sample_of_bml(self.fabric, self.verified_pieces), self.fabric)
         schedule = self.schedule
@@ -160,6 +176,12 @@ class Plan:
         """Whether this is BML on a healthy BCube, which needs no forest."""
         is_bml = self.algorithm in ("bml", "detour") and isinstance(self.fabric.wiring, BCube)
         return is_bml and not self.fabric.failures
+
+    @property
+    def _is_large_torus(self) -> bool:
+        """Whether this is BML on a healthy torus whose trees are too many to be built, and all alike."""
+        rings = self.algorithm in ("bml", "detour", "hips", "hips:ring") and is_even_torus(self.fabric)
+        return rings and self.fabric.levels * self.fabric.n_servers**2 > _MOST_BUILT
 
     @property
     def _is_uniform_bml(self) -> bool:

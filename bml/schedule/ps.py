@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bml.schedule.draft import Draft, blank, lay
+from bml.schedule.draft import Draft, blank, check_room, lay
 from bml.schedule.forest import AT_ROOT, Forest
 from bml.topology import Fabric, UsageError
 
@@ -39,6 +39,7 @@ def star(fabric: Fabric, roots: Sequence[int], turns: int = 1) -> Forest:
     the different turns that routes may have.
     """
     root = np.repeat(np.array(roots, np.int32), turns)
+    check_room(fabric, len(root))
     way = blank(len(root), fabric)
     way.peer[:] = root[:, None]
     way.stage[:] = 0

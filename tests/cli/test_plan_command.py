@@ -76,3 +76,20 @@ def test_help_has_an_example_and_the_version_is_known():
     assert "bml plan bcube:4x2 --algorithm detour" in run("plan", "--help").stdout
     assert "bml plan bcube:3x2" in run("--help").stdout
     assert run("--version").stdout.startswith("bml, version 0.")
+
+
+def test_a_plan_for_many_servers_says_how_far_it_is():
+    result = run("plan", "torus:64x2", "--json")
+    assert result.exit_code == 0
+    report = json.loads(result.stdout)
+    assert (report["pieces"], report["verified_pieces"], report["violations"]) == (16384, 64, [])
+    assert report["gst"] == report["bound"] == 0.4999
+    for stage in ("building the schedule", "counting the load", "proving", "verifying 64 of 16384 pieces"):
+        assert f"torus:64x2: {stage}" in result.stderr
+
+
+def test_a_plan_that_is_too_large_says_what_to_do_instead():
+    result = run("plan", "torus:63x2")
+    assert result.exit_code == 2
+    assert "GB to build, up to 4 GB are taken: plan a smaller fabric of this kind" in result.stderr
+    assert "choose --algorithm tree" in result.stderr
