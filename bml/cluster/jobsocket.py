@@ -62,8 +62,12 @@ class JobSocket:
 
     @classmethod
     def open(cls, job: str, serve: Serve) -> JobSocket | None:
-        """Open the door of a job; None, with a warning, where that is not possible: the job runs without."""
+        """Open the door of a job; None, with a warning, where that is not possible: the job runs without.
+
+        Removes the sockets of launchers that were killed.
+        """
         try:
+            _running()
             return cls(folder() / f"{job}{_SUFFIX}", serve)
         except (OSError, BmlError) as error:
             _LOG.warning("bml status and bml inject will not find this job: %s", error)
@@ -104,7 +108,7 @@ def call(job: str | None, request: dict[str, Any]) -> dict[str, Any]:
 
 def find(job: str | None) -> Path:
     """Socket of the job of this name, or of the only one that runs. Sockets of dead jobs are removed."""
-    running = {path.stem: path for path in sorted(folder().glob(f"*{_SUFFIX}")) if _is_alive(path)}
+    running = _running()
     names = ", ".join(running)
     if job is not None:
         if job not in running:
@@ -115,6 +119,11 @@ def find(job: str | None) -> Path:
     if len(running) > 1:
         raise UsageError(f"several jobs run here: choose one with --job, of {names}")
     return next(iter(running.values()))
+
+
+def _running() -> dict[str, Path]:
+    """The sockets of jobs that run, by the jobs' names; those of dead jobs are removed."""
+    return {path.stem: path for path in sorted(folder().glob(f"*{_SUFFIX}")) if _is_alive(path)}
 
 
 def folder() -> Path:
@@ -137,9 +146,11 @@ def folder() -> Path:
 def _is_alive(path: Path) -> bool:
     """Whether somebody listens; the socket of a launcher that was killed is removed."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.settimeout(_CALL_S)
+        sock.setblocking(False)
         try:
             sock.connect(str(path))
+        except BlockingIOError:  # it is busy with others
+            return True
         except ConnectionRefusedError:
             path.unlink(missing_ok=True)
             return False

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -114,3 +116,24 @@ def test_a_door_that_is_being_opened_is_not_removed(tmp_path: Path, monkeypatch:
     assert jobsocket.call(None, {}) == {"here": True}
     door.close()
     assert list((tmp_path / "bml").iterdir()) == []
+
+
+def test_a_job_removes_the_doors_of_dead_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    for name, listens in (("bml-dead", False), ("bml-busy", True)):
+        sock = socket.socket(socket.AF_UNIX)
+        sock.bind(str(jobsocket.folder() / f"{name}.sock"))
+        if listens:
+            sock.listen(0)
+            busy = sock
+            waiting = socket.socket(socket.AF_UNIX)
+            waiting.connect(sock.getsockname())  # there is no room for another
+        else:
+            sock.close()
+    begun = time.monotonic()
+    with busy, waiting:
+        door = JobSocket.open("bml-1", lambda request: {})
+        assert door is not None
+        assert time.monotonic() - begun < 2.0
+        assert {path.stem for path in (tmp_path / "bml").iterdir()} == {"bml-1", "bml-busy"}
+        door.close()
