@@ -106,9 +106,16 @@ def _cores() -> Check:
 
 
 def _package(what: str, module: str, use: str, extra: str) -> Check:
-    if importlib.util.find_spec(module) is None:
-        return Check(what, False, f"not installed, needed for {use}: pip install '{extra}'")
-    return Check(what, True, f"{importlib.metadata.version(module)}, for {use}")
+    spec = importlib.util.find_spec(module)
+    try:
+        version = importlib.metadata.version(module) if spec is not None else ""
+    except importlib.metadata.PackageNotFoundError:
+        version = ""
+    if version:
+        return Check(what, True, f"{version}, for {use}")
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    remark = f" ({places[0]} is something else of that name)" if places else ""
+    return Check(what, False, f"not installed, needed for {use}{remark}: pip install '{extra}'")
 
 
 def _ray_authentication() -> Check:

@@ -64,7 +64,7 @@ def load(name: str) -> State | None:
 
 
 def save(name: str, state: State) -> None:
-    """Keep it for later commands."""
+    """Keep it for later commands. Raises FabricError if the file cannot be written."""
     content = {
         "fabric": state.fabric,
         "rate_bit": state.condition.rate_bit,
@@ -76,8 +76,11 @@ def save(name: str, state: State) -> None:
     }
     path = FOLDER / f"{name}.json"
     temporary = path.with_suffix(".new")
-    temporary.write_text(json.dumps(content))
-    temporary.replace(path)
+    try:
+        temporary.write_text(json.dumps(content))
+        temporary.replace(path)
+    except OSError as error:
+        raise FabricError(f"{path}, which says what is up, cannot be written: {error.strerror}") from None
 
 
 def forget(name: str) -> None:
