@@ -99,13 +99,17 @@ class Said(NamedTuple):
 class CoordinatorActor:
     """A coordinator, as a named Ray actor. Its launcher starts another one if it dies or falls silent.
 
-    The actor may answer although its loop stands still, so its loop counts its own signs of life.
+    The actor may answer although its loop stands still, so its loop counts its own signs of life. Nothing but
+    `begin` may be called first; the actor's process is there by then.
     """
 
-    def __init__(self, spec: JobSpec, contacts: Contacts, lives: Mapping[int, int], term: int):
+    def __init__(self) -> None:
         self._beats = 0
         self._ended = False
         self._views: dict[int, dict[str, Any]] = {}
+
+    def begin(self, spec: JobSpec, contacts: Contacts, lives: Mapping[int, int], term: int) -> None:
+        """Start coordinating."""
         self._loop = CoordinatorLoop(spec, contacts, lives, term, self._changed, self._beat)
         threading.Thread(target=self._run, name="bml-coordinator", daemon=True).start()
 

@@ -31,6 +31,7 @@ class RayCoordinator:
     def __init__(self, spec: JobSpec, known: Known, changing: threading.Condition, node: str, local: bool):
         self._spec, self._known, self._changing, self._node, self._local = spec, known, changing, node, local
         self._actor: Any = None
+        self._prepared: Any = None
         self._handle: Handle | None = None
         self._saying: Any = None
         self._missed = False
@@ -38,6 +39,10 @@ class RayCoordinator:
         self._beats = 0
         timeouts = spec.timeouts()
         self._succession = Succession(timeouts, timeouts.start_s, time.monotonic())
+
+    def prepare(self) -> None:
+        """Have Ray start the process of the first one, which takes long, while the servers start."""
+        self._prepared = self._make(0)
 
     def look_after(self) -> None:
         """Start or replace the coordinator if it is time to. Raises StartError if the job cannot get one."""
@@ -109,16 +114,30 @@ class RayCoordinator:
     def end(self, within_s: float = 0.0) -> None:
         """End what is left of it; it may take so long to end by itself. A stopped one cannot hear Ray."""
         with self._changing:
-            actor, self._actor, self._saying = self._actor, None, None
-        if actor is not None:
-            with suppress(RayError):
-                ray.kill(actor)
+            actors, self._actor, self._prepared, self._saying = (
+                (self._actor, self._prepared),
+                None,
+                None,
+                None,
+            )
+        for actor in actors:
+            if actor is not None:
+                with suppress(RayError):
+                    ray.kill(actor)
         if self._handle is not None and not self._handle.has_ended(within_s):
             self._handle.kill()
         self._let_go()
 
     def _start(self, term: int) -> None:
         self._beats = 0
+        actor, self._prepared = self._prepared or self._make(term), None
+        with self._changing:
+            known = self._known
+            self._actor = actor
+            actor.begin.remote(self._spec, known.contacts, known.lives, term)
+            self._tell_all()
+
+    def _make(self, term: int) -> Any:
         actor = ray.remote(CoordinatorActor).options(
             name=f"{self._spec.job}-coordinator-{term}",
             namespace=NAMESPACE,
@@ -127,10 +146,7 @@ class RayCoordinator:
             # If Ray's head dies all is over; any other machine may die, and must not take it along.
             scheduling_strategy=on_node(self._node),
         )
-        with self._changing:
-            known = self._known
-            self._actor = actor.remote(self._spec, known.contacts, known.lives, term)
-            self._tell_all()
+        return actor.remote()
 
     def _tell_all(self) -> None:
         """Tell it what it may have missed, under the lock; what it knows does no harm."""

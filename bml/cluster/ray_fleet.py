@@ -103,6 +103,7 @@ class RayFleet:
         self._train = ray.put(train)  # once, and not with every call
         for server in self._spec.servers:
             self._actors[server] = self._actor(server)
+        self._coordinator.prepare()
         deadline = time.monotonic() + self._spec.start_s
         for server in self._actors:
             self._known.contacts[server] = self._contact(server, deadline)

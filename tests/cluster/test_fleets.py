@@ -362,6 +362,27 @@ def stranger() -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
+def test_the_coordinators_process_starts_beside_those_of_the_servers(ray: FakeRay, fleet: Any) -> None:
+    """Or the first view would wait for one process after the other."""
+    called = [call[:2] for call in ray.calls]
+    first_contact = called.index(("ServerActor 0", "contact"))
+    assert called.index(("CoordinatorActor", "new")) < first_contact
+    assert called.index(("CoordinatorActor", "begin")) > first_contact
+    assert len(ray.asked("CoordinatorActor", "new")) == 1
+    ((_, contacts, _, term),) = ray.asked("CoordinatorActor", "begin")
+    assert contacts == {server: contact(server) for server in SPEC.servers}
+    assert term == 1
+
+
+def test_a_coordinator_that_is_not_needed_is_ended(ray: FakeRay) -> None:
+    from bml.cluster.ray_fleet import RayFleet
+
+    fleet = RayFleet(SPEC, None, prints=False)
+    fleet._coordinator.prepare()
+    fleet.close()
+    assert len(ray.asked("CoordinatorActor", "killed")) == 1
+
+
 def test_the_training_function_is_handed_to_ray_once(ray: FakeRay, fleet: Any) -> None:
     assert ray.puts == [b"train"]
     assert [arguments[1] for arguments in ray.asked("ServerActor 1", "run")] == [("put", b"train")]
@@ -386,7 +407,8 @@ def test_every_view_is_told_on_ray(ray: FakeRay, fleet: Any, monkeypatch: pytest
             return {**now, "epoch": 3, "step": 50}
 
     monkeypatch.setattr(ray_actors, "CoordinatorLoop", Loop)
-    actor = ray_actors.CoordinatorActor(SPEC, {}, {}, 1)
+    actor = ray_actors.CoordinatorActor()
+    actor.begin(SPEC, {}, {}, 1)
     deadline = time.monotonic() + 10
     while not actor._ended:
         assert time.monotonic() < deadline

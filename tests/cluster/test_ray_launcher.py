@@ -87,7 +87,7 @@ def test_an_actor_whose_coordinator_failed_ends(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(ray_actors, "CoordinatorLoop", Failing)
     monkeypatch.setattr(ray_actors.os, "_exit", lambda status: ended.set())
-    ray_actors.CoordinatorActor(JobSpec("bcube:2x1"), {}, {}, 1)
+    ray_actors.CoordinatorActor().begin(JobSpec("bcube:2x1"), {}, {}, 1)
     assert ended.wait(10)
 
 
