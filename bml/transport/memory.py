@@ -30,6 +30,7 @@ POOL_MAX_SETTING = "BML_POOL_MAX_MIB"
 
 _ALIGN_NBYTES = 256
 _PAGE_NBYTES = mmap.PAGESIZE
+_HUGE_NBYTES = 2 << 20
 _FIRST_NBYTES = 8 << 20
 _LEAST_NBYTES = 64 << 10
 _LEAST_REVIEWED_NBYTES = 64 << 20
@@ -262,7 +263,7 @@ class RegisteredPool:
         # A bit more, so that vectors which grow step by step, or are many, do not take a region each.
         size = self._first_nbytes
         if nbytes > size:
-            size = _in_pages(nbytes + nbytes // 4)
+            size = _in_pages(nbytes + nbytes // 4, _HUGE_NBYTES)
         size = max(size, _in_pages(sum(region.used_nbytes for region in self._regions) // 2))
         have = self.nbytes
         if self._max_nbytes is not None and have + size > self._max_nbytes:
@@ -334,8 +335,8 @@ def idle(volume: int, needed_at: int, nbytes: int) -> bool:
     return volume - needed_at > _IDLE_FACTOR * nbytes
 
 
-def _in_pages(nbytes: int) -> int:
-    return -(-nbytes // _PAGE_NBYTES) * _PAGE_NBYTES
+def _in_pages(nbytes: int, page_nbytes: int = _PAGE_NBYTES) -> int:
+    return -(-nbytes // page_nbytes) * page_nbytes
 
 
 def _registered(register: Register, region: _Region) -> Registration:
