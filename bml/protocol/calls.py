@@ -1,7 +1,8 @@
 """What the users call in a step: told to the neighbours, so that whoever calls another thing is found.
 
-Every frame carries a signature of its sender's call. Who meets another signature than its own has found a
-conflict, and from what the neighbours said it can say in words what they called.
+Every frame carries a signature of its sender's call, and of its place in the program. A server that meets
+another signature than its own has found a conflict, and from what the neighbours said it can say in words
+what they called. They say it when the call is another one than before: every place would be a frame a step.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class Calls:
         self.conflict: StepMismatch | None = None
         self._server = server
         self._texts: dict[tuple[int, int], str] = {}
-        self._announced: int | None = None
+        self._newest: dict[int, str] = {}
+        self._announced: tuple[str, str, str] | None = None
         self._returned: dict[int, int] = {}
 
     def install(self, contributors: Container[int]) -> None:
@@ -38,8 +40,9 @@ class Calls:
         Learners are told in every step, as it is what lets them take part; nobody else is told when it is
         `shown` to all, in memory that they share.
         """
-        again = shown or self._announced == submit.signature
-        self._announced = submit.signature
+        called = submit.call.op, submit.call.dtype, _without_place(submit.call.text)
+        again = shown or self._announced == called
+        self._announced = called
         text = submit.call.encode()
         epoch, step, signature, size = submit.epoch, submit.step, submit.signature, len(text)
         done = []
@@ -67,11 +70,14 @@ class Calls:
         """A neighbour, over one of so many links, says what is called on it."""
         while len(self._texts) >= _TEXTS_KEPT * max(1, n_links):
             self._texts.pop(next(iter(self._texts)))
-        self._texts[header.origin, header.signature] = text.partition("\n")[2] or text
+        self._newest[header.origin] = said = text.partition("\n")[2] or text
+        self._texts[header.origin, header.signature] = said
 
     def clashes(self, submit: Submit, header: Header) -> Verdict:
         """A frame of this step has another signature than its call here: what to do with it."""
-        said = self._texts.get((header.origin, header.signature), "something else")
+        newest = self._newest.get(header.origin)
+        unknown = f"{_without_place(newest)} elsewhere in its program" if newest else "something else"
+        said = self._texts.get((header.origin, header.signature), unknown)
         self.differs(submit, header.origin, said)
         return Verdict.DROP
 
@@ -81,3 +87,8 @@ class Calls:
             f"step {submit.step}: server {origin} called {text}, but server {self._server} called "
             f"{submit.call.text}; every server must make the same calls with the same shapes and dtypes"
         )
+
+
+def _without_place(text: str) -> str:
+    """What a call is, as it is said before its place; see bml.train.position."""
+    return text.partition(" in iteration ")[0]

@@ -85,15 +85,16 @@ def flatten(
 
 
 def _wide(dtype: np.dtype[Any], widened: bool) -> np.dtype[Any]:
-    if not widened or dtype.kind not in "iu" or dtype.itemsize >= 8:
+    if dtype.kind not in "iu" or not widened or dtype.itemsize >= 8:
         return dtype
     return np.dtype(np.int64 if dtype.kind == "i" else np.uint64)
 
 
 def _in_64_bits(array: Array, empty: Empty) -> Array:
     """The array, contiguous; narrow integers as wide ones, in memory that is sent without another copy."""
-    wide = _wide(array.dtype, True)
-    if wide == array.dtype:
+    dtype = array.dtype
+    wide = _wide(dtype, True)
+    if wide is dtype:
         return np.ascontiguousarray(array)
     vector = empty(array.size, wide)
     vector[...] = array.reshape(-1)

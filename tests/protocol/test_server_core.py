@@ -606,3 +606,25 @@ def test_a_dial_that_times_out_while_frozen_is_no_news(running: Driver) -> None:
     assert running.give(ev.PeerLost(PEER, 0, "timeout", "no answer")) == []
     suspect = only(ev.Tell, running.give(ev.PeerLost(PEER, 0, "reset", "broken")))
     assert suspect.message.kind == "reset"
+
+
+def test_a_call_is_told_when_it_is_another_one_and_not_at_every_place(running: Driver) -> None:
+    def told(step: int, text: str) -> list[str]:
+        done = running.submit(step, text=text)
+        running.complete()
+        running.token()
+        return [one.text.decode().partition("\n")[2] for one in done if isinstance(one, ev.SendText)]
+
+    assert told(1, "sum f64 10 in iteration 0 of steps(9)") == ["sum f64 10 in iteration 0 of steps(9)"]
+    assert told(2, "sum f64 10 in iteration 1 of steps(9)") == []
+    assert told(3, "max f64 10 in iteration 2 of steps(9)") == ["max f64 10 in iteration 2 of steps(9)"]
+
+
+def test_a_neighbour_at_another_place_is_named_with_what_it_calls(running: Driver) -> None:
+    running.submit(text="sum f64 10 in iteration 4 of steps(9)")
+    described = running.frame(Kind.DESCRIBE, 0, 5, step=1, signature=4, nbytes=5)
+    running.core.received(PEER, described, "sum <f8 10\nsum f64 10 in iteration 0 of steps(9)", 0.0)
+    assert running.core.admit(PEER, running.frame(Kind.UP, 0, 5, signature=5)) is ev.Verdict.DROP
+    error = str(only(ev.Stop, running.give(ev.Tick())).error)
+    assert f"server {PEER} called sum f64 10 elsewhere in its program" in error
+    assert f"server {ME} called sum f64 10 in iteration 4 of steps(9)" in error

@@ -79,7 +79,7 @@ class Board:
         proof = proof_of(token, _WHAT, job, server, self.address)
         self._segment.memory[8 * _PROOF : 8 * _PROOF + PROOF_NBYTES] = proof
         forks.tell(self)
-        self._described: int | None = None
+        self._described: str | None = None
         self._placed: InputPlace | None = None
 
     def describe(
@@ -101,11 +101,11 @@ class Board:
                 nbytes,
                 offset,
             )
-        if signature != self._described:
+        if text != self._described:
             encoded = text.encode()[:MAX_TEXT_NBYTES]
             self._segment.memory[_TEXT_AT : _TEXT_AT + len(encoded)] = encoded
             words[_TEXT] = len(encoded)
-            self._described = signature
+            self._described = text
 
     def post(self, epoch: int, step: int, stage: Stage) -> None:
         """Let everybody see where this server stands; who is asleep is to be woken."""
