@@ -258,7 +258,7 @@ def _theory(
     known, source = load_constants(constants)
     if job.emulated is None:
         return known, (None, None), source
-    status = emulated.find(job.emulated).status()
+    status = emulated.use(job.emulated).status()
     rate, one_switch = status["rate"], status["one_switch_rate"]
     goodputs = rate / 8 * emulated.GOODPUT, one_switch / 8 * emulated.GOODPUT
     text = f"goodput of {emulated.rate_text(rate)} a NIC"

@@ -13,6 +13,7 @@ from bml.cluster.fleet import Answers, Fleet, FleetEvent, Request
 from bml.cluster.job import JobSpec, Place
 from bml.cluster.processes import ProcessFleet
 from bml.errors import FabricError, UsageError
+from bml.fabric import loss
 from bml.fabric.injector import FabricInjector
 
 _LOG = logging.getLogger("bml.cluster")
@@ -44,6 +45,8 @@ class EmulatedFleet:
         self.spec = self._fleet.spec
 
     def _fleet_of(self, spec: JobSpec, launcher: str, prints: bool, on_start: OnStart) -> Fleet:
+        if any(fault.kind == "loss" for fault in spec.fault_plan()):
+            loss.check()
         up = self._network.fabric
         if up != spec.parsed_fabric():
             raise UsageError(

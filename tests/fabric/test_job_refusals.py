@@ -1,0 +1,36 @@
+"""What a job on an emulated fabric is refused before any of its processes is started."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from bml.cluster.emulated import EmulatedFleet
+from bml.cluster.job import JobSpec
+from bml.errors import FabricError, UsageError
+from bml.fabric import Layout
+from bml.topology import parse
+
+
+@pytest.fixture
+def lab(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fabric that somebody keeps up, of which nothing is made."""
+    network = SimpleNamespace(name="lab", fabric=parse("bcube:2x1"), layout=Layout(parse("bcube:2x1"), "lab"))
+    monkeypatch.setattr("bml.fabric.use", lambda name: network)
+    monkeypatch.setattr("shutil.which", lambda *_: None)
+
+
+@pytest.mark.usefixtures("lab")
+def test_loss_without_nft() -> None:
+    spec = JobSpec("bcube:2x1", faults=("loss:1/0@step=2,share=5%",), emulated="lab")
+    with pytest.raises(FabricError, match="needs nft: install nftables"):
+        EmulatedFleet(spec, "processes", False, print)
+
+
+@pytest.mark.usefixtures("lab")
+def test_another_shape() -> None:
+    with pytest.raises(
+        UsageError, match="the job is for bcube:2x2, but the emulated fabric lab is a bcube:2x1"
+    ):
+        EmulatedFleet(JobSpec("bcube:2x2", emulated="lab"), "processes", False, print)
