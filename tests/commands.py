@@ -18,9 +18,13 @@ import psutil
 def begun(*command: str, **settings: Any) -> Iterator[subprocess.Popen[str]]:
     """A command with pipes and a session of its own; nothing of it outlives the test, however that ends."""
     pipe = subprocess.PIPE
-    process = subprocess.Popen(
-        command, stdout=pipe, stderr=pipe, text=True, start_new_session=True, **settings
-    )
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
+    try:
+        process = subprocess.Popen(
+            command, stdout=pipe, stderr=pipe, text=True, start_new_session=True, **settings
+        )
+    finally:
+        signal.signal(signal.SIGHUP, before)
     try:
         yield process
     finally:

@@ -29,8 +29,9 @@ from bml.cluster.ray_machines import Machines, living_machines, on_node, room_fo
 from bml.errors import StartError, UsageError
 
 _LOOK_S = 1.0
-#: How long processes may take to end by themselves once Ray has killed their actors, in seconds.
-_GOING_S = 0.5
+#: How long processes may take to end by themselves once Ray has killed their actors, in seconds. Ray prints
+#: that one died which is killed sooner; only a frozen one takes as long.
+_GOING_S = 3.0
 #: How long the coordinator may take to say how the job ended, in seconds: the user is to hear of all views.
 _LAST_WORDS_S = 0.3
 #: How long after the first report others are asked by servers that have reported, in seconds, and of how many
