@@ -285,9 +285,13 @@ class Job:
         return bool(self._result.reports) or self._snapshot.get("state") == "stopped"
 
     def _inside(self, snapshot: dict[str, Any]) -> list[int]:
-        """The members of the last view in the incarnation that was started last: those hear of the end."""
-        joined = snapshot["joined"]
-        return [each for each in snapshot["members"] if joined.get(each, 0) == self._lives.get(each, 0)]
+        """The members of the last view that live, in the incarnation started last: those hear of the end.
+
+        A view that still has a server whose death was heard of says nothing about the next incarnation.
+        """
+        joined, dead = snapshot["joined"], self._result.dead
+        now = [each for each in snapshot["members"] if joined.get(each, 0) == self._lives.get(each, 0)]
+        return [each for each in now if each not in dead]
 
     # --- servers that come -----------------------------------------------------------------------
 

@@ -36,12 +36,16 @@ def view(epoch: int, joined: dict[int, int], state: str = "steady") -> Changed:
 
 
 class Fleet:
-    """Server 3 is lost and dies whenever it is started again; `seen` is what the coordinator says then."""
+    """Server 3 is lost and dies whenever it is started again; `seen` is what the coordinator says then.
 
-    def __init__(self, seen: list[Changed]) -> None:
+    It is heard of one by one, or of all `at_once` that has come meanwhile.
+    """
+
+    def __init__(self, seen: list[Changed], at_once: bool) -> None:
         self.spec = JobSpec("bcube:2x2", rejoin=True)
         self.lives: list[int] = []
         self._seen = deque(seen)
+        self._at_once = at_once
         self._events: deque[FleetEvent] = deque(
             [view(1, {}), Died(LOST, "it was killed"), self._seen.popleft()]
         )
@@ -64,14 +68,15 @@ class Fleet:
                 self._looks_left -= 1
                 if self._looks_left == 0:  # enough was heard: nobody is left
                     self._events += [view(99, {}, "stopped"), *(Died(each, "it ended") for each in range(3))]
-            return [self._events.popleft()] if self._events else []
+            count = len(self._events) if self._at_once else min(1, len(self._events))
+            return [self._events.popleft() for _ in range(count)]
 
     def close(self) -> None:
         """Nothing is to be closed."""
 
 
-def run(seen: list[Changed]) -> Any:
-    fleet: Any = Fleet(seen)
+def run(seen: list[Changed], at_once: bool) -> Any:
+    fleet: Any = Fleet(seen, at_once)
     with Job(fleet, fleet.spec, "processes", Teller(None)) as job:
         job.begin(b"")
         while job.running:
@@ -80,15 +85,17 @@ def run(seen: list[Changed]) -> Any:
         return fleet.lives, job._result.dead[LOST]
 
 
-def test_a_view_of_the_life_before_is_no_sign_of_a_server_that_comes() -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_view_of_the_life_before_is_no_sign_of_a_server_that_comes(at_once: bool) -> None:
     # Of a server that died it is heard first that its connections are lost: a view with it goes before the
     # one without it, and may be heard of after the server was started again.
-    lives, why = run([view(2, {}), view(3, {}), view(4, {LOST: 1})])
+    lives, why = run([view(2, {}), view(3, {}), view(4, {LOST: 1})], at_once)
     assert lives == [1, 2, 3]
     assert f"it was started {MOST_STARTS} times" in why
 
 
-def test_a_server_that_came_in_is_started_again() -> None:
-    lives, _ = run([view(2, {}), *(view(2 + life, {LOST: life}) for life in range(1, 4))])
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_server_that_came_in_is_started_again(at_once: bool) -> None:
+    lives, _ = run([view(2, {}), *(view(2 + life, {LOST: life}) for life in range(1, 4))], at_once)
     assert lives == list(range(1, len(lives) + 1))
     assert len(lives) > MOST_STARTS
