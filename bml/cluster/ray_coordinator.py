@@ -18,6 +18,9 @@ from bml.cluster.ray_machines import on_node
 from bml.cluster.ray_own import NAMESPACE
 from bml.protocol.succession import Succession
 
+GOING_S = 3.0
+"""How long processes may take to end by themselves once Ray has killed their actors, in seconds. Ray prints
+that one died which is killed sooner; only a frozen one takes as long."""
 _SNAPSHOT_S = 0.1
 
 
@@ -89,7 +92,7 @@ class RayCoordinator:
         self._hold(said.process)
         succession.said(snapshot["term"], snapshot["state"], snapshot["highest"])
         if said.ended:
-            self.end()
+            self.end(GOING_S)
             state = snapshot["state"]
             succession.ended(succession.term, f"ended, being {state}", now, done=state == "stopped")
         return [Changed(each) for each in said.snapshots]

@@ -24,14 +24,11 @@ from bml.cluster.nursery import ENDING_S
 from bml.cluster.placement import Reservation, blocks
 from bml.cluster.ray_actors import ServerActor
 from bml.cluster.ray_connection import RayConnection
-from bml.cluster.ray_coordinator import RayCoordinator
+from bml.cluster.ray_coordinator import GOING_S, RayCoordinator
 from bml.cluster.ray_machines import Machines, living_machines, on_node, room_for
 from bml.errors import StartError, UsageError
 
 _LOOK_S = 1.0
-#: How long processes may take to end by themselves once Ray has killed their actors, in seconds. Ray prints
-#: that one died which is killed sooner; only a frozen one takes as long.
-_GOING_S = 3.0
 #: How long the coordinator may take to say how the job ended, in seconds: the user is to hear of all views.
 _LAST_WORDS_S = 0.3
 #: How long after the first report others are asked by servers that have reported, in seconds, and of how many
@@ -253,8 +250,8 @@ class RayFleet:
             with suppress(RayError):
                 ray.kill(actor)
         self._actors.clear()
-        deadline = time.monotonic() + _GOING_S
-        self._coordinator.end(_GOING_S)
+        deadline = time.monotonic() + GOING_S
+        self._coordinator.end(GOING_S)
         for server, handle in list(self._handles.items()):
             ended = handle.has_ended(max(0.0, deadline - time.monotonic()))
             self._let_go(server, kill=not ended)  # a frozen one cannot hear Ray
