@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from bml.faults import Suspicion
+from bml.faults import Suspicion, diagnose
 from bml.protocol import messages as msg
 from bml.protocol.ballot import Ballot
 from bml.protocol.coordinator_events import Instruction, Post
@@ -149,11 +149,26 @@ class Agreement:
         settled = all(self.known.has_in_force(status) for status in here)
         if self.known.view is not None and settled and not self.findings.dead:
             self.state = "steady"
-            if self.findings.suspected:
+            if self.findings.suspected or self.findings.astray:
                 self.findings.note(now, self._timeouts.silence_window_s)
             return [*self.evict(self._fabric.servers), *self.check_done(), *self.grow(now)]
         self.findings.since_s = now
         return self.change(now)
+
+    def postponed(self, now: float) -> float | None:
+        """Until when the evidence is not acted on yet, as some of it may be withdrawn; None: act.
+
+        A silence that was noticed just now may be over with the next heartbeat. If all others are explained
+        by fewer failures it is awaited, lest a server that has only missed some is put out with one that is
+        dead.
+        """
+        damaged = self._fabric.without(*(self.known.view.failures if self.known.view else ()))
+        evidence, older = self.findings.evidence(damaged), self.findings.evidence(damaged, now)
+        until_s = self.findings.since_s + 2 * self._timeouts.silence_window_s
+        if now >= until_s or len(older.suspicions) == len(evidence.suspicions):
+            return None
+        more = len(diagnose(damaged, evidence).failures) > len(diagnose(damaged, older).failures)
+        return min(until_s, now + self._timeouts.heartbeat_s) if more else None
 
     def _is_void(self, suspicion: Suspicion) -> bool:
         """Whether a peer was not heard because the view had not reached it: it lives, and waits for one."""

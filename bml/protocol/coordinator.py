@@ -160,13 +160,26 @@ class Coordinator:
             self._findings.note_suspicion(message, now)
         return []
 
+    def _interrupted(self, message: msg.Interrupted, now: float) -> list[Instruction]:
+        """Nothing is broken now but a connection, which a view makes again."""
+        if self._agreement.ballot is not None:
+            return []  # the view that comes does
+        observer, peer, level = message.observer, message.peer, message.level
+        self._agreement.reason = f"servers {observer} and {peer} lost their connection on level {level}"
+        self._findings.astray.add(observer)
+        if self.state == "steady":
+            self._findings.note(now, self._timeouts.silence_window_s)
+        return []
+
     def _tick(self, now: float) -> list[Instruction]:
         findings = self._findings
         late = self._overdue(now)
         if late:
             return late
         if findings.act_at is not None and now >= findings.act_at and self.state != "gathering":
-            findings.act_at = None
+            findings.act_at = self._agreement.postponed(now)
+            if findings.act_at is not None:
+                return []
             return self._agreement.change(now) if findings.fresh else []
         return self._agreement.heal(now) or self._agreement.grow(now)
 
@@ -285,6 +298,8 @@ class Coordinator:
                 return self._ending.deposed(term)
             case msg.Suspect():
                 return self._suspected(message, now) if server in self.members else []
+            case msg.Interrupted():
+                return self._interrupted(message, now) if server in self.members else []
             case msg.Withdraw(observer, peer, level):
                 self._findings.forget(
                     lambda each: (each.observer, each.peer, each.level) == (observer, peer, level)

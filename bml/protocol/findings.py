@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
+from math import inf
 
 from bml.faults import Evidence, Suspicion
 from bml.faults.healing import healed
@@ -24,11 +25,13 @@ class Findings:
         self.healed: frozenset[str] = frozenset()
         """Failures of the view in force that are over."""
         self.astray: set[int] = set()
-        """Members that do not act on the view: another one is to reach them."""
+        """Members that do not act on the view, or have lost connections that can be made again: they need
+        another view."""
         self.fresh = False
         self.since_s = now
         self.act_at: float | None = None
         self._suspicions: dict[Pair, Suspicion] = {}
+        self._noted_at: dict[Pair, float] = {}
         self._timeouts = timeouts
         self._silent_s = 0.0
 
@@ -69,18 +72,27 @@ class Findings:
 
     def note_suspicion(self, message: msg.Suspect, now: float) -> None:
         """The suspicion is news; those of other observers are awaited."""
+        key = message.observer, message.peer, message.level
+        self._noted_at[key] = now if message.kind == "silence" else -inf
         # What takes a while to be noticed is not noticed by all at the same time.
         slow = message.kind in ("silence", "stall")
         window_s = self._timeouts.silence_window_s if slow else self._timeouts.proof_window_s
         self.note(now, window_s, message.silent_s)
 
+    def _is_news(self, key: Pair, now: float) -> bool:
+        return now - self._noted_at.get(key, -inf) < self._timeouts.heartbeat_s
+
     def detect_s(self, now: float) -> float:
         """How long it took, from the silence on, to come to act."""
         return now - self.since_s + self._silent_s if self.fresh else 0.0
 
-    def evidence(self, fabric: Fabric) -> Evidence:
-        """What is to be diagnosed on this fabric."""
-        suspicions = tuple(each for _, each in sorted(self._suspicions.items()) if is_open(fabric, each))
+    def evidence(self, fabric: Fabric, settled_at: float | None = None) -> Evidence:
+        """What is to be diagnosed on this fabric; with a time, without the silences that were news then."""
+        suspicions = tuple(
+            each
+            for key, each in sorted(self._suspicions.items())
+            if is_open(fabric, each) and (settled_at is None or not self._is_news(key, settled_at))
+        )
         return Evidence({s: why for s, why in self.dead.items() if s in fabric.servers}, suspicions)
 
     def forget_deaths(self, members: Container[int]) -> None:

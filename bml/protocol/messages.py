@@ -215,6 +215,17 @@ class Withdraw(_Message, frozen=True):
     level: int
 
 
+class Interrupted(_Message, frozen=True):
+    """The connection to `peer` ended while no coordinator was there, and its heartbeats have come since.
+
+    What broke it may be over: the next view makes it again. If it breaks in that view too, it is suspected.
+    """
+
+    observer: int
+    peer: int
+    level: int
+
+
 class Healthy(_Message, frozen=True):
     """The observer has heard `peer`, over a link that is out of the view, for long enough to trust it."""
 
@@ -287,6 +298,7 @@ ToCoordinator = (
     | Withdraw
     | Healthy
     | Relapsed
+    | Interrupted
     | Gives
     | CaughtUp
     | NeedsState

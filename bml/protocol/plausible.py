@@ -13,6 +13,8 @@ from bml.protocol.messages import MessageError, View
 from bml.topology import Fabric
 from bml.topology.errors import UsageError
 
+_OfLink = msg.Suspect | msg.Withdraw | msg.Interrupted | msg.Healthy | msg.Relapsed
+
 _MOST_EPOCH = 2**32 - 1  # a frame's
 _MOST = 2**63 - 1
 
@@ -36,7 +38,7 @@ def check_from_server(message: msg.Message, server: int, fabric: Fabric) -> msg.
         raise MessageError(f"{type(message).__name__} is not for a coordinator")
     if isinstance(message, msg.Inject):
         return message
-    if isinstance(message, msg.Suspect | msg.Withdraw | msg.Healthy | msg.Relapsed):
+    if isinstance(message, _OfLink):
         _same(message.observer, server)
         _check_link(message, fabric)
         return message
@@ -111,7 +113,7 @@ def _check_life(life: msg.Life) -> None:
     _within(life.number, 1, _MOST, "life")
 
 
-def _check_link(message: msg.Suspect | msg.Withdraw | msg.Healthy | msg.Relapsed, fabric: Fabric) -> None:
+def _check_link(message: _OfLink, fabric: Fabric) -> None:
     observer, peer, level = message.observer, message.peer, message.level
     servers = range(fabric.n_servers)
     if observer not in servers or peer not in servers or level not in range(fabric.levels):

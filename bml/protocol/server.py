@@ -351,7 +351,7 @@ class ServerCore:
         match message:
             case msg.Who():
                 # The status last: whoever has everybody's knows what everybody suspects.
-                return [*self._watch.all_again(), *self._said_before(), Tell(self._status(term, 0))]
+                return [*self._watch.all_again(now), *self._said_before(), Tell(self._status(term, 0))]
             case msg.Freeze():
                 return self._freeze(message, now)
             case msg.Propose():

@@ -25,6 +25,7 @@ class Watch:
         self._stalls = Stalls(detect_s)
         self._recovery = Recovery(self._detector.interval_s, proof_s=detect_s)
         self._suspicions: dict[tuple[int, int], msg.Suspect] = {}
+        self._lost_at: dict[tuple[int, int], float] = {}
 
     @property
     def suspects(self) -> bool:
@@ -46,6 +47,7 @@ class Watch:
         self._detector.set_links(links, now)
         self._stalls = Stalls(self._detector.detect_s)
         self._suspicions.clear()
+        self._lost_at.clear()
         failed = dict.fromkeys(view.failures, 1) | dict(view.failed)
         standing = {part: times for part, times in failed.items() if part in view.failures}
         self._recovery.set_links(listened(self._fabric, self._server, standing, self._detector.detect_s))
@@ -119,6 +121,7 @@ class Watch:
         """
         if (peer, level) not in self.links:
             return []  # it is out of the view
+        self._lost_at[peer, level] = now
         if kind == "timeout" and self._detector.hears(peer, level, now):
             return [self.suspect(peer, level, "stall", 0.0, why)]
         deaf = self._detector.deaf(level, peer, now) if kind == "timeout" else []
@@ -133,7 +136,15 @@ class Watch:
         self._suspicions[peer, level] = suspect
         return Tell(suspect)
 
-    def all_again(self) -> list[Tell]:
-        """What a new coordinator must be told."""
-        suspicions = [Tell(each) for each in self._suspicions.values()]
-        return suspicions + [Tell(msg.Healthy(self._server, *link)) for link in self._recovery.trusted]
+    def all_again(self, now: float) -> list[Tell]:
+        """What a new coordinator must be told.
+
+        If there was none for so long that a peer has been heard again since its connection broke, its death
+        is not what broke it.
+        """
+        told: list[Tell] = []
+        for link, suspect in self._suspicions.items():
+            lost_at = self._lost_at.get(link, now)
+            back = now - lost_at > self._detector.detect_s and self._detector.hears(*link, now)
+            told.append(Tell(msg.Interrupted(self._server, *link) if back else suspect))
+        return told + [Tell(msg.Healthy(self._server, *link)) for link in self._recovery.trusted]
