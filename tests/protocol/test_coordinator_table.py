@@ -200,6 +200,37 @@ def test_silence_is_diagnosed_after_its_window() -> None:
     assert view.detect_s == pytest.approx(TIMES.silence_window_s + 0.6)
 
 
+@pytest.mark.parametrize("withdrawn", [True, False])
+def test_a_silence_that_has_just_begun_is_not_settled_with_another_failure(withdrawn: bool) -> None:
+    """Server 0 is frozen; server 2 has been deaf for a moment and waits for a heartbeat of server 4."""
+    driver = Driver("bcube:5x1").start()
+    for observer in (1, 2, 3, 4):
+        driver.suspect(observer, 0)
+    assert driver.tick(TIMES.heartbeat_s) == []
+    driver.suspect(2, 4)
+    assert driver.tick(TIMES.silence_window_s - TIMES.heartbeat_s + 0.01) == [], "its window is over"
+    if withdrawn:
+        driver.heard(2, msg.Withdraw(2, 4, 0))
+    done = driver.tick(2 * TIMES.silence_window_s)
+    (frozen,) = {tuple(posts(msg.Freeze, done))}
+    assert frozen == ((1, 2, 3, 4) if withdrawn else (1, 2, 3))
+
+
+def test_new_silences_do_not_postpone_what_is_due_for_ever() -> None:
+    driver = Driver("bcube:8x1", min_servers=1).start()
+    for observer in range(1, 8):
+        driver.suspect(observer, 0)
+    done: list[coord.Instruction] = []
+    for peer in range(2, 8):
+        done += driver.tick(TIMES.heartbeat_s / 2)
+        if done:
+            break
+        driver.suspect(peer - 1, peer)
+    assert driver.now <= 100.0 + 2 * TIMES.silence_window_s + TIMES.heartbeat_s
+    assert 0 not in posts(msg.Freeze, done)
+    assert posts(msg.Freeze, done)
+
+
 def test_a_withdrawn_suspicion_changes_nothing() -> None:
     driver = Driver("bcube:3x2").start()
     driver.heard(3, msg.Suspect(3, 4, 0, "silence", 0.6, "nothing heard"))
@@ -512,6 +543,25 @@ def test_a_takeover_waits_no_longer_than_a_connection_takes(
     done = new.tick(0.02)
     assert posts(msg.Freeze, done) == [0, 1]
     assert message(msg.Freeze, done).reason == "server 2 is dead: did not appear"
+
+
+def test_a_takeover_has_lost_connections_made_again(steady: Driver) -> None:
+    """Of one level, with all connections of a server lost and its heartbeats well: nobody is put out."""
+    new = takeover(steady)
+    for observer, peer in ((0, 2), (1, 2)):
+        new.give(coord.Connected(observer))
+        new.heard(observer, msg.Interrupted(observer, peer, 0))
+        new.heard(observer, new.status(observer))
+    new.appear(2)
+    done = new.tick(TIMES.silence_window_s)
+    assert posts(msg.Freeze, done) == [0, 1, 2]
+    assert "lost their connection" in message(msg.Freeze, done).reason
+    assert new.heard(2, msg.Interrupted(2, 0, 0)) == [], "the view that comes is enough"
+    new.answer()
+    done = new.accept()
+    assert posts(msg.Install, done) == [0, 1, 2]
+    assert (new.core.members, new.core.view and new.core.view.failures) == ((0, 1, 2), ())
+    assert posts(msg.Freeze, new.tick(5.0)) == []
 
 
 def test_a_takeover_goes_on_with_what_was_accepted(steady: Driver) -> None:

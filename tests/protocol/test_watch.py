@@ -96,6 +96,30 @@ def test_a_time_out_is_a_stall_while_the_peer_is_heard(heard: bool, kinds: list[
     assert not [one for one in driver.run(0.3) if isinstance(one, msg.Withdraw)], "it does not move again"
 
 
+def to_a_new_coordinator(driver: Driver) -> list[str]:
+    told = [one.message for one in driver.watch.all_again(driver.now)]
+    return [one.kind if isinstance(one, msg.Suspect) else type(one).__name__ for one in told]
+
+
+@pytest.mark.parametrize("kind", ["timeout", "reset"])
+def test_a_lost_connection_is_no_suspicion_once_its_peer_has_been_heard_for_long(kind: str) -> None:
+    driver = Driver()
+    driver.beating -= {(1, 0)}
+    driver.run(1.0)
+    driver.watch.lost(1, 0, kind, "it broke", driver.now)
+    assert to_a_new_coordinator(driver) == ["reset"]
+    driver.beating |= {(1, 0)}
+    driver.run(0.3)
+    assert to_a_new_coordinator(driver) == ["reset"], "who heard it last before it died would say as much"
+    driver.run(0.5)
+    assert to_a_new_coordinator(driver) == ["Interrupted"]
+    driver.beating -= {(1, 0)}
+    driver.run(0.5)
+    assert to_a_new_coordinator(driver) == ["reset"]
+    driver.watch.set_view(view(2), LINKS, driver.now)
+    assert to_a_new_coordinator(driver) == []
+
+
 def test_a_part_that_is_out_is_trusted_after_a_probe_only() -> None:
     driver = Driver()
     links = LINKS - {(1, 0), (2, 0)}
