@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,18 @@ def interrupt(process: subprocess.Popen[str], number: int) -> None:
         os.killpg(process.pid, number)
     else:
         process.send_signal(number)
+
+
+def running(family: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Those that have not ended; one that waits to be buried by init has."""
+
+    def runs(process: psutil.Process) -> bool:
+        try:
+            return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    return [each for each in family if runs(each)]
 
 
 def left_of(folder: str | Path, within_s: float = 10.0) -> list[str]:

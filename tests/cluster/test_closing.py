@@ -153,7 +153,7 @@ def test_interrupts_leave_nothing(tmp_path: Path, transport: str, times: int) ->
         _, stderr = process.communicate(timeout=20)
         assert process.returncode == 1
         assert "Traceback" not in stderr
-        assert [each for each in family if each.is_running()] == [], "the command ends last"
+        assert commands.running(family) == [], "the command ends last"
     assert [*(tmp_path / "bml").iterdir(), *(tmp_path / "tmp").iterdir()] == []
     assert set(os.listdir("/dev/shm")) == shared
 
