@@ -13,7 +13,7 @@ All times are seconds on one monotonic clock, which the caller reads.
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from math import sqrt
+from math import inf, sqrt
 from typing import TypeAlias
 
 from bml.topology import UsageError
@@ -87,6 +87,7 @@ class Detector:
         self._lines: dict[Link, _Line] = {}
         self._withdrawn: dict[Link, Suspicion] = {}
         self._last_check_s = now
+        self._back_s = -inf
         self._next_beat_s = now
         self.set_links(links, now)
 
@@ -128,6 +129,11 @@ class Detector:
         """Whether the peer was heard over that level within the last few heartbeats."""
         line = self._lines.get((peer, level))
         return line is not None and line.suspicion is None and now - line.last_s <= MISSED * self.interval_s
+
+    def was_away(self, now: float) -> bool:
+        """Whether its loop has not run for more than detect_s until now, or an interval ago at most."""
+        self._forgive_own_pause(now)
+        return now - self._back_s <= self.interval_s
 
     def beats_due(self, now: float) -> list[Link]:
         """The links on which a heartbeat is to be sent now: all of them, once an interval, else none."""
@@ -189,6 +195,8 @@ class Detector:
         if gap_s <= self.interval_s:
             return
         self._last_check_s = now
+        if gap_s > self.detect_s:
+            self._back_s = now
         forgiven_s = gap_s if gap_s > self.detect_s else gap_s - self.interval_s
         for line in self._lines.values():
             line.last_s = now if gap_s > self.detect_s else min(now, line.last_s + forgiven_s)

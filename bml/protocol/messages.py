@@ -216,9 +216,10 @@ class Withdraw(_Message, frozen=True):
 
 
 class Interrupted(_Message, frozen=True):
-    """The connection to `peer` ended while no coordinator was there, and its heartbeats have come since.
+    """The connection to `peer` ended, and that is nothing against `peer`.
 
-    What broke it may be over: the next view makes it again. If it breaks in that view too, it is suspected.
+    Its heartbeats have come since, while no coordinator was there; or the observer itself did not run when
+    the time was out. The next view makes the connection again. If it breaks in that one, it is suspected.
     """
 
     observer: int

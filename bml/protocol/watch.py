@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 
 from bml.faults import Detector, Suspicion
 from bml.faults.healing import Recovery, listened
@@ -117,11 +118,16 @@ class Watch:
 
         If it was silence that broke it, one of the two is cut off. Who hears nobody else on that NIC says so,
         however patient he is to be: he may be the one, and nobody else can tell. A time-out while the peer
-        is heard is a stall: heartbeats pass and the connection does not.
+        is heard is a stall: heartbeats pass and the connection does not. A time-out that this server slept
+        through says nothing against anybody.
         """
         if (peer, level) not in self.links:
             return []  # it is out of the view
         self._lost_at[peer, level] = now
+        if kind == "timeout" and self._detector.was_away(now):
+            self._lost_at[peer, level] = -inf
+            self.suspect(peer, level, "reset", 0.0, why)
+            return [Tell(msg.Interrupted(self._server, peer, level))]
         if kind == "timeout" and self._detector.hears(peer, level, now):
             return [self.suspect(peer, level, "stall", 0.0, why)]
         deaf = self._detector.deaf(level, peer, now) if kind == "timeout" else []

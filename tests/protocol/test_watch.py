@@ -120,6 +120,20 @@ def test_a_lost_connection_is_no_suspicion_once_its_peer_has_been_heard_for_long
     assert to_a_new_coordinator(driver) == []
 
 
+def test_a_time_out_that_a_server_slept_through_is_held_against_nobody() -> None:
+    driver = Driver()
+    driver.run(1.0)
+    driver.now += 3.0  # it was stopped
+    told = [one.message for peer in (1, 2) for one in driver.watch.lost(peer, 0, "timeout", "", driver.now)]
+    assert told == [msg.Interrupted(0, 1, 0), msg.Interrupted(0, 2, 0)]
+    assert to_a_new_coordinator(driver) == ["Interrupted", "Interrupted"]
+    (closed,) = driver.watch.lost(3, 1, "eof", "it was closed", driver.now)
+    assert isinstance(closed.message, msg.Suspect), "that needs somebody who closes it"
+    driver.run(0.5)
+    (late,) = driver.watch.lost(6, 1, "timeout", "no answer", driver.now)
+    assert isinstance(late.message, msg.Suspect)
+
+
 def test_a_part_that_is_out_is_trusted_after_a_probe_only() -> None:
     driver = Driver()
     links = LINKS - {(1, 0), (2, 0)}
