@@ -5,6 +5,7 @@ A server that dies cannot say what it suffered. Whatever was due on it by then c
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from bml.faults.notation import AtOnce, AtPhase, AtStep, AtTime, Fault
@@ -48,18 +49,21 @@ def never_struck(
     struck: Collection[str],
     lost: Iterable[Stay],
     begun: Collection[str] = (),
+    not_injected: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
     """The faults of a plan that did not strike, as texts, each with the reason.
 
     `struck`: those of which some server says that their time came; `begun`: the joins for which a server was
-    started.
+    started; `not_injected`: those that could not be done when their time came, and why.
     """
     gone = list(lost)
     found = {}
     for fault in plan:
         text = str(fault)
         came = text in struck or any(_was_due(fault, stay, fabric) for stay in gone)
-        if not came:
+        if text in not_injected:
+            found[text] = f"it could not be injected: {not_injected[text]}"
+        elif not came:
             found[text] = _why(fault)
         elif fault.kind == "join" and text not in begun:
             found[text] = f"{_target(fault)} was there already, or the job was over"

@@ -9,10 +9,10 @@ from dataclasses import replace
 from bml import fabric
 from bml.cluster.constants import constants_of_emulated
 from bml.cluster.emulated_ray import EmulatedRayFleet, OnStart
-from bml.cluster.fleet import Answers, Fleet, FleetEvent, Request
+from bml.cluster.fleet import Answers, Fleet, FleetEvent, NotInjected, Request
 from bml.cluster.job import JobSpec, Place
 from bml.cluster.processes import ProcessFleet
-from bml.errors import FabricError, UsageError
+from bml.errors import UsageError
 from bml.fabric import loss
 from bml.fabric.injector import FabricInjector
 
@@ -71,7 +71,9 @@ class EmulatedFleet:
 
     def wait(self, timeout_s: float) -> list[FleetEvent]:
         """See Fleet."""
-        return self._fleet.wait(timeout_s)
+        events = self._fleet.wait(timeout_s)
+        failed = [NotInjected(str(fault), why) for fault, why in self._injector.take_failed()]
+        return [*events, *failed]
 
     def ask(self, request: Request, timeout_s: float) -> Answers:
         """See Fleet."""
@@ -89,7 +91,7 @@ class EmulatedFleet:
             self._made = False
             try:
                 self._network.down()
-            except FabricError as error:
+            except Exception as error:
                 _LOG.warning("the emulated fabric %s: %s", self._network.name, error)
 
     def _place(self, server: int | None) -> Place:

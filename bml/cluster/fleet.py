@@ -34,7 +34,15 @@ class Changed:
     snapshot: dict[str, Any]
 
 
-FleetEvent = Reported | Died | Changed
+@dataclass(frozen=True)
+class NotInjected:
+    """A fault whose time came, which could not be done to the cables or the machine."""
+
+    fault: str
+    why: str
+
+
+FleetEvent = Reported | Died | Changed | NotInjected
 
 Request = tuple[str, str]
 """What a running server can be asked: ("status", "") or ("inject", fault)."""

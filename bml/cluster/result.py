@@ -29,7 +29,8 @@ class Result:
 
     `abort` is the error with which the coordinator ended it, if nobody may be left to report that. `struck`:
     faults of which some server says that they struck; `told`: the servers that have said so of their last
-    life; `begun`: the joins of the plan for which a server was started.
+    life; `begun`: the joins of the plan for which a server was started; `not_injected`: faults that could not
+    be done when their time came, and why.
     """
 
     spec: JobSpec
@@ -39,6 +40,7 @@ class Result:
     struck: set[str] = field(default_factory=set)
     told: set[int] = field(default_factory=set)
     begun: set[str] = field(default_factory=set)
+    not_injected: dict[str, str] = field(default_factory=dict)
 
     def open_values(self) -> None:
         """Read what the training functions returned, once, of servers that have all reported."""
@@ -61,7 +63,7 @@ class Result:
         """The faults of the plan that did not strike, as texts, each with the reason."""
         lost = stays(self._views(), self.dead, self.told)
         plan, fabric = self.spec.fault_plan(), self.spec.parsed_fabric()
-        return never_struck(plan, fabric, self.struck, lost, self.begun)
+        return never_struck(plan, fabric, self.struck, lost, self.begun, self.not_injected)
 
     @property
     def report(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from bml.cluster import outcomes
 from bml.cluster.comeback import OUT, Comebacks, is_worth_it
-from bml.cluster.fleet import Changed, Died, Fleet, FleetEvent, Reported
+from bml.cluster.fleet import Changed, Died, Fleet, FleetEvent, NotInjected, Reported
 from bml.cluster.job import JobSpec, ServerReport, check_possible
 from bml.cluster.jobsocket import JobSocket
 from bml.cluster.joining import Joining
@@ -265,6 +265,8 @@ class Job:
                 if not result.reports:
                     self._give_up_at = _patience(missing, _last_members(report, missing))
                 result.reports[report.server] = report
+            case NotInjected(fault, why):
+                result.not_injected[fault] = why
             case Died(server, why):
                 result.dead[server] = why
                 self._lost(server)

@@ -9,6 +9,7 @@ import heapq
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from itertools import count
 
@@ -17,7 +18,7 @@ from bml.fabric.network import Emulated
 from bml.faults import Fault
 from bml.faults.holds import Holds
 from bml.topology import LinkFailure, ServerFailure, SwitchFailure
-from bml.topology.errors import BmlError, UsageError
+from bml.topology.errors import UsageError
 
 _LOG = logging.getLogger("bml.fabric")
 
@@ -35,6 +36,7 @@ class FabricInjector:
         self._closed = False
         self._holds = Holds()
         self._done: set[Damage] = set()
+        self._failed: deque[tuple[Fault, str]] = deque()
         self._thread: threading.Thread | None = None
 
     def strike(self, fault: Fault, done: Task) -> None:
@@ -44,20 +46,33 @@ class FabricInjector:
             self._thread.start()
 
         def carry_out() -> None:
-            self._begin(fault)
-            done()
+            try:
+                self._begin(fault)
+            except Exception as error:
+                self._failed.append((fault, str(error)))
+                _LOG.error("%s was not injected: %s", fault, error)
+            finally:
+                done()
 
         self._at(0.0, carry_out)
 
+    def take_failed(self) -> list[tuple[Fault, str]]:
+        """The faults that could not be done, each once and with the reason."""
+        return [self._failed.popleft() for _ in range(len(self._failed))]
+
     def close(self) -> None:
-        """Stop, and heal what was broken. Idempotent."""
+        """Stop, and heal what was broken. Idempotent; what cannot be healed any more is only said."""
         with self._news:
             self._closed = True
             self._news.notify()
         if self._thread is not None:
             self._thread.join()
         while self._done:
-            self._network.relieve(self._done.pop())
+            damage = self._done.pop()
+            try:
+                self._network.relieve(damage)
+            except Exception as error:
+                _LOG.warning("%s of the emulated fabric is not healed: %s", damage, error)
 
     def _begin(self, fault: Fault) -> None:
         if isinstance(fault.target, ServerFailure):
@@ -86,9 +101,9 @@ class FabricInjector:
         try:
             if self._network.strike(damage):  # else somebody has done it by hand, and it is to stay
                 self._done.add(damage)
-        except BmlError as error:
-            _LOG.error("%s was not injected: %s", damage, error)
-            return
+        except Exception:
+            self._done.add(damage)  # one end of the cable may be set: `close` undoes it
+            raise
         _LOG.info("%s of the emulated fabric", damage)
 
     def _mend(self, damage: Damage) -> None:
@@ -112,7 +127,7 @@ class FabricInjector:
                 _, _, task = heapq.heappop(self._tasks)
             try:
                 task()
-            except BmlError as error:
+            except Exception as error:  # the next fault may well succeed
                 _LOG.error("a fault of a cable failed: %s", error)
 
 

@@ -58,7 +58,7 @@ def refuse_others(name: str) -> None:
 
 def refuse_a_jobs(name: str, found: State) -> None:
     """Raise FabricError if this fabric was made for a job that runs."""
-    if found.maker:
+    if found.maker and not found.orphaned:
         raise FabricError(
             f"the emulated fabric {name} was made for a job (process {found.maker}) and goes with it: use "
             "another --name; a job without --fabric-name gets a fabric of its own"

@@ -24,7 +24,7 @@ def use_or_make(shape: str, name: str) -> tuple[Emulated, bool]:
     """The fabric that somebody keeps up under this name, else one made for this process: (it, was it made?).
 
     Where another job has this name, the new one is called NAME2, NAME3, … Who is given a new one takes it
-    down; those of jobs that were killed are removed first.
+    down; those of jobs that were killed are removed first. What somebody keeps up as NAME2 stays.
 
     Raises FabricError and UsageError as `up`.
     """
@@ -37,12 +37,15 @@ def use_or_make(shape: str, name: str) -> tuple[Emulated, bool]:
         if kept is not None and kept.complete and not kept.maker:
             return Emulated(Layout(parse(kept.fabric), name)), False
         rate_bit = parse_rate(DEFAULT_RATE)
-        for free in _names(name):
-            found = state.load(free)
-            if found is None or not found.maker:
-                return build(Layout(layout.fabric, free), Condition(rate_bit, rate_bit), os.getpid()), True
-    raise AssertionError
+        free = next(each for each in _names(name) if _is_free(each))
+        return build(Layout(layout.fabric, free), Condition(rate_bit, rate_bit), os.getpid()), True
 
 
 def _names(name: str) -> Iterator[str]:
     return chain([name], (f"{name}{number}" for number in count(2)))
+
+
+def _is_free(name: str) -> bool:
+    """Whether no job has this name, nobody keeps a fabric up under it, and no namespace of others has it."""
+    found = inventory.known(name)
+    return (found is None or not (found.complete or found.maker)) and not inventory.others(name)

@@ -52,7 +52,10 @@ def settle(layout: Layout, cables: Iterable[Cable], condition: Condition) -> Non
             by_room.setdefault(end.room, []).append((end, setting(cable, end, condition)))
     for room, settings in by_room.items():
         space = layout.namespace(room)
-        namespace.inside(space, lambda space=space, settings=settings: _settle(space, settings))  # type: ignore[misc]
+        try:
+            namespace.inside(space, lambda space=space, settings=settings: _settle(space, settings))  # type: ignore[misc]
+        except NetlinkError as error:
+            raise FabricError(f"a cable of network namespace {space} cannot be set: {error}") from error
 
 
 def is_ours(space: str, name: str) -> bool:
@@ -91,8 +94,10 @@ def carrier(layout: Layout, server: int, level: int) -> bool:
 
     def look() -> bool:
         with IPRoute() as ip:
-            (link,) = ip.get_links(ifname=end.device)
-            return bool(link.get_attr("IFLA_CARRIER"))
+            found = [link for link in ip.get_links() if link.get_attr("IFLA_IFNAME") == end.device]
+            if not found:
+                raise _missing(layout.namespace(end.room), end.device)
+            return bool(found[0].get_attr("IFLA_CARRIER"))
 
     return namespace.inside(layout.namespace(end.room), look)
 
@@ -151,7 +156,7 @@ def _settle(space: str, settings: list[tuple[End, Setting]]) -> None:
         index = _indices(ip)
         missing = [end.device for end, _ in settings if end.device not in index]
         if missing:
-            raise FabricError(f"network namespace {space} has no device {missing[0]}: bml did not make it")
+            raise _missing(space, missing[0])
         for end, wanted in settings:
             if wanted.rate_bit == 0:
                 # Says "sent" and drops: the sender notices nothing. Part of every kernel that has tbf.
@@ -160,6 +165,12 @@ def _settle(space: str, settings: list[tuple[End, Setting]]) -> None:
                 rate, limit = wanted.rate_bit // 8, wanted.queue_nbytes
                 ip.tc("replace", "tbf", index[end.device], _TBF, rate=rate, burst=BURST_NBYTES, limit=limit)
             ip.link("set", index=index[end.device], state="up" if wanted.up else "down")
+
+
+def _missing(space: str, device: str) -> FabricError:
+    return FabricError(
+        f"network namespace {space} has no device {device}: bml did not make it, or somebody has removed it"
+    )
 
 
 def _indices(ip: IPRoute) -> dict[str, int]:

@@ -205,8 +205,9 @@ def up(
     with state.locked():
         inventory.refuse_others(name)
         known = inventory.known(name)
-        if known is not None and known.complete:
+        if known is not None:
             inventory.refuse_a_jobs(name, known)
+        if known is not None and known.complete:
             _check_same(known, layout, condition)
             return Emulated(layout)
         return build(layout, condition, maker)
@@ -242,11 +243,15 @@ def is_up(name: str = DEFAULT_NAME) -> bool:
 def down(name: str = DEFAULT_NAME) -> dict[int, str]:
     """Remove everything of this fabric, whole or not; no effect if there is nothing.
 
-    Returns the processes (pid -> command) that still run inside it, without a network. Raises FabricError,
-    once that is done, if there are namespaces with its names that others have made: they stay.
+    Returns the processes (pid -> command) that still run inside it, without a network. Raises FabricError if
+    it was made for a job of another process that runs; and, once it is gone, if there are namespaces with its
+    names that others have made: they stay.
     """
     check_name(name)
     with state.locked():
+        found = state.load(name)
+        if found is not None and found.maker != os.getpid():
+            inventory.refuse_a_jobs(name, found)
         left: dict[int, str] = inventory.netlink().destroy(inventory.ours(name))
         state.forget(name)
         inventory.refuse_others(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import time
@@ -14,10 +15,10 @@ import numpy as np
 import pytest
 
 import bml
+from bml import fabric
 from bml.cluster.carrier import CarrierWatch
 from bml.fabric import Emulated, namespace
 from bml.pytest_plugin import BringUp
-from bml.topology.errors import FabricError
 from bml.transport.poller import Poller
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
@@ -87,13 +88,39 @@ def test_a_connection_that_stands_still_is_noticed_on_cables_too(emulated_fabric
     assert len(result.values) == 9
 
 
-def test_slow_and_lossy_cables_change_no_view(emulated_fabric: BringUp) -> None:
-    faults = ["slow:4/1@step=10,rate=2mbit,for=500ms", "loss:2/0@step=10,share=5%,for=500ms"]
+SLOW_CABLE, LOSSY_CABLE = "slow:4/1@step=10,rate=2mbit,for=500ms", "loss:2/0@step=10,share=5%,for=500ms"
+
+
+@pytest.mark.parametrize(
+    "faults", [[SLOW_CABLE], [LOSSY_CABLE], [SLOW_CABLE, LOSSY_CABLE]], ids=["slow", "lossy", "both"]
+)
+def test_slow_and_lossy_cables_change_no_view(emulated_fabric: BringUp, faults: list[str]) -> None:
+    network = emulated_fabric("bcube:3x2", "100mbit")
+    if LOSSY_CABLE in faults and shutil.which("nft") is None:
+        pytest.skip("no nft on this machine")
+    assert len(run(network, *faults).report["views"]) == 1
+
+
+@pytest.mark.usefixtures("emulated_fabric")
+def test_a_fabric_that_is_damaged_meanwhile_costs_no_result() -> None:
+    """Somebody removes the name of a namespace: those inside work on, and nobody can break or heal cables."""
+    network = fabric.up("bcube:2x1", "100mbit", name=f"d{os.getpid()}")
+
+    def train(session: bml.Session) -> int:
+        for step in session.steps(40):
+            if step == 10 and session.server == 0:
+                namespace.remove(network.namespace(1))
+            session.allreduce(np.ones(10))
+        return session.server
+
+    faults = ["slow:0/0@step=2,rate=2mbit", "slow:1/0@step=30,rate=2mbit", "node:1@step=35"]
     try:
-        result = run(emulated_fabric("bcube:3x2", "100mbit"), *faults)
-    except FabricError as error:
-        pytest.skip(str(error))
-    assert len(result.report["views"]) == 1
+        result = bml.launch(train, "bcube:2x1", faults=faults, launcher="processes", emulated=network.name)
+    finally:
+        network.down()
+    assert result.values == {0: 0, 1: 1}
+    assert list(result.never_struck) == faults[1:]
+    assert all(why.startswith("it could not be injected: ") for why in result.never_struck.values())
 
 
 def bound(address: str) -> socket.socket:

@@ -107,6 +107,54 @@ def test_a_second_job_gets_a_fabric_of_its_own(name: str) -> None:
             attempt()
 
 
+def test_a_second_job_leaves_the_fabric_that_somebody_keeps_up_under_the_next_name(name: str) -> None:
+    fabric.use_or_make("bcube:2x1", name)
+    kept = fabric.up("bcube:2x1", name=f"{name}2")
+    kept.cut(1, 0)
+    namespace.create(f"{name}3-s1")
+    second, made = fabric.use_or_make("bcube:2x1", name)
+    try:
+        assert (second.name, made) == (f"{name}4", True)
+        assert not kept.has_carrier(1, 0)
+    finally:
+        second.down()
+        namespace.remove(f"{name}3-s1")
+
+
+def test_a_running_jobs_fabric_is_not_taken_from_it(name: str) -> None:
+    other = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            f"from bml import fabric; fabric.use_or_make('bcube:2x1', '{name}'); print(flush=True); input()",
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        job = rf"was made for a job \(process {other.pid}\)"
+        with pytest.raises(FabricError, match=job):
+            fabric.down(name)
+        assert fabric.is_up(name)
+        namespace.remove(f"{name}-s1")
+        for attempt in (lambda: fabric.down(name), lambda: fabric.up("bcube:2x2", name=name)):
+            with pytest.raises(FabricError, match=job):
+                attempt()
+        other.kill()
+    fabric.down(name)
+    assert not [each for each in namespace.names() if each.startswith(f"{name}-")]
+
+
+def test_a_nic_that_somebody_has_removed_is_said(name: str) -> None:
+    network = fabric.up("bcube:2x1", name=name)
+    subprocess.run(["ip", "-n", network.namespace(1), "link", "del", "b0"], check=True)
+    for attempt in (lambda: network.has_carrier(1, 0), lambda: network.cut(1, 0)):
+        with pytest.raises(FabricError, match=f"{name}-s1 has no device b0: .* somebody has removed it"):
+            attempt()
+
+
 def test_a_job_uses_the_fabric_that_somebody_keeps_up(name: str) -> None:
     kept = fabric.up("bcube:2x2", "50mbit", name=name)
     assert fabric.use_or_make("bcube:3x2", name) == (kept, False)

@@ -71,6 +71,14 @@ def test_a_join_counts_only_if_a_server_was_started_for_it() -> None:
     assert unstruck(join) == {join: "step 3 never came"}
 
 
+def test_what_could_not_be_done_has_not_struck() -> None:
+    cut = "cut:1/0@step=3"
+    found = never_struck(
+        FaultPlan.parse(cut), FABRIC, (cut,), [Stay(1, None, 7)], not_injected={cut: "no device b0"}
+    )
+    assert found == {cut: "it could not be injected: no device b0"}
+
+
 def test_stays_are_read_from_the_views() -> None:
     views = [view(0, 0, 1, 2), view(4, 0, 2), view(9, 0, 1, 2), view(12, 0, 2)]
     assert stays(views, dead=[1], told=[]) == [Stay(1, None, 4), Stay(1, 9, 12)]

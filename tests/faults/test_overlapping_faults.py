@@ -14,7 +14,7 @@ from bml.fabric.injector import FabricInjector
 from bml.fabric.layout import Layout
 from bml.faults import Fault, FaultPlan
 from bml.faults.holds import Holds
-from bml.topology import parse
+from bml.topology import FabricError, parse
 
 FABRIC = parse("bcube:3x2")
 DEADLINE_S = 10.0
@@ -142,3 +142,32 @@ def test_a_cable_does_what_its_damages_do_together() -> None:
     assert setting(cable, cable.far, condition).up
     assert setting(cable, cable.far, condition).rate_bit == 10**7
     assert setting(cable, cable.far, condition.healed(Damage.parse("cut:1/0"))).rate_bit == 10**8
+
+
+class Gone:
+    """A network of which somebody has removed a part."""
+
+    def strike(self, damage: Damage) -> bool:
+        raise FabricError(f"no device for {damage}")
+
+    def relieve(self, damage: Damage) -> None:
+        raise OSError("it is not whole")
+
+    def kill_machine(self, server: int) -> int:
+        raise KeyError(server)
+
+
+def test_a_fault_that_cannot_be_done_is_said_and_stops_no_other() -> None:
+    injector = FabricInjector(Gone())  # type: ignore[arg-type]
+    texts = ["node:3", "cut:1/0", "flap:1/1"]
+    for text in texts:
+        answered = threading.Event()
+        injector.strike(Fault.parse(text, at_once=True), answered.set)
+        assert answered.wait(DEADLINE_S), f"the server that asked for {text} stands still"
+    assert [(str(fault), why) for fault, why in injector.take_failed()] == [
+        ("node:3", "3"),
+        ("cut:1/0", "no device for cut:1/0"),
+        ("flap:1/1", "no device for cut:1/1"),
+    ]
+    assert injector.take_failed() == []
+    injector.close()
