@@ -40,11 +40,13 @@ from bml.train.pending import Finish, Pending, Steps, Work
 from bml.train.position import Loop, Position
 from bml.train.snapshot import manifest_of, restore, snapshot
 from bml.train.state import Load, NamedState, Save
-from bml.train.vectors import Bucket, Described, check_dtype, describe, flatten, unflatten
+from bml.train.vectors import Bucket, check_dtype, describe, flatten, unflatten
 
 __all__ = ["Arrays", "Batch", "Recompute", "Session"]
 
 Arrays = npt.ArrayLike | Sequence[Array]
+Called = tuple[str, int]
+"""A call in words, and the hash that all servers must agree on."""
 
 
 class Session:
@@ -157,7 +159,8 @@ class Session:
         after an exception every later call raises it, or SessionBroken.
         """
         work, finish = self._collective(arrays, op, shared)
-        return self._call(work, finish)  # with a star, a signal's handler could raise after it
+        with self._calls:  # with a star, a signal's handler could raise after it
+            return self._steps.run(work, finish)
 
     def allreduce_async(self, arrays: Arrays, op: str = "sum", *, shared: bool = False) -> Pending:
         """Begin what `allreduce` does; the handle's `wait` returns the result.
@@ -329,12 +332,12 @@ class Session:
                 "before its first session.batches or session.steps begins"
             )
 
-    def _describe(self, call: str, dtype: np.dtype[Any], shapes: tuple[tuple[int, ...], ...]) -> Described:
+    def _describe(self, call: str, dtype: np.dtype[Any], shapes: tuple[tuple[int, ...], ...]) -> Called:
         """A call and its place in the program, in words and as the hash that all servers must agree on."""
-        what, where = describe(call, dtype, shapes), self._position.described
-        # Odd factors: what differs in one of the three has another signature.
-        signature = what.signature + 0x9E3779B1 * self._n_calls + 0x85EBCA77 * where.signature
-        return Described(what.text + where.text, signature & 0xFFFFFFFF)
+        what, what_signature = describe(call, dtype, shapes)
+        where, where_signature = self._position.described
+        # What differs in one of the three has another signature.
+        return what + where, ((what_signature ^ where_signature) + self._n_calls) & 0xFFFFFFFF
 
     def _call(self, work: Work, finish: Finish) -> Any:
         with self._calls:
@@ -344,13 +347,12 @@ class Session:
         with self._calls:
             return self._steps.begin(work, finish, whole)
 
-    def _step(self, call: Described, op: str, prepare: Prepare, shared: bool = False) -> Committed:
+    def _step(self, call: Called, op: str, prepare: Prepare, shared: bool = False) -> Committed:
         """Synchronise one step, preparing the contribution anew for every view until it is committed."""
+        text, signature = call
         while True:
             view = self._communicator.view
-            outcome = self._communicator.sync(
-                view.epoch, prepare(view), op, call.text, call.signature, shared
-            )
+            outcome = self._communicator.sync(view.epoch, prepare(view), op, text, signature, shared)
             if isinstance(outcome, Committed):
                 self._n_steps += 1
                 return outcome

@@ -17,6 +17,9 @@ Empty = Callable[[int, np.dtype[Any]], Array]
 """Makes an uninitialised one-dimensional array."""
 
 
+_FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+
+
 class Bucket(tuple[Array, ...]):
     """Arrays of one dtype that lie one after the other in `vector`: reduced together without being copied."""
 
@@ -62,6 +65,10 @@ def flatten(
     `widened`: integers narrower than 64 bits as such of 64, so that sums do not wrap round. Raises UsageError
     for arrays that cannot be reduced together.
     """
+    if type(arrays) is np.ndarray:  # most are such, and small steps are short
+        dtype = arrays.dtype
+        if (dtype is _FLOAT32 or dtype is _FLOAT64) and arrays.ndim == 1 and arrays.flags.c_contiguous:
+            return arrays, (arrays.shape,), dtype
     if isinstance(arrays, Bucket):
         vector = _in_64_bits(arrays.vector, empty) if widened else arrays.vector
         return vector, tuple(part.shape for part in arrays), vector.dtype
