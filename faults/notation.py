@@ -1,7 +1,7 @@
 """How one fault is written: what breaks, when it strikes, and how; read and written back as text.
 
     kind[:target]@when[,setting=value…]       kill:4@step=20    freeze:2@step=5,for=3s    cut:4/0@t=1.5s
-    kind:target,peer=SERVER@when[,…]          stall:4/0,peer=7@step=9
+    kind:target,peer=SERVER@when[,…]          stall:4/0,peer=5@step=9
 
 `when` is one of
 
@@ -104,7 +104,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "freeze": Kind("server", "freeze:2@step=5,for=3s", _LASTING, coordinator_too=True),
         "cut": Kind("link", "cut:4/0@t=1.5s", _LASTING),
         "blackhole": Kind("link", "blackhole:4/0@step=9", _LASTING),
-        "stall": Kind("link", "stall:4/0,peer=7@step=9,for=3s", ("for", "peer"), needs=("peer",)),
+        "stall": Kind("link", "stall:4/0,peer=5@step=9,for=3s", ("for", "peer"), needs=("peer",)),
         "switch": Kind("switch", "switch:0/2@step=9", _LASTING),
         "coordinator": Kind("", "coordinator@step=12", by_anybody=True),
         "leave": Kind("server", "leave:4@step=9"),

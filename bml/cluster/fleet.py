@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from bml.cluster.job import Contact, JobSpec, ServerReport
-from bml.errors import StartError
+from bml.errors import BmlError, StartError
 from bml.protocol.succession import GiveUp, Kill, Start, Succession
 
 
@@ -102,6 +102,13 @@ class Known:
         """A server was started to join."""
         self.lives[server], self.contacts[server] = life, contact
         self.gone.pop(server, None)
+
+
+def reachable(server: int, said: Contact | BmlError) -> Contact:
+    """Where a server that said this first can be reached; raises StartError with its reason otherwise."""
+    if isinstance(said, BmlError):
+        raise StartError(f"server {server} cannot start: {said}")
+    return said
 
 
 def look_after(

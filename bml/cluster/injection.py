@@ -21,7 +21,7 @@ from bml.faults.plan import touches
 from bml.protocol import events as ev
 from bml.protocol import messages as msg
 from bml.protocol.frame import Header, Kind
-from bml.topology import Fabric, LinkFailure
+from bml.topology import Fabric, InvariantError, LinkFailure
 from bml.transport.interface import Transport
 from bml.transport.poller import Poller
 
@@ -221,8 +221,10 @@ class Injection:
                 self._stall(fault)
             case _ if self._hands.strike is not None:
                 self._hands.strike(fault)
-            case _:
+            case "cut" | "blackhole" | "switch" | "flap":
                 self._silence(fault)
+            case _:
+                raise InvariantError(f"no server knows how to suffer the fault {fault}")
 
     def _stall(self, fault: Fault) -> None:
         """Have this server's own kernel drop what the connection brings: cables know no connections."""

@@ -10,7 +10,17 @@ from collections.abc import Callable
 from multiprocessing.connection import wait
 from typing import Any
 
-from bml.cluster.fleet import Answers, Changed, Died, FleetEvent, Known, Reported, Request, look_after
+from bml.cluster.fleet import (
+    Answers,
+    Changed,
+    Died,
+    FleetEvent,
+    Known,
+    Reported,
+    Request,
+    look_after,
+    reachable,
+)
 from bml.cluster.job import Contact, JobSpec, Place, default_nics
 from bml.cluster.mail import Inbox, Outbox
 from bml.cluster.nursery import ENDING_S, Nursery
@@ -309,7 +319,7 @@ class ProcessFleet:
 
 
 def _contact(child: _Child, server: int, deadline: float, give_up: threading.Event | None = None) -> Contact:
-    """Where a server that was just started can be reached: the first thing that it says."""
+    """Where a server that was just started can be reached: the first thing that it says (see `reachable`)."""
     while not (said := child.inbox.take()) and not child.inbox.over:
         if give_up is not None and give_up.is_set():
             raise StartError(f"server {server} was still being started when the job ended")
@@ -319,8 +329,7 @@ def _contact(child: _Child, server: int, deadline: float, give_up: threading.Eve
     if not said:
         raise StartError(f"server {server} died at start-up: {_cause(child.end())}")
     ((contact,),) = said
-    assert isinstance(contact, Contact)
-    return contact
+    return reachable(server, contact)
 
 
 def _cause(returncode: int | None) -> str:

@@ -23,7 +23,7 @@ from bml.cluster.preemption import leave_on_sigterm
 from bml.cluster.server import Server
 from bml.cluster.strikes import strike_from
 from bml.cluster.training import run_training
-from bml.errors import UsageError
+from bml.errors import BmlError, FabricError, UsageError
 from bml.protocol import coordinator as core
 
 _LOG = logging.getLogger("bml.cluster")
@@ -43,16 +43,21 @@ class ServerActor:
         strikes: Endpoint | None = None,
     ):
         host = get_node_ip_address() if place is None else place.control_host
-        nics = (place and place.nics) or nic_addresses(server, spec.parsed_fabric().levels, host)
         strike = strikes and strike_from(strikes, spec.token, spec.timeouts().detect_s / 2)
-        self._server = Server(spec, server, nics, host, strike or None, life)
-        leave_on_sigterm(self._server)
         self._runs = threading.Lock()
         self._report: bytes | None = None
+        self._obstacle: BmlError | None = None
+        try:
+            nics = (place and place.nics) or nic_addresses(server, spec.parsed_fabric().levels, host)
+            self._server = Server(spec, server, nics, host, strike or None, life)
+        except (FabricError, UsageError) as error:  # Ray would tell of it in a page of text
+            self._obstacle = error
+            return
+        leave_on_sigterm(self._server)
 
-    def contact(self) -> tuple[Contact, ProcessId]:
-        """Where this server can be reached, and its process."""
-        return self._server.contact, this_process()
+    def contact(self) -> tuple[Contact | BmlError, ProcessId]:
+        """Where this server can be reached, or why it cannot be; and its process."""
+        return self._obstacle or self._server.contact, this_process()
 
     def run(self, contacts: Contacts, train: bytes) -> bytes:
         """Run the training function, once; returns the pickled ServerReport.

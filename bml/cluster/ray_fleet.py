@@ -17,7 +17,7 @@ import cloudpickle
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayActorError, RayError
 
-from bml.cluster.fleet import Answers, Died, FleetEvent, Known, Reported, Request
+from bml.cluster.fleet import Answers, Died, FleetEvent, Known, Reported, Request, reachable
 from bml.cluster.handles import Handle
 from bml.cluster.job import Contact, JobSpec, Place
 from bml.cluster.nursery import ENDING_S
@@ -341,7 +341,6 @@ class RayFleet:
                 if not self._has_machine(server):
                     break
             try:
-                contact: Contact
                 contact, process = ray.get(ref, timeout=_LOOK_S)
             except ActorUnavailableError as error:
                 if time.monotonic() < deadline:
@@ -350,13 +349,15 @@ class RayFleet:
             except GetTimeoutError:
                 wanted = f", of which each server reserves {self._reserves}" if self._reserves else ""
                 raise StartError(
-                    f"Ray did not start server {server} in time; it has {ray.cluster_resources()}{wanted}"
+                    f"Ray did not start server {server} of {self._spec.fabric} in time (start_s: "
+                    f"{self._spec.start_s:g} s); it has {ray.cluster_resources()}{wanted}. "
+                    "Take a smaller fabric, more machines, or a longer start_s"
                 ) from None
             except RayError as error:
                 raise StartError(f"server {server} died at start-up: {error}") from error
             if self._local:
                 self._handles[server] = Handle(process)
-            return contact
+            return reachable(server, contact)
 
     def _let_go(self, server: int, kill: bool = False) -> None:
         """Forget a server's process, if it is of this machine, and kill what is left of it before."""

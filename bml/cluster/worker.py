@@ -7,7 +7,8 @@ nothing else is ever unpickled. When the launcher is gone, so is this process.
                            ("ask", number, request) and ("struck", fault)
     launcher to coordinator  ("gone", server, why) and ("join", server, life, contact)
     coordinator to launcher  ("beat",), a sign of life, and ("changed", snapshot)
-    server to launcher     its contact; then ("answer", number, answer), ("strike", fault), ("report", report)
+    server to launcher     its contact, or the error for which it cannot start; then
+                           ("answer", number, answer), ("strike", fault), ("report", report)
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from bml.cluster.mail import Outbox, receive
 from bml.cluster.preemption import leave_on_sigterm
 from bml.cluster.server import Server
 from bml.cluster.training import run_training
+from bml.errors import FabricError, UsageError
 from bml.fabric import namespace
 from bml.faults import Fault
 from bml.protocol import coordinator as core
@@ -93,7 +95,12 @@ class _Launcher:
 def _serve(sock: socket.socket, place: Place, spec: JobSpec, number: int, life: int | None) -> None:
     launcher = _Launcher(sock, spec.timeouts().detect_s / 2)
     strike = None if spec.emulated is None else launcher.strike
-    server = Server(spec, number, place.nics, place.control_host, strike, life)
+    try:
+        server = Server(spec, number, place.nics, place.control_host, strike, life)
+    except (FabricError, UsageError) as error:
+        launcher.say(error)
+        launcher.flush()
+        return
     leave_on_sigterm(server)
     launcher.say(server.contact)
     contacts, train = receive(sock)

@@ -23,7 +23,7 @@ from bml.cluster.job import Contact, JobSpec, ServerReport
 from bml.cluster.mail import Inbox, receive
 from bml.cluster.placement import Machine
 from bml.cluster.processes import ProcessFleet
-from bml.errors import StartError
+from bml.errors import FabricError, StartError
 from bml.protocol.coordinator_events import Gone
 from bml.topology.errors import UsageError
 from bml.transport.control import End
@@ -499,6 +499,41 @@ def test_a_ray_of_ones_own_without_room_is_refused_at_once(
     ):
         ray_fleet.RayFleet(SPEC, None, False, Reservation({"GPU": 1}))
     assert len(closed) == 1, "Ray is not left behind"
+
+
+def test_a_server_that_cannot_start_says_why_on_ray(ray: FakeRay) -> None:
+    from bml.cluster.ray_fleet import RayFleet
+
+    why = FabricError("no RDMA device has the address 10.0.0.1")
+    ray.answers["ServerActor 1", "contact"] = (why, NOBODY)
+    with pytest.raises(StartError) as caught:
+        RayFleet(SPEC, None, prints=False).start(b"train")
+    assert str(caught.value) == f"server 1 cannot start: {why}"
+
+
+@pytest.mark.parametrize(
+    ("variable", "why"), [("BML_NICS", "BML_NICS is 'many'"), ("BML_RDMA_SLOTS", "BML_RDMA_SLOTS is 'many'")]
+)
+def test_an_actor_that_cannot_be_a_server_lives_to_say_why(
+    monkeypatch: pytest.MonkeyPatch, variable: str, why: str
+) -> None:
+    ray_actors = pytest.importorskip("bml.cluster.ray_actors")
+    monkeypatch.setenv(variable, "many")
+    monkeypatch.setattr(ray_actors, "get_node_ip_address", lambda: "127.0.0.1")
+    said, process = ray_actors.ServerActor(JobSpec("bcube:2x2", transport="tcp"), 0, None).contact()
+    assert str(said).startswith(why)
+    assert process.number == os.getpid()
+
+
+def test_a_server_that_ray_does_not_start_in_time_leaves_a_hint(ray: FakeRay) -> None:
+    from ray.exceptions import GetTimeoutError
+
+    from bml.cluster.ray_fleet import RayFleet
+
+    ray.answers["ServerActor 1", "contact"] = GetTimeoutError()
+    hint = r"server 1 of bcube:2x1 in time \(start_s: 60 s\); .* Take a smaller fabric, more machines, or"
+    with pytest.raises(StartError, match=hint):
+        RayFleet(SPEC, None, prints=False).start(b"train")
 
 
 def test_servers_that_run_end_their_children_before_ray_kills_them(ray: FakeRay, fleet: Any) -> None:

@@ -212,6 +212,15 @@ def test_a_server_that_dies_at_start_up_is_named(monkeypatch: pytest.MonkeyPatch
         jobs.launch(jobs.descend, "bcube:2x1")
 
 
+def test_a_server_that_cannot_start_says_why_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BML_RDMA_SLOTS", "many")
+    with pytest.raises(StartError, match=r"^server 0 cannot start: BML_RDMA_SLOTS is 'many': give a"):
+        jobs.launch(jobs.descend, "bcube:2x1")
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def large(session: bml.Session) -> bool:
     """Three sums of 12 MB, inexact ones: another order of addition would show in the last bits."""
     base = np.arange(3_000_001, dtype=np.float32)
