@@ -7,7 +7,9 @@ to change what they guard. A call that an exception leaves is either recorded, o
 
 from __future__ import annotations
 
+import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import get_ident
@@ -18,6 +20,14 @@ from bml.errors import SessionBroken
 from bml.topology.errors import BmlError, UsageError
 
 Value = TypeVar("Value")
+
+
+def warn_user(text: str) -> None:
+    """Warn of the line that the training function is at: the nearest outside of this package."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith(f"{__package__}."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)
 
 
 class Calls:

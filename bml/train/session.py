@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import operator
 import os
-import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from math import prod
@@ -33,7 +32,7 @@ from bml.topology.errors import UsageError
 from bml.train.agreement import Prepare, agree
 from bml.train.batch import CHANGED, Batch, Recompute
 from bml.train.batches import BatchPlan
-from bml.train.calls import Calls
+from bml.train.calls import Calls, warn_user
 from bml.train.communicator import Committed, Communicator
 from bml.train.ledgers import Ledgers, LedgerSummary
 from bml.train.pending import Finish, Pending, Steps, Work
@@ -266,10 +265,9 @@ class Session:
     def _warn(self) -> None:
         """Outside of calls: a user may have warnings raised."""
         text, self._warning = self._warning, ""
-        if text:
-            warnings.warn(text, stacklevel=4)
-        if not self._position.aims:
-            self._state.watch(self._n_steps)
+        watched = "" if self._position.aims else self._state.watch(self._n_steps)
+        for each in filter(None, (text, watched)):
+            warn_user(each)
 
     def _close_batch(self) -> None:
         if self._drawn is not None:

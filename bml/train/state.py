@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -109,23 +108,23 @@ class NamedState:
             sha.update(self.saved())
         return sha.hexdigest()
 
-    def watch(self, step: int) -> None:
+    def watch(self, step: int) -> str:
         """Look at a boundary of a training loop, after this step, whether parameters change.
 
-        Warns, once, if they stay the same for ten committed steps: they were probably bound anew.
+        Returns a warning, once, if they stay the same for ten committed steps: they were probably bound anew.
         """
         if self._changes or "params" not in self._values:
-            return
+            return ""
         if self._watch is None:
             self._watch = (step, self._sample())
         elif step >= self._watch[0] + _PATIENCE:
             self._changes = True  # or said: once is enough
             if self._watch[1] == self._sample():
-                warnings.warn(
+                return (
                     f"the parameters named with session.state have not changed in {_PATIENCE} steps: "
-                    "`w = w - g` makes a new array that the session does not know; write `w -= g`",
-                    stacklevel=2,
+                    "`w = w - g` makes a new array that the session does not know; write `w -= g`"
                 )
+        return ""
 
     def _sample(self) -> int:
         """A check sum over all of a small array, and over some of a large one: to read that would show."""

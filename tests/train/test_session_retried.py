@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -110,6 +111,28 @@ def test_a_step_is_brought_anew_only_when_its_view_is_over(session: Session) -> 
         batch.allreduce(value(batch.indices), recompute=value)
     assert isinstance(line, Line)
     assert line.brought == [(1, 1), (2, 1), (3, 1), (3, 2), (4, 2), (5, 2), (6, 2)]
+
+
+def test_parameters_that_are_bound_anew_are_warned_of_at_the_loop(session: Session) -> None:
+    line = session._communicator
+    assert isinstance(line, Line)
+    steps = count(1)
+
+    def sync(epoch: int, contribution: Any, *_: Any, **__: Any) -> Outcome:
+        return Committed(next(steps), epoch, (0,), contribution.copy())
+
+    line.sync = sync  # type: ignore[method-assign]
+
+    def train() -> None:
+        w = np.zeros(2)
+        session.state(params=w)
+        for _ in session.steps(12):
+            w = w - session.allreduce(np.ones(2))
+
+    with pytest.warns(UserWarning, match="have not changed in 10 steps") as caught:
+        train()
+    of_the_loop = train.__code__.co_firstlineno + 3
+    assert [(each.filename, each.lineno) for each in caught] == [(__file__, of_the_loop)]
 
 
 def test_recompute_must_return_what_the_gradient_is(session: Session) -> None:
