@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from importlib.machinery import SourceFileLoader
@@ -25,7 +26,7 @@ from bml.cli.values import FiniteRange
 from bml.cluster.launch import KEPT_MIB, LAUNCHERS, launch
 from bml.cluster.placement import Reservation
 from bml.cluster.result import Result
-from bml.errors import BmlError, UsageError
+from bml.errors import BmlError, TrainingError, UsageError
 from bml.fabric import DEFAULT_NAME
 from bml.faults import FaultPlan
 from bml.topology import parse
@@ -201,7 +202,10 @@ def _outcome(train: Callable[..., Any], **settings: Any) -> tuple[Result | None,
 
 
 def load_function(target: str) -> Callable[..., Any]:
-    """The function that FILE.py[:FUNCTION] names; raises UsageError that says what is missing."""
+    """The function that FILE.py[:FUNCTION] names.
+
+    Raises UsageError that says what is missing, TrainingError for a file that raises while it is loaded.
+    """
     file, name = (target, "") if Path(target).is_file() else target.rpartition(":")[::2]
     path = Path(file or name)
     if not path.is_file():
@@ -226,7 +230,14 @@ def _load(path: Path) -> ModuleType:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    loader.exec_module(module)
+    try:
+        loader.exec_module(module)
+    except Exception as error:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename != str(path):
+            trace = trace.tb_next  # ours; of a syntax error there is nothing else
+        shown = "".join(traceback.format_exception(type(error), error, trace))
+        raise TrainingError(f"{path} cannot be loaded\n{shown.rstrip()}") from error
     return module
 
 
@@ -319,7 +330,7 @@ def _summarise(result: Result, console: Console) -> None:
     report = result.report
     console.print(_view_table(report["views"]))
     for server, why in report["dead"].items():
-        console.print(f"server {server} did not end: {why}", highlight=False, markup=False)
+        console.print(f"lost server {server}: {why}", highlight=False, markup=False)
     console.print(f"steps committed: {report['steps']}", highlight=False)
     for line in _ledger_lines(report["samples"]):
         console.print(line, highlight=False, markup=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -41,6 +42,15 @@ class Result:
     told: set[int] = field(default_factory=set)
     begun: set[str] = field(default_factory=set)
     not_injected: dict[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """One line: `report` has all that is known, and is long."""
+        done = self._by("done")
+        steps = max((report.metrics.get("steps", 0) for report in done.values()), default=0)
+        says = f"{len(done)} of {len(self.spec.servers)} servers done after {steps} steps"
+        lost = f", lost {', '.join(map(str, sorted(self.dead)))}" if self.dead else ""
+        value = f", value {reprlib.repr(self.value)}" if done else ""
+        return f"<Result on {self.spec.fabric}: {says}{lost}{value}>"
 
     def open_values(self) -> None:
         """Read what the training functions returned, once, of servers that have all reported."""

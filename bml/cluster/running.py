@@ -248,7 +248,7 @@ class Job:
             missing -= result.reports.keys() | result.dead.keys()
             now = time.monotonic()
             for server in [each for each in missing if now > self._give_up_at.get(each, math.inf)]:
-                result.dead[server] = "did not end after the others had; it was killed"
+                result.dead[server] = "it did not end after the others had, and was killed"
                 missing.discard(server)
 
     def _heard(self, event: FleetEvent, missing: set[int]) -> None:

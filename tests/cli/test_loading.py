@@ -1,0 +1,30 @@
+"""A script that cannot be loaded shows where, in the user's lines alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from bml.cli import main
+
+CASES = [
+    ("import nothing_of_the_kind\n", "ModuleNotFoundError: No module named 'nothing_of_the_kind'"),
+    ("def train(session:\n", "SyntaxError: '(' was never closed"),
+    ("def of():\n    return 1 / 0\n\nof()\n", "ZeroDivisionError: division by zero"),
+]
+
+
+@pytest.mark.parametrize(("text", "last"), CASES)
+def test_no_line_of_ours_is_shown(text: str, last: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    done = CliRunner().invoke(main, ["run", str(path)])
+    assert done.exit_code == 1
+    lines = done.stderr.splitlines()
+    assert lines[0] == f"Error: {path} cannot be loaded"
+    assert lines[-1] == last
+    places = [line for line in lines if line.startswith("  File ")]
+    assert places
+    assert all(f'"{path}"' in line for line in places)
