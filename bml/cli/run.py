@@ -54,7 +54,9 @@ _SEEDED_STEPS = 50
     help="What each server reserves of the Ray cluster, like GPU=1; repeatable.",
 )
 @click.option("--algorithm", default="auto", show_default=True, help="See bml plan.")
-@click.option("--detect-s", type=float, help="How fast a silent failure must be noticed. [default: 0.5]")
+@click.option(
+    "--detect-s", type=float, help="Seconds in which a silent failure must be noticed. [default: 0.5]"
+)
 @click.option("--min-servers", type=int, help="Fewer survivors stop the job. [default: more than half]")
 @click.option(
     "--transport",

@@ -219,10 +219,8 @@ class Injection:
                 self._hands.leave(f"asked to by {fault}")
             case "stall":
                 self._stall(fault)
-            case _ if self._hands.strike is not None:
-                self._hands.strike(fault)
-            case "cut" | "blackhole" | "switch" | "flap":
-                self._silence(fault)
+            case "cut" | "blackhole" | "switch" | "flap" | "slow" | "loss" | "node":
+                self._break(fault)
             case _:
                 raise InvariantError(f"no server knows how to suffer the fault {fault}")
 
@@ -242,6 +240,13 @@ class Injection:
             transport.stall(peer, level)
         if fault.duration_s is not None:
             self._hands.poller.after(fault.duration_s, end)
+
+    def _break(self, fault: Fault) -> None:
+        """Break the cables or the machine where there are real ones, else do as if."""
+        if self._hands.strike is not None:
+            self._hands.strike(fault)
+        else:
+            self._silence(fault)
 
     # --- NICs without a cable ------------------------------------------------------------------
 

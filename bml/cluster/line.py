@@ -1,4 +1,4 @@
-"""A server's line to its coordinator, who dials in; whatever is no message of one ends the connection."""
+"""A server's line to its coordinator, which dials in. Anything but a message of a coordinator ends it."""
 
 from __future__ import annotations
 

@@ -15,12 +15,12 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from bml.cluster import processes
+from bml.cluster import processes, worker
 from bml.cluster.coordinator import CoordinatorLoop
-from bml.cluster.fleet import Changed, Died, Reported
+from bml.cluster.fleet import Changed, Died, Reported, reachable
 from bml.cluster.handles import ProcessId, process_id
-from bml.cluster.job import Contact, JobSpec, ServerReport
-from bml.cluster.mail import Inbox, receive
+from bml.cluster.job import Contact, JobSpec, Place, ServerReport, default_nics
+from bml.cluster.mail import Inbox, Outbox, receive
 from bml.cluster.placement import Machine
 from bml.cluster.processes import ProcessFleet
 from bml.errors import FabricError, StartError
@@ -140,6 +140,18 @@ def test_a_coordinator_hears_of_the_deaths_before_it(spawned: Spawned) -> None:
     second.settimeout(5)
     assert receive(second)[0] == "coordinator"
     assert receive(second) == ("gone", 1, KILLED)
+
+
+def test_a_process_that_cannot_be_a_server_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BML_RDMA_SLOTS", "many")
+    ours, theirs = socket.socketpair()
+    monkeypatch.setattr(worker, "not_inherited", lambda again: [again.detach(), theirs][1])
+    with ours, theirs:
+        Outbox(ours, 1).put("server", Place(default_nics(0, 1)), SPEC, 0, None)
+        worker.serve(theirs.fileno())
+        (said,) = receive(ours)
+    with pytest.raises(StartError, match=r"^server 0 cannot start: BML_RDMA_SLOTS is 'many': give a whole"):
+        reachable(0, said)
 
 
 # --- Ray ---------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Every algorithm on every family: the papers' formulas and values, sound forests, right sums."""
 
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from schedule_executor import check_sums
@@ -229,6 +230,12 @@ def test_too_many_relayed_edges_are_refused(monkeypatch):
     monkeypatch.setattr("bml.schedule.draft.MAX_RELAYED", 100)
     with pytest.raises(UsageError, match="144 tree edges of this schedule on bcube:4x2 join no neighbours"):
         plan(parse("bcube:4x2"), "mesh").forest  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_documents_know_every_name(name):
+    rows = (Path(__file__).parents[2] / "docs" / "schedules.md").read_text().splitlines()
+    assert any(row.startswith(f"| `{name}`") for row in rows)
 
 
 def test_all_names_are_offered():
