@@ -20,6 +20,7 @@ A fault for a running job is written without `@when` and strikes at once: `kill:
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from types import MappingProxyType
 from typing import NoReturn, TypeAlias
 
@@ -186,8 +187,10 @@ class Fault:
         kind = _known_kind(text, shape["kind"])
         target = _target(text, kind, shape["target"])
         settings = _settings(text, shape["when"] or "", kind)
+        if shape["peer"] is not None and "peer" in settings:
+            raise _wrong(text, "'peer' is given twice", kind)
         how = {name: settings.pop(name, None) for name in ("for", "every", "rate", "share")}
-        how["peer"] = settings.pop("peer", shape["peer"])
+        how["peer"] = settings.pop("peer", None) or shape["peer"]
         _check_settings(text, kind, {name for name, value in how.items() if value is not None})
         return cls(
             kind,
@@ -329,7 +332,7 @@ def _period_s(text: str, value: str) -> float:
 
 def _rate_bit(text: str, value: str) -> int:
     found = _RATE.fullmatch(value)
-    rate_bit = int(float(found["number"]) * _BITS[found["unit"]]) if found else 0
+    rate_bit = round(Fraction(found["number"]) * _BITS[found["unit"]]) if found else 0
     if not _LEAST_BIT <= rate_bit <= _MOST_BIT:
         raise _wrong(text, f"'{value}' is no rate, from 8kbit to 10gbit", "slow")
     return rate_bit

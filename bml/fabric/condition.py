@@ -34,6 +34,12 @@ class Damage:
     rate_bit: int = 0
     share: float = 0.0
 
+    def __post_init__(self) -> None:
+        if self.kind == "loss" and not 0 < round(self.share, 6) <= 1:
+            raise UsageError(
+                f"a cable cannot lose {self.share:%} of its packets: from 0.0001% to 100% it can"
+            )
+
     @classmethod
     def parse(cls, text: str) -> Damage:
         """Read what `str()` gives, such as `cut:4/0` or `slow:4/1,rate=10mbit`. Raises UsageError."""

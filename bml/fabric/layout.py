@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 
 from bml.topology import BCube, BigSwitch, Fabric, Link, LinkFailure, Switch, SwitchFailure, Torus
@@ -196,7 +197,7 @@ def check_name(name: str) -> str:
 def parse_rate(text: str) -> int:
     """Read a rate such as `200mbit`, `1gbit` or `500kbit`: bits per second. Raises UsageError."""
     found = _RATE.fullmatch(text.strip().lower())
-    rate_bit = int(float(found[1]) * _UNIT[found[2]]) if found else 0
+    rate_bit = round(Fraction(found[1]) * _UNIT[found[2]]) if found else 0
     if not _LEAST_BIT <= rate_bit <= _MOST_BIT:
         raise UsageError(f"'{text}' is no rate: write it like 200mbit, from 8kbit to 10gbit")
     return rate_bit

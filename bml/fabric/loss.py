@@ -11,7 +11,7 @@ from bml.fabric.condition import Condition, setting
 from bml.fabric.layout import Cable, Layout
 from bml.topology.errors import FabricError
 
-_PARTS = 10_000
+_PARTS = 1_000_000
 _NFT_S = 10.0
 
 
@@ -26,13 +26,13 @@ def settle(layout: Layout, cables: Iterable[Cable], condition: Condition) -> Non
     by_room: dict[str, str] = {}
     for cable in cables:
         for end in (cable.near, cable.far):
-            rules = _rules(end.device, setting(cable, end, condition).lost_share)
-            by_room[end.room] = by_room.get(end.room, "") + rules
-    for room, rules in by_room.items():
-        namespace.inside(layout.namespace(room), lambda rules=rules: _nft(rules))  # type: ignore[misc]
+            wanted = rules(end.device, setting(cable, end, condition).lost_share)
+            by_room[end.room] = by_room.get(end.room, "") + wanted
+    for room, wanted in by_room.items():
+        namespace.inside(layout.namespace(room), lambda wanted=wanted: _nft(wanted))  # type: ignore[misc]
 
 
-def _rules(device: str, share: float) -> str:
+def rules(device: str, share: float) -> str:
     """What nft is to do for one device: the table is made anew, or is gone."""
     table = f"netdev bml-{device}"
     gone = f"table {table}\ndelete table {table}\n"

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -61,7 +62,7 @@ def create(name: str, furnish: Callable[[], None] | None = None) -> None:
         _call("mount", _libc.mount(_OWN, target.encode(), b"none", _MS_BIND, None), name)
 
     try:
-        _in_thread(make)
+        in_thread(make)
     except BaseException:
         os.unlink(target)
         raise
@@ -93,7 +94,7 @@ def inside(name: str, function: Callable[[], _T]) -> _T:
         enter(path_of(name))
         return function()
 
-    return _in_thread(run)
+    return in_thread(run)
 
 
 def processes(wanted: Iterable[str]) -> dict[int, str]:
@@ -133,20 +134,26 @@ def _call(what: str, result: int, name: str) -> None:
         raise FabricError(f"{what} of network namespace {name}: {why}; it needs root and CAP_SYS_ADMIN")
 
 
-def _in_thread(function: Callable[[], _T]) -> _T:
-    """A namespace belongs to a thread: this one keeps its own."""
-    results: list[_T] = []
-    errors: list[BaseException] = []
+def in_thread(function: Callable[[], _T]) -> _T:
+    """Call `function` in a thread of its own: a namespace belongs to a thread, and this one keeps its own.
+
+    Ctrl-C does not end it half-way: the exception that it raises here comes when the function has returned.
+    """
+    outcome: Future[_T] = Future()
 
     def run() -> None:
         try:
-            results.append(function())
+            outcome.set_result(function())
         except BaseException as error:
-            errors.append(error)
+            outcome.set_exception(error)
 
-    thread = threading.Thread(target=run, name="bml-namespace")
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
+    threading.Thread(target=run, name="bml-namespace").start()
+    interrupt: BaseException | None = None
+    while not outcome.done():
+        try:
+            wait([outcome])  # a `join` that is interrupted takes the thread for ended
+        except BaseException as error:
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt
+    return outcome.result()

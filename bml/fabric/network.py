@@ -76,7 +76,7 @@ class Emulated:
         self.damage(Damage("slow", (server, level), _bits(rate) or 0))
 
     def lose(self, server: int, level: int, share: float) -> None:
-        """Drop this fraction (0..1) of the packets on a cable, both ways. Needs nft."""
+        """Drop this fraction (0.000001..1) of the packets on a cable, both ways. Needs nft."""
         self.damage(Damage("loss", (server, level), share=share))
 
     def switch_down(self, level: int, group: int) -> None:
@@ -222,8 +222,7 @@ def build(layout: Layout, condition: Condition, maker: int) -> Emulated:
     try:
         netlink.build(layout, condition)
     except BaseException:
-        netlink.destroy(inventory.ours(name))
-        state.forget(name)
+        namespace.in_thread(lambda: _remove(name))
         raise
     state.save(name, State.of(layout.fabric.name, condition, True, maker))
     return Emulated(layout)
@@ -252,8 +251,7 @@ def down(name: str = DEFAULT_NAME) -> dict[int, str]:
         found = state.load(name)
         if found is not None and found.maker != os.getpid():
             inventory.refuse_a_jobs(name, found)
-        left: dict[int, str] = inventory.netlink().destroy(inventory.ours(name))
-        state.forget(name)
+        left = namespace.in_thread(lambda: _remove(name))
         inventory.refuse_others(name)
         return left
 
@@ -267,11 +265,17 @@ def obstacle() -> str | None:
             try:
                 build(layout, Condition(rate_bit, rate_bit), os.getpid())
             finally:
-                inventory.netlink().destroy(inventory.ours(layout.name))
-                state.forget(layout.name)
+                namespace.in_thread(lambda: _remove(layout.name))
     except BmlError as error:
         return str(error)
     return None
+
+
+def _remove(name: str) -> dict[int, str]:
+    """Remove what is ours of this fabric; what `down` does under the lock."""
+    left: dict[int, str] = inventory.netlink().destroy(inventory.ours(name))
+    state.forget(name)
+    return left
 
 
 def _check_same(known: State, layout: Layout, condition: Condition) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from math import isfinite
 
 from bml.schedule.bound_lp import best_prices
 from bml.schedule.bound_symmetry import alike
@@ -82,7 +83,8 @@ def prove(fabric: Fabric) -> Bound:
     if solved is None:
         return Bound(cut, LOWER_BOUND)
     value = max([cut, *(price_bound(nics, prices) for prices in _whole(solved.prices))])
-    reached = Fraction(solved.ceiling) <= value * (1 + _TOLERANCE)
+    # A solver that gives up, as on rates that differ by eight digits or more, knows no ceiling.
+    reached = isfinite(solved.ceiling) and Fraction(solved.ceiling) <= value * (1 + _TOLERANCE)
     return Bound(value, OPTIMUM if reached else LOWER_BOUND)
 
 

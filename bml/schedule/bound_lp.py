@@ -41,7 +41,8 @@ class Prices:
 
     Attributes:
         prices: NIC -> best price found, in no particular unit.
-        ceiling: what no prices can exceed, in T, as far as the solver's accuracy goes.
+        ceiling: what no prices can exceed, in T, as far as the solver's accuracy goes; infinite if the
+            solver gives up.
     """
 
     prices: list[float]

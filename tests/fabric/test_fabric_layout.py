@@ -6,8 +6,10 @@ from collections import Counter
 
 import pytest
 
+from bml.fabric import loss
 from bml.fabric.condition import Condition, Damage, Setting, setting
 from bml.fabric.layout import MANAGEMENT, Layout, belongs, parse_rate, rate_text
+from bml.faults import Fault
 from bml.topology import UsageError, bcube, big_switch, fat_tree, parse, torus
 
 RATE, OTHER = 200_000_000, 400_000_000
@@ -98,6 +100,11 @@ def test_a_level_that_an_odd_ring_does_not_wire_has_the_loopback() -> None:
         (lambda: Damage.parse("cut:4"), "'cut:4' cannot be"),
         (lambda: Damage.parse("slow:4/0"), "'slow:4/0' cannot be"),
         (lambda: Damage.parse("cut:4/0,rate=1mbit"), "cannot be"),
+        (lambda: Damage.parse("loss:4/0,share=0%"), "cannot lose 0.000000% of its packets"),
+        (lambda: Damage.parse("loss:4/0,share=999%"), "cannot lose 999.000000% of its packets"),
+        (lambda: Damage("loss", (4, 0), share=5.0), "cannot lose 500.000000% of its packets"),
+        (lambda: Damage("loss", (4, 0), share=1e-9), "from 0.0001% to 100% it can"),
+        (lambda: Damage("loss", (4, 0), share=float("nan")), "cannot lose nan%"),
     ],
 )
 def test_what_cannot_be_says_why(make: object, message: str) -> None:
@@ -109,6 +116,22 @@ def test_what_cannot_be_says_why(make: object, message: str) -> None:
 def test_rates_are_read_as_written(text: str) -> None:
     assert rate_text(parse_rate(text)) == text
     assert parse_rate("1.5mbit") == 1_500_000
+
+
+def test_no_rate_loses_a_bit_on_the_way() -> None:
+    for kbit in range(1001, 9999, 7):
+        text = f"{kbit / 1000:.3f}mbit"
+        assert parse_rate(text) == 1000 * kbit
+        assert Fault.parse(f"slow:4/0@step=1,rate={text}").rate_bit == 1000 * kbit
+
+
+@pytest.mark.parametrize(
+    ("share", "rule"), [("0.0001%", "< 1 drop"), ("5%", "< 50000 drop"), ("100%", "< 1000000 drop")]
+)
+def test_a_cable_loses_as_much_as_it_says(share: str, rule: str) -> None:
+    damage = Damage.parse(f"loss:4/0,share={share}")
+    assert f"numgen random mod 1000000 {rule};" in loss.rules("b0", damage.share)
+    assert str(damage) == f"loss:4/0,share={share}"
 
 
 @pytest.mark.parametrize("text", ["cut:4/0", "blackhole:12/1", "slow:4/1,rate=10mbit", "switch:0/2"])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -29,6 +31,20 @@ def name(emulated_fabric: BringUp) -> Iterator[str]:
         namespace.remove(each)
     for each in (chosen, f"{chosen}2", f"{chosen}3"):
         fabric.down(each)
+
+
+@pytest.fixture
+def interrupted() -> Iterator[threading.Event]:
+    """Is set when Ctrl-C has been heard."""
+    heard = threading.Event()
+
+    def hear(*_: object) -> None:
+        heard.set()
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, hear)
+    yield heard
+    signal.signal(signal.SIGINT, before)
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -204,3 +220,23 @@ def test_a_machine_on_which_no_device_can_be_made_says_so(name: str, monkeypatch
     assert reason is not None
     assert "needs CAP_NET_ADMIN" in reason
     assert not [each for each in namespace.names() if each.startswith("probe")]
+
+
+def test_ctrl_c_while_the_probe_is_removed_leaves_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch, interrupted: threading.Event
+) -> None:
+    destroy = inventory.netlink().destroy
+
+    def in_the_middle(spaces: list[str]) -> dict[int, str]:
+        if spaces:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            interrupted.wait(10)
+        left: dict[int, str] = destroy(spaces)
+        return left
+
+    monkeypatch.setattr("bml.fabric.netlink.destroy", in_the_middle)
+    with pytest.raises(KeyboardInterrupt):
+        fabric.obstacle()
+    assert interrupted.is_set()
+    assert not [each for each in namespace.names() if each.startswith(f"probe{os.getpid()}-")]
+    assert state.load(f"probe{os.getpid()}") is None

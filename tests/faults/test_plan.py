@@ -96,6 +96,7 @@ def test_every_example_is_right(kind: str) -> None:
         ("kill:4@step=2.5", "'2.5' is no step"),
         ("kill:4@step=-2", "'-2' is no step"),
         ("kill:4@step=2,step=3", "'step' is given twice"),
+        ("stall:4/0,peer=3@step=9,peer=5", "'peer' is given twice"),
         ("kill:4@step=2,t=3s", "exactly one of step=NUMBER and t=TIME"),
         ("freeze:4@for=3s", "exactly one of step=NUMBER and t=TIME"),
         ("kill:4@t=3", "'3' is no time; a time has a unit"),

@@ -8,6 +8,7 @@ from fractions import Fraction
 import pytest
 
 from bml.schedule import bound, plan
+from bml.schedule.bound import LOWER_BOUND, OPTIMUM, prove
 from bml.topology import Fabric, parse
 
 FABRICS = (
@@ -63,3 +64,11 @@ def test_five_rates_of_four_digits() -> None:
     fabric = parse("bcube:3x2").with_rates(texts)
     least = bound(fabric)
     assert least <= plan(fabric).gst() <= least * Fraction(102, 100)
+
+
+@pytest.mark.parametrize("name", ["bcube:2x2", "bcube:3x2", "switch:4"])
+def test_rates_between_which_the_solver_gives_up(name: str) -> None:
+    fabric = parse(name).with_rates({(0, 0): "9" * 29, (1, 0): Fraction(1, 10**29), (2, 0): "0.00000001"})
+    proved = prove(fabric)
+    assert 0 < proved.value <= plan(fabric).gst()
+    assert proved.kind in (OPTIMUM, LOWER_BOUND)
