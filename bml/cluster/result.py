@@ -12,7 +12,7 @@ from bml import errors
 from bml.cluster.ending import opened
 from bml.cluster.job import JobSpec, ServerReport
 from bml.cluster.trace import merged
-from bml.errors import BmlError, TrainingError
+from bml.errors import BmlError, TrainingError, UsageError
 from bml.faults.outcome import never_struck, stays
 
 #: Errors of one server that are the caller's (or ours), not the training function's.
@@ -65,8 +65,15 @@ class Result:
 
     @property
     def value(self) -> Any:
-        """What the training function returned on the lowest surviving server."""
-        return self.values[min(self.values)]
+        """What the training function returned on the lowest surviving server.
+
+        Of a server that joined and ended before it took part only if there is no other. Raises UsageError if
+        no server ended well.
+        """
+        done = self._by("done")
+        if not done:
+            raise UsageError("no server has a value: none reached the end of the training function")
+        return done[min([each for each in done if done[each].contributed] or done)].value
 
     @property
     def never_struck(self) -> dict[str, str]:

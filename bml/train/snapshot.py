@@ -23,6 +23,8 @@ from bml.train.position import Path
 from bml.train.state import NamedState, raw
 
 _LENGTH_NBYTES = 8
+_MOST_TEXT = 1000
+"""Characters of an error that a joiner is told."""
 
 
 class Manifest(msgspec.Struct):
@@ -65,11 +67,22 @@ class Snapshot:
 def snapshot(state: NamedState, path: Path, contributors: tuple[int, ...], ledgers: bytes) -> Snapshot:
     """The state as it is now, at this place in the program."""
     try:
+        state.check_in_use()
         arrays = state.arrays()
         manifest = Manifest(path, contributors, ledgers, state.kinds, state.saved())
-    except UsageError as error:
-        return Snapshot(Manifest(path, contributors, ledgers, [], b"", str(error)), [])
+    except Exception as error:  # also of a function of the user's: no healthy job ends because a server joins
+        return Snapshot(Manifest(path, contributors, ledgers, [], b"", _why(error)), [])
     return Snapshot(manifest, arrays)
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, UsageError):
+        return str(error)
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:  # of the user's class
+        text = type(error).__name__
+    return text[:_MOST_TEXT].encode("utf-8", "backslashreplace").decode()
 
 
 def manifest_of(data: memoryview) -> Manifest:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -16,10 +18,15 @@ from bml.topology.errors import UsageError
 
 Load = Callable[[Any], None]
 Save = Callable[[], Any]
+Value = TypeVar("Value")
 
 _PATIENCE = 10
 """Committed steps after which parameters that have not changed are remarkable."""
 _SAMPLE = 1 << 22
+_REBOUND = "`w = w - g` makes a new array that the session does not know; write `w -= g`"
+_HELD_ONCE = [object()]
+_NOT_HELD_ELSEWHERE = sys.getrefcount(_HELD_ONCE[0])
+"""What getrefcount says of an object that one container holds, or one array whose base it is."""
 
 
 class NamedState:
@@ -31,6 +38,7 @@ class NamedState:
         self._functions: dict[str, tuple[Load, Save]] = {}
         self._watch: tuple[int, int] | None = None
         self._changes = False
+        self._stands_still = False
 
     def name(self, values: Mapping[str, Any]) -> None:
         """Add arrays, or lists or dicts of them; a name that was given before is given anew.
@@ -38,7 +46,7 @@ class NamedState:
         Raises UsageError for what a joiner could not be given.
         """
         for name, value in values.items():
-            for _, array in leaves(value, name):
+            for _, array in _finite(partial(_listed, value, name), name):
                 if not array.flags.writeable:
                     raise UsageError(
                         f"the state {name!r} has a read-only array: joiners get their state in it"
@@ -48,7 +56,8 @@ class NamedState:
 
     def name_function(self, key: str, load: Load, save: Save) -> None:
         """Add a value that `save` returns and `load` takes; see `packed` for what it may be."""
-        msgspec.msgpack.encode(packed(save(), key))
+        value = save()
+        msgspec.msgpack.encode(_finite(partial(packed, value, key), key))
         self._functions[key] = (load, save)
         self.is_new = True
 
@@ -120,11 +129,27 @@ class NamedState:
         elif step >= self._watch[0] + _PATIENCE:
             self._changes = True  # or said: once is enough
             if self._watch[1] == self._sample():
+                self._stands_still = True
                 return (
                     f"the parameters named with session.state have not changed in {_PATIENCE} steps: "
-                    "`w = w - g` makes a new array that the session does not know; write `w -= g`"
+                    f"{_REBOUND}"
                 )
         return ""
+
+    def check_in_use(self) -> None:
+        """Raise UsageError if what is named is not what the training function works with.
+
+        That is certain of an array that nothing but the session holds, and assumed of parameters that have
+        never changed, in ten steps or more. A joiner would be given it, and bring wrong gradients.
+        """
+        for name in self._values:
+            if not _is_held(self._values, name):
+                raise UsageError(
+                    f"the training function no longer uses an array of the state {name!r}: {_REBOUND}, or "
+                    "name the new one"
+                )
+        if self._stands_still and self._watch is not None and self._watch[1] == self._sample():
+            raise UsageError(f"the parameters named with session.state have never changed: {_REBOUND}")
 
     def _sample(self) -> int:
         """A check sum over all of a small array, and over some of a large one: to read that would show."""
@@ -133,6 +158,18 @@ class NamedState:
             flat = array.reshape(-1)
             total = zlib.crc32(raw(flat[:: flat.size // _SAMPLE + 1]).data, total)
         return total
+
+
+def _listed(value: Any, name: str) -> list[tuple[str, Array]]:
+    return list(leaves(value, name))
+
+
+def _finite(read: Callable[[], Value], name: str) -> Value:
+    """What `read` makes of a named value. Raises UsageError for one that contains itself."""
+    try:
+        return read()
+    except RecursionError:
+        raise UsageError(f"the state {name!r} contains itself, or lists in lists without end") from None
 
 
 def leaves(value: Any, name: str) -> Iterator[tuple[str, Array]]:
@@ -165,6 +202,28 @@ def leaves(value: Any, name: str) -> Iterator[tuple[str, Array]]:
                 "name plain arrays"
             )
         yield name, array
+
+
+def _is_held(container: Any, at: Any) -> bool:
+    """Whether anything else may hold, or see, what lies there in a container that is the session's alone."""
+    if sys.getrefcount(container[at]) > _NOT_HELD_ELSEWHERE:
+        return True
+    value = container[at]
+    if isinstance(value, list | tuple):
+        return all(_is_held(value, number) for number in range(len(value)))
+    if isinstance(value, dict):
+        return all(_is_held(value, key) for key in value)
+    return type(value) is not np.ndarray or _is_seen(value)
+
+
+def _is_seen(array: Array) -> bool:
+    """Whether the memory of an array that the session alone holds may be seen by something else."""
+    while type(array.base) is np.ndarray:
+        if sys.getrefcount(array.base) > _NOT_HELD_ELSEWHERE:
+            return True
+        array = array.base
+    # An array of session.empty has a base that is its own; of other bases nothing is known.
+    return array.base is not None and getattr(array.base, "on_gone", None) is None
 
 
 def packed(value: Any, key: str) -> Any:

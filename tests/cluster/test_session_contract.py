@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -80,6 +81,42 @@ def test_a_joiner_that_ends_early_harms_nobody() -> None:
 
     result = jobs.launch(train, FABRIC, faults=["kill:3@step=5", "join:3@step=15"])
     assert result.values == dict.fromkeys(range(3), 150.0)
+
+
+def test_a_joiner_that_leaves_its_loop_gives_no_value_to_the_job() -> None:
+    def train(session: bml.Session) -> float:
+        w = np.zeros(3)
+        session.state(params=w)
+        for _ in session.steps(150):
+            if session.joins:
+                break
+            w += session.allreduce(np.ones(3)) / len(session.contributors)
+        return float(w[0])
+
+    result = jobs.launch(train, FABRIC, faults=["kill:0@step=5", "join:0@step=15"])
+    assert result.values[0] < 150.0
+    assert result.value == 150.0
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("empty", [np.zeros, None])
+def test_parameters_that_were_bound_anew_are_given_to_no_joiner(transport: str, empty: Any) -> None:
+    def train(session: bml.Session) -> float:
+        w = (empty or session.empty)(100_000, "float64")
+        w[:] = 0
+        session.state(params=w)
+        for batch in session.batches(600, global_batch=10, epochs=1):
+
+            def gradient(indices: Any, w: Any = w) -> Any:
+                return (w - 1.0) * len(indices)
+
+            w = w - 0.1 * batch.allreduce(gradient(batch.indices), recompute=gradient)
+            time.sleep(0.005)
+        return float(w[0])
+
+    result = jobs.launch(train, FABRIC, transport=transport, faults=["kill:3@step=3", "join:3@step=6"])
+    assert result.values == pytest.approx(dict.fromkeys(range(3), 1 - 0.9**60))
+    assert "`w = w - g` makes a new array" in result.dead[3]
 
 
 def test_values_behind_functions_reach_joiners_and_harm_nobody() -> None:

@@ -61,8 +61,9 @@ def test_any_cut_gives_the_same_bytes() -> None:
     ],
 )
 def test_a_joiner_with_other_arrays_is_told_which(other: dict[str, object]) -> None:
+    given = state(1.0)
     with pytest.raises(UsageError, match="name the same arrays with session"):
-        restore(whole(snapshot(named(state(1.0)), (), (0,), b"")), named(other))
+        restore(whole(snapshot(named(given), (), (0,), b"")), named(other))
 
 
 @pytest.mark.parametrize(
@@ -120,3 +121,83 @@ def test_a_ledger_travels_whole() -> None:
         again.commit(step + 1, batch, (0, 1), used)
     assert ledger.summary() == again.summary()
     assert ledger.summary()["complete"]
+
+
+def refusal_of(made: NamedState) -> str:
+    return manifest_of(whole(snapshot(made, (), (0,), b""))).refusal
+
+
+class Lent(np.ndarray):  # type: ignore[type-arg]
+    """As the base of an array of session.empty, see bml.transport.memory.Block."""
+
+    on_gone = print
+
+
+def in_lent_memory() -> "np.ndarray[tuple[int, ...], np.dtype[np.float64]]":
+    memory = np.zeros(24, np.uint8)
+    return np.ndarray(3, np.float64, Lent((24,), np.uint8, memory))
+
+
+@pytest.mark.parametrize("make", [lambda: np.zeros(3), in_lent_memory, lambda: np.zeros(6)[::2]])
+@pytest.mark.parametrize("shape", [lambda w: w, lambda w: [w], lambda w: {"a": (w,)}])
+def test_an_array_that_was_bound_anew_is_given_to_no_joiner(make: object, shape: object) -> None:
+    w = make()  # type: ignore[operator]
+    made = named({"params": shape(w)})  # type: ignore[operator]
+    assert refusal_of(made) == ""
+    w -= 1.0
+    assert refusal_of(made) == ""
+    w = w - 1.0
+    assert "no longer uses an array of the state 'params': `w = w - g` makes a new array" in refusal_of(made)
+
+
+def test_arrays_that_the_program_can_still_see_are_given() -> None:
+    whole_of_it = np.zeros(6)
+    parts = [whole_of_it[:3], whole_of_it[3:]]
+    made = named({"params": [whole_of_it[:3]], "more": {"view": whole_of_it[3:].reshape(3, 1)}})
+    del whole_of_it
+    assert refusal_of(made) == ""
+    parts[0][:] = 1
+    listed = [np.zeros(2)]
+    held = named({"params": listed, "foreign": np.frombuffer(bytearray(8), np.uint8)})
+    listed[0] = listed[0] - 1  # the list is looked at again
+    assert refusal_of(held) == ""
+
+
+def test_parameters_that_never_changed_are_given_to_no_joiner() -> None:
+    kept = w = np.zeros(3)
+    made = named({"params": w})
+    for step in range(9):
+        assert made.watch(step) == ""
+        w = w - 1.0
+    assert refusal_of(made) == ""
+    assert "have not changed in 10 steps" in made.watch(10)
+    assert "have never changed" in refusal_of(made)
+    kept -= 1.0
+    assert refusal_of(made) == ""
+
+
+def test_a_function_that_raises_ends_no_healthy_job() -> None:
+    class Odd(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    values: list[object] = [1]
+    made = NamedState()
+    made.name_function("v", print, lambda: values[-1])
+    for raised, said in ((OSError("no \ud800 disk"), "OSError: no \\ud800 disk"), (Odd(), "Odd")):
+        values.append(raised)
+
+        def save(raised: Exception = raised) -> None:
+            raise raised
+
+        made._functions["v"] = (print, save)
+        assert refusal_of(made) == said
+
+
+def test_a_state_that_contains_itself_is_refused_when_it_is_named() -> None:
+    endless: list[object] = []
+    endless.append(endless)
+    with pytest.raises(UsageError, match="'params' contains itself"):
+        named({"params": endless})
+    with pytest.raises(UsageError, match="'v' contains itself"):
+        NamedState().name_function("v", print, lambda: endless)
