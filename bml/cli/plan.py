@@ -145,18 +145,20 @@ def _progress(fabric: Fabric) -> Iterator[OnStage]:
 
 
 def parse_bytes(text: str) -> int:
-    """Read a size: `4096`, `4KiB` and `64MiB` (powers of 2), `10MB` (powers of 10).
+    """Read a size: `4096`, `4KiB` and `64MiB` (powers of 2), `10MB` and `57.5MB` (powers of 10).
 
     Raises:
-        UsageError: the text is no size, or one above 10^15 bytes.
+        UsageError: the text is no size, not a whole number of bytes, or one above 10^15 bytes.
     """
-    found = re.fullmatch(r"([0-9]{1,18})\s*([KMG]I?B)?", text.strip().upper())
+    found = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([KMG]I?B)?", text.strip().upper())
     if found is None:
-        raise UsageError(f"'{text}' is not a size: write it like 4096, 4KiB, 64MiB or 1GB")
-    nbytes = int(found[1]) * _UNITS[found[2] or ""]
+        raise UsageError(f"'{text}' is not a size: write it like 4096, 4KiB, 57.5MB or 1GB")
+    nbytes = Fraction(found[1]) * _UNITS[found[2] or ""]
     if nbytes > _MOST_NBYTES:
         raise UsageError(f"{text} is too much: sizes of up to {_MOST_NBYTES} bytes are possible")
-    return nbytes
+    if nbytes.denominator != 1:
+        raise UsageError(f"{text} is {float(nbytes):g} bytes: give a size that is a whole number of them")
+    return int(nbytes)
 
 
 def _rates(texts: tuple[str, ...]) -> dict[tuple[int, int], str]:

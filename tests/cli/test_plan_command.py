@@ -64,12 +64,23 @@ def test_bad_input_ends_with_a_message_and_a_status(arguments, status, says):
 
 
 @pytest.mark.parametrize(
-    ("text", "nbytes"), [("4096", 4096), ("4KiB", 4096), ("64MiB", 64 << 20), ("1gb", 10**9), ("0", 0)]
+    ("text", "nbytes"),
+    [
+        *(("4096", 4096), ("4KiB", 4096), ("64MiB", 64 << 20), ("1gb", 10**9), ("0", 0)),
+        *(("57.5MB", 57_500_000), ("0.5KiB", 512), ("1.0", 1)),
+    ],
 )
 def test_sizes(text, nbytes):
     report = json.loads(run("plan", "bcube:2x1", "--bytes", text, "--json").stdout)
     # Two servers on one switch: each sends half up and half down.
     assert report["busiest_nic_bytes"] == nbytes
+
+
+@pytest.mark.parametrize("text", ["1.5", "0.3KiB", "1.", ".5MB", "1e3", "1,5MB", "-1.5MB"])
+def test_what_is_no_whole_number_of_bytes_is_refused(text):
+    result = run("plan", "bcube:2x1", f"--bytes={text}")
+    assert result.exit_code == 2
+    assert text in result.stderr
 
 
 def test_help_has_an_example_and_the_version_is_known():
