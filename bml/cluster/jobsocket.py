@@ -130,11 +130,11 @@ def folder() -> Path:
     """The folder of this user's sockets, made if it is not there. Raises FabricError if it is not private."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     uid = os.geteuid()
-    own = Path(runtime) / "bml" if runtime else Path(tempfile.gettempdir()) / f"bml-{uid}"
+    own = Path(runtime) / "bml" if os.path.isdir(runtime) else Path(tempfile.gettempdir()) / f"bml-{uid}"
     if len(str(own)) > _MOST_FOLDER:
         own = Path(f"/tmp/bml-{uid}")
     try:
-        own.mkdir(mode=0o700, parents=True, exist_ok=True)
+        own.mkdir(mode=0o700, exist_ok=True)
         found = own.lstat()
     except OSError as error:
         raise FabricError(f"cannot make the folder {own}: {error.strerror}") from error

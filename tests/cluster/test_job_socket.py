@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,6 +117,19 @@ def test_a_door_that_is_being_opened_is_not_removed(tmp_path: Path, monkeypatch:
     assert jobsocket.call(None, {}) == {"here": True}
     door.close()
     assert list((tmp_path / "bml").iterdir()) == []
+
+
+def test_a_runtime_folder_that_is_not_there_is_not_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after `sudo`, which may keep the setting of a user whose folder is gone."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run" / "user"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    door = JobSocket.open("bml-1", lambda request: {"here": True})
+    assert door is not None
+    assert jobsocket.call(None, {}) == {"here": True}
+    door.close()
+    assert [each.name for each in tmp_path.iterdir()] == [f"bml-{os.geteuid()}"]
 
 
 def test_a_job_removes_the_doors_of_dead_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
