@@ -7,7 +7,7 @@ export RAY_USAGE_STATS_ENABLED = 0
 # Tests start hundreds of processes, and to compile everything anew costs each of them 0.2 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-fabric test test-rdma test-matrix soak lint clean
+.PHONY: demo demo-fabric test gate test-rdma test-matrix soak lint clean
 
 demo: $(VENV)/.ready
 	$(BIN)/bml run examples/train_digits.py --quiet --fabric bcube:3x2 --fault kill:4@step=20 --fault blackhole:2/0@step=30
@@ -17,9 +17,15 @@ demo-fabric: $(VENV)/.ready
 	$(BIN)/bml run examples/train_digits.py --quiet --fabric bcube:3x2 --fabric-emulated \
 	  --fault cut:2/0@step=15 --fault kill:4@step=30 --fault node:6@step=45 --fault switch:1/1@step=60
 
+# The pure tests, and of the real ones one of each kind: real processes, sockets, namespaces, Ray.
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest -n auto -m "not (real or ray or matrix)"
-	$(BIN)/python -m pytest -m "real or ray or matrix"
+	$(BIN)/python -m pytest -n auto -m "not (real or ray or matrix or slow)"
+	$(BIN)/python -m pytest -m smoke
+
+# All the others.
+gate: $(VENV)/.ready
+	$(BIN)/python -m pytest -n auto -m "slow and not (real or ray or matrix)"
+	$(BIN)/python -m pytest --durations=30 -m "(real or ray or matrix) and not smoke"
 
 # RDMA in a virtual machine with soft-RoCE NICs; says so where this machine cannot run one.
 test-rdma: $(VENV)/.ready

@@ -34,6 +34,7 @@ def test_text_says_it_in_a_line() -> None:
     assert ": 0 violations (" in result.output
 
 
+@pytest.mark.slow
 def test_two_processes_count_the_same_as_one() -> None:
     totals = []
     for jobs in ("1", "2"):

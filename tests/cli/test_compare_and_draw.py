@@ -31,6 +31,7 @@ def test_the_damage_that_was_asked_for():
     assert "exchange cannot work" in result.stdout
 
 
+@pytest.mark.slow
 def test_the_papers_table():
     tables = json.loads(run("--compare", "--json").stdout)["tables"]
     times = {(r["fabric"], r["algorithm"]): (r["gst"], r["how"]) for t in tables for r in t["rows"]}

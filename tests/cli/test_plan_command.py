@@ -89,6 +89,7 @@ def test_help_has_an_example_and_the_version_is_known():
     assert run("--version").stdout.startswith("bml, version 0.")
 
 
+@pytest.mark.slow
 def test_a_plan_for_many_servers_says_how_far_it_is():
     result = run("plan", "torus:64x2", "--json")
     assert result.exit_code == 0

@@ -132,6 +132,7 @@ def train(session):
 """
 
 
+@pytest.mark.smoke
 @pytest.mark.real
 @pytest.mark.parametrize(("transport", "times"), [("tcp", 2), ("shm", 2), ("tcp", 6)])
 def test_interrupts_leave_nothing(tmp_path: Path, transport: str, times: int) -> None:

@@ -14,6 +14,7 @@ from bml.errors import StepMismatch, UsageError
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 
 
+@pytest.mark.smoke
 def test_values_of_many_kinds() -> None:
     def train(session: bml.Session) -> dict[str, Any]:
         me = session.server
@@ -74,6 +75,7 @@ def test_a_large_vector_in_many_slices() -> None:
     assert all(jobs.launch(train).values.values())
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("odd", "even", "message"),
     [
@@ -112,6 +114,7 @@ def test_a_server_that_makes_a_call_less_is_named(transport: str) -> None:
         jobs.launch(train, "bcube:2x2", transport=transport)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -131,6 +134,7 @@ def test_arrays_that_cannot_be_reduced(call: Any, message: str) -> None:
         jobs.launch(train, "bcube:2x1")
 
 
+@pytest.mark.smoke
 def test_a_batch_must_be_ended() -> None:
     def train(session: bml.Session) -> None:
         for _ in session.batches(10, global_batch=5, epochs=1):

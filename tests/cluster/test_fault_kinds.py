@@ -26,6 +26,7 @@ def check_sound(result: bml.Result, steps: int = 40) -> None:
     np.testing.assert_allclose(result.value["params"], jobs.reference(steps // 5), rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.smoke
 def test_exit_ends_the_process_with_a_status() -> None:
     result = jobs.launch(jobs.descend, faults=FaultPlan.parse("exit:4@step=9"))
     check_sound(result)
@@ -33,6 +34,7 @@ def test_exit_ends_the_process_with_a_status() -> None:
     assert result.report["views"][1]["commit"] == 8
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("phase", ["compute", "reduce"])
 def test_an_exception_ends_the_job_and_names_its_server(phase: str) -> None:
     with pytest.raises(TrainingError, match="server 4 raised InjectedError: injected by exc") as caught:

@@ -55,6 +55,7 @@ def check(result: bml.Result, joined: tuple[int, ...]) -> None:
         assert seen == others[-len(seen) :]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_killed_server_joins_again_and_contributes(transport: str) -> None:
     result = jobs.launch(train, faults=["kill:4@step=20", "join:4@step=30"], transport=transport)

@@ -73,6 +73,7 @@ def test_the_whole_of_it(suite: Path) -> None:
     assert re.findall(r"^DRAWN (.*)", other, re.M) != drawn
 
 
+@pytest.mark.slow
 def test_workers_of_xdist_draw_from_the_printed_seed(suite: Path) -> None:
     pytest.importorskip("xdist")
     out = run(suite, "-n", "2", "-rP", "-k", "drawn or fails")
@@ -82,6 +83,7 @@ def test_workers_of_xdist_draw_from_the_printed_seed(suite: Path) -> None:
     assert re.findall(r"^DRAWN (.*)", run(suite, "--fault-seed", seed, "-rP", "-k", "drawn"), re.M) == drawn
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", ["-q", "-qq", "--tb=no"])
 def test_the_seed_is_shown_after_a_failure_also_without_a_header(suite: Path, style: str) -> None:
     out = run(suite, style, "-p", "no:xdist", "--fault-seed", "7", "-k", "fails")
@@ -132,6 +134,7 @@ def test_a_test_whose_faults_never_struck_fails(tmp_path: Path) -> None:
     assert "must_strike=False" in out
 
 
+@pytest.mark.slow
 def test_without_a_seed_one_is_drawn_and_shown(suite: Path) -> None:
     seeds = {re.findall(r"fault seed: (\d+)", run(suite, "-k", "given"))[0] for _ in range(2)}
     assert len(seeds) == 2

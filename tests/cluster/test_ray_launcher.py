@@ -42,6 +42,7 @@ def ray_leftovers() -> set[str]:
     return folders | set(os.listdir("/dev/shm"))
 
 
+@pytest.mark.smoke
 def test_digits_with_faults_on_a_local_ray() -> None:
     before = ray_leftovers()
     faults = ["kill:4@step=20", "coordinator@step=25", "blackhole:2/0@step=35"]

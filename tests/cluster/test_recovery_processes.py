@@ -28,6 +28,7 @@ def check_sound(result: bml.Result, steps: int = 40) -> None:
     assert all(history == first for history in histories.values())
 
 
+@pytest.mark.smoke
 def test_fault_free_run_equals_one_process() -> None:
     result = jobs.launch(jobs.descend)
     check_sound(result)
@@ -36,6 +37,7 @@ def test_fault_free_run_equals_one_process() -> None:
     np.testing.assert_allclose(result.value["params"], jobs.reference(), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.smoke
 def test_kill_and_silent_cable_in_mid_step() -> None:
     result = jobs.launch(jobs.descend, faults=["kill:4@step=12", "blackhole:2/0@step=22"])
     check_sound(result)
@@ -55,6 +57,7 @@ def test_kill_and_silent_cable_in_mid_step() -> None:
     assert max(commit_gaps(result).values()) < jobs.SILENCE_S
 
 
+@pytest.mark.smoke
 def test_three_servers_and_the_coordinator_die() -> None:
     faults = ["kill:0@step=8", "coordinator@step=13", "kill:4@step=18", "kill:8@step=28"]
     seen = jobs.Seen()
@@ -76,6 +79,7 @@ def test_a_server_and_a_cable_fail_at_once() -> None:
     np.testing.assert_allclose(result.value["params"], jobs.reference(), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.smoke
 def test_without_recompute_the_mean_is_of_what_contributed() -> None:
     result = jobs.launch(lambda session: jobs.descend(session, recompute=False), faults=["kill:4@step=12"])
     check_sound(result)
@@ -126,6 +130,7 @@ def test_nobody_comes_back_to_a_job_that_was_given_up() -> None:
     assert jobs.children() == set()
 
 
+@pytest.mark.smoke
 def test_too_few_servers_stop_with_the_state_intact() -> None:
     def train(session: bml.Session) -> dict[str, object]:
         w = np.zeros(5, np.float32)
@@ -174,6 +179,7 @@ def test_a_training_function_that_raises_on_one_server() -> None:
     assert outcomes == {0: "stopped", 1: "stopped", 2: "stopped", 3: "failed"}
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -198,6 +204,7 @@ def test_a_job_that_cannot_be_is_refused_before_anything_starts(
     assert jobs.children() == before
 
 
+@pytest.mark.smoke
 def test_nothing_is_left_behind() -> None:
     processes, descriptors = jobs.children(), jobs.descriptors()
     jobs.launch(jobs.descend, "bcube:2x2", faults=["kill:1@step=5", "freeze:3@step=9"], min_servers=2)

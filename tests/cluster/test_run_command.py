@@ -50,6 +50,7 @@ def bml_run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
     )
 
 
+@pytest.mark.smoke
 def test_digits_with_faults_report_and_json(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     faults = ["--fault", "kill:4@step=20", "--fault", "blackhole:2/0@step=30"]
@@ -100,6 +101,7 @@ def test_a_script_may_be_called_as_others_are(name: str, tmp_path: Path) -> None
         assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

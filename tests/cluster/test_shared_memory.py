@@ -72,6 +72,7 @@ def check_exact(result: bml.Result, survivors: set[int]) -> None:
     assert set(first[-1]) == survivors
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("fabric", ["bcube:2x1", "bcube:2x2", "bcube:3x2", "torus:3x2"])
 def test_sums_are_exact_and_nothing_is_left(fabric: str) -> None:
     before, descriptors = left_behind(), jobs.descriptors()
@@ -143,6 +144,7 @@ def test_a_server_that_holds_its_interpreter_is_lost_and_disturbs_nobody() -> No
     check_exact(result, {0, 1, 3})
 
 
+@pytest.mark.smoke
 def test_training_equals_the_reference_while_servers_die() -> None:
     result = jobs.launch(jobs.descend, transport="shm", faults=["kill:4@step=12", "freeze:7@step=25,for=2s"])
     assert len(set(result.report["digests"].values())) == 1

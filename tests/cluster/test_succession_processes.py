@@ -37,6 +37,7 @@ def train(session: bml.Session) -> float:
     return longest_s
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("faults", "within_s"),
     [

@@ -55,6 +55,7 @@ def bml(*arguments: str) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("shape", ["bcube:3x2", "torus:3x2", "switch:4"])
 def test_up_again_and_down_leave_nothing(name: str, shape: str) -> None:
     before = links_here()
@@ -176,6 +177,7 @@ def test_shape_and_slow(emulated_fabric: BringUp) -> None:
     assert network.status()["failures"] == []
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("shape", ["bcube:3x2", "torus:3x2"])
 def test_cut_takes_the_carrier_and_heal_brings_traffic_back(emulated_fabric: BringUp, shape: str) -> None:
     network = emulated_fabric(shape)
@@ -252,6 +254,7 @@ def test_commands(name: str) -> None:
     )
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -42,6 +42,7 @@ def run(network: Emulated, *faults: str, epochs: int = 16, **settings: Any) -> b
     return result
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     "fault", ["cut:4/0@step=20", "blackhole:4/1@step=20,phase=reduce", "switch:1/2@step=20"]
 )

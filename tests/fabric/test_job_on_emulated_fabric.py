@@ -127,6 +127,7 @@ def test_a_job_that_does_not_fit(
         bml.launch(train, **{**given, **settings})
 
 
+@pytest.mark.smoke
 def test_bml_run_on_it(emulated_fabric: BringUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     network = emulated_fabric("bcube:2x2")
     monkeypatch.setattr(sys, "path", list(sys.path))

@@ -43,6 +43,7 @@ def test_what_is_not_the_same_everywhere_is_not_taken(text: str) -> None:
     assert not is_even_torus(parse("torus:4x2").with_rates({(0, 0): 2}))
 
 
+@pytest.mark.slow
 def test_a_torus_of_4096_servers_is_planned_from_a_sample() -> None:
     made = plan(parse("torus:64x2"))
     assert (made.pieces, made.verified_pieces, made.detours) == (16384, 64, 0)

@@ -32,7 +32,9 @@ FIRST_TRIED = {
 """Seeds shortly before those that find the rarest bugs: it is found in any order, but sooner from there."""
 
 
-@pytest.mark.parametrize("first", range(0, 400, 50))
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(50, 400, 50))]
+)
 def test_these_seeds_hold(first: int) -> None:
     tally = check(range(first, first + 50))
     assert not tally.broken
@@ -42,6 +44,7 @@ def test_these_seeds_hold(first: int) -> None:
     assert tally.jobs_aborted < 25, "in every fifth a training function may raise or return early"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
 def test_a_planted_bug_is_found(plant: Callable[[pytest.MonkeyPatch], None]) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -58,6 +61,7 @@ def _proves(broken: PromiseBroken) -> bool:
     return broken.number != 0 or "InvariantError" in str(broken)
 
 
+@pytest.mark.slow
 def test_a_needless_eviction_is_noticed_also_among_several_mishaps() -> None:
     with pytest.MonkeyPatch.context() as patch:
         blame_the_suspected(patch)

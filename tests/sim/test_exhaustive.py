@@ -39,6 +39,7 @@ def propose_without_one_that_lives(model: Model) -> None:
     assert model.headquarters.state == "proposing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("faults", [Faults(1, 1, 0), Faults(0, 1, 1)], ids=str)
 def test_a_view_that_its_coordinator_gives_up_binds_nobody(faults: Faults) -> None:
     found = explore(faults=faults, most_states=1_000, first=propose_without_one_that_lives)
@@ -46,12 +47,14 @@ def test_a_view_that_its_coordinator_gives_up_binds_nobody(faults: Faults) -> No
     assert found.ends > 0
 
 
+@pytest.mark.slow
 def test_all_interleavings_of_two_servers_with_a_crash_and_a_freeze() -> None:
     found = explore("bcube:2x1", Faults(1, 1, 0, servers=(0, 1)), most_states=10_000)
     assert found.complete
     assert found.broken is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     "faults", [Faults(1, 0, 0), Faults(0, 1, 0), Faults(1, 1, 0), Faults(1, 0, 1), Faults(0, 1, 1)], ids=str
@@ -61,6 +64,7 @@ def test_many_interleavings_with_faults(faults: Faults, seed: int) -> None:
     assert found.broken is None, [str(choice) for choice in found.path]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plant", "faults"),
     [

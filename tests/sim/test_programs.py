@@ -104,6 +104,7 @@ def values_behind_functions_are_not_given(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(state.NamedState, "load", lambda self, saved: None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "plant",
     [

@@ -112,6 +112,7 @@ FIRST_TRIED = {"take_a_torn_sum": 800, "leave_without_a_word": 1500}
 """Seeds shortly before those that find these bugs."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plant", PLANTED_IN_SHARED_MEMORY, ids=lambda plant: plant.__name__)
 def test_a_planted_bug_is_found_by_drawn_seeds(plant: Callable[[pytest.MonkeyPatch], None]) -> None:
     first = FIRST_TRIED[plant.__name__]
