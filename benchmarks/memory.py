@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import click
@@ -18,9 +19,19 @@ import click
 import bml
 from bml.cli.plan import parse_bytes
 
+EARLY = 20
+"""So many steps at the beginning are shown apart: what grows with the steps is less in them."""
+
+
+def stretches(per_step: list[int]) -> list[int]:
+    """The most within the first steps, and within each quarter of all steps."""
+    edges = [len(per_step) * quarter // 4 for quarter in range(5)]
+    parts = [per_step[:EARLY], *(per_step[start:end] for start, end in pairwise(edges))]
+    return [max(part, default=0) for part in parts]
+
 
 def training(largest: int, steps: int, seed: int, foreign: bool) -> Callable[[bml.Session], dict[str, Any]]:
-    """One vector and one result at a time; returns the most memory, in bytes, and descriptors."""
+    """One vector and one result at a time; returns, per step, bytes within and after it, and descriptors."""
 
     def train(session: bml.Session) -> dict[str, Any]:
         import os
@@ -36,17 +47,17 @@ def training(largest: int, steps: int, seed: int, foreign: bool) -> Callable[[bm
 
         chance = random.Random(seed)
         session.allreduce(np.ones(1000))
-        before, most, descriptors, over = taken(), 0, 0, threading.Event()
+        before, over = taken(), threading.Event()
+        within, after, descriptors = [0], [], []
 
         def watch() -> None:
-            nonlocal most
             while not over.wait(0.02):
-                most = max(most, taken() - before)
+                within[-1] = max(within[-1], taken() - before)
 
         watching = threading.Thread(target=watch)
         watching.start()
-        after = []
         for step in range(steps):
+            within.append(0)
             n = chance.randint(1, largest // 4)
             x = np.empty(n, "float32") if foreign else session.empty(n, "float32")
             x[:] = step + session.server
@@ -54,11 +65,11 @@ def training(largest: int, steps: int, seed: int, foreign: bool) -> Callable[[bm
             n_servers = len(session.contributors)
             assert total[0] == total[-1] == n_servers * step + sum(session.contributors)
             del x, total
-            descriptors = max(descriptors, len(os.listdir("/proc/self/fd")))
+            descriptors.append(len(os.listdir("/proc/self/fd")))
             after.append(taken() - before)
         over.set()
         watching.join()
-        return {"most": max(most, *after), "between": max(after), "descriptors": descriptors}
+        return {"in_steps": list(map(max, within[1:], after)), "between": after, "fds": descriptors}
 
     return train
 
@@ -74,15 +85,20 @@ def training(largest: int, steps: int, seed: int, foreign: bool) -> Callable[[bm
 def main(
     fabric: str, transport: str, algorithm: str | None, largest: str, steps: int, seed: int, foreign: bool
 ) -> None:
-    """Print what each server took, in vectors of the largest size."""
+    """Print what each server took, in vectors of the largest size, and its descriptors: the most within
+    the first 20 steps, and within each quarter of the steps."""
     nbytes = parse_bytes(largest)
     train = training(nbytes, steps, seed, foreign)
     options: dict[str, Any] = {} if algorithm is None else {"algorithm": algorithm}
     result = bml.launch(train, fabric, launcher="processes", transport=transport, **options)
     for server, took in sorted(result.values.items()):
-        in_steps, between = took["most"] / nbytes, took["between"] / nbytes
-        line = {"server": server, "in_steps": in_steps, "between": between, "fds": took["descriptors"]}
-        click.echo(json.dumps({key: round(value, 2) for key, value in line.items()}))
+        line = {
+            "server": server,
+            "in_steps": [round(most / nbytes, 2) for most in stretches(took["in_steps"])],
+            "between": [round(most / nbytes, 2) for most in stretches(took["between"])],
+            "fds": stretches(took["fds"]),
+        }
+        click.echo(json.dumps(line))
 
 
 if __name__ == "__main__":
