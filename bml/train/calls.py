@@ -25,7 +25,7 @@ Value = TypeVar("Value")
 def warn_user(text: str) -> None:
     """Warn of the line that the training function is at: the nearest outside of this package."""
     frame, level = sys._getframe(), 1
-    while frame.f_back is not None and frame.f_globals["__name__"].startswith(f"{__package__}."):
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(f"{__package__}."):
         frame, level = frame.f_back, level + 1
     warnings.warn(text, stacklevel=level)
 

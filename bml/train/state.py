@@ -36,7 +36,7 @@ class NamedState:
         self.is_new = False
         self._values: dict[str, Any] = {}
         self._functions: dict[str, tuple[Load, Save]] = {}
-        self._watch: tuple[int, int] | None = None
+        self._watch: tuple[int, int, int] | None = None
         self._changes = False
         self._stands_still = False
 
@@ -125,10 +125,10 @@ class NamedState:
         if self._changes or "params" not in self._values:
             return ""
         if self._watch is None:
-            self._watch = (step, self._sample())
+            self._watch = (step, _sample(self._values["params"]), _sample(self._values))
         elif step >= self._watch[0] + _PATIENCE:
             self._changes = True  # or said: once is enough
-            if self._watch[1] == self._sample():
+            if self._watch[1] == _sample(self._values["params"]):
                 self._stands_still = True
                 return (
                     f"the parameters named with session.state have not changed in {_PATIENCE} steps: "
@@ -139,8 +139,9 @@ class NamedState:
     def check_in_use(self) -> None:
         """Raise UsageError if what is named is not what the training function works with.
 
-        That is certain of an array that nothing but the session holds, and assumed of parameters that have
-        never changed, in ten steps or more. A joiner would be given it, and bring wrong gradients.
+        That is certain of an array that nothing but the session holds, and assumed of parameters and other
+        arrays none of which has ever changed, in ten steps or more. A joiner would be given them, and bring
+        wrong gradients.
         """
         for name in self._values:
             if not _is_held(self._values, name):
@@ -148,16 +149,17 @@ class NamedState:
                     f"the training function no longer uses an array of the state {name!r}: {_REBOUND}, or "
                     "name the new one"
                 )
-        if self._stands_still and self._watch is not None and self._watch[1] == self._sample():
-            raise UsageError(f"the parameters named with session.state have never changed: {_REBOUND}")
+        if self._stands_still and self._watch is not None and self._watch[2] == _sample(self._values):
+            raise UsageError(f"nothing that was named with session.state has ever changed: {_REBOUND}")
 
-    def _sample(self) -> int:
-        """A check sum over all of a small array, and over some of a large one: to read that would show."""
-        total = 0
-        for _, array in leaves(self._values["params"], ""):
-            flat = array.reshape(-1)
-            total = zlib.crc32(raw(flat[:: flat.size // _SAMPLE + 1]).data, total)
-        return total
+
+def _sample(value: Any) -> int:
+    """A check sum over all of a small array, and over some of a large one: to read that would show."""
+    total = 0
+    for _, array in leaves(value, ""):
+        flat = array.reshape(-1)
+        total = zlib.crc32(raw(flat[:: flat.size // _SAMPLE + 1]).data, total)
+    return total
 
 
 def _listed(value: Any, name: str) -> list[tuple[str, Array]]:

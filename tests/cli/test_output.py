@@ -80,8 +80,8 @@ def test_an_error_is_json_too(
 @pytest.mark.parametrize(
     ("line", "status", "kind"),
     [
-        ("import a_module_that_there_is_not", 1, "ModuleNotFoundError"),
-        ("def train(", 1, "SyntaxError"),
+        ("import a_module_that_there_is_not", 1, "TrainingError"),
+        ("def train(", 1, "TrainingError"),
         ("import sys; sys.exit('no data')", 1, "SystemExit"),
         ("raise KeyboardInterrupt", 1, "KeyboardInterrupt"),
         ("train = 5", 2, "UsageError"),

@@ -8,7 +8,7 @@ import pytest
 
 from bml.errors import SessionBroken, StepMismatch
 from bml.topology.errors import UsageError
-from bml.train.calls import Calls
+from bml.train.calls import Calls, warn_user
 
 
 def test_an_exception_that_leaves_a_call_breaks_the_session() -> None:
@@ -69,3 +69,9 @@ def test_recompute_may_make_no_call() -> None:
 
     with pytest.raises(UsageError, match="recompute made a call"), calls:
         calls.compute(call)
+
+
+def test_a_program_without_a_name_is_warned_of_its_line() -> None:
+    with pytest.warns(UserWarning, match="of what it does") as caught:
+        exec(compile("\nwarn('of what it does')", "made.py", "exec"), {"warn": warn_user})
+    assert [(each.filename, each.lineno) for each in caught] == [("made.py", 2)]

@@ -163,17 +163,20 @@ def test_arrays_that_the_program_can_still_see_are_given() -> None:
     assert refusal_of(held) == ""
 
 
-def test_parameters_that_never_changed_are_given_to_no_joiner() -> None:
+def test_what_never_changed_is_given_to_no_joiner() -> None:
     kept = w = np.zeros(3)
-    made = named({"params": w})
+    momentum = np.zeros(2)
+    made = named({"params": w, "momentum": [momentum]})
     for step in range(9):
         assert made.watch(step) == ""
         w = w - 1.0
     assert refusal_of(made) == ""
     assert "have not changed in 10 steps" in made.watch(10)
-    assert "have never changed" in refusal_of(made)
-    kept -= 1.0
-    assert refusal_of(made) == ""
+    assert "nothing that was named with session.state has ever changed" in refusal_of(made)
+    for array in (kept, momentum):
+        array -= 1.0
+        assert refusal_of(made) == ""
+        array += 1.0
 
 
 def test_a_function_that_raises_ends_no_healthy_job() -> None:
