@@ -16,7 +16,20 @@ if TYPE_CHECKING:
     from bml.cluster.launch import launch, start
     from bml.cluster.result import Result
     from bml.cluster.running import Job
-    from bml.errors import BmlError, TooFewServers, TrainingError, UsageError
+    from bml.errors import (
+        BmlError,
+        Evicted,
+        FabricError,
+        InvariantError,
+        SessionBroken,
+        StartError,
+        StateMismatch,
+        StepMismatch,
+        TooFewServers,
+        TooSlow,
+        TrainingError,
+        UsageError,
+    )
     from bml.train.pending import Pending
     from bml.train.session import Batch, Session
     from bml.train.vectors import Bucket
@@ -25,11 +38,19 @@ __all__ = [
     "Batch",
     "BmlError",
     "Bucket",
+    "Evicted",
+    "FabricError",
+    "InvariantError",
     "Job",
     "Pending",
     "Result",
     "Session",
+    "SessionBroken",
+    "StartError",
+    "StateMismatch",
+    "StepMismatch",
     "TooFewServers",
+    "TooSlow",
     "TrainingError",
     "UsageError",
     "launch",
@@ -40,7 +61,20 @@ _HOMES = {
     "bml.cluster.launch": ("launch", "start"),
     "bml.cluster.result": ("Result",),
     "bml.cluster.running": ("Job",),
-    "bml.errors": ("BmlError", "TooFewServers", "TrainingError", "UsageError"),
+    "bml.errors": (
+        "BmlError",
+        "Evicted",
+        "FabricError",
+        "InvariantError",
+        "SessionBroken",
+        "StartError",
+        "StateMismatch",
+        "StepMismatch",
+        "TooFewServers",
+        "TooSlow",
+        "TrainingError",
+        "UsageError",
+    ),
     "bml.train.pending": ("Pending",),
     "bml.train.session": ("Batch", "Session"),
     "bml.train.vectors": ("Bucket",),

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+import bml
+from bml import errors
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -52,6 +55,13 @@ def test_a_program_may_have_modules_with_the_names_of_our_folders(wheel: Path, t
     code = "import bml, faults, topology, bml.faults, bml.topology\nbml.launch\n"
     code += "print(faults.mine, topology.mine, bml.topology.parse('bcube:3x2').n_servers)"
     assert printed(code, tmp_path, wheel) == ["own", "own", "9"]
+
+
+def test_every_error_that_is_promised_is_public() -> None:
+    promised = {each for each in errors.__all__ if each != "job_error"}
+    assert promised <= {*bml.__all__}
+    assert all(getattr(bml, name) is getattr(errors, name) for name in promised)
+    assert {*bml.__all__} == {name for names in bml._HOMES.values() for name in names}
 
 
 def test_the_plugin_of_pytest_loads_nothing_of_the_runtime() -> None:
