@@ -1,7 +1,7 @@
 """The coordinator: gathers evidence, decides views, and holds nothing that the servers do not hold.
 
 Here stands what every event and every message means to it; how it brings the servers to a view, with the
-table of its states, stands in agreement.py. Why the decision is safe is told in docs/architecture.md and in
+table of its states, stands in agreement.py. Why the decision is safe is told in docs/protocol.md and in
 member.py.
 """
 

@@ -1,4 +1,4 @@
-"""Commit or try again: what follows from where all survivors stand. Why it is safe: docs/architecture.md."""
+"""Commit or try again: what follows from where all survivors stand. Why it is safe: docs/protocol.md."""
 
 from __future__ import annotations
 
