@@ -130,7 +130,7 @@ def emulated_fabric() -> Iterator[BringUp]:
 
     def bring_up(shape: str, rate: str = DEFAULT_RATE) -> Emulated:
         if shape not in made:
-            made[shape] = up(shape, rate, name=f"t{os.getpid()}n{len(made)}")
+            made[shape] = up(shape, rate, name=f"t{os.getpid()}n{len(made)}", maker=os.getpid())
         made[shape].heal_all()
         made[shape].shape(rate, rate)
         return made[shape]

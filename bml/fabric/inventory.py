@@ -58,7 +58,7 @@ def refuse_others(name: str) -> None:
 
 def refuse_a_jobs(name: str, found: State) -> None:
     """Raise FabricError if this fabric was made for a job that runs."""
-    if found.maker and not found.orphaned:
+    if found.alone and not found.orphaned:
         raise FabricError(
             f"the emulated fabric {name} was made for a job (process {found.maker}) and goes with it: use "
             "another --name; a job without --fabric-name gets a fabric of its own"
@@ -66,7 +66,7 @@ def refuse_a_jobs(name: str, found: State) -> None:
 
 
 def orphans() -> list[str]:
-    """Names of the fabrics whose jobs have ended without taking them down."""
+    """Names of the fabrics whose makers have ended without taking them down."""
     names = sorted(path.stem for path in state.FOLDER.glob("*.json"))
     return [name for name in names if (found := state.load(name)) is not None and found.orphaned]
 

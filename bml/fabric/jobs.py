@@ -9,7 +9,7 @@ from itertools import chain, count
 from bml.fabric import inventory, state
 from bml.fabric.condition import Condition
 from bml.fabric.layout import Layout, parse_rate
-from bml.fabric.network import DEFAULT_RATE, Emulated, build, find
+from bml.fabric.network import DEFAULT_RATE, Emulated, build, find, remove_orphans
 from bml.topology import parse
 
 
@@ -30,15 +30,13 @@ def use_or_make(shape: str, name: str) -> tuple[Emulated, bool]:
     """
     layout = Layout(parse(shape), name)
     with state.locked():
-        for orphan in inventory.orphans():
-            inventory.netlink().destroy(inventory.ours(orphan))
-            state.forget(orphan)
+        remove_orphans()
         kept = inventory.known(name)
-        if kept is not None and kept.complete and not kept.maker:
+        if kept is not None and kept.complete and not kept.alone:
             return Emulated(Layout(parse(kept.fabric), name)), False
         rate_bit = parse_rate(DEFAULT_RATE)
         free = next(each for each in _names(name) if _is_free(each))
-        return build(Layout(layout.fabric, free), Condition(rate_bit, rate_bit), os.getpid()), True
+        return build(Layout(layout.fabric, free), Condition(rate_bit, rate_bit), os.getpid(), True), True
 
 
 def _names(name: str) -> Iterator[str]:

@@ -194,7 +194,8 @@ def up(
 
     `rate` is that of every NIC, each way; `one_switch_rate` that of the one-switch network beside it
     (default: the same). What an interrupted call left behind is removed first. `maker`: the id of the process
-    that will take it down; once that has ended, the fabric counts as left behind.
+    that will take it down; others may use it, but once that has ended the fabric counts as left behind: the
+    next one that is brought up on this machine, whatever its name, removes it.
 
     Raises UsageError for a fabric or a rate that cannot be, FabricError without root or pyroute2, if another
     fabric, or one with other rates, is up under this name, or if namespaces with its names are not ours.
@@ -203,6 +204,7 @@ def up(
     rate_bit = _bits(rate) or 0
     condition = Condition(rate_bit, _bits(one_switch_rate) or rate_bit)
     with state.locked():
+        remove_orphans()
         inventory.refuse_others(name)
         known = inventory.known(name)
         if known is not None:
@@ -210,21 +212,21 @@ def up(
         if known is not None and known.complete:
             _check_same(known, layout, condition)
             return Emulated(layout)
-        return build(layout, condition, maker)
+        return build(layout, condition, maker, False)
 
 
-def build(layout: Layout, condition: Condition, maker: int) -> Emulated:
+def build(layout: Layout, condition: Condition, maker: int, alone: bool) -> Emulated:
     """Make all of it in place of what is left of one; what `up` does under the lock."""
     name, netlink = layout.name, inventory.netlink()
     inventory.refuse_others(name)
     netlink.destroy(inventory.ours(name))
-    state.save(name, State.of(layout.fabric.name, condition, False, maker))
+    state.save(name, State.of(layout.fabric.name, condition, False, maker, alone))
     try:
         netlink.build(layout, condition)
     except BaseException:
         namespace.in_thread(lambda: _remove(name))
         raise
-    state.save(name, State.of(layout.fabric.name, condition, True, maker))
+    state.save(name, State.of(layout.fabric.name, condition, True, maker, alone))
     return Emulated(layout)
 
 
@@ -262,13 +264,20 @@ def obstacle() -> str | None:
     layout = Layout(parse(_PROBED), f"probe{os.getpid()}")
     try:
         with state.locked(_PATIENCE_S):
+            remove_orphans()
             try:
-                build(layout, Condition(rate_bit, rate_bit), os.getpid())
+                build(layout, Condition(rate_bit, rate_bit), os.getpid(), True)
             finally:
                 namespace.in_thread(lambda: _remove(layout.name))
     except BmlError as error:
         return str(error)
     return None
+
+
+def remove_orphans() -> None:
+    """Remove the fabrics whose makers have ended without doing so; under the lock."""
+    for name in inventory.orphans():
+        namespace.in_thread(lambda name=name: _remove(name))  # type: ignore[misc]
 
 
 def _remove(name: str) -> dict[int, str]:

@@ -26,7 +26,7 @@ class State:
     """`complete`: it was built to the end; otherwise whoever built it was interrupted.
 
     `maker`: the process that it was made for and ends with, and when that was started; 0: it stays until it
-    is taken down.
+    is taken down. `alone`: it is for a job of that process alone.
     """
 
     fabric: str
@@ -34,11 +34,12 @@ class State:
     complete: bool
     maker: int = 0
     maker_began: int = 0
+    alone: bool = False
 
     @classmethod
-    def of(cls, fabric: str, condition: Condition, complete: bool, maker: int) -> State:
+    def of(cls, fabric: str, condition: Condition, complete: bool, maker: int, alone: bool) -> State:
         """The state of a fabric that is made now for this process."""
-        return cls(fabric, condition, complete, maker, _began(maker) if maker else 0)
+        return cls(fabric, condition, complete, maker, _began(maker) if maker else 0, alone)
 
     @property
     def orphaned(self) -> bool:
@@ -56,10 +57,11 @@ def load(name: str) -> State | None:
             frozenset(Damage.parse(text) for text in content["damages"]),
         )
         maker, began = int(content.get("maker", 0)), int(content.get("maker_began", 0))
-        return State(str(content["fabric"]), condition, bool(content["complete"]), maker, began)
+        complete, alone = bool(content["complete"]), bool(content.get("alone", maker))
+        return State(str(content["fabric"]), condition, complete, maker, began, alone)
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError, UsageError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, UsageError):
         return State("", Condition(0, 0), complete=False)
 
 
@@ -73,6 +75,7 @@ def save(name: str, state: State) -> None:
         "complete": state.complete,
         "maker": state.maker,
         "maker_began": state.maker_began,
+        "alone": state.alone,
     }
     path = FOLDER / f"{name}.json"
     temporary = path.with_suffix(".new")

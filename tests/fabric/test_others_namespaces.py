@@ -186,6 +186,21 @@ def test_fabrics_of_jobs_that_were_killed_are_removed(name: str) -> None:
     other.down()
 
 
+def test_a_fabric_that_a_process_shares_is_removed_when_that_has_ended(name: str) -> None:
+    program = f"from bml import fabric; import os; fabric.up('bcube:2x1', name='{name}', maker=os.getpid())"
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{program}; print(flush=True); input(); os._exit(9)"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        assert fabric.use(name).has_carrier(1, 0), "others may use it meanwhile"
+        assert fabric.use_or_make("bcube:2x1", name) == (fabric.find(name), False)
+    fabric.up("bcube:2x1", name=f"{name}3")
+    assert not [each for each in namespace.names() if each.startswith(f"{name}-")]
+
+
 def test_a_process_with_the_id_of_a_dead_job_does_not_keep_its_fabric(name: str) -> None:
     network, _ = fabric.use_or_make("bcube:2x1", name)
     known = state.load(name)
