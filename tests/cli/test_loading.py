@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,3 +30,23 @@ def test_no_line_of_ours_is_shown(text: str, last: str, tmp_path: Path) -> None:
     places = [line for line in lines if line.startswith("  File ")]
     assert places
     assert all(f'"{path}"' in line for line in places)
+
+
+INTERRUPTED = """
+import builtins, os, runpy, signal, sys
+
+def importing(name, *rest, real=builtins.__import__, **more):
+    if name == "bml.cli":
+        os.kill(os.getpid(), signal.SIGINT)
+    return real(name, *rest, **more)
+
+builtins.__import__ = importing
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.argv = ["bml", "--help"]
+runpy.run_module("bml", run_name="__main__")
+"""
+
+
+def test_ctrl_c_while_the_command_is_imported_shows_no_line_of_ours() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "Aborted!\n")
