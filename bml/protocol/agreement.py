@@ -149,7 +149,7 @@ class Agreement:
         settled = all(self.known.has_in_force(status) for status in here)
         if self.known.view is not None and settled and not self.findings.dead:
             self.state = "steady"
-            if self.findings.suspected or self.findings.astray:
+            if self.findings.suspected or self.findings.stale:
                 self.findings.note(now, self._timeouts.silence_window_s)
             return [*self.evict(self._fabric.servers), *self.check_done(), *self.grow(now)]
         self.findings.since_s = now
@@ -217,7 +217,7 @@ class Agreement:
         self.statuses = {}
         self.state = "freezing"
         self.findings.act_at = None
-        self.findings.astray.clear()  # whoever is asked now is told
+        self.findings.stale.clear()  # whoever is asked now is told
         return self._ask(ballot, now)
 
     def _ask(self, ballot: Ballot, now: float) -> list[Instruction]:

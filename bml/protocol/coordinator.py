@@ -166,7 +166,7 @@ class Coordinator:
             return []  # the view that comes does
         observer, peer, level = message.observer, message.peer, message.level
         self._agreement.reason = f"servers {observer} and {peer} lost their connection on level {level}"
-        self._findings.astray.add(observer)
+        self._findings.stale.add(observer)
         if self.state == "steady":
             self._findings.note(now, self._timeouts.silence_window_s)
         return []
@@ -256,7 +256,7 @@ class Coordinator:
             )
             return [evict, *(self._agreement.change(now) if news and ballot is not None else [])]
         if status.ready:
-            self._roster.knocks(status.life)
+            self._roster.asks_to_join(status.life)
         if server in self.members and server not in self._findings.dead:
             return self._lost(server, "it was started again", now)
         if ballot is not None and (news or server in ballot.newcomers):
@@ -269,7 +269,7 @@ class Coordinator:
         if self._known.has_accepted(status):
             return [Post(status.server, msg.Install(self.term, self.view.epoch))]
         self._agreement.reason = f"server {status.server} came back without the view"
-        self._findings.astray.add(status.server)
+        self._findings.stale.add(status.server)
         self._findings.note_proof(now)
         return []
 

@@ -24,7 +24,7 @@ class Findings:
         self.trusted: set[Pair] = set()
         self.healed: frozenset[str] = frozenset()
         """Failures of the view in force that are over."""
-        self.astray: set[int] = set()
+        self.stale: set[int] = set()
         """Members that do not act on the view, or have lost connections that can be made again: they need
         another view."""
         self.fresh = False
@@ -118,5 +118,5 @@ class Findings:
 
     def rest(self) -> None:
         """Without any evidence left there is nothing to act on."""
-        if not self.dead and not self._suspicions and not self.astray:
+        if not self.dead and not self._suspicions and not self.stale:
             self.fresh, self.act_at = False, None

@@ -18,7 +18,7 @@ class Roster:
         self._caught_up: set[int] = set()
         self._need_state: set[int] = set()
 
-    def knocks(self, life: Life) -> None:
+    def asks_to_join(self, life: Life) -> None:
         """A server in a life that is in no view wants to be let in."""
         self._waiting[life.server] = life
 

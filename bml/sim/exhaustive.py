@@ -110,7 +110,7 @@ class Model:
         self.up: dict[int, deque[msg.ToCoordinator]] = {s: deque() for s in self.cores}
         self.promises = Promises(History(recorded=False), _unjudged)
         self.term = 0
-        self.headquarters = self._coordinator()
+        self.coordinator = self._coordinator()
         self._settle()
 
     def choices(self) -> Iterator[Choice]:
@@ -173,7 +173,7 @@ class Model:
             case "takeover":
                 left = self.faults.coordinator_crashes - 1
                 self.faults = self.faults._replace(coordinator_crashes=left)
-                self.headquarters = self._coordinator()
+                self.coordinator = self._coordinator()
 
     def check_end(self) -> None:
         """Nothing can happen any more: everybody who runs must have the step, or know that he is out."""
@@ -190,7 +190,7 @@ class Model:
     def _coordinator(self) -> coord.Coordinator:
         """Start one; control connections to an older one, and all that is on them, are gone."""
         self.term += 1
-        made = self.headquarters = coord.Coordinator(self.fabric, self.term, _TIMES, None, 0.0)
+        made = self.coordinator = coord.Coordinator(self.fabric, self.term, _TIMES, None, 0.0)
         for server, alive in self.alive.items():
             self.up[server].clear()
             self.down[server].clear()
@@ -219,7 +219,7 @@ class Model:
 
     def _due(self) -> bool:
         """Whether a wait of the coordinator may end now: it has evidence, or those it waits for are stuck."""
-        core = self.headquarters
+        core = self.coordinator
         if core.state == "stopped":
             return False
         if core._findings.act_at is not None:
@@ -229,7 +229,7 @@ class Model:
         return bool(stuck) and stuck == awaited
 
     def _tick(self) -> None:
-        core = self.headquarters
+        core = self.coordinator
         now = core._findings.act_at if core._findings.act_at is not None else core._agreement.answer_by
         self._coordinate(coord.Tick(), now)
         # Time starts anew, so that states which differ in nothing else are the same.
@@ -239,7 +239,7 @@ class Model:
             core._findings.act_at -= now
 
     def _coordinate(self, event: coord.Event, now: float) -> None:
-        for instruction in self.headquarters.handle(event, now):
+        for instruction in self.coordinator.handle(event, now):
             if isinstance(instruction, coord.Post) and self.alive[instruction.server]:
                 self.down[instruction.server].append(instruction.message)
 

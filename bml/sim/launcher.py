@@ -129,12 +129,12 @@ class Launcher:
             self._network.after(self._start_s, begin)
 
     def _kill(self, why: str) -> None:
-        desk = self._newest
-        if desk is None:
+        coordinator = self._newest
+        if coordinator is None:
             return
-        self._on_event("kill", f"the launcher kills coordinator {desk.term}, which {why}")
+        self._on_event("kill", f"the launcher kills coordinator {coordinator.term}, which {why}")
         if self._reaches:
-            desk.end()
+            coordinator.end()
 
     def _schedule(self, due: float) -> None:
         if due < self._wake_at:

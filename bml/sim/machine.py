@@ -18,7 +18,7 @@ from bml.protocol.server import ServerCore
 from bml.protocol.workspace import Array, Workspace
 from bml.schedule import AnyPrograms, DirectProgram, OneProgram, Programs, Schedules
 from bml.schedule.model import Constants
-from bml.sim.headquarters import Channel
+from bml.sim.coordinators import Channel
 from bml.sim.lending import Lender
 from bml.sim.process import Process
 from bml.sim.promises import PromiseBroken

@@ -18,9 +18,9 @@ from bml.protocol import messages as msg
 from bml.protocol.timeouts import Timeouts
 from bml.schedule.model import DEFAULTS, Constants
 from bml.sim.chaos import FOREVER, Mishap
+from bml.sim.coordinators import SimulatedCoordinator, SimulatedCoordinators
 from bml.sim.delays import NONE, Delays
 from bml.sim.endings import OPERATOR_S, Endings
-from bml.sim.headquarters import Desk, Headquarters
 from bml.sim.history import History
 from bml.sim.host import Host
 from bml.sim.load import Load
@@ -120,7 +120,7 @@ class Simulation:
         self.machines = {server: Machine(server, self) for server in fabric.servers}
         for server in absent:
             self.machines[server].process.die()
-        self.headquarters = Headquarters(
+        self.coordinators = SimulatedCoordinators(
             fabric,
             self.network,
             self.timeouts,
@@ -178,7 +178,7 @@ class Simulation:
                 self.network_mishaps += 1
                 self.wires.reset(*target)
             case "control-loss":
-                self.headquarters.lose(target[0])
+                self.coordinators.lose(target[0])
             case "control-hold":
                 self._hold(target[0], mishap.for_s)
             case "join":
@@ -192,7 +192,7 @@ class Simulation:
                 machine = self.machines[target[0]]
                 machine.process.run(machine.leave)
             case kind:
-                self.headquarters.strike(kind, mishap.for_s, *target)
+                self.coordinators.strike(kind, mishap.for_s, *target)
 
     def _reachable(self, servers: Iterable[int], view: msg.View) -> list[int]:
         """Those of these servers that run, and that every member of the view could reach."""
@@ -208,7 +208,7 @@ class Simulation:
             self.hurt.add(server)
             machine.process.die()
             self.wires.die(server)
-            self.headquarters.gone(server, "process gone")
+            self.coordinators.gone(server, "process gone")
 
     def _join(self, server: int) -> None:
         """Start a server that is dead, or out, in another life."""
@@ -226,7 +226,7 @@ class Simulation:
             for step, by in self.history.commits.items()
         }
         self._start(machine)
-        self.headquarters.joined(server)
+        self.coordinators.joined(server)
 
     def _start(self, machine: Machine) -> None:
         self._load.weigh(machine.process)
@@ -266,9 +266,9 @@ class Simulation:
 
     def _hold(self, server: int, for_s: float) -> None:
         self.hurt.add(server)
-        self.headquarters.hold(server)
+        self.coordinators.hold(server)
         text = f"the control connection of server {server} heals"
-        self._later(for_s, lambda: self.headquarters.release(server), text)
+        self._later(for_s, lambda: self.coordinators.release(server), text)
 
     def _later(self, after_s: float, action: Callable[[], None], text: str) -> None:
         def act() -> None:
@@ -291,12 +291,12 @@ class Simulation:
             servers = self.fabric.servers
             hops = max(len(self.fabric.route(a, b)) for a in servers for b in servers)
             deadline_s += (1 + hops) * (self.timeouts.orphan_s + self.timeouts.warm_up_s)
-        self.headquarters.start()
+        self.coordinators.start()
         for server in self.first:
             self._start(self.machines[server])
         if not self.network.run(self._all_over, deadline_s, _MOST_EVENTS):
             waits = [f"server {server}: {each.waits_for()}" for server, each in self.machines.items()]
-            waits.append(f"coordinator: {self.headquarters.newest.core.state}")
+            waits.append(f"coordinator: {self.coordinators.newest.core.state}")
             raise PromiseBroken(4, "\n".join(["the run did not end", *waits]))
         self._check_end()
         return self.history
@@ -318,7 +318,7 @@ class Simulation:
         abort = self.finished.abort if self.finished else None
         if abort is not None and abort.kind == "start" and (self.hurt or self.hurt_pairs):
             return
-        if self.gave_up and self.headquarters.failing_starts < _MANY_STARTS:
+        if self.gave_up and self.coordinators.failing_starts < _MANY_STARTS:
             raise PromiseBroken(4, f"the launcher gave up ({self.gave_up}) though coordinators could start")
         if self.gave_up or self._headless:
             return
@@ -381,7 +381,7 @@ class Simulation:
 
     def tell(self, server: int, message: msg.ToCoordinator) -> None:
         """A server's message to its coordinator."""
-        self.headquarters.tell(server, message)
+        self.coordinators.tell(server, message)
 
     def _give_up(self, why: str) -> None:
         """The launcher ends the job: it cannot get a coordinator."""
@@ -393,11 +393,11 @@ class Simulation:
     def _lost(self, server: int, peer: int, level: int, why: str) -> None:
         self.machines[server].lost(peer, level, why)
 
-    def _finish(self, desk: Desk, finished: coord.Finished) -> None:
+    def _finish(self, coordinator: SimulatedCoordinator, finished: coord.Finished) -> None:
         if finished.deposed_by:
-            self.point("deposed", f"coordinator {desk.term} learns that it is not the coordinator")
-            desk.end()
-        elif desk is self.headquarters.newest:
+            self.point("deposed", f"coordinator {coordinator.term} learns that it is not the coordinator")
+            coordinator.end()
+        elif coordinator is self.coordinators.newest:
             how = finished.abort.text if finished.abort else "all are done"
-            self.point("finished", f"coordinator {desk.term} ends the job: {how}")
+            self.point("finished", f"coordinator {coordinator.term} ends the job: {how}")
             self.finished = self.finished or finished

@@ -69,7 +69,7 @@ class Pending:
         return self._result
 
 
-class _Errand:
+class _MainThreadCall:
     """Something that the thread of the steps has done by the training thread: `bell` brings what came of it.
 
     What is no Exception, such as KeyboardInterrupt, leaves `run`, and breaks the session.
@@ -103,9 +103,9 @@ class Steps:
         """Not waited for yet; the first of them that is not over is under way."""
         self._todo: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
-        """Rings for the training thread, if it `_listens`, when a step is over or there is an errand."""
+        """Rings for the training thread, if it `_listens`, when a step is over or it has something to call."""
         self._listens = False
-        self._errand: _Errand | None = None
+        self._call: _MainThreadCall | None = None
         self._thread: threading.Thread | None = None
         self._failed: BaseException | None = None
         self._closed = False
@@ -153,10 +153,10 @@ class Steps:
         """Have the training thread call a function, when it waits; returns what it returns, or raises."""
         if threading.current_thread() is not self._thread:
             return function()
-        errand = self._errand = _Errand(function)
+        call = self._call = _MainThreadCall(function)
         self._ring()
-        outcome = None if self._closed else errand.bell.get()
-        self._errand = None
+        outcome = None if self._closed else call.bell.get()
+        self._call = None
         if outcome is None:
             raise UsageError("the training function ended without waiting for its steps")
         value, error = outcome
@@ -168,18 +168,18 @@ class Steps:
         """End the thread, once the job has ended or all steps are over. Idempotent."""
         self._closed = True
         self._todo.put(None)
-        errand = self._errand
-        if errand is not None:
-            errand.bell.put(None)
+        call = self._call
+        if call is not None:
+            call.bell.put(None)
         if self._thread is not None:
             self._thread.join(_END_S)
 
     def _until_over(self, step: Pending) -> None:
         while not step.over:
             self._listens = True  # before it looks: what happens from here on rings
-            errand = self._errand
-            if errand is not None and not errand.over:
-                errand.run()
+            call = self._call
+            if call is not None and not call.over:
+                call.run()
             elif not step.over:
                 self._bell.get()
 

@@ -81,7 +81,9 @@ class LinkTransport:
         self._stalled: set[LinkKey] = set()
         self._silent: set[int] = set()
         # Sockets of silenced NICs that are not used any more: closing them would be noticed by the peer.
-        self._graves: dict[int, list[socket.socket]] = {level: [] for level in range(len(self._nics))}
+        self._deferred_closes: dict[int, list[socket.socket]] = {
+            level: [] for level in range(len(self._nics))
+        }
         self._listeners: list[Listener] = []
         self._beats: list[BeatSocket] = []
         self._closed = False
@@ -186,10 +188,10 @@ class LinkTransport:
         if level in self._silent:
             return
         self._silent.add(level)
-        self._graves[level] += self._listeners[level].mute()
+        self._deferred_closes[level] += self._listeners[level].mute()
         self._beats[level].mute()
         self._parking.mute(level)
-        self._graves[level] += self._probes.abandon(level)
+        self._deferred_closes[level] += self._probes.abandon(level)
         for link in self._links.values():
             if link.level == level:
                 if link.connection is not None:
@@ -203,7 +205,7 @@ class LinkTransport:
         if level not in self._silent:
             return
         self._silent.remove(level)
-        self._close_graves(level)
+        self._close_deferred(level)
         self._listeners[level].unmute()
         self._beats[level].unmute()
         self._parking.unmute(level)
@@ -241,8 +243,8 @@ class LinkTransport:
             listener.close()
         for beats in self._beats:
             beats.close()
-        for level in self._graves:
-            self._close_graves(level)
+        for level in self._deferred_closes:
+            self._close_deferred(level)
 
     def _connection(self, link: Link, sock: socket.socket, on_end: OnEnd) -> LinkConnection:
         """Make the connection of a link from its authenticated stream."""
@@ -367,13 +369,13 @@ class LinkTransport:
         if sock is None:
             return
         if level in self._silent and not self._closed:
-            self._graves[level].append(sock)
+            self._deferred_closes[level].append(sock)
         else:
             sock.close()
 
-    def _close_graves(self, level: int) -> None:
-        graves, self._graves[level] = self._graves[level], []
-        for sock in graves:
+    def _close_deferred(self, level: int) -> None:
+        deferred, self._deferred_closes[level] = self._deferred_closes[level], []
+        for sock in deferred:
             sock.close()
 
     def _link(self, peer: int, level: int) -> Link:

@@ -68,7 +68,7 @@ def test_a_view_answers_what_it_leaves_out_and_nothing_else(findings: Findings) 
     assert (findings.fresh, findings.act_at) == (False, None)
 
 
-@pytest.mark.parametrize("left", ["dead", "suspicion", "astray"])
+@pytest.mark.parametrize("left", ["dead", "suspicion", "stale"])
 def test_it_rests_when_nothing_is_left(findings: Findings, left: str) -> None:
     findings.note_proof(20.0)
     if left == "dead":
@@ -76,11 +76,11 @@ def test_it_rests_when_nothing_is_left(findings: Findings, left: str) -> None:
     elif left == "suspicion":
         findings.suspect(suspect(0, 1))
     else:
-        findings.astray.add(1)
+        findings.stale.add(1)
     findings.rest()
     assert findings.fresh
     findings.dead.clear()
-    findings.astray.clear()
+    findings.stale.clear()
     findings.forget(lambda each: each.observer == 0)
     findings.rest()
     assert (findings.fresh, findings.act_at) == (False, None)

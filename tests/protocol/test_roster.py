@@ -21,7 +21,7 @@ def view(*failures: str) -> View:
 
 def waiting(*failures: str) -> Roster:
     roster = Roster()
-    roster.knocks(LIFE)
+    roster.asks_to_join(LIFE)
     for server in view(*failures).members:
         roster.gives(server)
     return roster
@@ -56,7 +56,7 @@ def test_a_new_life_of_it_is_tried_anew() -> None:
     roster = waiting(*broken)
     roster.reached({0: LIFE}, (1, 2, 3), map(parse_failure, broken))
     roster.drop(0)
-    roster.knocks(Life(0, 6))
+    roster.asks_to_join(Life(0, 6))
     assert roster.admitted(view(*broken)) == {0: Life(0, 6)}
 
 

@@ -49,7 +49,7 @@ def test_an_error_in_the_middle_of_a_recovery_is_told_to_all(point: str) -> None
 def test_an_error_is_told_by_the_next_coordinator_if_the_first_dies() -> None:
     crash = Mishap("coordinator-crash", (), at("Ended", 1))
     simulation = simulate(Mishap("raise", (2,), at("submit", 9)), crash)
-    assert len(simulation.headquarters.desks) == 2
+    assert len(simulation.coordinators.started) == 2
     assert {str(error) for error in simulation.history.errors.values()} == {SAID}
 
 

@@ -36,7 +36,7 @@ def propose_without_one_that_lives(model: Model) -> None:
     for server in (1, 2):
         model.make(Choice("told", server))
         model.make(Choice("heard", server))
-    assert model.headquarters.state == "proposing"
+    assert model.coordinator.state == "proposing"
 
 
 @pytest.mark.slow

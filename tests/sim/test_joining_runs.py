@@ -107,7 +107,7 @@ def test_a_joiner_dies_while_it_gets_the_state_and_comes_a_third_time() -> None:
 def test_the_coordinator_dies_while_a_server_joins(point: str) -> None:
     nth = 1 if point in ("piece", "CaughtUp") else 9 + 8 + 4  # start, death, then the joining view
     simulation = simulate("bcube:3x2", GONE, BACK, Mishap("coordinator-crash", (), at(point, nth)))
-    assert len(simulation.headquarters.desks) == 2
+    assert len(simulation.coordinators.started) == 2
     assert last(simulation) == parse("bcube:3x2").servers
 
 

@@ -48,7 +48,7 @@ def test_servers_0_4_and_8_and_the_coordinator_in_one_run() -> None:
         steps=9,
     )
     assert done(simulation) == [1, 2, 3, 5, 6, 7]
-    assert len(simulation.headquarters.desks) == 2
+    assert len(simulation.coordinators.started) == 2
     assert set(simulation.history.commits[9].values()) == {(1, 2, 3, 5, 6, 7)}
 
 
@@ -217,7 +217,7 @@ def test_a_thawed_coordinator_finds_its_successor_at_work() -> None:
         Mishap("crash", (3,), When("", 0, 0.5)),
         steps=3,
     )
-    assert len(simulation.headquarters.desks) == 2
+    assert len(simulation.coordinators.started) == 2
     assert set(done(simulation)) >= {0, 1, 2}
 
 
@@ -246,7 +246,7 @@ def test_two_live_coordinators_do_not_depose_each_other_for_ever() -> None:
         ],
     )
     simulation.run()
-    assert len(simulation.headquarters.desks) == 2
+    assert len(simulation.coordinators.started) == 2
     assert simulation.history.counts["deposed"] == 1
     assert set(done(simulation)) >= {0, 2, 3}
 

@@ -42,18 +42,18 @@ class Reachable(Protocol):
 class Channel:
     """One control connection, ordered both ways; of these `lost` ways what was under way is lost with it."""
 
-    def __init__(self, desk: Desk, server: int):
-        self.desk = desk
+    def __init__(self, coordinator: SimulatedCoordinator, server: int):
+        self.coordinator = coordinator
         self.server = server
         self.open = True
         self.lost: frozenset[str] = frozenset()
 
 
-class Desk:
+class SimulatedCoordinator:
     """One coordinator: its process, its core and its channels."""
 
-    def __init__(self, office: Headquarters, term: int, core: coord.Coordinator):
-        self.office = office
+    def __init__(self, among: SimulatedCoordinators, term: int, core: coord.Coordinator):
+        self.among = among
         self.term = term
         self.core = core
         self.process = Process()
@@ -65,23 +65,23 @@ class Desk:
 
     def handle(self, event: coord.Event) -> None:
         """Let the core react, carry out what it says."""
-        self.process.each(self.core.handle(event, self.office.network.now), self._carry_out)
+        self.process.each(self.core.handle(event, self.among.network.now), self._carry_out)
         self._schedule()
         self._report()
 
     def beat(self) -> None:
         """Give the launcher a sign of life, and again and again."""
         if self.process.alive:
-            self.office.launcher.beat(self.term)
+            self.among.launcher.beat(self.term)
             again = partial(self.process.run, self.beat)
-            self.office.network.after(self.office.launcher.succession.interval_s, again)
+            self.among.network.after(self.among.launcher.succession.interval_s, again)
 
     def end(self) -> None:
         """Its process is no more; the launcher hears of it."""
         self.process.die()
         for channel in list(self.channels.values()):
-            self.office.sever(channel)
-        self.office.launcher.ended(self.term, f"was {self._state[0]}, and its process is gone")
+            self.among.sever(channel)
+        self.among.launcher.ended(self.term, f"was {self._state[0]}, and its process is gone")
 
     @property
     def _state(self) -> tuple[str, int]:
@@ -94,17 +94,17 @@ class Desk:
         said = self._state
         if said != self._said:
             self._said = said
-            self.office.launcher.said(self.term, *said)
+            self.among.launcher.said(self.term, *said)
 
     def _carry_out(self, instruction: coord.Instruction) -> None:
         if isinstance(instruction, coord.Finished):
             self.finished = instruction
-            self.office.on_finished(self, instruction)
+            self.among.on_finished(self, instruction)
         elif instruction.server in self.channels:
-            self.office.post(self.channels[instruction.server], instruction.message)
+            self.among.post(self.channels[instruction.server], instruction.message)
 
     def _schedule(self) -> None:
-        network = self.office.network
+        network = self.among.network
         due = self.core.next_deadline(network.now)
         if self.process.alive and due < self._wake_at and not self.finished:
             self._wake_at = due
@@ -116,7 +116,7 @@ class Desk:
             self.process.tick(lambda: self.handle(coord.Tick()))
 
 
-class Headquarters:
+class SimulatedCoordinators:
     """See the module's text. `on_event(name, text)` is told what happens."""
 
     def __init__(
@@ -130,7 +130,7 @@ class Headquarters:
         restart_s: float,
         reaches: bool,
         on_event: Callable[[str, str], None],
-        on_finished: Callable[[Desk, coord.Finished], None],
+        on_finished: Callable[[SimulatedCoordinator, coord.Finished], None],
         delays: Delays,
         load: Load,
         on_give_up: Callable[[str], None],
@@ -138,7 +138,7 @@ class Headquarters:
         self.network = network
         self.launcher = Launcher(network, timeouts, restart_s, reaches, self._start, on_event, on_give_up)
         self.on_finished = on_finished
-        self.desks: list[Desk] = []
+        self.started: list[SimulatedCoordinator] = []
         self.cut: set[int] = set()
         self.failing_starts = 0
         """How many coordinators were to crash on their start."""
@@ -155,28 +155,28 @@ class Headquarters:
         load.weigh(self.launcher.process)
 
     @property
-    def newest(self) -> Desk:
+    def newest(self) -> SimulatedCoordinator:
         """The coordinator that was started last."""
-        return self.desks[-1]
+        return self.started[-1]
 
     def start(self) -> None:
         """The launcher begins."""
         self.launcher.look()
 
-    def _start(self, term: int) -> Desk:
+    def _start(self, term: int) -> SimulatedCoordinator:
         """Start a coordinator: a first one, or a successor."""
         core = coord.Coordinator(
             self._fabric, term, self._timeouts, self._min_servers, self.network.now, self._absent
         )
-        desk = Desk(self, term, core)
-        self.desks.append(desk)
+        coordinator = SimulatedCoordinator(self, term, core)
+        self.started.append(coordinator)
         self._on_event("takeover", f"coordinator {term} starts")
-        self._load.weigh(desk.process)
-        desk.beat()
-        desk.handle(coord.Tick())
+        self._load.weigh(coordinator.process)
+        coordinator.beat()
+        coordinator.handle(coord.Tick())
         for server in self._servers:
-            self._dial(desk, server)
-        return desk
+            self._dial(coordinator, server)
+        return coordinator
 
     def strike(self, kind: str, for_s: float, amount: int = 0) -> None:
         """A mishap of a coordinator or of the launcher; see bml.sim.chaos."""
@@ -199,41 +199,41 @@ class Headquarters:
 
     def crash(self) -> None:
         """The newest coordinator dies."""
-        desk = self.newest
-        if desk.process.alive:
-            self._on_event("fault", f"crash of coordinator {desk.term}")
-            desk.end()
+        coordinator = self.newest
+        if coordinator.process.alive:
+            self._on_event("fault", f"crash of coordinator {coordinator.term}")
+            coordinator.end()
 
     def freeze(self, for_s: float) -> None:
         """The newest coordinator stops for a while."""
-        desk = self.newest
-        if desk.process.runs:
-            self._on_event("fault", f"coordinator {desk.term} is frozen for {for_s:.3f} s")
-            desk.process.freeze()
+        coordinator = self.newest
+        if coordinator.process.runs:
+            self._on_event("fault", f"coordinator {coordinator.term} is frozen for {for_s:.3f} s")
+            coordinator.process.freeze()
             if for_s != float("inf"):
-                self.network.after(for_s, lambda: self._thaw(desk))
+                self.network.after(for_s, lambda: self._thaw(coordinator))
 
-    def _thaw(self, desk: Desk) -> None:
-        if desk.process.frozen:
-            self._on_event("fault", f"coordinator {desk.term} thaws")
-            desk.process.thaw()
+    def _thaw(self, coordinator: SimulatedCoordinator) -> None:
+        if coordinator.process.frozen:
+            self._on_event("fault", f"coordinator {coordinator.term} thaws")
+            coordinator.process.thaw()
 
     def gone(self, server: int, why: str) -> None:
         """A server's process died: its connection ends, the launcher tells the newest coordinator."""
         channel = self._servers[server].channel
         if channel is not None:
             self._break(channel)
-        desk = self.newest
-        self._tell(desk, partial(self._say, desk, coord.Gone(server, why)))
+        coordinator = self.newest
+        self._tell(coordinator, partial(self._say, coordinator, coord.Gone(server, why)))
 
     def joined(self, server: int) -> None:
         """A server was started in another life: the launcher tells the coordinator where it is."""
-        for desk in self.desks:
-            self._tell(desk, partial(self._dial, desk, server))
+        for coordinator in self.started:
+            self._tell(coordinator, partial(self._dial, coordinator, server))
 
-    def _tell(self, desk: Desk, action: Callable[[], None]) -> None:
+    def _tell(self, coordinator: SimulatedCoordinator, action: Callable[[], None]) -> None:
         """The launcher tells a coordinator, once it can."""
-        self.network.deliver((desk, "launcher"), lambda: self.launcher.process.run(action))
+        self.network.deliver((coordinator, "launcher"), lambda: self.launcher.process.run(action))
 
     # --- control connections ---------------------------------------------------------------------
 
@@ -261,7 +261,7 @@ class Headquarters:
         """A message of a coordinator."""
         node = self._servers[channel.server]
         if not isinstance(message, msg.Who):
-            who = f"coordinator {channel.desk.term} -> {channel.server}"
+            who = f"coordinator {channel.coordinator.term} -> {channel.server}"
             self._on_event(type(message).__name__, f"{who}: {message}")
 
         def read() -> None:
@@ -277,16 +277,18 @@ class Headquarters:
         if not isinstance(message, msg.Progress):
             self._on_event(type(message).__name__, f"server {server} -> coordinator: {message}")
         if channel is not None and channel.open:
-            desk = channel.desk
+            coordinator = channel.coordinator
             said = coord.From(server, check_from_server(message, server, self._fabric))
-            self._move(channel, "up", lambda: self._say(desk, said, channel))
+            self._move(channel, "up", lambda: self._say(coordinator, said, channel))
 
-    def _say(self, desk: Desk, event: coord.Event, channel: Channel | None = None) -> None:
+    def _say(
+        self, coordinator: SimulatedCoordinator, event: coord.Event, channel: Channel | None = None
+    ) -> None:
         def read() -> None:
-            if channel is None or desk.channels.get(channel.server) is channel:
-                desk.handle(event)
+            if channel is None or coordinator.channels.get(channel.server) is channel:
+                coordinator.handle(event)
 
-        desk.process.run(read)
+        coordinator.process.run(read)
 
     def _move(self, channel: Channel, way: str, arrive: Callable[[], None]) -> None:
         """Bring something over, in order; hold it back while the server is cut off."""
@@ -314,21 +316,21 @@ class Headquarters:
         if not channel.open:
             return
         channel.open, channel.lost = False, frozenset(lost)
-        node, desk = self._servers[channel.server], channel.desk
+        node, coordinator = self._servers[channel.server], channel.coordinator
 
         def server_learns() -> None:
             if node.channel is channel:
                 node.channel = None
 
         def coordinator_learns() -> None:
-            if desk.channels.get(channel.server) is channel:
-                del desk.channels[channel.server]
-                self._dial(desk, channel.server, again=True)
+            if coordinator.channels.get(channel.server) is channel:
+                del coordinator.channels[channel.server]
+                self._dial(coordinator, channel.server, again=True)
 
         self._deliver(channel, "down", lambda: node.process.run(server_learns))
-        self._deliver(channel, "up", lambda: desk.process.run(coordinator_learns))
+        self._deliver(channel, "up", lambda: coordinator.process.run(coordinator_learns))
 
-    def _dial(self, desk: Desk, server: int, again: bool = False) -> None:
+    def _dial(self, coordinator: SimulatedCoordinator, server: int, again: bool = False) -> None:
         """Call a server; it takes a round trip to be there `again` after a connection broke."""
         node = self._servers[server]
         round_s = (
@@ -336,31 +338,35 @@ class Headquarters:
         )
 
         def attempt() -> None:
-            if not desk.process.alive or server in desk.channels or self._servers[server] is not node:
+            if (
+                not coordinator.process.alive
+                or server in coordinator.channels
+                or self._servers[server] is not node
+            ):
                 return
-            if node.process.answers and desk.process.answers and server not in self.cut:
-                self._connect(desk, server)
+            if node.process.answers and coordinator.process.answers and server not in self.cut:
+                self._connect(coordinator, server)
                 return
-            since = desk.failing_since.setdefault(server, self.network.now)
+            since = coordinator.failing_since.setdefault(server, self.network.now)
             if not node.process.alive and server not in self.cut:
-                self._say(desk, coord.Gone(server, "its process is gone"))
+                self._say(coordinator, coord.Gone(server, "its process is gone"))
                 return
             for_s = self.network.now - since
-            self._say(desk, coord.Unreached(server, "cannot be reached", for_s))
+            self._say(coordinator, coord.Unreached(server, "cannot be reached", for_s))
             self.network.after(_REDIAL_S, attempt)  # it may come back, and must learn that it is out
 
         self.network.after(round_s + self.network.random.uniform(0.0002, 0.003), attempt)
 
-    def _connect(self, desk: Desk, server: int) -> None:
+    def _connect(self, coordinator: SimulatedCoordinator, server: int) -> None:
         node = self._servers[server]
-        desk.failing_since.pop(server, None)
+        coordinator.failing_since.pop(server, None)
         if node.channel is not None:
             # A newer connection replaces the older one, mostly behind what the server has said there.
             self._break(node.channel, *_WAYS[: self._chance.choice((1, 1, 2))])
-        channel = node.channel = Channel(desk, server)
+        channel = node.channel = Channel(coordinator, server)
 
         def opened() -> None:
-            desk.channels[server] = channel
-            desk.handle(coord.Connected(server))
+            coordinator.channels[server] = channel
+            coordinator.handle(coord.Connected(server))
 
-        self._deliver(channel, "up", lambda: desk.process.run(opened))
+        self._deliver(channel, "up", lambda: coordinator.process.run(opened))
