@@ -13,7 +13,7 @@ from bml.cluster.exiting import end_process
 from bml.cluster.job import Contacts, ServerReport
 from bml.cluster.sending import Train, unpack
 from bml.cluster.server import Server
-from bml.errors import FabricError, InvariantError, StepMismatch, TooFewServers, TooSlow
+from bml.errors import FabricError, InvariantError, StateMismatch, StepMismatch, TooFewServers, TooSlow
 from bml.train.session import Session
 
 _SWITCH_S = 0.0001
@@ -116,9 +116,13 @@ def _is_the_runtimes(error: BaseException) -> bool:
 
 def _outcome(server: Server, error: BaseException | None) -> str:
     """How the run ended here: an error of this server's own, the job's end from outside, or well."""
-    if server.error is not None and not isinstance(server.error, StepMismatch | InvariantError | TooSlow):
+    if server.error is not None and not isinstance(server.error, _OWN):
         return "stopped"  # even if the training function caught the error, to save its state
     return "done" if error is None else "failed"
+
+
+_OWN = (StepMismatch, StateMismatch, InvariantError, TooSlow)
+"""Errors that end the run of the server that has them, not the job from outside."""
 
 
 def _metrics(server: Server, own_steps: int) -> dict[str, Any]:

@@ -199,7 +199,10 @@ class Learner:
         return True
 
     def came(self, header: Header, text: str, committed: int) -> list[Instruction]:
-        """A part of the state is announced in `text`, or a piece of it is in its place. Raises FrameError."""
+        """A part of the state is announced in `text`, or a piece of it is in its place.
+
+        Raises FrameError, and StateMismatch if the donors' states differ.
+        """
         if header.kind != Kind.HEAD:
             self._incoming.arrived(header)
             return self.state(committed)

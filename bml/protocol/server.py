@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bml.errors import Evicted, job_error
+from bml.errors import Evicted, StateMismatch, job_error
 from bml.protocol import events as ev
 from bml.protocol import messages as msg
 from bml.protocol.calls import Calls
@@ -301,7 +301,10 @@ class ServerCore:
     def _state_came(self, header: Header, text: str) -> list[Instruction]:
         if self._learner is None or header.epoch != self.epoch or self._member.frozen:
             return []
-        return self._learner.came(header, text, self.committed)
+        try:
+            return self._learner.came(header, text, self.committed)
+        except StateMismatch as error:
+            return self._steps.give_up(error)
 
     # --- time ------------------------------------------------------------------------------------
 

@@ -189,9 +189,9 @@ class Steps:
     def _replay(self, event: Submit, learner: Learner) -> list[Instruction]:
         """Give the user the result of a step that was committed before he came to it."""
         error = learner.refuses(event)
-        return [ev.Replay(event.step)] if error is None else self._give_up(error)
+        return [ev.Replay(event.step)] if error is None else self.give_up(error)
 
-    def _give_up(self, error: BmlError) -> list[Instruction]:
+    def give_up(self, error: BmlError) -> list[Instruction]:
         """A learner cannot go on: it goes, and nobody waits to find out."""
         return [ev.Tell(msg.Leaves(self._member.server, str(error))), *self.stop(error)]
 
@@ -318,7 +318,7 @@ class Steps:
         try:
             done = learner.keeps(step.submit, epoch, step.contributors)
         except TooSlow as error:
-            return self._give_up(error)
+            return self.give_up(error)
         done += learner.state(self.committed)
         waiting, self._waiting = self._waiting, None
         done += self._replay(waiting, learner) if waiting else []

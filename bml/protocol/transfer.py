@@ -3,15 +3,18 @@
 The state is a string of bytes, the same on every donor, as it stands at a step boundary. It is cut into
 pieces; piece i goes over link i mod `parts`, where the joiner's links to donors are counted in order of
 (server, level). A view change ends a transfer: its donors' state is of the past, so the next view
-starts another. Every part carries a hash, checked when all pieces are there.
+starts another. Every part carries a hash, checked when all pieces are there, and a check sum of the donor's
+whole state: pieces of states that differ would make one that no server ever had.
 """
 
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
+from bml.errors import StateMismatch
 from bml.protocol.frame import FrameError, Header
 from bml.protocol.messages import View
 from bml.topology import Fabric
@@ -19,6 +22,10 @@ from bml.topology.errors import FabricError
 
 MAX_PIECES = 1 << 20
 """Most pieces into which a state may be cut."""
+
+_MOST_SUMMED = 16 << 20
+"""Bytes of a state, in windows all over it, that are compared: to read all of a large one would show."""
+_WINDOW = 1 << 12
 
 
 class Rope(Protocol):
@@ -86,27 +93,29 @@ def giving(view: View, fabric: Fabric, server: int, piece_nbytes: int) -> Giving
 
 
 class Head(NamedTuple):
-    """What a donor says first: the state's length, which part of it comes, and that part's hash."""
+    """What a donor says first: the state's length, which part of it comes, that part's hash, and a check sum
+    of the `whole`."""
 
     nbytes: int
     part: Part
     digest: str
+    whole: str
 
     def encode(self) -> bytes:
         """As it travels."""
-        return " ".join(map(str, (self.nbytes, *self.part, self.digest))).encode()
+        return " ".join(map(str, (self.nbytes, *self.part, self.digest, self.whole))).encode()
 
     @classmethod
     def decode(cls, text: str) -> Head:
         """Read what `encode` made. Raises FrameError."""
         try:
-            *numbers, digest = text.split(" ")
+            *numbers, digest, whole = text.split(" ")
             nbytes, number, parts, piece_nbytes = map(int, numbers)
         except ValueError:
             raise FrameError(f"{text!r:.80} does not say what state will come") from None
         if not 0 <= number < parts or piece_nbytes < 1 or not 0 <= nbytes <= MAX_PIECES * piece_nbytes:
             raise FrameError(f"there is no part {number} of {parts} of {nbytes} bytes in {piece_nbytes}")
-        return cls(nbytes, Part(number, parts, piece_nbytes), digest)
+        return cls(nbytes, Part(number, parts, piece_nbytes), digest, whole)
 
 
 class Incoming:
@@ -115,6 +124,7 @@ class Incoming:
     def __init__(self) -> None:
         self.step = -1
         self.nbytes = 0
+        self._whole = ""
         self._digests: dict[int, str] = {}
         self._parts = 0
         self._piece_nbytes = 0
@@ -133,17 +143,27 @@ class Incoming:
         }
 
     def head(self, header: Header, head: Head) -> bool:
-        """A part is announced; returns whether it is the first one. Raises FrameError if it does not fit."""
+        """A part is announced; returns whether it is the first one.
+
+        Raises FrameError if it does not fit, StateMismatch if it is of another state than those before.
+        """
         number, parts, piece_nbytes = head.part
         first = not self._parts
         if first:
-            self.step, self.nbytes = header.step, head.nbytes
+            self.step, self.nbytes, self._whole = header.step, head.nbytes, head.whole
             self._parts, self._piece_nbytes = parts, piece_nbytes
-        known = (self.step, self.nbytes, self._parts, self._piece_nbytes)
-        if (header.step, head.nbytes, parts, piece_nbytes) != known:
+        if (header.step, parts, piece_nbytes) != (self.step, self._parts, self._piece_nbytes):
             raise FrameError(
-                f"server {header.origin} gives {head.nbytes} bytes of state at step {header.step}, "
-                f"others {self.nbytes} at step {self.step}"
+                f"server {header.origin} gives its state of step {header.step} in {parts} parts of "
+                f"{piece_nbytes} bytes, others theirs of step {self.step} in {self._parts} of "
+                f"{self._piece_nbytes}"
+            )
+        if (head.nbytes, head.whole) != (self.nbytes, self._whole):
+            raise StateMismatch(
+                f"server {header.origin} has another training state after step {self.step} than others "
+                f"({head.nbytes} bytes, {head.whole}; {self.nbytes} bytes, {self._whole}), so none can be "
+                "given to a server that joins: what session.state and session.state_fn name must be changed "
+                "alike on all servers; name nothing of which each server has its own"
             )
         if number in self._digests:
             raise FrameError(f"server {header.origin} gives part {number} of the state again")
@@ -166,11 +186,23 @@ def cut(state: Rope, gifts: Iterable[Gift]) -> tuple[tuple[Head, ...], bytearray
     """What a donor sends of the whole state: the heads of its gifts, and all their pieces in a row."""
     kept = bytearray()
     heads = []
+    whole = _check_sum(state)
     for gift in gifts:
-        heads.append(Head(len(state), gift.part, gift.part.digest(state)))
+        heads.append(Head(len(state), gift.part, gift.part.digest(state), whole))
         for start, stop in gift.part.pieces(len(state)):
             kept += state[start:stop]
     return tuple(heads), kept
+
+
+def _check_sum(state: Rope) -> str:
+    nbytes, window = len(state), _WINDOW
+    stride = nbytes // (_MOST_SUMMED // window)
+    if nbytes <= _MOST_SUMMED:
+        stride = window = max(nbytes, 1)
+    total = 0
+    for start in range(0, nbytes, stride):
+        total = zlib.crc32(state[start : start + window], total)
+    return f"{total:08x}"
 
 
 def verify(state: memoryview, digests: Mapping[Part, str]) -> None:

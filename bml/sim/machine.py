@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache, partial
 from typing import NamedTuple
 
-from bml.errors import StepMismatch, TooSlow
+from bml.errors import StateMismatch, StepMismatch, TooSlow
 from bml.protocol import events as ev
 from bml.protocol import messages as msg
 from bml.protocol.call import neutral
@@ -361,7 +361,7 @@ class Machine:
         learner = self.core._learner
         if learner is not None and learner.behind and not learner.waits and self.user.waits_for_state:
             raise PromiseBroken(4, f"server {self.server} waits for a state, its core does not know it")
-        if isinstance(error, StepMismatch | TooSlow) and not self.user.ended:
+        if isinstance(error, StepMismatch | StateMismatch | TooSlow) and not self.user.ended:
             self.user.fail(error)
         self.user.stop()
         self.over = True

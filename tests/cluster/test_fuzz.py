@@ -200,7 +200,7 @@ class Victim:
 
     def state(self) -> list[tuple[Header, bytes]]:
         """Some of a joiner's state."""
-        text = Head(100, Head.decode("100 0 1 40 x").part, "x").encode()
+        text = Head(100, Head.decode("100 0 1 40 x y").part, "x", "y").encode()
         head = (self.header(Kind.HEAD, 0, len(text)), text)
         pieces = [
             (self.header(Kind.STATE, a, min(a + 40, 100)), bytes(min(40, 100 - a))) for a in (0, 40, 80)

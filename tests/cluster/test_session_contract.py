@@ -120,6 +120,30 @@ def test_parameters_that_were_bound_anew_are_given_to_no_joiner(transport: str, 
     assert "`w = w - g` makes a new array" in result.dead[3]
 
 
+@pytest.mark.parametrize("of_each", ["array", "length"])
+def test_states_that_differ_are_given_to_no_joiner(of_each: str) -> None:
+    def train(session: bml.Session) -> float:
+        w, residual, log = np.zeros(3), np.zeros(1 << 20), [0] * 100_000
+        session.state(params=w, residual=residual)
+        session.state_fn("log", lambda value: log.__setitem__(slice(None), value), lambda: log)
+        for _ in session.steps(60):
+            if of_each == "array":
+                residual += session.server
+            else:
+                log.extend([1] * session.server)
+            w += session.allreduce(np.ones(3)) / len(session.contributors)
+            time.sleep(0.02)
+        return float(w[0])
+
+    seen = jobs.Seen()
+    faults = ["kill:3@step=3", "join:3@step=6"]
+    result = jobs.launch(train, FABRIC, faults=faults, on_change=seen, rejoin=True)
+    assert result.values == dict.fromkeys(range(3), 60.0)
+    assert "StateMismatch" in result.dead[3]
+    assert "another training state after step" in result.dead[3]
+    assert not [each for each in seen.failures if each != "server:3"], "no NIC is to blame"
+
+
 def test_values_behind_functions_reach_joiners_and_harm_nobody() -> None:
     def train(session: bml.Session) -> list[Any]:
         w, best = np.zeros(3), [np.float64(10.0)]

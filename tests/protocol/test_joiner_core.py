@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bml.errors import Evicted
+from bml.errors import Evicted, StateMismatch
 from bml.protocol import events as ev
 from bml.protocol import messages as msg
 from bml.protocol.call import Call
@@ -62,12 +62,21 @@ def test_state_for_another_server_is_dropped() -> None:
 
 
 def test_state_of_an_epoch_that_ended_while_it_came_counts_no_more() -> None:
-    text = Head(10, Part(0, 1, 4), "0" * 64).encode().decode()
+    text = Head(10, Part(0, 1, 4), "0" * 64, "0").encode().decode()
     assert learner().received(DONOR, head_frame(), text, 0.0)
     core = learner()
     assert core.admit(DONOR, head_frame()) is ev.Verdict.TEXT
     install(core, EPOCH + 1)
     assert core.received(DONOR, head_frame(), text, 0.0) == []
+
+
+def test_donors_whose_states_differ_end_the_joiner_and_no_connection() -> None:
+    core = learner()
+    assert core.received(DONOR, head_frame(), Head(10, Part(0, 2, 4), "0", "a").encode().decode(), 0.0)
+    done = core.received(DONOR, head_frame(), Head(10, Part(1, 2, 4), "0", "b").encode().decode(), 0.0)
+    assert [type(each.error) for each in done if isinstance(each, ev.Stop)] == [StateMismatch]
+    told = [each.message for each in done if isinstance(each, ev.Tell)]
+    assert [type(each) for each in told] == [msg.Leaves]
 
 
 @pytest.mark.parametrize("text", ["sum <q9 3\nx", "sum <f4 three\nx", "sum <f4\nx", "sub <f4 3\nx", ""])

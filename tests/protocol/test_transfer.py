@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bml.errors import StateMismatch
 from bml.protocol.dataflow import Send
 from bml.protocol.donor import Donor
 from bml.protocol.events import Give, SendText
@@ -101,17 +102,24 @@ def test_a_piece_comes_once() -> None:
         incoming.check(piece(0, 10))
 
 
-def test_donors_must_give_the_same_state() -> None:
-    heads, _ = donated(b"x" * 100, 2, 10)
-    others, _ = donated(b"x" * 101, 2, 10)
-    incoming = Incoming()
-    incoming.head(head_frame(), heads[0])
-    with pytest.raises(FrameError, match="101 bytes of state at step 12"):
-        incoming.head(head_frame(origin=1), others[1])
-    with pytest.raises(FrameError, match="at step 13"):
-        incoming.head(head_frame(STEP + 1, origin=1), heads[1])
-    with pytest.raises(FrameError, match="again"):
-        incoming.head(head_frame(origin=1), heads[0])
+@pytest.mark.parametrize("nbytes", [100, 16 << 20, 50 << 20])
+def test_donors_must_give_the_same_state(nbytes: int) -> None:
+    state = bytearray(nbytes)
+    heads, _ = donated(bytes(state), 2, nbytes // 3)
+    again, _ = donated(bytes(state), 2, nbytes // 3)
+    state[nbytes // 2 : nbytes // 2 + 20_000] = b"x" * 20_000
+    for others in (bytes(state[:nbytes]), bytes(nbytes + 1)):
+        incoming = Incoming()
+        incoming.head(head_frame(), heads[0])
+        with pytest.raises(StateMismatch, match="server 1 has another training state after step 12"):
+            incoming.head(head_frame(origin=1), donated(others, 2, nbytes // 3)[0][1])
+        incoming.head(head_frame(origin=1), again[1])
+        with pytest.raises(FrameError, match="again"):
+            incoming.head(head_frame(), heads[0])
+    with pytest.raises(FrameError, match="in 3 parts"):
+        incoming.head(head_frame(origin=1), donated(bytes(nbytes), 3, nbytes // 3)[0][2])
+    with pytest.raises(FrameError, match="its state of step 13"):
+        incoming.head(head_frame(STEP + 1), heads[1])
 
 
 @pytest.mark.parametrize("text", ["", "1 2", "a 0 1 4 abc", "-1 0 1 4 abc", "9 2 2 4 abc", "9 0 1 0 abc"])
