@@ -103,7 +103,7 @@ class Steps:
         """Not waited for yet; the first of them that is not over is under way."""
         self._todo: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
-        """Rings for the training thread, if it `_listens`, when a step is over or it has something to call."""
+        """Rings for the training thread, if it `_listens`, when a step is over or there is a call to make."""
         self._listens = False
         self._call: _MainThreadCall | None = None
         self._thread: threading.Thread | None = None
