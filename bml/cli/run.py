@@ -268,7 +268,7 @@ def _read(file: str) -> str:
     """The content of a fault plan's file. Raises UsageError if it is none."""
     try:
         return Path(file).read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise UsageError(f"there is no fault plan {file}") from None
     except OSError as error:
         raise UsageError(f"the fault plan {file} cannot be read: {error.strerror}") from None

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
+from numbers import Real
 from typing import Any
 
 import msgspec
@@ -29,6 +30,7 @@ from bml.transport.shm.plate import PlateAddress
 Endpoint = tuple[str, int]
 
 _MOST_KEPT_MIB = 1 << 30
+_MOST_START_S = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -72,19 +74,29 @@ class JobSpec:
         plan(fabric, self.algorithm)
         self.fault_plan().validate(fabric)
         check_possible(self.fault_plan(), self.emulated is not None)
+        if not _is_number(self.detect_s):
+            raise UsageError(f"detect_s is {self.detect_s!r}: give seconds")
+        if not (_is_number(self.start_s) and 0 < self.start_s <= _MOST_START_S):
+            raise UsageError(
+                f"start_s is {self.start_s!r}: give the seconds that servers may take to appear, at most "
+                f"{_MOST_START_S:,}"
+            )
         self.timeouts()
         if check_transport(self.transport) == "shm" and self._unsharable():
             raise UsageError(f"the transport shm cannot be used: {self._unsharable()}; ask for tcp")
         if self.traffic_class is not None:
             check_traffic_class(self.traffic_class)
         self._check_absent(fabric)
-        if not 0 < self.kept_mib <= _MOST_KEPT_MIB:
+        if not (_is_number(self.kept_mib) and 0 < self.kept_mib <= _MOST_KEPT_MIB):
             raise UsageError(
                 f"kept_mib is {self.kept_mib}: give the MiB of results that a joiner may keep, at most "
                 f"{_MOST_KEPT_MIB}"
             )
-        if self.min_servers is not None and not 1 <= self.min_servers <= fabric.n_servers:
-            raise UsageError(f"min_servers is {self.min_servers}, {fabric} has {fabric.n_servers} servers")
+        if self.min_servers is not None and self.min_servers not in range(1, fabric.n_servers + 1):
+            raise UsageError(
+                f"min_servers is {self.min_servers!r}: give a whole number, {fabric} has {fabric.n_servers} "
+                "servers"
+            )
 
     def _check_absent(self, fabric: Fabric) -> None:
         strangers = sorted(set(self.absent) - set(fabric.servers))
@@ -220,6 +232,10 @@ class Place:
     nics: tuple[str, ...] = ()
     control_host: str = "127.0.0.1"
     namespace: str | None = None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def check_possible(plan: FaultPlan, emulated: bool) -> None:

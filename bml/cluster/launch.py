@@ -38,7 +38,7 @@ def start(
     train: Train,
     fabric: str = "bcube:3x2",
     *,
-    faults: Iterable[str | Fault] = (),
+    faults: str | Fault | Iterable[str | Fault] = (),
     launcher: str = "ray",
     address: str | None = None,
     resources: Mapping[str, float] | None = None,
@@ -66,7 +66,9 @@ def start(
 
     What still runs at the end of the `with` statement is ended. Raises UsageError, StartError.
     """
-    texts = [faults] if isinstance(faults, str) else faults
+    if not callable(train):
+        raise UsageError(f"{train!r:.80} cannot be called: give the training function, train(session)")
+    texts = [faults] if isinstance(faults, str | Fault) else faults
     spec = JobSpec(
         fabric,
         algorithm,

@@ -118,7 +118,8 @@ class Result:
             known: type[BmlError] = getattr(errors, kind, BmlError)
             return known(text)
         if not self.values:
-            return self.abort or BmlError(f"no server reached the end: {self.dead}")
+            closed = "the job was ended before a server had reached its end"
+            return self.abort or BmlError(f"no server reached the end: {self.dead}" if self.dead else closed)
         differ = self._differences()
         return errors.StateMismatch(differ) if differ else None
 

@@ -36,8 +36,17 @@ def pack(train: Train) -> bytes:
     finally:
         if module is not None:
             cloudpickle.unregister_pickle_by_value(module)
-    sent: bytes = cloudpickle.dumps((sys.argv, [os.path.abspath(path) for path in sys.path], function))
+    sent: bytes = cloudpickle.dumps((sys.argv, _paths(), function))
     return sent
+
+
+def _paths() -> list[str]:
+    """Where this process looks for modules; what is below a working folder that was removed is nowhere."""
+    try:
+        os.getcwd()
+    except OSError:
+        return [path for path in sys.path if os.path.isabs(path)]
+    return [os.path.abspath(path) for path in sys.path]
 
 
 def unpack(sent: bytes) -> Train:

@@ -112,19 +112,20 @@ class Session:
         like = np.asarray(array)
         return self.empty(like.shape, like.dtype)
 
-    def bucket(self, shapes: Sequence[tuple[int, ...]], dtype: npt.DTypeLike = "float32") -> Bucket:
+    def bucket(self, shapes: Sequence[int | tuple[int, ...]], dtype: npt.DTypeLike = "float32") -> Bucket:
         """Uninitialised arrays of these shapes in one piece of memory, which `allreduce` takes as they are.
 
         A list of other arrays is gathered into such memory in every step, which costs a copy and the memory.
         Compute into them (`out=`), or keep the gradients in them. `bucket.vector` is all of it, flat.
         """
-        sizes = [prod(shape) for shape in shapes]
+        checked = [_checked_shape(shape) for shape in shapes]
+        sizes = [prod(shape) for shape in checked]
         if not sizes:
             raise UsageError("a bucket needs at least one shape")
         vector = self.empty(sum(sizes), dtype)
         bucket = Bucket(
             part.reshape(shape)
-            for part, shape in zip(np.split(vector, np.cumsum(sizes)[:-1]), shapes, strict=True)
+            for part, shape in zip(np.split(vector, np.cumsum(sizes)[:-1]), checked, strict=True)
         )
         bucket.vector = vector
         return bucket

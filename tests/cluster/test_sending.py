@@ -46,3 +46,16 @@ def test_a_server_finds_what_its_launcher_can_import_behind_what_it_finds_itself
     unpacked: Any = unpack(sent)
     assert sys.path[: len(before)] == before
     assert unpacked(None) == 7
+
+
+def test_a_working_folder_that_was_removed_is_no_obstacle(
+    process: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    process.chdir(gone)
+    process.setattr(sys, "path", ["", *sys.path])
+    gone.rmdir()
+    train: Any = unpack(pack(lambda session: 5))
+    assert train(None) == 5
+    assert "" not in sys.path[1:]

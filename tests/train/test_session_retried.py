@@ -157,3 +157,10 @@ def test_a_shared_result_cannot_be_written(session: Session) -> None:
     assert session.allreduce(np.ones(3)).flags.writeable
     assert not session.allreduce(np.ones(3), shared=True).flags.writeable
     assert not any(part.flags.writeable for part in session.allreduce([np.ones(1), np.ones(2)], shared=True))
+
+
+def test_a_bucket_takes_the_shapes_that_empty_takes(session: Session) -> None:
+    assert [part.shape for part in session.bucket([3, (2, 2), ()])] == [(3,), (2, 2), ()]
+    for shapes in ([(-1,), (4,)], [2.5], ["ab"]):
+        with pytest.raises(UsageError, match="is no shape"):
+            session.bucket(shapes)  # type: ignore[arg-type]
