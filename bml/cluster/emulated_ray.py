@@ -1,7 +1,7 @@
 """Ray on an emulated fabric: a Ray node in each server's namespace, and the server's actor on it.
 
 Started here, in an order that two cores can take: the driver with Ray's head at the switches, then the nodes,
-some at a time, then the actors. Everything runs inside the keeper's PID namespace and ends with it.
+some at a time, then the actors. Everything runs inside the supervisor's PID namespace and ends with it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Any
 
 from bml.cluster import ray_auth
 from bml.cluster.fleet import Answers, FleetEvent, Request
+from bml.cluster.fork_server import what_we_import
 from bml.cluster.job import JobSpec, Place
-from bml.cluster.keeper import KEEPER, MACHINE_FOLDER, Keeper
 from bml.cluster.mail import Inbox, Outbox
-from bml.cluster.nursery import what_we_import
 from bml.cluster.processes import Placement
 from bml.cluster.strikes import Strike, StrikeListener
+from bml.cluster.supervisor import MACHINE_FOLDER, SUPERVISOR, Supervisor
 from bml.errors import BmlError, FabricError, StartError
 
 OnStart = Callable[[str], None]
@@ -61,7 +61,7 @@ class EmulatedRayFleet:
         self._prints, self._strike, self._on_start = prints, strike, on_start
         self._head = place(None)
         self._places: Mapping[int, Place] = {each: place(each) for each in spec.parsed_fabric().servers}
-        self._keeper: Keeper | None = None
+        self._supervisor: Supervisor | None = None
         self._driver: _DriverEnd | None = None
         self._strikes: StrikeListener | None = None
         self._answered = threading.Condition()
@@ -121,9 +121,9 @@ class EmulatedRayFleet:
             with suppress(BmlError):
                 self._say("flush")
                 self._reply("flushed", _FLUSH_S)
-        if self._keeper is not None:
-            self._keeper.close()
-            self._keeper = None
+        if self._supervisor is not None:
+            self._supervisor.close()
+            self._supervisor = None
         if self._driver is not None:
             self._driver.close()
             self._driver = None
@@ -152,10 +152,10 @@ class EmulatedRayFleet:
         )
         ours, theirs = socket.socketpair()
         with theirs:
-            self._keeper = Keeper((theirs.fileno(),), self._prints)
+            self._supervisor = Supervisor((theirs.fileno(),), self._prints)
             self._driver = _DriverEnd(ours)
             command = [sys.executable, "-c", _DRIVER, str(theirs.fileno())]
-            self._keeper.start(_HEAD, self._head.namespace, command, self._environment, logged=False)
+            self._supervisor.start(_HEAD, self._head.namespace, command, self._environment, logged=False)
         self._say(self.spec, self._prints, self._head.control_host, self._places, self._strikes.endpoint)
         self._address = self._reply("head", self.spec.start_s)
 
@@ -179,16 +179,16 @@ class EmulatedRayFleet:
 
     def _start_node(self, server: int) -> None:
         self._failed.pop(server, None)
-        place, keeper = self._places[server], self._keeper
+        place, supervisor = self._places[server], self._supervisor
         assert place.namespace is not None
-        assert keeper is not None
+        assert supervisor is not None
         ray = "from ray.scripts.scripts import main; main()"
         command = [
             *(sys.executable, "-c", ray, "start", "--block", f"--address={self._address}"),
             *(f"--node-ip-address={place.control_host}", f"--temp-dir={MACHINE_FOLDER}", "--num-cpus=0"),
             *(f"--object-store-memory={_OBJECT_STORE_NBYTES}", "--disable-usage-stats"),
         ]
-        keeper.start(str(server), place.namespace, command, self._environment, logged=True)
+        supervisor.start(str(server), place.namespace, command, self._environment, logged=True)
         self._say("await", server)
 
     # --- listening -------------------------------------------------------------------------------
@@ -210,24 +210,24 @@ class EmulatedRayFleet:
             raise StartError("the server was still being started when the job ended")
 
     def _listen(self, timeout_s: float) -> None:
-        """Take what the driver and the keeper say."""
-        keeper, driver = self._keeper, self._driver
-        assert keeper is not None
+        """Take what the driver and the supervisor say."""
+        supervisor, driver = self._supervisor, self._driver
+        assert supervisor is not None
         assert driver is not None
-        ready = wait([driver.sock, keeper.connection], timeout_s)
+        ready = wait([driver.sock, supervisor.connection], timeout_s)
         if driver.sock in ready:
-            # The driver first: it may have said why before it ended. Once it has, the keeper will say so.
+            # The driver first: it may have said why before it ended. Once it has, the supervisor will say so.
             for message in (said := driver.inbox.take()):
                 self._heard(*message)
             if said or not driver.inbox.over:
                 return
-            if not keeper.connection.poll(_ENDED_S):
+            if not supervisor.connection.poll(_ENDED_S):
                 raise FabricError("Ray's driver is gone")
-        if driver.sock in ready or keeper.connection in ready:
+        if driver.sock in ready or supervisor.connection in ready:
             try:
-                self._machine_ended(*keeper.ended())
+                self._machine_ended(*supervisor.ended())
             except (EOFError, OSError):
-                raise FabricError("the keeper of the machines is gone, and all machines with it") from None
+                raise FabricError("the supervisor is gone, and all machines with it") from None
 
     def _heard(self, what: str, *rest: Any) -> None:
         match what:
@@ -250,7 +250,7 @@ class EmulatedRayFleet:
     def _machine_ended(self, machine: str, code: int, words: str) -> None:
         why = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
         said = f"; the end of its log:\n{words}" if words else ""
-        if machine == KEEPER:
+        if machine == SUPERVISOR:
             raise FabricError(words)
         if machine == _HEAD:
             self._begun = False

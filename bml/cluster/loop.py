@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from bml.cluster.baton import Baton
 from bml.cluster.carrier import CarrierWatch
 from bml.cluster.deferral import Deferral, unbroken
 from bml.cluster.direct import DirectSync, Shell
@@ -23,6 +22,7 @@ from bml.cluster.injection import Hands, Injection
 from bml.cluster.job import Contact, Contacts, JobSpec
 from bml.cluster.line import CoordinatorLine
 from bml.cluster.meeting import Meeting, Reply, Signalled
+from bml.cluster.polling_lock import PollingLock
 from bml.cluster.rates import Rates
 from bml.cluster.trace import Trace
 from bml.faults import Fault
@@ -76,7 +76,7 @@ class ServerLoop:
         self.handover = Handover(life is not None)
         self.poller = Poller(on_wake=self._take_requests)
         self.guard = self.poller.guard = threading.Lock()
-        self._baton = Baton(self.poller)
+        self._polling_lock = PollingLock(self.poller)
         # Servers have unequal parts in most schedules: who has less to do than another is not crowded out.
         self._crowding = Crowding(server, self.fabric.n_servers, n_cores(), most_per_core=1)
         self.deferral = Deferral(self._signalled)
@@ -204,13 +204,13 @@ class ServerLoop:
             self.execution.stop(bug)
             raise
         finally:
-            with self._baton:
+            with self._polling_lock:
                 self.meeting.over()
                 self.close()
 
     def close(self) -> None:
         """Let go of sockets and memory; only when the thread does not run."""
-        self._baton.close()
+        self._polling_lock.close()
         self.carrier.close()
         self.line.close()
         self.transport.close()
@@ -226,8 +226,8 @@ class ServerLoop:
         return leave_at is not None and time.monotonic() >= leave_at
 
     def _pass(self) -> None:
-        self._baton.rest(max(0.0, self._rests_until - time.monotonic()))
-        with self._baton:
+        self._polling_lock.rest(max(0.0, self._rests_until - time.monotonic()))
+        with self._polling_lock:
             if self._crash is not None:
                 raise self._crash
             self._turn(0.0)
@@ -245,8 +245,8 @@ class ServerLoop:
         return None if isinstance(reply, Signalled) else reply
 
     def _poll_for_reply(self, yields: int, beside: bool) -> bool:
-        """Have the baton until there is a reply, or a signal; returns whether the loop still goes on."""
-        self._baton.take()
+        """Hold the polling lock until there is a reply, or a signal; returns whether the loop goes on."""
+        self._polling_lock.take()
         try:
             if self._crash is None and not self.meeting.left.is_set():
                 self._poll_until_reply(yields, beside)
@@ -255,7 +255,7 @@ class ServerLoop:
             self._crash = error
             self.poller.wake()
         finally:
-            self._baton.give()
+            self._polling_lock.give()
         return False
 
     def _poll_until_reply(self, yields: int, beside: bool) -> None:
@@ -286,7 +286,7 @@ class ServerLoop:
         return min(due, self.poller.due_s)
 
     def _turn(self, timeout_s: float) -> int:
-        """One pass of the poller, and what the time asks for, by whoever has the baton; see `Poller.poll`."""
+        """One pass of the poller, and what is due by time; the caller holds the lock. See `Poller.poll`."""
         ready = self.poller.poll(timeout_s)
         now = time.monotonic()
         if now >= self._tick_at or self.core.urgent or self.injection.pending:

@@ -21,9 +21,9 @@ from bml.cluster.fleet import (
     look_after,
     reachable,
 )
+from bml.cluster.fork_server import ENDING_S, ForkServer
 from bml.cluster.job import Contact, JobSpec, Place, default_nics
 from bml.cluster.mail import Inbox, Outbox
-from bml.cluster.nursery import ENDING_S, Nursery
 from bml.errors import StartError, UsageError
 from bml.faults import Fault
 from bml.protocol.succession import Succession
@@ -47,11 +47,11 @@ Strike = Callable[[Fault, Callable[[], None]], None]
 class _Child:
     """A process and the launcher's end of its socket; nothing here waits for what the process does."""
 
-    def __init__(self, nursery: Nursery, process: int, sock: socket.socket):
+    def __init__(self, fork_server: ForkServer, process: int, sock: socket.socket):
         self.sock = sock
         self.inbox = Inbox(sock)
         self.unanswered = 0
-        self._nursery = nursery
+        self._fork_server = fork_server
         self._process = process
         self._outbox = Outbox(sock, _MOST_UNSENT)
 
@@ -62,16 +62,16 @@ class _Child:
     @property
     def has_ended(self) -> bool:
         """Whether it has, though processes that it has forked may hold the other end of the socket."""
-        return self._nursery.has_ended(self._process)
+        return self._fork_server.has_ended(self._process)
 
     def hang_up(self) -> None:
         """Have it end by itself, its daemonic children first: to what listens the launcher is gone."""
         self._outbox.close()
 
     def kill(self) -> int | None:
-        """Kill, frozen or not, and wait until it is gone; returns its return code, see Nursery."""
-        self._nursery.kill(self._process)
-        return self._nursery.returncode(self._process)
+        """Kill, frozen or not, and wait until it is gone; returns its return code, see ForkServer."""
+        self._fork_server.kill(self._process)
+        return self._fork_server.returncode(self._process)
 
     def end(self) -> int | None:
         """The same, and let go of it: for the thread that waits for its socket."""
@@ -80,7 +80,7 @@ class _Child:
 
     def bury(self, within_s: float = ENDING_S) -> int | None:
         """Wait until it has ended by itself, so long at most, and let go of it."""
-        returncode = self._nursery.returncode(self._process, within_s)
+        returncode = self._fork_server.returncode(self._process, within_s)
         self._outbox.close()
         self.sock.close()
         return returncode
@@ -96,7 +96,7 @@ class ProcessFleet:
         self._strike = strike
         self._place = place or self._on_loopback
         self._prints = prints
-        self._nursery: Nursery | None = None
+        self._fork_server: ForkServer | None = None
         self._train = b""
         # Guards all that follows: while one thread is in `wait`, others are in `join` and `ask`.
         self._changed = threading.Condition()
@@ -113,7 +113,7 @@ class ProcessFleet:
     def start(self, train: bytes) -> None:
         """See Fleet."""
         self._train = train
-        self._nursery = Nursery(self._prints)
+        self._fork_server = ForkServer(self._prints)
         for server in self._spec.servers:
             self._servers[server] = self._spawn()
         for server, child in self._servers.items():
@@ -147,16 +147,16 @@ class ProcessFleet:
 
     def wait(self, timeout_s: float) -> list[FleetEvent]:
         """See Fleet."""
-        nursery = self._nursery
-        assert nursery is not None
+        fork_server = self._fork_server
+        assert fork_server is not None
         self._bury_the_dead()
         with self._changed:
             children, coordinator = dict(self._servers), self._coordinator
         watched = [child.sock for child in children.values()] + ([coordinator.sock] if coordinator else [])
         now = time.monotonic()
         due_s = self._succession.next_deadline(now) - now
-        ready = wait([*watched, nursery.ends], min(timeout_s, due_s))
-        nursery.heard()
+        ready = wait([*watched, fork_server.ends], min(timeout_s, due_s))
+        fork_server.heard()
         events: list[FleetEvent] = []
         for server, child in children.items():
             if child.sock in ready or child.has_ended:
@@ -196,9 +196,9 @@ class ProcessFleet:
         for child in self._servers.values():
             child.bury(max(0.0, deadline - time.monotonic()))
         self._servers.clear()
-        if self._nursery is not None:
-            self._nursery.close()
-            self._nursery = None
+        if self._fork_server is not None:
+            self._fork_server.close()
+            self._fork_server = None
 
     # --- what servers say ------------------------------------------------------------------------
 
@@ -308,11 +308,11 @@ class ProcessFleet:
         return Place(nics or default_nics(server, levels))
 
     def _spawn(self) -> _Child:
-        assert self._nursery is not None
+        assert self._fork_server is not None
         ours, theirs = socket.socketpair()
         not_inherited(ours)
         try:
-            return _Child(self._nursery, self._nursery.fork(theirs, self._spec.start_s), ours)
+            return _Child(self._fork_server, self._fork_server.fork(theirs, self._spec.start_s), ours)
         except StartError:
             ours.close()
             raise

@@ -32,11 +32,11 @@ from typing import Any
 import ray
 
 from bml.cluster.fleet import Changed, FleetEvent
-from bml.cluster.keeper import MACHINE_FOLDER
 from bml.cluster.mail import Outbox, receive
 from bml.cluster.ray_fleet import RayFleet
 from bml.cluster.ray_machines import Machines, living_machines
 from bml.cluster.ray_own import NAMESPACE, OBJECT_STORE_NBYTES
+from bml.cluster.supervisor import MACHINE_FOLDER
 from bml.errors import BmlError, StartError
 
 _POLL_S = 0.05

@@ -18,9 +18,9 @@ import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayActorError, RayError
 
 from bml.cluster.fleet import Answers, Died, FleetEvent, Known, Reported, Request, reachable
+from bml.cluster.fork_server import ENDING_S
 from bml.cluster.handles import Handle
 from bml.cluster.job import Contact, JobSpec, Place
-from bml.cluster.nursery import ENDING_S
 from bml.cluster.placement import Reservation, blocks
 from bml.cluster.ray_actors import ServerActor
 from bml.cluster.ray_connection import RayConnection

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import ray
 
 from bml.cluster import ray_auth
-from bml.cluster.nursery import LONG_COPIES, what_we_import
+from bml.cluster.fork_server import LONG_COPIES, what_we_import
 from bml.cluster.ownfolder import OwnFolder
 
 NAMESPACE = "bml"

@@ -2,7 +2,7 @@
 
 A forked process, such as a worker that loads data, has a copy of every descriptor. While it held them, nobody
 would see the connections of a dead server end, and its ports would still take calls. Processes that are not
-forked by Python keep them; the launcher hears of a death otherwise (bml.cluster.nursery).
+forked by Python keep them; the launcher hears of a death otherwise (bml.cluster.fork_server).
 """
 
 from __future__ import annotations

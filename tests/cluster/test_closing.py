@@ -19,8 +19,8 @@ import pytest
 import bml
 from bml.cluster.ending import packed
 from bml.cluster.fleet import Reported
+from bml.cluster.fork_server import ForkServer
 from bml.cluster.job import JobSpec, ServerReport
-from bml.cluster.nursery import Nursery
 from bml.cluster.processes import ProcessFleet
 from bml.cluster.running import Job
 from bml.cluster.teller import Teller
@@ -162,13 +162,13 @@ def test_interrupts_leave_nothing(tmp_path: Path, transport: str, times: int) ->
 # --- a process that forks the others, and is stopped -------------------------------------------------
 
 
-def the_nursery() -> psutil.Process:
-    (found,) = [each for each in psutil.Process().children() if "nursery" in " ".join(each.cmdline())]
+def the_fork_server() -> psutil.Process:
+    (found,) = [each for each in psutil.Process().children() if "fork_server" in " ".join(each.cmdline())]
     return found
 
 
 @pytest.mark.real
-def test_a_job_ends_although_its_nursery_is_stopped() -> None:
+def test_a_job_ends_although_its_fork_server_is_stopped() -> None:
     before = jobs.children()
 
     def train(session: bml.Session) -> None:
@@ -176,11 +176,11 @@ def test_a_job_ends_although_its_nursery_is_stopped() -> None:
             session.allreduce(np.ones(3))
 
     job = bml.start(train, "bcube:2x1", launcher="processes", transport="tcp")
-    nursery = the_nursery()
-    family = nursery.children()
+    fork_server = the_fork_server()
+    family = fork_server.children()
     assert len(family) == 3
     family[0].suspend()  # it hears nobody
-    nursery.suspend()
+    fork_server.suspend()
     begun = time.monotonic()
     job.close()
     assert time.monotonic() - begun < WITHIN_S
@@ -189,16 +189,16 @@ def test_a_job_ends_although_its_nursery_is_stopped() -> None:
 
 
 @pytest.mark.real
-def test_a_nursery_without_children_that_is_stopped_is_ended() -> None:
+def test_a_fork_server_without_children_that_is_stopped_is_ended() -> None:
     before = jobs.children()
-    nursery = Nursery(prints=False)
-    the_nursery().suspend()
-    nursery.close()
+    fork_server = ForkServer(prints=False)
+    the_fork_server().suspend()
+    fork_server.close()
     assert jobs.children() == before
 
 
 @pytest.mark.real
-def test_a_death_is_dealt_with_although_the_nursery_is_stopped() -> None:
+def test_a_death_is_dealt_with_although_the_fork_server_is_stopped() -> None:
     """Its connection ends; how it ended nobody can tell."""
     steps = 150
 
@@ -210,7 +210,7 @@ def test_a_death_is_dealt_with_although_the_nursery_is_stopped() -> None:
 
     with bml.start(train, "bcube:2x2", launcher="processes", transport="tcp") as job:
         assert isinstance(job._fleet, ProcessFleet)
-        the_nursery().suspend()
+        the_fork_server().suspend()
         job.inject("kill:3")
         result = job.wait(30)
     assert result.values == {0: steps, 1: steps, 2: steps}
@@ -244,8 +244,8 @@ def test_servers_end_although_launcher_and_coordinator_are_stopped_for_good() ->
         while launcher.status() != psutil.STATUS_STOPPED:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        (nursery,) = launcher.children()
-        family = nursery.children()
+        (fork_server,) = launcher.children()
+        family = fork_server.children()
         ended, left = psutil.wait_procs(family, timeout=GIVE_UP_S + 10)
         assert len(ended) == 4
         assert [each.status() for each in left] == [psutil.STATUS_STOPPED], "the coordinator"
@@ -259,16 +259,16 @@ def test_servers_end_although_launcher_and_coordinator_are_stopped_for_good() ->
 
 STARTS = """
 import signal, socket
-from bml.cluster.nursery import Nursery
+from bml.cluster.fork_server import ForkServer
 for number in (signal.SIGINT, signal.SIGHUP):
     signal.signal(number, lambda *_: None)
 print("starts", flush=True)
-nursery = Nursery(prints=False)
+fork_server = ForkServer(prints=False)
 ours, theirs = socket.socketpair()
-nursery.fork(theirs, 30.0)
+fork_server.fork(theirs, 30.0)
 print("born", flush=True)
 ours.close()
-nursery.close()
+fork_server.close()
 """
 
 

@@ -46,7 +46,7 @@ def report(server: int) -> ServerReport:
 # --- plain processes ---------------------------------------------------------------------------------
 
 
-class Nursery:
+class ForkServer:
     """One whose processes are sockets; `ended` are those that were killed."""
 
     def __init__(self) -> None:
@@ -74,15 +74,15 @@ class Spawned:
 
     def __init__(self) -> None:
         self.fleet = ProcessFleet(SPEC, prints=False)
-        self.nursery = Nursery()
-        self.fleet._nursery = self.nursery  # type: ignore[assignment]
+        self.fork_server = ForkServer()
+        self.fleet._fork_server = self.fork_server  # type: ignore[assignment]
         self.fleet._spawn = self.spawn  # type: ignore[method-assign]
         self.theirs: list[socket.socket] = []
 
     def spawn(self) -> processes._Child:
         ours, theirs = socket.socketpair()
         self.theirs.append(theirs)
-        return processes._Child(self.nursery, len(self.theirs), ours)  # type: ignore[arg-type]
+        return processes._Child(self.fork_server, len(self.theirs), ours)  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ import pytest
 from bml.cluster import emulated_ray
 from bml.cluster.emulated_ray import EmulatedRayFleet
 from bml.cluster.job import JobSpec, Place
-from bml.cluster.keeper import MACHINE_FOLDER, Keeper
 from bml.cluster.strikes import StrikeListener, strike_from
+from bml.cluster.supervisor import MACHINE_FOLDER, Supervisor
 from bml.errors import StartError
 from bml.fabric import Emulated, namespace
 from bml.faults import Fault
@@ -39,23 +39,25 @@ def network(emulated_fabric: BringUp) -> Emulated:
 
 
 @pytest.fixture
-def keeper(network: Emulated) -> Iterator[Keeper]:
-    kept = Keeper((), prints=True)
+def supervisor(network: Emulated) -> Iterator[Supervisor]:
+    kept = Supervisor((), prints=True)
     yield kept
     kept.close()
 
 
-def run(keeper: Keeper, network: Emulated, server: int, script: str) -> None:
+def run(supervisor: Supervisor, network: Emulated, server: int, script: str) -> None:
     command = [sys.executable, "-c", script]
-    keeper.start(str(server), network.namespace_path(server), command, ENVIRONMENT, logged=True)
+    supervisor.start(str(server), network.namespace_path(server), command, ENVIRONMENT, logged=True)
 
 
-def ended(keeper: Keeper) -> tuple[str, int, str]:
-    assert wait([keeper.connection], 20), "no machine ended"
-    return keeper.ended()
+def ended(supervisor: Supervisor) -> tuple[str, int, str]:
+    assert wait([supervisor.connection], 20), "no machine ended"
+    return supervisor.ended()
 
 
-def test_a_machine_has_its_own_network_folders_and_last_words(keeper: Keeper, network: Emulated) -> None:
+def test_a_machine_has_its_own_network_folders_and_last_words(
+    supervisor: Supervisor, network: Emulated
+) -> None:
     script = (
         "import os, socket, sys\n"
         f"print(sorted(os.listdir({MACHINE_FOLDER!r})), os.listdir('/dev/shm'))\n"
@@ -63,37 +65,41 @@ def test_a_machine_has_its_own_network_folders_and_last_words(keeper: Keeper, ne
         "open('/dev/shm/left', 'w')\n"
         "sys.exit(3)"
     )
-    run(keeper, network, 1, script)
-    machine, code, words = ended(keeper)
+    run(supervisor, network, 1, script)
+    machine, code, words = ended(supervisor)
     assert (machine, code) == ("1", 3)
     assert words == "['start.log'] []\n['b0', 'f0', 'lo', 'm0']"
     assert not Path("/dev/shm/left").exists()
 
 
-def test_a_machine_ends_as_its_command_does(keeper: Keeper, network: Emulated) -> None:
-    run(keeper, network, 0, "import os; os.kill(os.getpid(), 9)")
-    assert ended(keeper) == ("0", -signal.SIGKILL, "")
+def test_a_machine_ends_as_its_command_does(supervisor: Supervisor, network: Emulated) -> None:
+    run(supervisor, network, 0, "import os; os.kill(os.getpid(), 9)")
+    assert ended(supervisor) == ("0", -signal.SIGKILL, "")
 
 
-def test_what_a_machine_leaves_behind_ends_with_the_keeper(keeper: Keeper, network: Emulated) -> None:
+def test_what_a_machine_leaves_behind_ends_with_the_supervisor(
+    supervisor: Supervisor, network: Emulated
+) -> None:
     script = (
         "import subprocess\n"
         "subprocess.Popen(['sh', '-c', 'sleep 300 & sleep 300'], start_new_session=True)\n"
         "subprocess.call(['sleep', '300'])"
     )
-    run(keeper, network, 0, script)
+    run(supervisor, network, 0, script)
     until(lambda: list(namespace.processes([network.namespace(0)]).values()).count("sleep") == 3)
-    keeper.close()
+    supervisor.close()
     assert namespace.processes([network.namespace(0)]) == {}
 
 
-def test_a_node_dies_with_all_its_processes_and_no_other_does(keeper: Keeper, network: Emulated) -> None:
+def test_a_node_dies_with_all_its_processes_and_no_other_does(
+    supervisor: Supervisor, network: Emulated
+) -> None:
     for server in (0, 1):
-        run(keeper, network, server, "import subprocess; subprocess.call(['sleep', '300'])")
+        run(supervisor, network, server, "import subprocess; subprocess.call(['sleep', '300'])")
     for server in (0, 1):
         until(lambda server=server: "sleep" in namespace.processes([network.namespace(server)]).values())
     assert namespace.kill(network.namespace(0)) == 3
-    assert ended(keeper) == ("0", -signal.SIGKILL, "")
+    assert ended(supervisor) == ("0", -signal.SIGKILL, "")
     assert "sleep" in namespace.processes([network.namespace(1)]).values()
 
 
@@ -102,8 +108,8 @@ def test_a_launcher_that_is_killed_takes_its_machines_along(network: Emulated) -
         [
             sys.executable,
             "-c",
-            "import os, time; from bml.cluster.keeper import Keeper; keeper = Keeper((), True); "
-            f"keeper.start('0', {network.namespace_path(0)!r}, ['sleep', '300'], dict(os.environ), True); "
+            "import os, time; from bml.cluster.supervisor import Supervisor; made = Supervisor((), True); "
+            f"made.start('0', {network.namespace_path(0)!r}, ['sleep', '300'], dict(os.environ), True); "
             "time.sleep(300)",
         ],
         start_new_session=True,
@@ -116,9 +122,9 @@ def test_a_launcher_that_is_killed_takes_its_machines_along(network: Emulated) -
     assert namespace.processes([network.namespace(0)]) == {}
 
 
-def test_a_keeper_that_may_not_says_why() -> None:
+def test_a_supervisor_that_may_not_says_why() -> None:
     # Without rights, as in most containers.
-    drop = "import os; from bml.cluster import keeper; os.getuid() or os.setuid(65534); keeper.main()"
+    drop = "import os; from bml.cluster import supervisor; os.getuid() or os.setuid(65534); supervisor.main()"
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
@@ -127,7 +133,7 @@ def test_a_keeper_that_may_not_says_why() -> None:
     with Connection(ours.detach()) as connection:
         assert connection.recv() == (
             "ended",
-            "keeper",
+            "supervisor",
             1,
             "cannot have a PID namespace: Operation not permitted; "
             "machines of their own need root and CAP_SYS_ADMIN",

@@ -20,7 +20,7 @@ import pytest
 import bml
 from bml import fabric
 from bml.cluster import emulated_ray
-from bml.cluster.keeper import MACHINE_FOLDER
+from bml.cluster.supervisor import MACHINE_FOLDER
 from bml.errors import StartError
 from bml.fabric import Emulated, namespace
 from bml.pytest_plugin import BringUp

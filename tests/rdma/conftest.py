@@ -51,12 +51,12 @@ def in_the_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     heal(servers)
 
 
-def fork_the_nursery(monkeypatch: pytest.MonkeyPatch) -> None:
+def fork_the_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the processes of jobs be forks of this one: importing everything takes 20 s here."""
-    from bml.cluster import nursery, worker
+    from bml.cluster import fork_server, worker
 
     assert worker
-    real = nursery.subprocess.Popen
+    real = fork_server.subprocess.Popen
 
     class Forked:
         def __init__(self, pid: int) -> None:
@@ -72,7 +72,7 @@ def fork_the_nursery(monkeypatch: pytest.MonkeyPatch) -> None:
             return self.returncode
 
     def popen(command: list[str], **options: object) -> object:
-        if command[1:2] != ["-c"] or "nursery" not in command[2]:
+        if command[1:2] != ["-c"] or "fork_server" not in command[2]:
             return real(command, **options)  # type: ignore[call-overload]
         pid = os.fork()
         if pid:
@@ -83,8 +83,8 @@ def fork_the_nursery(monkeypatch: pytest.MonkeyPatch) -> None:
             os.closerange(3, descriptor)  # as a new program would: the launcher's end above all
             os.closerange(descriptor + 1, 1 << 16)
             sys.argv = ["-c", str(descriptor)]
-            nursery.main()
+            fork_server.main()
         finally:
             os._exit(0)
 
-    monkeypatch.setattr(nursery.subprocess, "Popen", popen)
+    monkeypatch.setattr(fork_server.subprocess, "Popen", popen)

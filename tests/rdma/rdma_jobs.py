@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from conftest import fork_the_nursery
+from conftest import fork_the_server
 
 import bml
 from bml.bench import contenders
@@ -25,7 +25,7 @@ DETECT_S = 6.0
 
 @pytest.fixture(autouse=True)
 def fast_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    fork_the_nursery(monkeypatch)
+    fork_the_server(monkeypatch)
 
 
 def digits_example(epochs: int) -> Any:

@@ -1,8 +1,8 @@
 """Which thread polls: the loop's own, or for the time of a step the one that waits for its result.
 
-Whoever waits for a step polls itself, so that no step needs a switch between threads. Taking the baton wakes
-nobody: the loop's thread waits for the poller through an epoll of its own, in which the poller is masked
-meanwhile, and goes on waiting.
+A thread that waits for a step polls itself, so that no step needs a switch between threads (as in the pattern
+"leader/followers"). Taking the lock wakes nobody: the loop's thread waits for the poller through an epoll of
+its own, in which the poller is masked meanwhile, and goes on waiting.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bml.transport import forks
 from bml.transport.poller import READ, Poller
 
 
-class Baton:
+class PollingLock:
     """Whoever holds it polls; the loop's thread rests without it until there is something to do."""
 
     def __init__(self, poller: Poller):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import bml
-from bml.cluster.baton import Baton
+from bml.cluster.polling_lock import PollingLock
 from bml.errors import InvariantError
 from bml.transport.poller import READ, Poller
 
@@ -22,24 +22,24 @@ _SOON_S = 5.0
 
 def test_the_loop_rests_while_another_thread_polls() -> None:
     poller = Poller()
-    baton = Baton(poller)
+    polling_lock = PollingLock(poller)
     reader, writer = os.pipe()
     poller.add(reader, READ, lambda events: None)
     rested = threading.Event()
-    baton.take()
+    polling_lock.take()
     os.write(writer, b"x")
-    thread = threading.Thread(target=lambda: (baton.rest(_SOON_S), rested.set()))
+    thread = threading.Thread(target=lambda: (polling_lock.rest(_SOON_S), rested.set()))
     thread.start()
-    assert poller.poll(_SOON_S) == 1, "who has the baton sees what comes"
+    assert poller.poll(_SOON_S) == 1, "who has the polling lock sees what comes"
     assert not rested.wait(0.05), "and the other does not"
-    baton.give()
-    assert rested.wait(_SOON_S), "until the baton is given back"
+    polling_lock.give()
+    assert rested.wait(_SOON_S), "until the polling lock is given back"
     thread.join()
-    with baton:
-        baton.close()
+    with polling_lock:
+        polling_lock.close()
         poller.close()
-    baton.take()  # a thread that comes too late is not harmed
-    baton.give()
+    polling_lock.take()  # a thread that comes too late is not harmed
+    polling_lock.give()
     os.close(reader)
     os.close(writer)
 

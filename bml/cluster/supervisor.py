@@ -1,10 +1,10 @@
 """Keeps the machines of a job on an emulated fabric: a process in each namespace, with folders of its own.
 
-`Keeper` is the launcher's side; `main` runs in the process that keeps. That one is the first of a PID
+`Supervisor` is the launcher's side; `main` runs in the process that keeps. That one is the first of a PID
 namespace, so whatever its machines start ends with it, and it ends with the launcher: nothing is left behind.
 
     launcher    ("start", machine, namespace, command, environment, logged)   run this command as a machine
-    keeper      ("ended", machine, return code, the end of its logs)          it is over
+    supervisor  ("ended", machine, return code, the end of its logs)          it is over
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from bml.cluster.nursery import ONE_THREAD, what_we_import
+from bml.cluster.fork_server import ONE_THREAD, what_we_import
 from bml.errors import FabricError
 from bml.fabric import namespace, seclusion
 
 MACHINE_FOLDER = "/run/bml/machine"
 """Every machine has a folder of its own under this name, in memory."""
-KEEPER = "keeper"
+SUPERVISOR = "supervisor"
 """What `ended` names when there can be no machines at all."""
 _SHARED_MEMORY = "/dev/shm"
 _LOG = f"{MACHINE_FOLDER}/start.log"
@@ -40,10 +40,10 @@ _LOGS = (
 )
 _TAIL_NBYTES = 1200
 _LINES = 6
-_ENTRY = "from bml.cluster import keeper; keeper.main()"
+_ENTRY = "from bml.cluster import supervisor; supervisor.main()"
 
 
-class Keeper:
+class Supervisor:
     """The machines of one job. One thread may use it; any may `start` one. `close` ends all of them."""
 
     def __init__(self, inherited: Sequence[int], prints: bool):
@@ -70,7 +70,7 @@ class Keeper:
 
         `logged`: what it prints is not shown, but its end is kept for the case that it fails.
         """
-        with self._starting, suppress(OSError):  # the keeper is gone: that shows when it is listened to
+        with self._starting, suppress(OSError):  # the supervisor is gone: that shows when it is listened to
             self.connection.send(("start", machine, space, list(command), environment, logged))
 
     def ended(self) -> tuple[str, int, str]:
@@ -98,7 +98,7 @@ def main() -> None:
     try:
         seclusion.seclude()
     except FabricError as error:
-        connection.send(("ended", KEEPER, 1, str(error)))
+        connection.send(("ended", SUPERVISOR, 1, str(error)))
         os._exit(1)
     signal.signal(signal.SIGCHLD, lambda *_: None)  # so that the end of a child ends the wait
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

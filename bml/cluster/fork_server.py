@@ -1,11 +1,11 @@
 """Where the processes of a job are born: one process imports everything once, and forks the others.
 
-`Nursery` is the launcher's side; `main` runs in the process that forks. It has one thread, no socket but the
-launcher's, and nothing of the job. When the launcher is gone, so is it.
+`ForkServer` is the launcher's side; `main` runs in the process that forks. It has one thread, no socket but
+the launcher's, and nothing of the job. When the launcher is gone, so is it.
 
     launcher    b"F" with a socket     fork a process that serves the launcher on this socket
                 b"K" and a process id  kill it, unless it has ended
-    nursery     b"B" and a process id  it is born
+    fork server b"B" and a process id  it is born
                 b"E", a process id and its return code, negative for a signal
 """
 
@@ -32,7 +32,7 @@ from bml.transport.forks import not_inherited
 _WORD = struct.Struct("=cqq")
 ENDING_S = 2.0
 """How long processes may take to end by themselves once their launcher is gone or has hung up, in seconds."""
-#: How long the nursery may take to do what it is told once it is to end, in seconds; it may be stopped.
+#: How long the fork server may take to do what it is told once it is to end, in seconds; it may be stopped.
 _ANSWERS_S = 2.0
 #: How long what it has said may take to be heard after it was stopped, in seconds.
 _STOPS_S = 0.1
@@ -49,8 +49,8 @@ import signal
 for number in (signal.SIGINT, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGHUP))
-from bml.cluster import nursery
-nursery.main()
+from bml.cluster import fork_server
+fork_server.main()
 """
 
 
@@ -59,10 +59,11 @@ def what_we_import() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
-class Nursery:
+class ForkServer:
     """Makes processes that run bml.cluster.worker; any thread may use it. `close` ends all of them.
 
-    The nursery is their parent: it hears of the end of each at once, whoever still holds what they had open.
+    The fork server is their parent: it hears of the end of each at once, even if other processes still hold
+    what they had open.
     """
 
     def __init__(self, prints: bool):
@@ -91,7 +92,7 @@ class Nursery:
         self._returncodes: dict[int, int] = {}
         self.ends = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """A descriptor that can be read once a process has ended; see `heard`."""
-        self._thread = threading.Thread(target=self._listen, name="bml-nursery", daemon=True)
+        self._thread = threading.Thread(target=self._listen, name="bml-fork-server", daemon=True)
         self._thread.start()
 
     def fork(self, sock: socket.socket, within_s: float) -> int:
@@ -127,7 +128,7 @@ class Nursery:
     def returncode(self, process: int, within_s: float = ENDING_S) -> int | None:
         """Wait for the end of a process: its return code, negative for a signal; None if it is unknown.
 
-        It is if the nursery does not say in time, as it is stopped.
+        It is if the fork server does not say in time, as it is stopped.
         """
         with self._changed:
             self._changed.wait_for(lambda: process not in self._alive or self._gone, within_s)
@@ -156,7 +157,7 @@ class Nursery:
             self.ends = -1
 
     def _kill_without(self) -> None:
-        """Kill every process and the nursery, which does not do it."""
+        """Kill every process and the fork server, which does not do it."""
         self._process.send_signal(signal.SIGSTOP)  # it buries nobody now, so these numbers are still theirs
         self._changed.wait_for(lambda: not self._alive, _STOPS_S)
         for process in self._alive:
@@ -165,7 +166,7 @@ class Nursery:
         self._process.kill()
 
     def _listen(self) -> None:
-        """Hear of births and deaths until the nursery is gone."""
+        """Hear of births and deaths until the fork server is gone."""
         with suppress(OSError):
             while len(data := self._sock.recv(_WORD.size, socket.MSG_WAITALL)) == _WORD.size:
                 self._note(*_WORD.unpack(data))
