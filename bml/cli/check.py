@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+import signal
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -20,7 +21,7 @@ from bml.sim.programs.check import check as check_program
 from bml.sim.programs.check import check_all
 from bml.topology import UsageError, parse
 
-_CHUNK = 50
+_CHUNK = 10
 _SHOWN = 5
 _MOST_SEEDS = 10_000_000
 
@@ -46,7 +47,8 @@ def check_command(
 
     Every seed is one run: a few servers, a coordinator, and crashes, freezes, dead NICs and switches,
     partitions, lost connections at whatever moment the seed says. A seed that breaks a promise is
-    run again with as few faults as will do, and its history is printed.
+    run again with as few faults as will do, and its history is printed. What is found is said on standard
+    error at once; Ctrl-C ends the run with a summary of the seeds so far.
 
     With --programs every seed is a training function, right or wrong, that runs on the real session among
     servers that die, leave and join: each must end with the numbers of the same function on one process
@@ -65,7 +67,11 @@ def check_command(
         parse(fabric)
     started_s = time.perf_counter()
     one = check_all if programs else partial(check, fabric=fabric, shared_memory=shared_memory)
-    tally = _run_all(start, stop, one, jobs or os.cpu_count() or 1, quiet=as_json)
+    tally, interrupted = Tally(), False
+    try:
+        _run_all(tally, start, stop, one, jobs or os.cpu_count() or 1, quiet=as_json)
+    except KeyboardInterrupt:
+        interrupted = True
     tally.seconds = round(time.perf_counter() - started_s, 3)
     if as_json:
         keys = ("seeds", "violations", "failing_seed", "faults_injected", "steps_committed", "seconds")
@@ -73,10 +79,12 @@ def check_command(
         current().answer({key: found[key] for key in keys})
     else:
         _show(tally)
-        if tally.failing_seed is not None:
+        if tally.failing_seed is not None and not interrupted:
             click.echo("")
             seed = tally.failing_seed
             click.echo(str(check_program(seed)) if programs else report(seed, fabric, shared_memory))
+    if interrupted:
+        raise click.Abort
     if tally.violations:
         ctx.exit(1)
 
@@ -92,9 +100,11 @@ def parse_seeds(text: str) -> tuple[int, int]:
     return start, stop
 
 
-def _run_all(start: int, stop: int, one: Callable[[Iterable[int]], Tally], jobs: int, quiet: bool) -> Tally:
+def _run_all(
+    total: Tally, start: int, stop: int, one: Callable[[Iterable[int]], Tally], jobs: int, quiet: bool
+) -> None:
+    """Run all seeds and add them to `total`; says each violation on standard error when it is found."""
     chunks = [range(at, min(at + _CHUNK, stop)) for at in range(start, stop, _CHUNK)]
-    total = Tally()
     columns = (
         TextColumn("seeds"),
         BarColumn(),
@@ -106,15 +116,28 @@ def _run_all(start: int, stop: int, one: Callable[[Iterable[int]], Tally], jobs:
     with Progress(*columns, console=console, disable=hidden, transient=True) as progress:
         task = progress.add_task("seeds", total=stop - start)
         if jobs == 1 or len(chunks) == 1:
-            for chunk in chunks:
-                total.merge(one(chunk))
-                progress.advance(task, len(chunk))
-            return total
-        with multiprocessing.get_context("spawn").Pool(min(jobs, len(chunks))) as pool:
+            for seed in range(start, stop):
+                _add(total, one([seed]), console)
+                progress.advance(task)
+            return
+        # Ctrl-C reaches all processes of a terminal: this one ends the others.
+        ignored = (signal.SIGINT, signal.SIG_IGN)
+        with multiprocessing.get_context("spawn").Pool(
+            min(jobs, len(chunks)), signal.signal, ignored
+        ) as pool:
             for tally in pool.imap_unordered(one, chunks):
-                total.merge(tally)
+                _add(total, tally, console)
                 progress.advance(task, tally.seeds)
-    return total
+
+
+def _add(total: Tally, tally: Tally, console: Console) -> None:
+    for seed in sorted(tally.broken):
+        console.print(_line(tally, seed), markup=False, highlight=False, soft_wrap=True)
+    total.merge(tally)
+
+
+def _line(tally: Tally, seed: int) -> str:
+    return f"  seed {seed}: {tally.broken[seed].splitlines()[0]}"
 
 
 def _show(tally: Tally) -> None:
@@ -125,4 +148,4 @@ def _show(tally: Tally) -> None:
         f"({tally.seconds:.1f} s, {rate:.0f} seeds/s)"
     )
     for seed in sorted(tally.broken)[:_SHOWN]:
-        click.echo(f"  seed {seed}: {tally.broken[seed].splitlines()[0]}")
+        click.echo(_line(tally, seed))

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from bml.schedule.draft import Draft, blank, lay
+from bml.schedule.draft import Draft, blank, check_room, lay
 from bml.schedule.forest import Forest
 from bml.topology import BCube, Fabric, Torus, UsageError
 
@@ -29,11 +29,12 @@ def ring(fabric: Fabric, how: str = "") -> Forest:
     dead server or link is a live detour.
 
     Raises:
-        UsageError: `how` is something else.
+        UsageError: `how` is something else, or the fabric is too large for this.
     """
     if how not in ("", *DIRECTIONS):
         raise UsageError(f"'ring:{how}' is no ring: write ring, ring:one or ring:both")
     directions = DIRECTIONS[how or ("both" if isinstance(fabric.wiring, Torus) else "one")]
+    check_room(fabric, 2 * len(directions) * len(fabric.servers))
     order = alternating_order(fabric) if how == "both" else gray_order(fabric)
     return lay(fabric, draft_ring(fabric, order, directions))
 

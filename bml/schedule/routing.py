@@ -33,6 +33,8 @@ class Balance:
         self._sent: defaultdict[tuple[int, int, int], int] = defaultdict(int)
         self._received: defaultdict[tuple[int, int, int], int] = defaultdict(int)
         self._total: defaultdict[tuple[int, int], int] = defaultdict(int)
+        self._uncounted: list[tuple[_Column, _Column, _Column, _Column, _Column | None]] = []
+        """Direct hops, counted when the first detour is to be chosen: on a healthy fabric never."""
 
     def add_direct(
         self,
@@ -43,6 +45,11 @@ class Balance:
         weight: _Column | None = None,
     ) -> None:
         """Count many hops; all columns have one length, no weight means 1 each."""
+        self._uncounted.append((sender, level, receiver, stage, weight))
+
+    def _count(
+        self, sender: _Column, level: _Column, receiver: _Column, stage: _Column, weight: _Column | None
+    ) -> None:
         shape = (int(stage.max(initial=0)) + 1, self._fabric.n_servers, self._fabric.levels)
         amounts = np.ones(len(sender), np.int64) if weight is None else weight
         for loads, end in ((self._sent, sender), (self._received, receiver)):
@@ -74,6 +81,8 @@ class Balance:
         Raises:
             FabricError: no live path joins the two.
         """
+        while self._uncounted:
+            self._count(*self._uncounted.pop())
         pair = (source, target)
         if pair not in self._choices:
             self._choices[pair] = shortest_paths(self._fabric, source, target)

@@ -1,6 +1,7 @@
 """`bml check`: what it prints, and that a violation shows."""
 
 import json
+from collections.abc import Iterable
 
 import pytest
 from click.testing import CliRunner
@@ -8,6 +9,7 @@ from click.testing import CliRunner
 from bml.cli import main
 from bml.cli.check import parse_seeds
 from bml.protocol.barrier import Barrier
+from bml.sim.check import Tally
 from bml.topology.errors import UsageError
 
 
@@ -52,9 +54,30 @@ def test_a_violation_is_told_with_its_history(monkeypatch: pytest.MonkeyPatch) -
     assert "  seed 0: promise 1: server " in result.output
     assert "seed 0 on bcube" in result.output
     assert "installs view 1" in result.output
-    found = json.loads(CliRunner().invoke(main, ["check", "--seeds", "0:3", "--json"]).output)
+    found = json.loads(CliRunner().invoke(main, ["check", "--seeds", "0:3", "--json"]).stdout)
     assert found["failing_seed"] == 0
     assert found["violations"] >= 1
+
+
+def test_what_was_found_is_said_at_once_and_kept_by_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one(seeds: Iterable[int], **_: object) -> Tally:
+        tally = Tally()
+        for seed in seeds:
+            if seed == 7:
+                raise KeyboardInterrupt
+            tally.count(seed, 1, 2, False, "promise 1: no\nmore" if seed in (2, 5) else None)
+        return tally
+
+    monkeypatch.setattr("bml.cli.check.check", one)
+    result = CliRunner().invoke(main, ["check", "--seeds", "0:100", "--jobs", "1"])
+    assert result.exit_code == 1
+    assert result.stderr.splitlines() == ["  seed 2: promise 1: no", "  seed 5: promise 1: no", "Aborted!"]
+    assert result.stdout.startswith("7 seeds, 7 faults, 14 steps committed")
+    assert ": 2 violations (" in result.stdout
+    found = json.loads(
+        CliRunner().invoke(main, ["check", "--seeds", "0:100", "--jobs", "1", "--json"]).stdout
+    )
+    assert (found["seeds"], found["violations"], found["failing_seed"]) == (7, 2, 2)
 
 
 @pytest.mark.parametrize("text", ["", "5", "5:5", "6:5", "-1:5", "0:5:9", "a:b", "0:9999999999999999"])

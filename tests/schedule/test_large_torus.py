@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from bml.schedule import cost, plan
 from bml.schedule.draft import check_room
 from bml.schedule.hips import hips
+from bml.schedule.routing import Balance
 from bml.schedule.sample_torus import is_even_torus, load_of_torus, sample_of_torus, staged_of_torus
 from bml.schedule.verify import verify
 from bml.topology import UsageError, parse
@@ -62,6 +65,8 @@ def test_a_torus_of_4096_servers_is_planned_from_a_sample() -> None:
         ("torus:63x2", None, "auto"),
         ("torus:64x2", "server:0", "auto"),
         ("bcube:32x3", "server:0", "auto"),
+        ("torus:64x2", None, "ring"),
+        ("torus:64x2", "server:0", "ring:both"),
     ],
 )
 def test_what_is_too_large_is_refused_at_once(shape: str, failure: str | None, algorithm: str) -> None:
@@ -75,3 +80,18 @@ def test_the_largest_that_is_built() -> None:
     check_room(parse("bcube:16x3"), 3 * 4095)
     with pytest.raises(UsageError, match="--algorithm tree"):
         check_room(parse("bcube:16x3"), 4 * 4095)
+
+
+def test_loads_are_counted_only_where_a_detour_is_to_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+    count = Balance._count
+
+    def noted(balance: Balance, *columns: Any) -> None:
+        counted.append(len(columns[0]))
+        count(balance, *columns)
+
+    monkeypatch.setattr(Balance, "_count", noted)
+    assert plan(parse("torus:8x2"), "ring:one").violations() == []
+    assert counted == [], "on the largest rings it takes minutes, and 10 GB"
+    assert plan(parse("torus:8x2").without("link:9/0"), "ring:one").violations() == []
+    assert counted
