@@ -15,7 +15,17 @@ from typing import Any
 
 import cloudpickle
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayActorError, RayError
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    GetTimeoutError,
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    WorkerCrashedError,
+)
 
 from bml.cluster.fleet import Answers, Died, FleetEvent, Known, Reported, Request, reachable
 from bml.cluster.fork_server import ENDING_S
@@ -38,6 +48,9 @@ _RELAYS = 4
 #: Two calls at a time: the training function, and whoever asks how it is going; and some that ask again for
 #: the report, as Ray did not reach the actor for a while.
 _CALLS_AT_A_TIME = 8
+#: What Ray raises for an actor that is dead, as far as that is not ActorUnavailableError. One that was killed
+#: because its machine runs out of memory has a class of its own.
+_DEATHS = (RayActorError, OutOfMemoryError, NodeDiedError, WorkerCrashedError)
 
 
 class RayFleet:
@@ -231,8 +244,10 @@ class RayFleet:
                 answer = ray.get(ref)
             except ActorUnavailableError:
                 continue
-            except RayActorError:
+            except _DEATHS:
                 answer = {"done": f"server {asked[ref]} died of it"} if request[0] == "inject" else None
+            except RayError:
+                continue
             if answer is not None:
                 answers[asked[ref]] = answer
         return answers
@@ -265,13 +280,15 @@ class RayFleet:
         pickled, lost = b"", ""
         try:
             pickled = ray.get(ref)
-        except ActorUnavailableError:  # Ray does not reach it now; the others know whether it is dead
+        except (ActorUnavailableError, ObjectLostError):
+            # Ray does not reach it now, or has lost its report; the others know whether it is dead.
             with self._changing:
                 if ref in self._runs:
                     self._unheard[self._runs.pop(ref)] = time.monotonic() + _LOOK_S
             return []
-        except RayActorError as error:
-            lost = f"Ray: {str(error).splitlines()[0]}"
+        except _DEATHS as error:
+            first = next(iter(str(error).splitlines()), type(error).__name__)
+            lost = f"its process is gone (Ray: {first})"
         with self._changing:
             server = self._runs.pop(ref, None)
         if server is None:

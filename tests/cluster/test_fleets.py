@@ -296,12 +296,41 @@ def test_a_server_that_ray_does_not_reach_is_not_dead(ray: FakeRay, fleet: Any) 
     assert waits_for(fleet, len) == [Reported(report(1))]
 
 
-def test_a_server_that_ray_knows_to_be_dead_is(ray: FakeRay, fleet: Any) -> None:
-    from ray.exceptions import ActorDiedError
+@pytest.mark.parametrize(
+    ("kind", "given", "says"),
+    [
+        ("ActorDiedError", (), "died unexpectedly"),
+        (
+            "OutOfMemoryError",
+            ("killed as the node was low on memory\nmore",),
+            "Ray: killed as the node was low",
+        ),
+        ("NodeDiedError", ("",), "Ray: NodeDiedError"),
+    ],
+)
+def test_a_server_that_ray_knows_to_be_dead_is(
+    kind: str, given: tuple[str, ...], says: str, ray: FakeRay, fleet: Any
+) -> None:
+    from ray import exceptions as errors
 
-    ray.answers["ServerActor 1", "run"] = ActorDiedError()
-    assert [type(each) for each in waits_for(fleet, len)] == [Died]
+    ray.answers["ServerActor 1", "run"] = ray.answers["ServerActor 1", "answer"] = getattr(errors, kind)(
+        *given
+    )
+    assert fleet.ask(("inject", "kill:1"), 0.0)[1] == {"done": "server 1 died of it"}
+    (died,) = waits_for(fleet, len)
+    assert type(died) is Died
+    assert died.why.startswith("its process is gone (Ray: ")
+    assert says in died.why
     assert len(ray.asked("CoordinatorActor", "gone")) == 1
+
+
+def test_a_report_that_ray_has_lost_is_asked_for_again(ray: FakeRay, fleet: Any) -> None:
+    from ray.exceptions import ObjectLostError
+
+    ray.answers["ServerActor 1", "run"] = ObjectLostError("ab" * 28, None, "")
+    assert waits(fleet, lambda: len(ray.asked("ServerActor 1", "run")) > 1) == []
+    ray.answers["ServerActor 1", "run"] = cloudpickle.dumps(report(1))
+    assert waits_for(fleet, len) == [Reported(report(1))]
 
 
 def test_a_coordinator_that_ray_does_not_reach_is_replaced_only_if_it_stays_silent(
