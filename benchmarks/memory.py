@@ -15,6 +15,8 @@ from itertools import pairwise
 from typing import Any
 
 import click
+import numpy as np
+import numpy.typing as npt
 
 import bml
 from bml.cli.plan import parse_bytes
@@ -23,11 +25,11 @@ EARLY = 20
 """So many steps at the beginning are shown apart: what grows with the steps is less in them."""
 
 
-def stretches(per_step: list[int]) -> list[int]:
+def stretches(per_step: npt.NDArray[np.int64]) -> list[int]:
     """The most within the first steps, and within each quarter of all steps."""
     edges = [len(per_step) * quarter // 4 for quarter in range(5)]
     parts = [per_step[:EARLY], *(per_step[start:end] for start, end in pairwise(edges))]
-    return [max(part, default=0) for part in parts]
+    return [int(part.max(initial=0)) for part in parts]
 
 
 def training(largest: int, steps: int, seed: int, foreign: bool) -> Callable[[bml.Session], dict[str, Any]]:
@@ -39,25 +41,24 @@ def training(largest: int, steps: int, seed: int, foreign: bool) -> Callable[[bm
         import threading
         from pathlib import Path
 
-        import numpy as np
-
         def taken() -> int:
             lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
             return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
 
         chance = random.Random(seed)
         session.allreduce(np.ones(1000))
+        # Filled before anything is counted: what is written down for every step would look like a leak.
+        within, after, descriptors = (np.full(steps, -1) for _ in range(3))
         before, over = taken(), threading.Event()
-        within, after, descriptors = [0], [], []
+        step = 0
 
         def watch() -> None:
             while not over.wait(0.02):
-                within[-1] = max(within[-1], taken() - before)
+                within[step] = max(within[step], taken() - before)
 
         watching = threading.Thread(target=watch)
         watching.start()
         for step in range(steps):
-            within.append(0)
             n = chance.randint(1, largest // 4)
             x = np.empty(n, "float32") if foreign else session.empty(n, "float32")
             x[:] = step + session.server
@@ -65,11 +66,11 @@ def training(largest: int, steps: int, seed: int, foreign: bool) -> Callable[[bm
             n_servers = len(session.contributors)
             assert total[0] == total[-1] == n_servers * step + sum(session.contributors)
             del x, total
-            descriptors.append(len(os.listdir("/proc/self/fd")))
-            after.append(taken() - before)
+            descriptors[step] = len(os.listdir("/proc/self/fd"))
+            after[step] = taken() - before
         over.set()
         watching.join()
-        return {"in_steps": list(map(max, within[1:], after)), "between": after, "fds": descriptors}
+        return {"in_steps": np.maximum(within, after), "between": after, "fds": descriptors}
 
     return train
 
