@@ -12,21 +12,25 @@ from bml.faults.notation import AtOnce, AtPhase, AtStep, AtTime, Fault
 from bml.faults.plan import FaultPlan, touches
 from bml.topology import Fabric, ServerFailure
 
+CLOCKS_S = 1.0
+"""Servers see the first view at different times; so much they may differ, on a loaded machine."""
+
 
 class Stay(NamedTuple):
     """That a server was in a job, and was lost without an account of its faults.
 
     `after`: the step after which it came, None if it was there from the beginning; `until`: the last step
-    that was committed with it.
+    that was committed with it; `until_s`: when a view without it was in force, in seconds after the first.
     """
 
     server: int
     after: int | None
     until: float
+    until_s: float = inf
 
 
 def stays(views: Sequence[Mapping[str, Any]], dead: Collection[int], told: Collection[int]) -> list[Stay]:
-    """The servers that were lost: from the views of the job (`members`, `commit`), oldest first.
+    """The servers that were lost: from the views of the job (`members`, `commit`, `at_s`), oldest first.
 
     `dead`: those that did not reach the end; `told`: those that gave an account at the end of their last
     life.
@@ -35,7 +39,8 @@ def stays(views: Sequence[Mapping[str, Any]], dead: Collection[int], told: Colle
     came: dict[int, int | None] = {}
     for at, view in enumerate(views):
         members, commit = set(view["members"]), view["commit"]
-        found += [Stay(server, came.pop(server), commit) for server in sorted(came.keys() - members)]
+        at_s = inf if view.get("at_s") is None else view["at_s"]
+        found += [Stay(server, came.pop(server), commit, at_s) for server in sorted(came.keys() - members)]
         came.update(dict.fromkeys(members - came.keys(), commit if at else None))
     seen = {stay.server for stay in found} | came.keys()
     found += [Stay(server, came.get(server), inf) for server in dead if server in came or server not in seen]
@@ -79,8 +84,8 @@ def _was_due(fault: Fault, stay: Stay, fabric: Fabric) -> bool:
             return (stay.after is None or step > stay.after) and step <= stay.until + 1
         case AtPhase(phase):
             return phase != "start" or stay.after is None
-        case AtTime():
-            return stay.after is None  # it counts from a time that a joiner has not seen
+        case AtTime(t_s):  # it counts from a time that a joiner has not seen
+            return stay.after is None and t_s <= stay.until_s + CLOCKS_S
         case AtOnce():
             return True
 

@@ -55,12 +55,17 @@ def status(loop: ServerLoop, now: float) -> dict[str, Any]:
 
 
 def view_records(core: ServerCore) -> list[dict[str, object]]:
-    """The views that a server lived through."""
+    """The views that a server lived through.
+
+    `at_s`: when each came, in seconds after the first of the job; None if this server did not see that one.
+    """
+    first = core.views[0] if core.views and core.views[0].view.epoch == 1 else None
     return [
         {
             "epoch": record.view.epoch,
             "members": list(record.view.members),
             "failures": list(record.view.failures),
+            "at_s": None if first is None else round(record.installed_at_s - first.installed_at_s, 6),
             "commit": record.view.commit,
             "kept": size(record.view.final),
             "reason": record.view.reason,

@@ -25,7 +25,8 @@ def test_run_says_which_faults_never_struck(tmp_path: Path) -> None:
     script, report = tmp_path / "short.py", tmp_path / "report.json"
     script.write_text(TRAIN)
     plan = (
-        "kill:2@step=4 exit:2@step=7 kill:1@step=2 join:0@step=3 cut:3/0@step=2 kill:3@step=99 kill:0@t=60s"
+        "kill:2@step=4 exit:2@step=7 kill:1@step=2 join:0@step=3 cut:3/0@step=2 kill:3@step=99 "
+        "kill:0@t=60s kill:2@t=61s"
     )
     faults = [word for fault in plan.split() for word in ("--fault", fault)]
     done = subprocess.run(
@@ -43,6 +44,7 @@ def test_run_says_which_faults_never_struck(tmp_path: Path) -> None:
         "join:0@step=3": HERE,
         "kill:3@step=99": "step 99 never came while server 3 was in the job",
         "kill:0@t=60s": "the time 60 s after the first view never came while server 0 was in the job",
+        "kill:2@t=61s": "the time 61 s after the first view never came while server 2 was in the job",
     }
     for text, why in never.items():
         assert f"the fault {text} never struck: {why}" in done.stderr

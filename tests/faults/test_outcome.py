@@ -33,6 +33,7 @@ def unstruck(
         ("kill:1@phase=start", Stay(1, None, inf)),
         ("kill:1@phase=transfer", Stay(1, 5, 5)),
         ("freeze:1@t=1s", Stay(1, None, 7)),
+        ("freeze:1@t=3s", Stay(1, None, 7, 2.5)),
         ("switch:0/0@step=8", Stay(1, None, 7)),
         ("stall:0/0,peer=1@step=8", Stay(1, None, 7)),
     ],
@@ -48,6 +49,11 @@ def test_what_was_due_on_a_server_that_was_lost_has_struck(plan: str, lost: Stay
         ("kill:1@step=5", Stay(1, 5, 9), "step 5 never came while server 1 was in the job"),
         ("kill:1@phase=start", Stay(1, 5, 9), "the phase start never came while server 1 was in the job"),
         ("kill:1@t=2s", Stay(1, 5, 9), "the time 2 s after the first view never came while server 1 was in"),
+        (
+            "kill:1@t=60s",
+            Stay(1, None, 9, 7.5),
+            "the time 60 s after the first view never came while server 1",
+        ),
         ("kill:1@step=5", Stay(2, None, 9), "step 5 never came while server 1 was in the job"),
         ("cut:1/0@step=5", Stay(2, None, 9), "step 5 never came while link 1/0 was in the job"),
         ("coordinator@step=5", Stay(1, None, 9), "step 5 never came"),
@@ -85,4 +91,6 @@ def test_stays_are_read_from_the_views() -> None:
     assert stays(views, dead=[1], told=[1]) == [Stay(1, None, 4)], "in its last life it has told"
     assert stays(views, dead=[1, 2], told=[1]) == [Stay(1, None, 4), Stay(2, None, inf)]
     assert stays(views, dead=[7], told=[1])[-1] == Stay(7, None, inf), "it was lost before the first view"
+    timed = [{**each, "at_s": at_s} for each, at_s in zip(views, (0.0, 2.5, None, 9.0), strict=True)]
+    assert stays(timed, dead=[1], told=[]) == [Stay(1, None, 4, 2.5), Stay(1, 9, 12, 9.0)]
     assert stays([], dead=[0], told=[]) == [Stay(0, None, inf)]
