@@ -72,8 +72,15 @@ class Recovery:
         return tuple(link for link, line in self._lines.items() if line.trusted)
 
     def set_links(self, needed_s: Mapping[Link, float]) -> None:
-        """Listen to these links from now on, each until it was heard for that long; all start anew."""
-        self._lines = {link: _Line(seconds) for link, seconds in sorted(needed_s.items())}
+        """Listen to these links from now on, each until it was heard for that long.
+
+        What was heard and proved of one that was listened to before still counts, lest views that follow one
+        another closely keep a part out for ever; that it is trusted is told again.
+        """
+        old, self._lines = self._lines, {}
+        for link, seconds in sorted(needed_s.items()):
+            line = self._lines[link] = old.get(link) or _Line(seconds)
+            line.needed_s, line.trusted = seconds, False
 
     def heard(self, peer: int, level: int, now: float) -> None:
         """Note a heartbeat; links that are not listened to are ignored."""

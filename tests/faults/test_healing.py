@@ -153,3 +153,27 @@ def test_parts_that_work_are_found_and_those_that_do_not_are_not(seed: int) -> N
 def _nic(text: str) -> tuple[int, int]:
     server, level = text.removeprefix("link:").split("/")
     return int(server), int(level)
+
+
+def test_views_that_follow_one_another_closely_do_not_keep_a_part_out() -> None:
+    recovery = Recovery(interval_s=0.1, proof_s=0.5)
+    needed = {(1, 0): 1.0}
+    probed: list[float] = []
+    for tick in range(1, 14):  # a new view every 0.3 s
+        now = tick / 10
+        if tick % 3 == 1:
+            recovery.set_links(needed)
+        recovery.heard(1, 0, now)
+        probed += [now for _ in recovery.check(now).probes]
+    assert probed == [pytest.approx(1.1)]
+    recovery.proved(1, 0)
+    assert recovery.check(1.35).came == [(1, 0)]
+    recovery.set_links(needed)
+    assert recovery.trusted == (), "in the new view that is still to be told"
+    assert recovery.check(1.36).came == [(1, 0)]
+    recovery.set_links({(1, 0): 2.0})  # it has failed once more, elsewhere
+    assert recovery.check(1.37) == ([], [], [])
+    recovery.set_links({})
+    recovery.set_links(needed)
+    recovery.heard(1, 0, 1.4)
+    assert recovery.check(1.4) == ([], [], []), "it was used meanwhile"
