@@ -44,8 +44,9 @@ def stays(views: Sequence[Mapping[str, Any]], dead: Collection[int], told: Colle
         came.update(dict.fromkeys(members - came.keys(), commit if at else None))
     seen = {stay.server for stay in found} | came.keys()
     found += [Stay(server, came.get(server), inf) for server in dead if server in came or server not in seen]
-    last = {stay.server: stay for stay in found}
-    return [stay for stay in found if stay.server not in told or stay is not last[stay.server]]
+    ended = came.keys() - set(dead)  # of these the life that has told is no stay here
+    last = {stay.server: stay for stay in found if stay.server in told and stay.server not in ended}
+    return [stay for stay in found if stay is not last.get(stay.server)]
 
 
 def never_struck(

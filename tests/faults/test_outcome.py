@@ -94,3 +94,5 @@ def test_stays_are_read_from_the_views() -> None:
     timed = [{**each, "at_s": at_s} for each, at_s in zip(views, (0.0, 2.5, None, 9.0), strict=True)]
     assert stays(timed, dead=[1], told=[]) == [Stay(1, None, 4, 2.5), Stay(1, 9, 12, 9.0)]
     assert stays([], dead=[0], told=[]) == [Stay(0, None, inf)]
+    came_again = views[:3]
+    assert stays(came_again, dead=[], told=[0, 1, 2]) == [Stay(1, None, 4)], "it told of the life after"
