@@ -201,6 +201,7 @@ class Session:
         Every sample of 0 .. n_samples-1 is used exactly once per epoch, whatever fails. Each batch must
         be ended with its `allreduce`, or several for parts of the gradient, before the next is drawn. All
         servers must give the same numbers. A loop that is left early leaves samples out; `samples` says so.
+        Close an iterator that is kept in a variable when it was left by `break`: until then it is open.
         """
         plan = BatchPlan(n_samples, global_batch, epochs, seed)
         loop = self._position.enter(str(plan), len(plan), lambda: self._end_batches(loop))

@@ -164,3 +164,15 @@ def test_a_bucket_takes_the_shapes_that_empty_takes(session: Session) -> None:
     for shapes in ([(-1,), (4,)], [2.5], ["ab"]):
         with pytest.raises(UsageError, match="is no shape"):
             session.bucket(shapes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_loop_that_was_left_is_open_while_its_iterator_is_kept(session: Session, closes: bool) -> None:
+    kept = session.steps(5)
+    for _ in kept:
+        break
+    if closes:
+        kept.close()  # type: ignore[attr-defined]
+    for _ in session.steps(2):
+        assert len(session._position.path) == (1 if closes else 2)
+    assert list(kept) == ([] if closes else [1, 2, 3, 4])
