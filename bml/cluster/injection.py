@@ -106,6 +106,10 @@ class Injection:
         self._started_s: float | None = None
         self._results_of = 0
         self._holds = Holds()
+        self._left: list[tuple[Fault, int, int]] = []
+        """What the lowest live server was to have done: that server, and the step of then."""
+        self.armed = bool(self.pending)
+        """Whether `poll` is to be called: something is still to come, or to be taken over."""
 
     def start(self, now: float, joined_after: int | None) -> None:
         """A view is in force: times of the plan count from the first.
@@ -118,6 +122,7 @@ class Injection:
         self._started_s = now
         if joined_after is not None:
             self.pending = tuple(fault for fault in self.pending if _comes(fault, joined_after))
+            self.armed = bool(self.pending)
 
     def saw(self, header: Header) -> None:
         """A frame arrived or is sent: results of a step mean that its broadcast is under way.
@@ -161,6 +166,9 @@ class Injection:
         for firing in firings:
             self.struck.append(str(firing.fault))
             self._suffer(firing.fault, core)
+        if self._left:
+            self._take_over(core)
+        self.armed = bool(self.pending or self._left)
 
     def add(self, text: str, core: Core, now: float) -> str:
         """Take a fault for a running job; returns what this server is going to do, "" if nothing.
@@ -175,6 +183,7 @@ class Injection:
         if isinstance(fault.trigger, AtTime) and self._started_s is not None:
             fault = replace(fault, trigger=AtTime(now - self._started_s + fault.trigger.t_s))
         self.pending = (*self.pending, fault)
+        self.armed = True
         when = "" if isinstance(fault.trigger, AtOnce) else f" ({Fault.parse(text, at_once=True).trigger})"
         return f"server {self._server} (process {os.getpid()}) {self._deed(fault)}{when}"
 
@@ -199,8 +208,28 @@ class Injection:
         concerned = [server for server in members if touches(fault, server, self._fabric)]
         return bool(concerned) and concerned[0] == self._server
 
+    def _take_over(self, core: Core) -> None:
+        """Have done what was left to a server that was lost in that very step: it may not have done it.
+
+        All may be complete, and the step committed, although it died in it.
+        """
+        if core.view is None:
+            return
+        members, left, self._left = core.view.contributors, self._left, []
+        for fault, actor, step in left:
+            if actor in members:
+                if core.step <= step + 1:
+                    self._left.append((fault, actor, step))
+            elif core.view.commit <= step:
+                if members[0] == self._server:
+                    self._suffer(fault, core)
+                else:
+                    self._left.append((fault, members[0], step))
+
     def _suffer(self, fault: Fault, core: Core) -> None:
         if not self._acts(fault, core):
+            if fault.by_anybody and core.view is not None:
+                self._left.append((fault, core.view.contributors[0], core.step))
             return
         match fault.kind:
             case _ if fault.by_anybody:

@@ -279,7 +279,7 @@ class ServerLoop:
     def _due(self) -> float:
         """Until when, at the latest, somebody is to poll."""
         due = self._tick_at
-        if self.injection.pending:
+        if self.injection.armed:
             due = min(due, self.injection.next_deadline(time.monotonic()))
         if self.execution.leave_at is not None:
             due = min(due, self.execution.leave_at)
@@ -289,7 +289,7 @@ class ServerLoop:
         """One pass of the poller, and what is due by time; the caller holds the lock. See `Poller.poll`."""
         ready = self.poller.poll(timeout_s)
         now = time.monotonic()
-        if now >= self._tick_at or self.core.urgent or self.injection.pending:
+        if now >= self._tick_at or self.core.urgent or self.injection.armed:
             with self.guard:
                 if now >= self._tick_at or self.core.urgent:
                     self._tick(now)
@@ -320,7 +320,7 @@ class ServerLoop:
 
     def _inject(self) -> None:
         """Suffer the faults that are due; called wherever something may have brought a moment of the plan."""
-        if self.injection.pending:
+        if self.injection.armed:
             self.injection.poll(self.core, time.monotonic())
 
     def _feel(self, event: ev.Event) -> None:
@@ -406,7 +406,7 @@ class ServerLoop:
         text = ""
         if header.kind in (Kind.DESCRIBE, Kind.HEAD):
             text = self._texts.pop((peer, level)).decode(errors="replace")
-        armed = bool(self.injection.pending)
+        armed = self.injection.armed
         if armed:
             self.injection.saw(header)
         self._execute(self.core.received(peer, header, text, time.monotonic()))

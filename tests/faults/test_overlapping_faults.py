@@ -171,3 +171,26 @@ def test_a_fault_that_cannot_be_done_is_said_and_stops_no_other() -> None:
     ]
     assert injector.take_failed() == []
     injector.close()
+
+
+def test_what_a_server_was_to_have_done_when_it_died_is_done_by_the_next() -> None:
+    said: list[str] = []
+    nothing = lambda *_: None  # noqa: E731
+    poller, transport = SimpleNamespace(), SimpleNamespace()
+    hands = Hands(transport, poller, lambda what: said.append(what.fault), nothing, nothing, nothing)  # type: ignore[arg-type, union-attr]
+    plan = FaultPlan.parse("coordinator@step=5 join:0@step=5 coordinator@step=7")
+    injection = Injection(1, plan, FABRIC, hands)
+    injection.start(0.0, None)
+
+    def at(step: int, commit: int, *members: int) -> list[str]:
+        view = SimpleNamespace(contributors=members, commit=commit)
+        injection.poll(SimpleNamespace(step=step, phase="", view=view, progress=0.5), 1.0)  # type: ignore[arg-type]
+        return said
+
+    assert at(5, 0, 0, 1, 2) == [], "server 0 has it done"
+    assert injection.armed
+    assert at(6, 5, 1, 2) == ["coordinator@step=5", "join:0@step=5"], "it died in that step"
+    assert at(7, 6, 0, 1, 2) == said[:2]
+    assert at(8, 6, 0, 1, 2) == said[:2]
+    assert at(9, 8, 1, 2) == said[:2], "it lived on, so it had it done"
+    assert not injection.armed
