@@ -109,6 +109,11 @@ class Company:
         """The view in force."""
         return View(self.epoch, self.contributors, (), self.committed, "by seed", 0.0)
 
+    @property
+    def over(self) -> bool:
+        """Whether no step will be committed any more, as all who contribute have ended."""
+        return self._ended.issuperset(self.contributors)
+
     def wait_for(self, condition: Callable[[], bool], what: str) -> None:
         """Wait, holding `changed`; raises the error that ended the job, or Hang."""
         if not self.changed.wait_for(lambda: condition() or self.error is not None, DEADLINE_S):
@@ -198,7 +203,7 @@ class Company:
         self._brought.clear()
         if not contributors:
             self.fail(TooFewServers("no server is left"))
-        if self._ended.issuperset(contributors):
+        if self.over:
             for line in self._asking.values():
                 line.nobody_gives = True
         self.changed.notify_all()
@@ -214,7 +219,7 @@ class Company:
                     self.fail(error if isinstance(error, BmlError) else TrainingError(text, server))
                 self._ended.add(server)
                 self._commit_if_whole()
-                if self._ended.issuperset(self.contributors):
+                if self.over:
                     for line in self._asking.values():
                         line.nobody_gives = True
             self.changed.notify_all()
@@ -225,7 +230,7 @@ class Company:
         """A joiner wants the state: of the first boundary that nobody can have behind it."""
         line.from_step = self.committed + 1
         self._asking[line.server] = line
-        if self._ended.issuperset(self.contributors):
+        if self.over:
             line.nobody_gives = True
 
     def give(self, server: int, step: int, state: Callable[[], Rope]) -> None:
@@ -259,7 +264,7 @@ class Line:
         self._calls = 0
         self._boundaries = 0
         self._took = not joins
-        self._level = self._replays = self._is_dead = False
+        self._level = self._replays = self.is_lost = False
 
     @property
     def view(self) -> View:
@@ -290,8 +295,11 @@ class Line:
             if self._replays or self._step <= company.committed:
                 self._die_if("before")
                 company.wait_for(
-                    lambda: company.committed >= self._step, f"the kept result of step {self._step}"
+                    lambda: company.committed >= self._step or company.over,
+                    f"the kept result of step {self._step}",
                 )
+                if company.committed < self._step:
+                    raise Evicted("the others ended the job without it")
                 called = company.called[self._step]
                 if called.signature != signature:
                     raise StepMismatch(
@@ -320,12 +328,12 @@ class Line:
         faults = self._company.faults
         kills = faults.doomed if self.joins else faults.kills
         if kills.get(self.server) == (self._calls, when):
-            self._is_dead = True
+            self.is_lost = True
             self._company.lose(self.server)
             raise Dead
 
     def _check(self) -> None:
-        if self._is_dead:
+        if self.is_lost:
             raise Dead  # in another thread of it
         if self._company.error is not None:
             raise self._company.error
@@ -368,7 +376,7 @@ class Line:
             self._boundaries += 1
             if self.server in company.contributors:
                 if not self.joins and company.faults.leaves.get(self.server) == self._boundaries:
-                    self._is_dead = True
+                    self.is_lost = True
                     company.lose(self.server)
                     raise Evicted("it was asked to leave")
                 company.give(self.server, self._step - 1, state)
@@ -389,7 +397,7 @@ def run(train: Callable[[Any], Any], servers: Iterable[int], faults: Faults, rep
             error = raised
         sys.setprofile(None)
         report(line, session, value, error)
-        if not isinstance(error, Dead):
+        if not line.is_lost:  # perhaps it is there again, in another thread
             company.end(line.server, error)
         session.close()
 
