@@ -35,7 +35,19 @@ LoopId = tuple[int, ...]
 class Loop:
     """A loop that is open, or was; `index` is that of its iteration under way, -1 before the first."""
 
-    __slots__ = ("_where", "depth", "id", "index", "inner", "length", "on_leave", "open", "ordinal", "plan")
+    __slots__ = (
+        "_where",
+        "depth",
+        "id",
+        "index",
+        "inner",
+        "length",
+        "on_leave",
+        "open",
+        "ordinal",
+        "over",
+        "plan",
+    )
 
     def __init__(
         self, id: LoopId, depth: int, plan: str, length: int, on_leave: Callable[[], None], around: Described
@@ -52,6 +64,8 @@ class Loop:
         self.index = -1
         self.inner = 0
         self.open = True
+        self.over = False
+        """Its iterator has ended: it is to be left, if a signal's handler has kept that from being done."""
 
     def described(self) -> Described:
         """Its iteration, and those of the loops around it."""
@@ -71,7 +85,8 @@ class Position:
         self._open: list[Loop] = []
         self._begun = 0
         self._aim: Path | None = None
-        self._described: Described | None = None
+        self.known: Described | None = None
+        """The place, if it was made since it has changed."""
 
     @property
     def path(self) -> Path:
@@ -91,12 +106,14 @@ class Position:
     @property
     def described(self) -> Described:
         """The place, as a part of what servers compare before they reduce anything together."""
-        if self._described is None:
-            self._described = self._open[-1].described() if self._open else _OUTSIDE
-        return self._described
+        if self.known is None:
+            self._leave_over()
+            self.known = self._open[-1].described() if self._open else _OUTSIDE
+        return self.known
 
     def enter(self, plan: str, length: int, on_leave: Callable[[], None]) -> Loop:
         """A loop begins, inside of those that are open. `on_leave` is called when it is left."""
+        self._leave_over()
         outer = self._open[-1] if self._open else None
         if outer is None:
             ordinal, self._begun = self._begun, self._begun + 1
@@ -106,7 +123,7 @@ class Position:
             before = (*outer.id, outer.index)
         loop = Loop((*before, ordinal), len(self._open), plan, length, on_leave, self.described)
         self._open.append(loop)
-        self._described = None
+        self.known = None
         return loop
 
     def advance(self, loop: Loop, index: int) -> int:
@@ -122,7 +139,7 @@ class Position:
             )
         for inner in self._open[: loop.depth : -1]:
             self.leave(inner)
-        self._described = None
+        self.known = None
         loop.inner = 0
         loop.index = index if self._aim is None else self._on_the_way(self._aim, loop, index)
         return loop.index
@@ -130,10 +147,16 @@ class Position:
     def leave(self, loop: Loop) -> None:
         """A loop is over, or was left by break or an exception, and with it those inside of it."""
         while loop.open:
-            left = self._open.pop()
+            left = self._open[-1]
+            left.on_leave()  # if a signal's handler raises out of it, the loop is left later
             left.open = False
-            self._described = None
-            left.on_leave()
+            self.known = None
+            self._open.pop()
+
+    def _leave_over(self) -> None:
+        """Leave loops whose iterators have ended: Python drops what a handler raised while they did."""
+        while self._open and self._open[-1].over:
+            self.leave(self._open[-1])
 
     def leave_all(self) -> None:
         """The training function has ended. Raises UsageError if it had still to come to a path."""

@@ -238,13 +238,15 @@ class Session:
     # --- loops -----------------------------------------------------------------------------------
 
     def _iterate(self, loop: Loop) -> Iterator[int]:
+        position = self._position
         try:
             index = 0
             while (index := self._boundary(loop, index)) < loop.length:
                 yield index
                 index += 1
         finally:
-            self._position.leave(loop)
+            loop.over, position.known = True, None  # first, and without a call: a handler may raise in one
+            position.leave(loop)
 
     def _boundary(self, loop: Loop, index: int) -> int:
         """Between two steps of a loop: give the state, or take it; returns the step that comes next."""

@@ -120,3 +120,25 @@ def test_a_joiner_whose_function_ends_too_soon_is_told() -> None:
     go(position, enter(position), 0)
     with pytest.raises(UsageError, match="did not come to where the others are"):
         position.leave_all()
+
+
+def test_a_loop_whose_leaving_a_handler_has_interrupted_is_left_by_the_next() -> None:
+    """Python drops what is raised while an iterator ends because nothing holds it any more."""
+    position = Position()
+    ends: list[str] = []
+
+    def interrupted() -> None:
+        ends.append("interrupted")
+        if len(ends) == 1:
+            raise KeyboardInterrupt
+
+    first = position.enter("steps(3)", 3, interrupted)
+    position.advance(first, 0)
+    first.over = True
+    with pytest.raises(KeyboardInterrupt):
+        position.leave(first)
+    second = position.enter("steps(2)", 2, lambda: ends.append("second"))
+    assert (second.id, second.depth) == ((1,), 0), "not inside of the first"
+    assert ends == ["interrupted", "interrupted"]
+    position.leave(second)
+    assert (position.path, ends[-1]) == ((), "second")

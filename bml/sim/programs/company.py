@@ -201,6 +201,9 @@ class Company:
         self.contributors = contributors
         self.epoch += 1
         self._brought.clear()
+        for line in self._asking.values():  # another transfer begins
+            if line.state is None:
+                line.from_step = self.committed + 1
         if not contributors:
             self.fail(TooFewServers("no server is left"))
         if self.over:
@@ -242,9 +245,9 @@ class Company:
             rope = state()
             found = bytes(rope[0 : len(rope)])
             if line.state is None:
-                line.state = (step, found)
+                line.state, line.given_in = (step, found), self.epoch
                 self.changed.notify_all()
-            elif line.state[0] == step and line.state[1] != found:
+            elif (line.given_in, line.state[0]) == (self.epoch, step) and line.state[1] != found:
                 self.violations.append(f"server {server} gives another state after step {step} than others")
 
 
@@ -258,6 +261,7 @@ class Line:
         self.state: tuple[int, bytes] | None = None
         self.from_step = 0
         self.given_by: set[int] = set()
+        self.given_in = 0
         self.nobody_gives = False
         self._company = company
         self._step = 1
