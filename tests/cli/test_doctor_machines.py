@@ -46,7 +46,9 @@ def test_a_folder_that_cannot_be_written_is_a_fabric_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(state, "FOLDER", tmp_path / "nowhere")
+    condition = network.Condition(10**6, 10**6)
+    made = state.State.of("bcube:2x2", condition, complete=True, maker=0, alone=False)
     with pytest.raises(
         FabricError, match=r"lab.json, which says what is up, cannot be written: No such file"
     ):
-        state.save("lab", state.State.of("bcube:2x2", network.Condition(10**6, 10**6), True, 0))
+        state.save("lab", made)
