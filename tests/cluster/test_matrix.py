@@ -176,7 +176,8 @@ def train_and_wait(joiner: int) -> Any:
     def train(session: bml.Session) -> dict[str, Any]:
         w = session.empty(jobs.LENGTH)
         w[:] = 0
-        session.state(params=w, ballast=np.zeros(_BALLAST))
+        ballast = np.zeros(_BALLAST)
+        session.state(params=w, ballast=ballast)
         contributors, seen = [], False
 
         def again(indices: Any) -> Any:
