@@ -51,7 +51,7 @@ def in_the_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     heal(servers)
 
 
-def fork_the_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def fork_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the processes of jobs be forks of this one: importing everything takes 20 s here."""
     from bml.cluster import fork_server, worker
 
