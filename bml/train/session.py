@@ -313,8 +313,9 @@ class Session:
 
     def _agree_on_state(self) -> None:
         def step(call: str, op: str, dtype: npt.DTypeLike, size: int, prepare: Prepare) -> Committed:
-            self.own_steps += 1
-            return self._step(self._describe(call, np.dtype(dtype), ((size,),)), op, prepare)
+            done = self._step(self._describe(call, np.dtype(dtype), ((size,),)), op, prepare)
+            self.own_steps += 1  # it is committed: a report counts the others
+            return done
 
         self._warning = agree(self._state, self.server, step)
 
