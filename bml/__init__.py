@@ -30,8 +30,9 @@ if TYPE_CHECKING:
         TrainingError,
         UsageError,
     )
+    from bml.train.batch import Batch
     from bml.train.pending import Pending
-    from bml.train.session import Batch, Session
+    from bml.train.session import Session
     from bml.train.vectors import Bucket
 
 __all__ = [
@@ -58,36 +59,24 @@ __all__ = [
 ]
 
 _HOMES = {
-    "bml.cluster.launch": ("launch", "start"),
-    "bml.cluster.result": ("Result",),
-    "bml.cluster.running": ("Job",),
-    "bml.errors": (
-        "BmlError",
-        "Evicted",
-        "FabricError",
-        "InvariantError",
-        "SessionBroken",
-        "StartError",
-        "StateMismatch",
-        "StepMismatch",
-        "TooFewServers",
-        "TooSlow",
-        "TrainingError",
-        "UsageError",
-    ),
-    "bml.train.pending": ("Pending",),
-    "bml.train.session": ("Batch", "Session"),
-    "bml.train.vectors": ("Bucket",),
+    "Batch": "bml.train.batch",
+    "Bucket": "bml.train.vectors",
+    "Job": "bml.cluster.running",
+    "Pending": "bml.train.pending",
+    "Result": "bml.cluster.result",
+    "Session": "bml.train.session",
+    "launch": "bml.cluster.launch",
+    "start": "bml.cluster.launch",
 }
+"""Where public names are defined; all others are errors."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is used first: who needs `bml.topology` only loads no runtime."""
-    for home, names in _HOMES.items():
-        if name in names:
-            globals()[name] = value = getattr(import_module(home), name)
-            return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Import a public name when it is used first: `bml.topology` alone loads no runtime."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value = getattr(import_module(_HOMES.get(name, "bml.errors")), name)
+    return value
 
 
 def __dir__() -> list[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -30,6 +32,18 @@ def begun(*command: str, **settings: Any) -> Iterator[subprocess.Popen[str]]:
     finally:
         if process.poll() is None:
             kill_family(process)
+
+
+def found_by(program: str, folder: Path, launcher: str, within_s: float) -> dict[str, Any]:
+    """What a program prints last, as JSON; it is given a launcher and the folder in which it is written."""
+    (folder / "program.py").write_text(program)
+    command = [sys.executable, str(folder / "program.py"), launcher, str(folder)]
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+    with begun(*command, env=environment) as process:
+        stdout, stderr = process.communicate(timeout=within_s)
+    assert process.returncode == 0, stderr
+    found: dict[str, Any] = json.loads(stdout.splitlines()[-1])
+    return found
 
 
 def kill_family(process: subprocess.Popen[str]) -> None:

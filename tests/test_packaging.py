@@ -61,7 +61,8 @@ def test_every_error_that_is_promised_is_public() -> None:
     promised = {each for each in errors.__all__ if each != "job_error"}
     assert promised <= {*bml.__all__}
     assert all(getattr(bml, name) is getattr(errors, name) for name in promised)
-    assert {*bml.__all__} == {name for names in bml._HOMES.values() for name in names}
+    assert {*bml.__all__} == promised | {*bml._HOMES}
+    assert all(getattr(bml, name).__module__ == home for name, home in bml._HOMES.items())
 
 
 def test_the_plugin_of_pytest_loads_nothing_of_the_runtime() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from pathlib import Path
 
 import commands
@@ -56,13 +53,7 @@ main()
 @pytest.mark.parametrize("launcher", ["processes", pytest.param("ray", marks=pytest.mark.ray)])
 def test_arguments_modules_and_notices_of_preemption(launcher: str, tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("VALUE = 7\n")
-    (tmp_path / "program.py").write_text(_PROGRAM)
-    command = [sys.executable, str(tmp_path / "program.py"), launcher, str(tmp_path)]
-    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
-    with commands.begun(*command, env=environment) as process:
-        stdout, stderr = process.communicate(timeout=150)
-    assert process.returncode == 0, stderr
-    found = json.loads(stdout.splitlines()[-1])
+    found = commands.found_by(_PROGRAM, tmp_path, launcher, within_s=150)
     assert found["arguments"] == [launcher, str(tmp_path), 7]
     survivors, why, reason = found["left"]
     assert survivors == [0, 1]

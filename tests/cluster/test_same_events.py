@@ -6,8 +6,6 @@ All jobs of a launcher run beside one that lasts as long as they do: under Ray t
 from __future__ import annotations
 
 import json
-import os
-import sys
 from pathlib import Path
 
 import commands
@@ -93,13 +91,7 @@ main()
 @pytest.mark.parametrize("launcher", ["processes", pytest.param("ray", marks=pytest.mark.ray)])
 def test_events_end_alike(launcher: str, tmp_path: Path) -> None:
     (tmp_path / "events.json").write_text(json.dumps(EVENTS))
-    (tmp_path / "program.py").write_text(_PROGRAM)
-    command = [sys.executable, str(tmp_path / "program.py"), launcher, str(tmp_path)]
-    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
-    with commands.begun(*command, env=environment) as process:
-        stdout, stderr = process.communicate(timeout=260)
-    assert process.returncode == 0, stderr
-    found = json.loads(stdout.splitlines()[-1])
+    found = commands.found_by(_PROGRAM, tmp_path, launcher, within_s=260)
     assert found.pop("beside") == [[0, 1], {}]
     for name, (_, rejoin, lost) in EVENTS.items():
         one = found[name]
