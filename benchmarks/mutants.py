@@ -1,4 +1,6 @@
-"""Small semantic mutants of the product, one at a time, and which test notices each: `docs/mutants.md`.
+"""Small semantic mutants of the product, one at a time, and the test that notices each.
+
+docs/explanation/mutants.md has the results.
 
     python benchmarks/mutants.py mutants.jsonl --seed 1 --start 0 --count 200
 

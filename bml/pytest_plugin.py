@@ -7,7 +7,7 @@
 
 Every test draws a plan of its own from the seed and its own name, so it draws the same one when it is run
 alone. The plan is shown with the failure of a test. A test fails in whose jobs a fault of its plan never
-struck, unless the marker has must_strike=False. docs/testing.md tells more.
+struck, unless the marker has must_strike=False. docs/guides/testing.md tells more.
 """
 
 from __future__ import annotations

@@ -121,10 +121,11 @@ def launch(*arguments: Any, **options: Any) -> Result:
     before). `emulated`: the servers live on the emulated fabric of this name that is up on this machine, and
     cables really break; True: on "bml", which is made for the job if it is not up. With the launcher "ray"
     every server is a Ray node of its own there. `transport` is "tcp", "shm" (the servers share the
-    memory of one host), "verbs" (RDMA), "verbs,tcp" (RDMA where there is any; settings in docs/rdma.md) or
-    "auto": shm if all servers are on this host and nothing is asked for that needs links (an algorithm,
-    faults of links or switches, the emulated fabric, a traffic class, a trace, BML_NICS), else tcp, where
-    servers of one host may still read each other's payloads in memory (docs/shared-memory.md).
+    memory of one host), "verbs" (RDMA), "verbs,tcp" (RDMA where there is any; settings in
+    docs/guides/rdma.md) or "auto": shm if all servers are on this host and nothing is asked for that needs
+    links (an algorithm, faults of links or switches, the emulated fabric, a traffic class, a trace,
+    BML_NICS), else tcp, where servers of one host may still read each other's payloads in memory
+    (docs/explanation/shared-memory.md).
     `traffic_class` marks all packets of the job for the switches: a DSCP times 4 (default:
     `BML_TRAFFIC_CLASS` of each machine, or unmarked). `absent` servers are not started: they may join later
     (`job.inject("join:4")`). `rejoin`: a server that is lost is started again and joins. `trace`: servers

@@ -1,8 +1,8 @@
 """The coordinator: gathers evidence, decides views, and holds nothing that the servers do not hold.
 
 Here stands what every event and every message means to it; how it brings the servers to a view, with the
-table of its states, stands in agreement.py. Why the decision is safe is told in docs/protocol.md and in
-member.py.
+table of its states, stands in agreement.py. docs/explanation/protocol.md and member.py say why the
+decision is safe.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Commit or try again: what follows from where all survivors stand. Why it is safe: docs/protocol.md."""
+"""Commit or try again: what follows from where all survivors stand.
+
+docs/explanation/protocol.md says why the decision is safe.
+"""
 
 from __future__ import annotations
 

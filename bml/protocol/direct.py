@@ -12,9 +12,10 @@ Where that moves fewer bytes (bml.schedule.direct), everybody adds the whole vec
 who has done that is complete, and the stage DONE is left out. It hangs on whether any member reads the result
 where it lies, which each says with its READY, for as long as that stands: so all choose alike.
 
-The barrier is the one of docs/architecture.md with words for tokens: passing takes the COMPLETE of every
-member; a server posts it when it is complete itself and, like everything, not after it has reported to a
-coordinator that freezes the view. So a COMPLETE that anybody sees belongs to a server that reports complete.
+The barrier is the one of docs/explanation/architecture.md with words for tokens: passing takes the COMPLETE
+of every member; a server posts it when it is complete itself and, like everything, not after it has reported
+to a coordinator that freezes the view. So a COMPLETE that anybody sees belongs to a server that reports
+complete.
 What the memory adds to the argument:
 
 1. *Contributions are only read until commit.* Whoever posts COMPLETE has read all that it will read, so when

@@ -1,6 +1,6 @@
 """BML on a BCube: thread p corrects the digits in the order p, p+1, ..., so that all levels work at once.
 
-It is the schedule of the BML paper; docs/schedules.md compares it with others.
+It is the schedule of the BML paper; docs/explanation/schedules.md compares it with others.
 """
 
 from __future__ import annotations

@@ -215,7 +215,8 @@ class Scenario:
 def _min_servers(chance: random.Random, n_servers: int) -> int | None:
     """How many servers must be left: as a rule the default, else some number from the majority up.
 
-    Fewer than the majority gives up the promise that two halves never go on both (docs/protocol.md).
+    Fewer than the majority gives up the promise that two halves never both go on; see
+    docs/explanation/protocol.md.
     """
     return chance.randint(n_servers // 2 + 1, n_servers) if chance.random() < 0.25 else None
 

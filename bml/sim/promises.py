@@ -1,4 +1,6 @@
-"""The promises of the runtime as checks that a simulated run calls at every event; see docs/protocol.md.
+"""The promises of the runtime as checks that a simulated run calls at every event.
+
+docs/explanation/protocol.md has them by number.
 
 They see more than any server does: every frame carries the view of its sender, every commit of anybody is
 known. What is broken is raised at once as a `PromiseBroken`.

@@ -1,4 +1,4 @@
-"""The loop of docs/overlap.md as it stands there: coupled layers, and a server that dies at every step."""
+"""The loop of docs/guides/overlap.md as it is: coupled layers, and a server that dies at every step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bml.transport.shm import segment
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "overlap.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "guides" / "overlap.md"
 LOOP = re.search(r"```python\n(for batch in .*?)```", DOCUMENT.read_text(), re.DOTALL)[1]  # type: ignore[index]
 N_SAMPLES, LAYERS = 576, 2
 N_STEPS = 1 + 3 * 2 * LAYERS

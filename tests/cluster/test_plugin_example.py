@@ -1,4 +1,4 @@
-"""How a user tests a training script of his own against faults; docs/testing.md explains it."""
+"""How a user tests a training script of their own against faults; docs/guides/testing.md explains it."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a session promises, on real servers: docs/training.md."""
+"""What a session promises, on real servers: docs/guides/training.md."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from bml.faults.plan import touches
 from bml.topology import bcube
 
 FABRIC = bcube(3, 2)
-TESTING = (Path(__file__).parents[2] / "docs" / "testing.md").read_text()
+TESTING = (Path(__file__).parents[2] / "docs" / "guides" / "testing.md").read_text()
 
 
 @pytest.mark.parametrize("emulated", [True, False])

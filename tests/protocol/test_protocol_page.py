@@ -1,4 +1,4 @@
-"""docs/protocol.md says what the code says: its promises, messages, frames and state tables."""
+"""docs/explanation/protocol.md says what the code says: its promises, messages, frames and state tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bml.protocol import messages as msg
 from bml.protocol.frame import Kind
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "protocol.md").read_text()
+PAGE = (ROOT / "docs" / "explanation" / "protocol.md").read_text()
 
 
 def table(title: str) -> list[list[str]]:

@@ -234,7 +234,7 @@ def test_too_many_relayed_edges_are_refused(monkeypatch):
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_documents_know_every_name(name):
-    rows = (Path(__file__).parents[2] / "docs" / "schedules.md").read_text().splitlines()
+    rows = (Path(__file__).parents[2] / "docs" / "explanation" / "schedules.md").read_text().splitlines()
     assert any(row.startswith(f"| `{name}`") for row in rows)
 
 

@@ -56,7 +56,7 @@ class _Pyverbs:
         except ImportError as error:
             raise FabricError(
                 f"the transport verbs needs pyverbs, of the release of this machine's rdma-core: {error}; "
-                "docs/rdma.md says how to install it"
+                "docs/guides/rdma.md says how to install it"
             ) from error
         try:
             import pyverbs.enums as enums

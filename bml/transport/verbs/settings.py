@@ -14,7 +14,7 @@ MAX_RETRIES = 6
 
 @dataclass(frozen=True)
 class VerbsSettings:
-    """All settings; docs/rdma.md says more. Raises UsageError, naming the variable, for what cannot be."""
+    """All settings (docs/guides/rdma.md). Raises UsageError, naming the variable, for what cannot be."""
 
     devices: tuple[str, ...] = ()
     """One RDMA device per level, "mlx5_0" or with a GID index "mlx5_0:3"; else found by the address."""
