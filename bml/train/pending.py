@@ -38,6 +38,7 @@ class Pending:
         self.over = False
         self._result: Any = None
         self._finished = False
+        self._is_given = False
 
     @property
     def done(self) -> bool:
@@ -53,7 +54,12 @@ class Pending:
         """
         with self._steps.waiting():
             self._steps.wait(self._last)
-            return self.finish()
+            result = self.finish()
+        # No call from here on: neither a handler of a signal nor another thread can come in between.
+        if not self._is_given:
+            self._is_given = True
+            self._steps.n_owed -= 1
+        return result
 
     @property
     def _last(self) -> Pending:
@@ -109,11 +115,9 @@ class Steps:
         self._thread: threading.Thread | None = None
         self._failed: BaseException | None = None
         self._closed = False
-
-    @property
-    def pending(self) -> int:
-        """How many steps were begun and not waited for."""
-        return len(self._begun)
+        self.n_owed = 0
+        """How many handles there are whose `wait` has not returned. Their steps may be over: another wait
+        finishes a step as well, but only its own gives the result to the training function."""
 
     def begin(self, work: Work, finish: Finish, whole: Sequence[Pending] | None = None) -> Pending:
         """Put a step behind those that were begun before; it is waited for with all of `whole`."""
@@ -125,6 +129,7 @@ class Steps:
         made = Pending(self, work, finish, whole)
         self._begun.append(made)
         self._todo.put(made)
+        self.n_owed += 1
         return made
 
     def run(self, work: Work, finish: Finish) -> Any:

@@ -251,9 +251,9 @@ class Session:
     def _boundary(self, loop: Loop, index: int) -> int:
         """Between two steps of a loop: give the state, or take it; returns the step that comes next."""
         self._calls.check()
-        if self._steps.pending:
+        if self._steps.n_owed:
             raise UsageError(
-                f"{self._steps.pending} steps were begun and not waited for: call wait() of what "
+                f"{self._steps.n_owed} steps were begun and not waited for: call wait() of everything that "
                 "allreduce_async returned before the training loop goes on"
             )
         if self._drawn is not None:
