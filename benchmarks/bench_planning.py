@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from itertools import combinations
 
 from bml.schedule import Programs, Schedules, bound, bound_kind, gst, plan, verify
-from bml.schedule.packed import _plan, packed, prepare
+from bml.schedule.packed.packing import _plan, packed, prepare
 from bml.topology import parse
 
 SINGLE = ("bcube:3x2", "bcube:4x2", "bcube:2x3", "bcube:4x3", "bcube:3x3", "bcube:5x2")

@@ -126,7 +126,7 @@ def outcome(seed: int, fabric: str) -> tuple[str, int]:
 @click.option("--fabric", default="bcube:2x1", show_default=True)
 def main(jobs: int, seed: int, fabric: str) -> None:
     """Run the jobs; exit status 1 if one lost a server or a report."""
-    from bml.cluster.ray_own import OwnRay
+    from bml.cluster.ray.own import OwnRay
 
     own, bad, cuts = OwnRay(prints=False), 0, 0
     try:

@@ -68,7 +68,7 @@ class Server:
     def gradient(self):
         sys.path.insert(0, {examples!r})
         import numpy as np
-        import bml.cluster.ray_actors
+        import bml.cluster.ray.actors
         import train_digits
 
         digits = train_digits.load()

@@ -23,7 +23,7 @@ from rich.progress import track
 from rich.table import Table
 
 import bml
-from bml.cluster.launch import LAUNCHERS
+from bml.cluster.launcher.launch import LAUNCHERS
 from bml.topology import Fabric, parse
 
 KINDS = ("kill", "blackhole", "switch", "freeze", "coordinator", "stopped-coordinator")

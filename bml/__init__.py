@@ -13,9 +13,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bml.cluster.launch import launch, start
-    from bml.cluster.result import Result
-    from bml.cluster.running import Job
+    from bml.cluster.launcher.launch import launch, start
+    from bml.cluster.launcher.result import Result
+    from bml.cluster.launcher.running import Job
     from bml.errors import (
         BmlError,
         Evicted,
@@ -61,12 +61,12 @@ __all__ = [
 _HOMES = {
     "Batch": "bml.train.batch",
     "Bucket": "bml.train.vectors",
-    "Job": "bml.cluster.running",
+    "Job": "bml.cluster.launcher.running",
     "Pending": "bml.train.pending",
-    "Result": "bml.cluster.result",
+    "Result": "bml.cluster.launcher.result",
     "Session": "bml.train.session",
-    "launch": "bml.cluster.launch",
-    "start": "bml.cluster.launch",
+    "launch": "bml.cluster.launcher.launch",
+    "start": "bml.cluster.launcher.launch",
 }
 """Where public names are defined; all others are errors."""
 

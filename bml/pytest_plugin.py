@@ -22,7 +22,7 @@ import pytest
 
 # Every pytest of an environment with bml in it loads this file: what a fixture needs is imported in it.
 if TYPE_CHECKING:
-    from bml.cluster.result import Result
+    from bml.cluster.launcher.result import Result
     from bml.fabric.network import Emulated
     from bml.faults.plan import FaultPlan
 
@@ -107,7 +107,7 @@ def fault_plan(request: pytest.FixtureRequest) -> Iterator[FaultPlan]:
     `count` faults of these `kinds` (see FaultPlan.draw). The test fails if one of them never struck in a job
     that was given it, unless the marker says must_strike=False.
     """
-    from bml.cluster.outcomes import watched_by
+    from bml.cluster.launcher.outcomes import watched_by
 
     plan = _plan(request)
     watch = request.node.stash[_WATCH] = _Watch(plan)

@@ -42,7 +42,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.real
 def test_a_wheel_holds_the_three_packages_as_one(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"bml/topology/bcube.py", "bml/faults/plan.py", "bml/cluster/launch.py"} <= set(names)
+    assert {"bml/topology/bcube.py", "bml/faults/plan.py", "bml/cluster/launcher/launch.py"} <= set(names)
     assert {"bml/py.typed", "bml/topology/py.typed", "bml/faults/py.typed"} <= set(names)
     assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {"bml"}
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from bml.bench.children import Children
 from bml.bench.fit import Sample, Work, addition, fit, pull
 from bml.bench.host import Ranks
-from bml.schedule.model import Constants
+from bml.schedule.select.model import Constants
 
 PROBES = 4
 _START_S = 30.0

@@ -19,9 +19,9 @@ from bml.bench.children import Children
 from bml.bench.host import RankError, Ranks
 from bml.bench.ranks import Vector, serve
 from bml.bench.rows import Block, Traffic, completions
-from bml.cluster.launch import start
-from bml.cluster.result import Result
-from bml.cluster.running import Job
+from bml.cluster.launcher.launch import start
+from bml.cluster.launcher.result import Result
+from bml.cluster.launcher.running import Job
 from bml.errors import BmlError
 from bml.topology import Fabric, LinkFailure, ServerFailure
 from bml.train.session import Session

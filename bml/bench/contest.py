@@ -16,7 +16,7 @@ from bml.bench.contenders import Contender, JobSettings, Own, missing, peer
 from bml.bench.rows import Block, Row
 from bml.errors import BmlError
 from bml.schedule import Schedules, bound, plan
-from bml.schedule.model import Constants
+from bml.schedule.select.model import Constants
 from bml.topology import Fabric, parse
 
 OnProgress = Callable[[str], None]
@@ -178,7 +178,7 @@ def theory_s(who: str, nbytes: int, settings: Settings) -> float:
 
 
 def bound_s(who: str, nbytes: int, settings: Settings) -> float:
-    """What no schedule of trees can beat on these links: see bml.schedule.bound; without start-ups."""
+    """What no schedule of trees can beat on these links: see bml.schedule.bounds.bound; without start-ups."""
     fabric, goodput = settings.job.fabric, settings.goodput
     if who != Own.WHO:
         fabric, goodput = _one_switch(settings), settings.peer_goodput

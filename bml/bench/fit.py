@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bml.errors import UsageError
-from bml.schedule.model import Constants
+from bml.schedule.select.model import Constants
 
 _Matrix = npt.NDArray[np.float64]
 NAMES = tuple(field.name for field in fields(Constants))

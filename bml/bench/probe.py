@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from bml.bench.host import Orders
-from bml.cluster.job import default_nics
-from bml.protocol.dataflow import Buffer, Place, Reduce
-from bml.protocol.frame import Header, Kind
-from bml.protocol.workspace import Workspace
+from bml.cluster.spec.job import default_nics
+from bml.io.poller import READ, Poller
+from bml.protocol.step.dataflow import Buffer, Place, Reduce
+from bml.protocol.step.workspace import Workspace
+from bml.protocol.wire.frame import Header, Kind
 from bml.transport import interface as wire
-from bml.transport.poller import READ, Poller
-from bml.transport.tcp import TcpTransport
+from bml.transport.tcp.transport import TcpTransport
 
 SLICE_NBYTES = 256 << 10
 MAX_NBYTES = 16 << 20

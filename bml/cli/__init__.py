@@ -23,7 +23,7 @@ from bml.cli.plan import plan
 from bml.cli.run import run
 from bml.cli.status import status
 from bml.cli.values import shortened
-from bml.cluster.ending import text_of
+from bml.cluster.spec.ending import text_of
 from bml.errors import BmlError, StateMismatch, UsageError
 
 #: With these a command prints text, whatever else it is given.

@@ -27,10 +27,10 @@ from bml.cli.output import current
 from bml.cli.plan import parse_bytes
 from bml.cli.printed import check_writable, strict_json
 from bml.cli.values import FiniteRange
-from bml.cluster.constants import constants_of_emulated, default_path, load_constants, store_constants
-from bml.cluster.job import JobSpec
+from bml.cluster.spec.constants import constants_of_emulated, default_path, load_constants, store_constants
+from bml.cluster.spec.job import JobSpec
 from bml.schedule import plan
-from bml.schedule.model import Constants
+from bml.schedule.select.model import Constants
 from bml.topology import FabricError, UsageError, parse
 from bml.transport.choice import AUTO, TRANSPORTS
 

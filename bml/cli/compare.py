@@ -12,7 +12,7 @@ from rich.table import Table
 
 from bml.cli.output import current
 from bml.schedule import ALGORITHMS
-from bml.schedule.compare import PAPERS, Cell, compare, single_failures
+from bml.schedule.select.compare import PAPERS, Cell, compare, single_failures
 from bml.topology import BCube, Fabric, Torus, parse
 
 SIZES = (4, 8, 16)

@@ -17,11 +17,12 @@ from rich.console import Console
 from rich.table import Table
 
 from bml.cli.output import current
-from bml.cluster import jobsocket, ray_auth
+from bml.cluster.launcher import jobsocket
+from bml.cluster.ray import auth as ray_auth
 from bml.errors import BmlError
 from bml.fabric.network import obstacle
 from bml.protocol.timeouts import DEFAULT_DETECT_S, Timeouts
-from bml.transport.shm import segment
+from bml.sharedmem import segment
 from bml.transport.verbs.devices import Gid, choose, gids, no_device
 from bml.transport.verbs.settings import VerbsSettings
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from bml.cli.output import current
-from bml.cluster import jobsocket
+from bml.cluster.launcher import jobsocket
 from bml.errors import UsageError
 from bml.fabric import find
 from bml.fabric.injector import damage_of

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 import click
 
 from bml.cli.printed import strict_json
-from bml.cluster.prints import Descriptor, is_real, lasting
+from bml.cluster.process.output import Descriptor, is_real, lasting
 
 _STANDARD = (0, 1, 2)
 

@@ -21,7 +21,7 @@ from bml.cli.compare import show as show_comparison
 from bml.cli.draw import draw
 from bml.cli.output import current
 from bml.cli.printed import check_writable
-from bml.cluster.constants import load_constants
+from bml.cluster.spec.constants import load_constants
 from bml.schedule import ALGORITHMS, Plan, bound, bound_kind
 from bml.schedule import plan as make_plan
 from bml.topology import Fabric, UsageError, parse

@@ -23,9 +23,9 @@ from rich.table import Table
 from bml.cli.output import current
 from bml.cli.printed import check_writable, in_words, strict_json
 from bml.cli.values import FiniteRange
-from bml.cluster.launch import KEPT_MIB, LAUNCHERS, launch
-from bml.cluster.placement import Reservation
-from bml.cluster.result import Result
+from bml.cluster.fleets.placement import Reservation
+from bml.cluster.launcher.launch import KEPT_MIB, LAUNCHERS, launch
+from bml.cluster.launcher.result import Result
 from bml.errors import BmlError, TrainingError, UsageError
 from bml.fabric import DEFAULT_NAME
 from bml.faults import FaultPlan

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bml.cli.output import current
-from bml.cluster import jobsocket
+from bml.cluster.launcher import jobsocket
 
 
 @click.command()

@@ -7,9 +7,11 @@ import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from bml.protocol.learner import KEPT_NBYTES
-from bml.schedule.model import DEFAULTS, Constants
-from bml.sim.chaos import (
+from bml.protocol.server.learner import KEPT_NBYTES
+from bml.schedule.select.model import DEFAULTS, Constants
+from bml.sim.judge.history import History
+from bml.sim.judge.promises import PromiseBroken
+from bml.sim.mishaps.chaos import (
     Mishaps,
     draw,
     draw_absent,
@@ -20,12 +22,10 @@ from bml.sim.chaos import (
     draw_sharing,
     draw_successions,
 )
-from bml.sim.delays import MOST_S, NONE, Delays, draw_delays
-from bml.sim.endings import draw_ending
-from bml.sim.history import History
-from bml.sim.promises import PromiseBroken
+from bml.sim.mishaps.endings import draw_ending
+from bml.sim.mishaps.strangers import draw_strangers
 from bml.sim.simulation import TREES, Simulation
-from bml.sim.strangers import draw_strangers
+from bml.sim.world.delays import MOST_S, NONE, Delays, draw_delays
 from bml.topology import parse
 
 #: Small fabrics find most bugs, and fast; each is drawn about as often as it stands here.

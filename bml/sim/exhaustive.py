@@ -21,17 +21,17 @@ import numpy as np
 from msgspec import Struct
 
 from bml.faults import Suspicion
-from bml.protocol import coordinator as coord
-from bml.protocol import events as ev
-from bml.protocol import messages as msg
-from bml.protocol.call import Call
-from bml.protocol.dataflow import Send
-from bml.protocol.frame import Header
-from bml.protocol.server import ServerCore
+from bml.protocol.coordinator import core as coord
+from bml.protocol.server import events as ev
+from bml.protocol.server.core import ServerCore
+from bml.protocol.step.dataflow import Send
 from bml.protocol.timeouts import Timeouts
+from bml.protocol.wire import messages as msg
+from bml.protocol.wire.call import Call
+from bml.protocol.wire.frame import Header
 from bml.schedule import Programs, Schedules
-from bml.sim.history import History
-from bml.sim.promises import PromiseBroken, Promises
+from bml.sim.judge.history import History
+from bml.sim.judge.promises import PromiseBroken, Promises
 from bml.sim.simulation import TREES
 from bml.topology import BmlError, Fabric, parse
 from bml.topology.errors import InvariantError

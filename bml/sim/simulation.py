@@ -13,23 +13,23 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 
-from bml.protocol import coordinator as coord
-from bml.protocol import messages as msg
+from bml.protocol.coordinator import core as coord
 from bml.protocol.timeouts import Timeouts
-from bml.schedule.model import DEFAULTS, Constants
-from bml.sim.chaos import FOREVER, Mishap
-from bml.sim.coordinators import SimulatedCoordinator, SimulatedCoordinators
-from bml.sim.delays import NONE, Delays
-from bml.sim.endings import OPERATOR_S, Endings
-from bml.sim.history import History
-from bml.sim.host import Host
-from bml.sim.load import Load
-from bml.sim.machine import Machine
-from bml.sim.network import Network
-from bml.sim.paths import Key, Pair, Where, pair
-from bml.sim.promises import PromiseBroken, Promises
-from bml.sim.troubles import Troubles
-from bml.sim.wires import Wires
+from bml.protocol.wire import messages as msg
+from bml.schedule.select.model import DEFAULTS, Constants
+from bml.sim.judge.history import History
+from bml.sim.judge.promises import PromiseBroken, Promises
+from bml.sim.mishaps.chaos import FOREVER, Mishap
+from bml.sim.mishaps.endings import OPERATOR_S, Endings
+from bml.sim.mishaps.troubles import Troubles
+from bml.sim.server.machine import Machine
+from bml.sim.world.coordinators import SimulatedCoordinator, SimulatedCoordinators
+from bml.sim.world.delays import NONE, Delays
+from bml.sim.world.host import Host
+from bml.sim.world.load import Load
+from bml.sim.world.network import Network
+from bml.sim.world.paths import Key, Pair, Where, pair
+from bml.sim.world.wires import Wires
 from bml.topology import Fabric, LinkFailure, ServerFailure
 
 #: How long the steps of a run may take on a host that is overloaded, in virtual seconds.

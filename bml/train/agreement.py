@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from bml.protocol.messages import View
-from bml.protocol.workspace import Array
+from bml.protocol.step.workspace import Array
+from bml.protocol.wire.messages import View
 from bml.train.communicator import Committed
 from bml.train.state import NamedState, raw
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from bml.protocol.messages import View
-from bml.protocol.workspace import Array
+from bml.protocol.step.workspace import Array
+from bml.protocol.wire.messages import View
 from bml.topology.errors import UsageError
 from bml.train.batches import GlobalBatch, Indices, assignment, shares, used_indices
 from bml.train.communicator import Committed

@@ -8,9 +8,9 @@ from typing import Protocol
 import numpy.typing as npt
 from msgspec import Struct
 
-from bml.protocol.messages import View
-from bml.protocol.transfer import Rope
-from bml.protocol.workspace import Array
+from bml.protocol.server.transfer import Rope
+from bml.protocol.step.workspace import Array
+from bml.protocol.wire.messages import View
 
 
 class Committed(Struct, frozen=True):
@@ -87,5 +87,5 @@ class Communicator(Protocol):
     def sync(
         self, epoch: int, contribution: Array, op: str, text: str, signature: int, shared: bool = False
     ) -> Outcome:
-        """Synchronise the next step; see bml.cluster.server.Server.sync."""
+        """Synchronise the next step; see bml.cluster.server.server.Server.sync."""
         ...

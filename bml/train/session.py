@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bml.protocol.messages import View
-from bml.protocol.workspace import OPS, Array
+from bml.protocol.step.workspace import OPS, Array
+from bml.protocol.wire.messages import View
 from bml.topology.errors import UsageError
 from bml.train.agreement import Prepare, agree
 from bml.train.batch import CHANGED, Batch, Recompute

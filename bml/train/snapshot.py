@@ -17,7 +17,7 @@ from itertools import accumulate
 import msgspec
 import numpy as np
 
-from bml.protocol.workspace import Array
+from bml.protocol.step.workspace import Array
 from bml.topology.errors import UsageError
 from bml.train.position import Path
 from bml.train.state import NamedState, raw

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from bml.protocol.workspace import Array
+from bml.protocol.step.workspace import Array
 from bml.topology.errors import UsageError
 
 Load = Callable[[Any], None]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bml.protocol.workspace import Array
+from bml.protocol.step.workspace import Array
 from bml.topology.errors import UsageError
 
 Empty = Callable[[int, np.dtype[Any]], Array]

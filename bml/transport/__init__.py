@@ -4,9 +4,10 @@
 in one thread and never blocks. See `frame` for what is on the wire and `auth` for who may connect.
 """
 
-from bml.protocol.frame import FrameError, Header, Kind
-from bml.transport.auth import Hello, Role
-from bml.transport.control import (
+from bml.io.poller import Poller, Timer
+from bml.protocol.wire.frame import FrameError, Header, Kind
+from bml.transport.handshake.auth import Hello, Role
+from bml.transport.handshake.control import (
     COORDINATOR,
     Channel,
     ControlListener,
@@ -14,7 +15,7 @@ from bml.transport.control import (
     EndKind,
     dial,
 )
-from bml.transport.greeting import Dial
+from bml.transport.handshake.greeting import Dial
 from bml.transport.interface import (
     DROP,
     WAIT,
@@ -26,8 +27,7 @@ from bml.transport.interface import (
     Transport,
     Verdict,
 )
-from bml.transport.poller import Poller, Timer
-from bml.transport.tcp import TcpTransport
+from bml.transport.tcp.transport import TcpTransport
 
 __all__ = [
     "COORDINATOR",

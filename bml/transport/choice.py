@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from bml.io.limits import NoRoom
+from bml.io.memory import Memory, private_pool
+from bml.io.poller import Poller
+from bml.sharedmem import segment
+from bml.sharedmem.pool import SharedPool
+from bml.sharedmem.zero_copy import Lending
 from bml.topology.errors import FabricError, UsageError
 from bml.transport.interface import Handler, Transport
-from bml.transport.limits import NoRoom
-from bml.transport.memory import Memory, private_pool
-from bml.transport.poller import Poller
-from bml.transport.shm import segment
-from bml.transport.shm.lending import Lending
-from bml.transport.shm.pool import SharedPool
-from bml.transport.tcp import TcpTransport
+from bml.transport.tcp.transport import TcpTransport
 from bml.transport.verbs import VerbsSettings, VerbsTransport
 
 _LOG = logging.getLogger("bml.transport")
@@ -69,7 +69,7 @@ def open_transport(
     """Open the transport of this name with the settings of the environment.
 
     `nic_rate` is that of every NIC in bytes per second, where it is known. `traffic_class` is the job's;
-    None: that of this machine's environment. With shm the data lies in shared memory (bml.transport.shm);
+    None: that of this machine's environment. With shm the data lies in shared memory (bml.sharedmem);
     links, and with them heartbeats, are tcp's. `lends_among`: the number of servers that may lend each other
     payloads, in a job that uses tcp and wants that; else 0.
 

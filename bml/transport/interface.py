@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, Protocol
 
 from bml.faults.stalls import Flow
-from bml.protocol.frame import Header
+from bml.protocol.wire.frame import Header
 
 Endpoint = tuple[str, int]
 """(host, port) at which a NIC listens: TCP for connections, and UDP of the same number for beats."""

@@ -12,9 +12,9 @@ import socket
 from collections.abc import Callable
 from typing import Literal
 
+from bml.io.poller import BROKEN, PEER_CLOSED, READ, WRITE, Poller
+from bml.io.sendqueue import SendQueue
 from bml.transport.interface import LostKind
-from bml.transport.poller import BROKEN, PEER_CLOSED, READ, WRITE, Poller
-from bml.transport.sendqueue import SendQueue
 
 PASS_NBYTES = 512 << 10
 """How much one stream may read, and may write, in one pass of the poller."""

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from bml.bench import contest
 from bml.bench.contenders import PEERS, missing
 from bml.cli import main
-from bml.cluster.constants import load_constants
+from bml.cluster.spec.constants import load_constants
 
 QUICK = ("--sizes", "4KiB,64KiB", "--repetitions", "2", "--block-s", "0.02")
 KEYS = {"who", "size", "median_s", "algbw", "busbw", "wrong", "theory_s", "ratio"}

@@ -15,7 +15,7 @@ from bml.bench.contest import Contest, Settings, bound_s, theory_s
 from bml.bench.host import RankError, Ranks
 from bml.bench.ranks import contribution, serve, total
 from bml.bench.rows import Block
-from bml.schedule.model import Constants
+from bml.schedule.select.model import Constants
 from bml.topology import parse
 
 

@@ -8,7 +8,7 @@ import pytest
 from bml.bench.calibration import EXPERIMENTS
 from bml.bench.fit import NAMES, Sample, Work, addition, fit, pull
 from bml.errors import UsageError
-from bml.schedule.model import Constants
+from bml.schedule.select.model import Constants
 
 TRUE = Constants(alpha_s=30e-6, beta_s=0.3e-9, gamma_s=0.05e-9, delta_s=0.08e-9, epsilon_s=0.01e-9)
 

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from bml.cli import main
 from bml.cli.check import parse_seeds
-from bml.protocol.barrier import Barrier
+from bml.protocol.step.barrier import Barrier
 from bml.sim.check import Tally
 from bml.topology.errors import UsageError
 

@@ -85,7 +85,7 @@ def test_a_cluster_that_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_cluster_that_is_asked_without_a_token(
     monkeypatch: pytest.MonkeyPatch, printed: str, usable: bool, words: str
 ) -> None:
-    from bml.cluster import ray_auth
+    from bml.cluster.ray import auth as ray_auth
 
     monkeypatch.setattr(ray_auth, "_PROBE", f"import os; print({printed!r} if {asked()} else 'wrong')")
     with socket.create_server(("127.0.0.1", 0)) as cluster:

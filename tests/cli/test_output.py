@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner
 
 from bml.cli import main
-from bml.cluster.job import JobSpec, ServerReport
-from bml.cluster.prints import Descriptor, lasting
-from bml.cluster.result import Result
+from bml.cluster.launcher.result import Result
+from bml.cluster.process.output import Descriptor, lasting
+from bml.cluster.spec.job import JobSpec, ServerReport
 from bml.errors import StartError
 
 BML = [sys.executable, "-m", "bml"]

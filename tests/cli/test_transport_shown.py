@@ -7,7 +7,7 @@ import pytest
 from bml.bench import rows
 from bml.bench.rows import Block, Traffic
 from bml.cli.status import _transport_lines
-from bml.cluster.job import JobSpec
+from bml.cluster.spec.job import JobSpec
 from bml.errors import UsageError
 from bml.topology.errors import FabricError
 from bml.transport.verbs.devices import Gid

@@ -21,7 +21,8 @@ import cloudpickle
 import numpy as np
 
 import bml
-from bml.cluster import ray_auth, running
+from bml.cluster.launcher import running
+from bml.cluster.ray import auth as ray_auth
 
 FABRIC, BAD, STEPS = "bcube:2x2", 1, 5
 LARGE = 40 << 20

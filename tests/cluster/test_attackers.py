@@ -16,10 +16,10 @@ import pytest
 from relays import Relay
 
 import bml
-from bml.cluster.job import Contact
-from bml.protocol import messages as msg
-from bml.protocol.frame import Header, Kind, pack
-from bml.transport.auth import NONCE_NBYTES, Beat, DialerHandshake, Hello, Role, seal_beat
+from bml.cluster.spec.job import Contact
+from bml.protocol.wire import messages as msg
+from bml.protocol.wire.frame import Header, Kind, pack
+from bml.transport.handshake.auth import NONCE_NBYTES, Beat, DialerHandshake, Hello, Role, seal_beat
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
 

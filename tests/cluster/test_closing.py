@@ -17,13 +17,13 @@ import psutil
 import pytest
 
 import bml
-from bml.cluster.ending import packed
-from bml.cluster.fleet import Reported
-from bml.cluster.fork_server import ForkServer
-from bml.cluster.job import JobSpec, ServerReport
-from bml.cluster.processes import ProcessFleet
-from bml.cluster.running import Job
-from bml.cluster.teller import Teller
+from bml.cluster.fleets.fleet import Reported
+from bml.cluster.fleets.fork_server import ForkServer
+from bml.cluster.fleets.processes import ProcessFleet
+from bml.cluster.launcher.callbacks import Teller
+from bml.cluster.launcher.running import Job
+from bml.cluster.spec.ending import packed
+from bml.cluster.spec.job import JobSpec, ServerReport
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -259,7 +259,7 @@ def test_servers_end_although_launcher_and_coordinator_are_stopped_for_good() ->
 
 STARTS = """
 import signal, socket
-from bml.cluster.fork_server import ForkServer
+from bml.cluster.fleets.fork_server import ForkServer
 for number in (signal.SIGINT, signal.SIGHUP):
     signal.signal(number, lambda *_: None)
 print("starts", flush=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bml.cluster.comeback import MOST_STARTS, OUT, WITHIN_S, Comebacks, is_worth_it
+from bml.cluster.launcher.restarts import MOST_STARTS, OUT, WITHIN_S, Comebacks, is_worth_it
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from bml.cluster.coordinator import CoordinatorLoop
-from bml.cluster.job import Contact, JobSpec, check_contacts
-from bml.cluster.server import Server
-from bml.cluster.strikes import strike_from
+from bml.cluster.fleets.strikes import strike_from
+from bml.cluster.process.coordinator import CoordinatorLoop
+from bml.cluster.server.server import Server
+from bml.cluster.spec.job import Contact, JobSpec, check_contacts
 from bml.faults import Fault
-from bml.protocol import messages as msg
-from bml.protocol.messages import Life, MessageError, View
-from bml.transport import control
+from bml.protocol.wire import messages as msg
+from bml.protocol.wire.messages import Life, MessageError, View
+from bml.transport.handshake import control
 
 SPEC = JobSpec("bcube:2x1", job="crafted", token=b"token")
 DEADLINE_S = 5.0

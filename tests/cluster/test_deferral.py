@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from bml.cluster.deferral import Deferral, unbroken
-from bml.transport.poller import Poller
+from bml.cluster.server.deferral import Deferral, unbroken
+from bml.io.poller import Poller
 
 _SOON_S = 5.0
 

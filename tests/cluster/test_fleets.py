@@ -15,18 +15,19 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from bml.cluster import processes, worker
-from bml.cluster.coordinator import CoordinatorLoop
-from bml.cluster.fleet import Changed, Died, Reported, reachable
-from bml.cluster.handles import ProcessId, process_id
-from bml.cluster.job import Contact, JobSpec, Place, ServerReport, default_nics
-from bml.cluster.mail import Inbox, Outbox, receive
-from bml.cluster.placement import Machine
-from bml.cluster.processes import ProcessFleet
+from bml.cluster.fleets import processes
+from bml.cluster.fleets.fleet import Changed, Died, Reported, reachable
+from bml.cluster.fleets.handles import ProcessId, process_id
+from bml.cluster.fleets.placement import Machine
+from bml.cluster.fleets.processes import ProcessFleet
+from bml.cluster.process import worker
+from bml.cluster.process.coordinator import CoordinatorLoop
+from bml.cluster.process.mail import Inbox, Outbox, receive
+from bml.cluster.spec.job import Contact, JobSpec, Place, ServerReport, default_nics
 from bml.errors import FabricError, StartError
-from bml.protocol.coordinator_events import Gone
+from bml.protocol.coordinator.events import Gone
 from bml.topology.errors import UsageError
-from bml.transport.control import End
+from bml.transport.handshake.control import End
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -237,8 +238,10 @@ class FakeRay:
 
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
-    ray_fleet = pytest.importorskip("bml.cluster.ray_fleet")
-    from bml.cluster import ray_connection, ray_coordinator, ray_machines
+    ray_fleet = pytest.importorskip("bml.cluster.ray.fleet")
+    from bml.cluster.ray import connection as ray_connection
+    from bml.cluster.ray import coordinator as ray_coordinator
+    from bml.cluster.ray import machines as ray_machines
 
     made = FakeRay()
     for module in (ray_fleet, ray_coordinator, ray_connection, ray_machines):
@@ -254,7 +257,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
 
 @pytest.fixture
 def fleet(ray: FakeRay) -> Any:
-    from bml.cluster.ray_fleet import RayFleet
+    from bml.cluster.ray.fleet import RayFleet
 
     made = RayFleet(SPEC, None, prints=False)
     made.start(b"train")
@@ -268,7 +271,7 @@ def unavailable() -> Exception:
 
 
 def said(beats: int, term: int = 1) -> Any:
-    from bml.cluster.ray_actors import Said
+    from bml.cluster.ray.actors import Said
 
     return Said([{"term": term, "state": "steady", "highest": term}], NOBODY, beats, False)
 
@@ -354,7 +357,7 @@ def test_a_coordinator_that_ray_does_not_reach_is_replaced_only_if_it_stays_sile
 
 
 def test_a_server_that_ray_does_not_reach_while_it_starts_is_asked_again(ray: FakeRay) -> None:
-    from bml.cluster.ray_fleet import RayFleet
+    from bml.cluster.ray.fleet import RayFleet
 
     fleet, comes = RayFleet(SPEC, None, prints=False), ray.answers.pop(("ServerActor 1", "contact"))
     ray.answers["ServerActor 1", "contact"] = unavailable()
@@ -416,7 +419,7 @@ def test_the_coordinators_process_starts_beside_those_of_the_servers(ray: FakeRa
 
 
 def test_a_coordinator_that_is_not_needed_is_ended(ray: FakeRay) -> None:
-    from bml.cluster.ray_fleet import RayFleet
+    from bml.cluster.ray.fleet import RayFleet
 
     fleet = RayFleet(SPEC, None, prints=False)
     fleet._coordinator.prepare()
@@ -431,7 +434,7 @@ def test_the_training_function_is_handed_to_ray_once(ray: FakeRay, fleet: Any) -
 
 def test_every_view_is_told_on_ray(ray: FakeRay, fleet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of them may come between two questions to the coordinator."""
-    from bml.cluster import ray_actors
+    from bml.cluster.ray import actors as ray_actors
 
     now = {"term": 1, "state": "steady", "highest": 1, "epoch": 0}
 
@@ -466,7 +469,7 @@ def test_a_report_comes_by_another_server_if_a_connection_is_dead(
     ray: FakeRay, fleet: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing breaks: what Ray sends just does not arrive, and for minutes it does not notice."""
-    from bml.cluster import ray_fleet
+    from bml.cluster.ray import fleet as ray_fleet
 
     monkeypatch.setattr(ray_fleet, "_RELAY_S", 0.05)
     assert waits(fleet, lambda: len(ray.asked("CoordinatorActor", "said")) > 0) == []
@@ -504,8 +507,8 @@ def test_servers_are_on_one_machine_only_if_it_has_room_for_all(
     ray: FakeRay, monkeypatch: pytest.MonkeyPatch, free: float, where: str
 ) -> None:
     """Else Ray may put them on machines that are not there yet."""
-    from bml.cluster.placement import Reservation
-    from bml.cluster.ray_fleet import RayFleet
+    from bml.cluster.fleets.placement import Reservation
+    from bml.cluster.ray.fleet import RayFleet
 
     ray.free = {"CPU": free}
     fleet = RayFleet(SPEC, None, False, Reservation({"CPU": 1}))
@@ -519,8 +522,8 @@ def test_a_ray_of_ones_own_without_room_is_refused_at_once(
     ray: FakeRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No machine will ever join it."""
-    from bml.cluster import ray_fleet
-    from bml.cluster.placement import Reservation
+    from bml.cluster.fleets.placement import Reservation
+    from bml.cluster.ray import fleet as ray_fleet
 
     closed = list[None]()
 
@@ -543,7 +546,7 @@ def test_a_ray_of_ones_own_without_room_is_refused_at_once(
 
 
 def test_a_server_that_cannot_start_says_why_on_ray(ray: FakeRay) -> None:
-    from bml.cluster.ray_fleet import RayFleet
+    from bml.cluster.ray.fleet import RayFleet
 
     why = FabricError("no RDMA device has the address 10.0.0.1")
     ray.answers["ServerActor 1", "contact"] = (why, NOBODY)
@@ -558,7 +561,7 @@ def test_a_server_that_cannot_start_says_why_on_ray(ray: FakeRay) -> None:
 def test_an_actor_that_cannot_be_a_server_lives_to_say_why(
     monkeypatch: pytest.MonkeyPatch, variable: str, why: str
 ) -> None:
-    ray_actors = pytest.importorskip("bml.cluster.ray_actors")
+    ray_actors = pytest.importorskip("bml.cluster.ray.actors")
     monkeypatch.setenv(variable, "many")
     monkeypatch.setattr(ray_actors, "get_node_ip_address", lambda: "127.0.0.1")
     said, process = ray_actors.ServerActor(JobSpec("bcube:2x2", transport="tcp"), 0, None).contact()
@@ -569,7 +572,7 @@ def test_an_actor_that_cannot_be_a_server_lives_to_say_why(
 def test_a_server_that_ray_does_not_start_in_time_leaves_a_hint(ray: FakeRay) -> None:
     from ray.exceptions import GetTimeoutError
 
-    from bml.cluster.ray_fleet import RayFleet
+    from bml.cluster.ray.fleet import RayFleet
 
     ray.answers["ServerActor 1", "contact"] = GetTimeoutError()
     hint = r"server 1 of bcube:2x1 in time \(start_s: 60 s\); .* Take a smaller fabric, more machines, or"
@@ -589,7 +592,7 @@ def test_servers_that_run_end_their_children_before_ray_kills_them(ray: FakeRay,
 
 def test_an_actor_runs_its_training_function_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """However often the launcher asks: Ray may have lost an answer, or a question."""
-    ray_actors = pytest.importorskip("bml.cluster.ray_actors")
+    ray_actors = pytest.importorskip("bml.cluster.ray.actors")
     ran, go = [], threading.Event()
 
     def run(server: Any, contacts: Any, train: Any) -> ServerReport:
@@ -616,7 +619,7 @@ def test_an_actor_runs_its_training_function_once(monkeypatch: pytest.MonkeyPatc
 
 def test_the_driver_of_ray_does_not_wait_for_a_launcher_that_does_not_read() -> None:
     """Or nobody looks after the coordinator meanwhile. What happens to servers is told in any case."""
-    ray_driver = pytest.importorskip("bml.cluster.ray_driver")
+    ray_driver = pytest.importorskip("bml.cluster.ray.driver")
     ours, theirs = socket.socketpair()
     with ours, theirs:
         driver, begun = ray_driver._Driver(ours), time.monotonic()

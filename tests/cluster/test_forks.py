@@ -18,7 +18,7 @@ import pytest
 
 import bml
 from bml.errors import UsageError
-from bml.transport.shm.board import Board, PeerBoard
+from bml.sharedmem.status_page import Board, PeerBoard
 
 pytestmark = [
     pytest.mark.real,

@@ -16,17 +16,18 @@ import numpy as np
 import pytest
 from fuzzing import CASES, EDGES, damaged
 
-from bml.cluster.job import Contact, JobSpec
-from bml.cluster.loop import ServerLoop
-from bml.cluster.server import Server
-from bml.protocol import events as ev
-from bml.protocol import messages as msg
-from bml.protocol.call import Call
-from bml.protocol.frame import _LAYOUT, HEADER_NBYTES, MAGIC, VERSION, FrameError, Header, Kind, unpack
-from bml.protocol.messages import Life, View
-from bml.protocol.transfer import Head
+from bml.cluster.server.loop import ServerLoop
+from bml.cluster.server.server import Server
+from bml.cluster.spec.job import Contact, JobSpec
+from bml.io.sendqueue import Counters
+from bml.protocol.server import events as ev
+from bml.protocol.server.transfer import Head
+from bml.protocol.wire import messages as msg
+from bml.protocol.wire.call import Call
+from bml.protocol.wire.frame import _LAYOUT, HEADER_NBYTES, MAGIC, VERSION, FrameError, Header, Kind, unpack
+from bml.protocol.wire.messages import Life, View
 from bml.train.communicator import Committed
-from bml.transport.auth import (
+from bml.transport.handshake.auth import (
     HANDSHAKE_NBYTES,
     AcceptorHandshake,
     Beat,
@@ -36,8 +37,7 @@ from bml.transport.auth import (
     open_beat,
     seal_beat,
 )
-from bml.transport.intake import Intake
-from bml.transport.sendqueue import Counters
+from bml.transport.tcp.incoming import Intake
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from fuzzing import CASES, damaged
 
-from bml.protocol import messages as msg
-from bml.protocol.call import MAX_CALL_NBYTES, Call
-from bml.protocol.coordinator import Connected, Coordinator, From, Tick
-from bml.protocol.frame import FrameError
-from bml.protocol.messages import Life, MessageError, View
-from bml.protocol.plausible import check_for_server, check_from_server
+from bml.protocol.coordinator.core import Connected, Coordinator, From, Tick
+from bml.protocol.server.transfer import MAX_PIECES, Head
 from bml.protocol.timeouts import Timeouts
-from bml.protocol.transfer import MAX_PIECES, Head
+from bml.protocol.wire import messages as msg
+from bml.protocol.wire.call import MAX_CALL_NBYTES, Call
+from bml.protocol.wire.frame import FrameError
+from bml.protocol.wire.messages import Life, MessageError, View
+from bml.protocol.wire.validate import check_for_server, check_from_server
 from bml.topology import parse
 from bml.topology.errors import FabricError
 
@@ -70,7 +70,7 @@ def sane_head(head: Head) -> None:
 def test_a_call_for_which_there_is_no_memory_ends_the_learner_in_words(
     op: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bml.protocol import call
+    from bml.protocol.wire import call
 
     def none(*_: object) -> None:
         raise MemoryError("no")

@@ -13,7 +13,7 @@ import pytest
 
 import bml
 from bml.errors import SessionBroken
-from bml.transport.shm import segment
+from bml.sharedmem import segment
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from bml.cluster import jobsocket
-from bml.cluster.jobsocket import JobSocket
+from bml.cluster.launcher import jobsocket
+from bml.cluster.launcher.jobsocket import JobSocket
 from bml.errors import FabricError
 
 NOBODY = 65534

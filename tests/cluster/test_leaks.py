@@ -20,12 +20,12 @@ import jobs
 import numpy as np
 import pytest
 
-import bml.cluster.meeting
-import bml.protocol.lived
-from bml.cluster import training
-from bml.cluster.coordinator import CoordinatorLoop
-from bml.cluster.job import JobSpec, ServerReport, default_nics
-from bml.cluster.server import Server
+import bml.cluster.server.meeting
+import bml.protocol.server.history
+from bml.cluster.process import training
+from bml.cluster.process.coordinator import CoordinatorLoop
+from bml.cluster.server.server import Server
+from bml.cluster.spec.job import JobSpec, ServerReport, default_nics
 from bml.train.session import Session
 
 VIEWS = int(os.environ.get("BML_SOAK_VIEWS", "60"))
@@ -146,8 +146,8 @@ def measure(world: World) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def test_view_changes_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bml.cluster.meeting, "_COMMITS_KEPT", FEW)
-    monkeypatch.setattr(bml.protocol.lived, "_VIEWS_KEPT", FEW)
+    monkeypatch.setattr(bml.cluster.server.meeting, "_COMMITS_KEPT", FEW)
+    monkeypatch.setattr(bml.protocol.server.history, "_VIEWS_KEPT", FEW)
     world = World(monkeypatch)
     world.until(lambda now: now["epoch"] == 1)
     while world.now["epoch"] < WARM:

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import bml
-from bml.cluster.job import JobSpec
-from bml.transport.shm import segment
+from bml.cluster.spec.job import JobSpec
+from bml.sharedmem import segment
 
 pytestmark = [
     pytest.mark.real,
@@ -62,13 +62,13 @@ class Hidden:
 
 
 def _hide(train: Any, server: int, folder: str) -> Any:
-    """Runs where the training function is unpickled, in the server's process: see bml.cluster.worker.
+    """Runs where the training function is unpickled, in the server's process: see bml.cluster.process.worker.
 
     Returns when all four have come so far, as nobody is to meet another before.
     """
     import gc
 
-    from bml.cluster.server import Server
+    from bml.cluster.server.server import Server
 
     libc = ctypes.CDLL(None, use_errno=True)
     header = struct.pack("=Ii", _CAPABILITIES, 0)
@@ -127,16 +127,16 @@ def test_a_view_change_maps_nobodys_memory_anew() -> None:
     """What is mapped stays so; to map it again would cost every recovery, and nobody would see it."""
 
     def train(session: bml.Session) -> int:
-        from bml.transport.shm import lending
+        from bml.sharedmem import zero_copy
 
         mapped: list[int] = []
-        plate = lending.PeerPlate
+        plate = zero_copy.PeerPlate
 
         def counted(token: bytes, job: str, server: int, address: Any) -> Any:
             mapped.append(server)
             return plate(token, job, server, address)
 
-        lending.PeerPlate = counted  # type: ignore[assignment, misc]
+        zero_copy.PeerPlate = counted  # type: ignore[assignment, misc]
         summed(session)
         assert len(session.view.members) == 3
         return len(mapped)

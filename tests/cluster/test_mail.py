@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from bml.cluster.joining import Joining
-from bml.cluster.logs import LogsAside
-from bml.cluster.mail import Inbox, Outbox, receive
-from bml.cluster.teller import Teller
+from bml.cluster.launcher.callbacks import Teller
+from bml.cluster.launcher.joining import Joining
+from bml.cluster.process.logs import LogsAside
+from bml.cluster.process.mail import Inbox, Outbox, receive
 from bml.errors import StartError
 
 WITHIN_S = 10.0

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import bml
-from bml.cluster.job import JobSpec
-from bml.cluster.result import Result
+from bml.cluster.launcher.result import Result
+from bml.cluster.spec.job import JobSpec
 from bml.errors import BmlError, UsageError
 from bml.faults import Fault
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import bml
+from bml.sharedmem import segment
 from bml.sim.programs.oracle import OracleSession
 from bml.sim.programs.writer import gradient
-from bml.transport.shm import segment
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 

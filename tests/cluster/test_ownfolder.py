@@ -6,11 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bml.cluster.ownfolder import OwnFolder
+from bml.cluster.fleets.ownfolder import OwnFolder
 
 MAKES = """
 import sys, time
-from bml.cluster.ownfolder import OwnFolder
+from bml.cluster.fleets.ownfolder import OwnFolder
 folder = OwnFolder("own-", sys.argv[1])
 print(folder.path, flush=True)
 time.sleep(600)

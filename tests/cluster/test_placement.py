@@ -7,7 +7,7 @@ import random
 import pytest
 
 import bml
-from bml.cluster.placement import Machine, Reservation, blocks
+from bml.cluster.fleets.placement import Machine, Reservation, blocks
 from bml.errors import UsageError
 
 

@@ -94,9 +94,9 @@ def test_the_seed_is_shown_after_a_failure_also_without_a_header(suite: Path, st
 
 JOBS = """
 import bml, numpy as np, pytest
-from bml.cluster.job import JobSpec
-from bml.cluster.outcomes import tell
-from bml.cluster.result import Result
+from bml.cluster.spec.job import JobSpec
+from bml.cluster.launcher.outcomes import tell
+from bml.cluster.launcher.result import Result
 
 def job(*faults, struck=()):
     tell(Result(JobSpec("bcube:2x2", faults=faults), struck=set(struck)))

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import bml
-from bml.cluster.polling_lock import PollingLock
+from bml.cluster.server.polling_lock import PollingLock
 from bml.errors import InvariantError
-from bml.transport.poller import READ, Poller
+from bml.io.poller import READ, Poller
 
 _SOON_S = 5.0
 

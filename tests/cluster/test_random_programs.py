@@ -11,9 +11,9 @@ import jobs
 import pytest
 
 from bml.errors import BmlError
+from bml.sharedmem import segment
 from bml.sim.programs.check import Ends, judge
 from bml.sim.programs.writer import Program, Writer
-from bml.transport.shm import segment
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
 

@@ -13,15 +13,16 @@ from types import SimpleNamespace
 import commands
 import pytest
 
-from bml.cluster import emulated_ray, ray_auth
-from bml.cluster.emulated_ray import EmulatedRayFleet
-from bml.cluster.job import JobSpec, Place
+from bml.cluster.emulated import ray_nodes
+from bml.cluster.emulated.ray_nodes import EmulatedRayFleet
+from bml.cluster.ray import auth as ray_auth
+from bml.cluster.spec.job import JobSpec, Place
 from bml.errors import StartError
 
 JOB = """
 import json, os, subprocess, sys
 import bml, numpy as np, psutil, ray
-from bml.cluster import ray_auth
+from bml.cluster.ray import auth as ray_auth
 from ray._raylet import AuthenticationTokenLoader, get_authentication_mode
 
 
@@ -145,6 +146,6 @@ def test_machines_of_an_emulated_fabric_have_one_token_and_no_argument_shows_it(
 
 
 def test_nothing_switches_authentication_off() -> None:
-    root = Path(emulated_ray.__file__).parents[2]
-    files = {root / "Makefile", *root.glob("bml/cluster/*.py")} - {Path(ray_auth.__file__)}
+    root = Path(ray_nodes.__file__).parents[3]
+    files = {root / "Makefile", *root.glob("bml/cluster/**/*.py")} - {Path(ray_auth.__file__)}
     assert not [path for path in files if "RAY_AUTH" in path.read_text()]

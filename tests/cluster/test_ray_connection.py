@@ -13,7 +13,7 @@ import pytest
 
 from bml.errors import StartError, UsageError
 
-ray_connection: Any = pytest.importorskip("bml.cluster.ray_connection")
+ray_connection: Any = pytest.importorskip("bml.cluster.ray.connection")
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -152,7 +152,7 @@ def test_a_ray_of_ones_own_leaves_nothing_in_this_process(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """And its sockets, in a folder of this depth, would have names that no socket can have."""
-    from bml.cluster import ray_own
+    from bml.cluster.ray import own as ray_own
 
     deep = tmp_path / ("deep" * 10)
     deep.mkdir()

@@ -19,8 +19,8 @@ import commands
 import psutil
 import pytest
 
-from bml.cluster import ray_actors
-from bml.cluster.job import JobSpec
+from bml.cluster.ray import actors as ray_actors
+from bml.cluster.spec.job import JobSpec
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 

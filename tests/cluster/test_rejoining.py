@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from bml.cluster.comeback import MOST_STARTS
-from bml.cluster.fleet import Changed, Died, FleetEvent
-from bml.cluster.job import JobSpec
-from bml.cluster.running import Job
-from bml.cluster.teller import Teller
+from bml.cluster.fleets.fleet import Changed, Died, FleetEvent
+from bml.cluster.launcher.callbacks import Teller
+from bml.cluster.launcher.restarts import MOST_STARTS
+from bml.cluster.launcher.running import Job
+from bml.cluster.spec.job import JobSpec
 
 pytestmark = pytest.mark.timeout(30)
 

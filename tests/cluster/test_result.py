@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bml.cluster.job import JobSpec, ServerReport
-from bml.cluster.result import Result
+from bml.cluster.launcher.result import Result
+from bml.cluster.spec.job import JobSpec, ServerReport
 
 
 def test_a_result_is_shown_in_one_line() -> None:

@@ -22,7 +22,7 @@ from rich.console import Console
 
 import bml
 from bml.cli.status import _show
-from bml.cluster import jobsocket, launch, running
+from bml.cluster.launcher import jobsocket, launch, running
 from bml.errors import FabricError, UsageError
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bml.cluster.sending import pack, unpack
+from bml.cluster.process.pickling import pack, unpack
 
 
 @pytest.fixture

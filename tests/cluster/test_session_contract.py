@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 import bml
-from bml.cluster.ending import NotSent
+from bml.cluster.spec.ending import NotSent
 from bml.errors import StateMismatch, StepMismatch, UsageError
-from bml.transport.shm import segment
+from bml.sharedmem import segment
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
 

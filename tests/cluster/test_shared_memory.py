@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 
 import bml
-from bml.cluster.job import JobSpec
+from bml.cluster.spec.job import JobSpec
 from bml.errors import Evicted, StepMismatch, TrainingError, UsageError
-from bml.protocol.direct import Stage
-from bml.protocol.messages import Install
-from bml.transport.shm import segment
+from bml.protocol.step.direct import Stage
+from bml.protocol.wire.messages import Install
+from bml.sharedmem import segment
 
 pytestmark = [
     pytest.mark.real,

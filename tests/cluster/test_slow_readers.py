@@ -23,7 +23,8 @@ import numpy as np
 import pytest
 
 import bml
-from bml.cluster import processes, running
+from bml.cluster.fleets import processes
+from bml.cluster.launcher import running
 from bml.errors import InvariantError
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
@@ -106,7 +107,7 @@ _HEAD = f"""
 import json, os, sys
 sys.path.insert(0, {FOLDER!r})
 import test_slow_readers as slow
-from bml.cluster import processes
+from bml.cluster.fleets import processes
 processes.socket.socketpair = slow.small_socketpair
 """
 LAUNCHER = f"""{_HEAD}

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import bml
-from bml.cluster.job import JobSpec, Place, default_nics
-from bml.cluster.processes import ProcessFleet
+from bml.cluster.fleets.processes import ProcessFleet
+from bml.cluster.spec.job import JobSpec, Place, default_nics
 from bml.errors import StartError
-from bml.protocol import messages as msg
-from bml.transport import control
-from bml.transport.poller import Poller
+from bml.io.poller import Poller
+from bml.protocol.wire import messages as msg
+from bml.transport.handshake import control
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
 

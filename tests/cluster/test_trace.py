@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import bml
-from bml.cluster.trace import Event, ServerTrace, merged
+from bml.cluster.spec.trace import Event, ServerTrace, merged
 
 ELEMENTS, STEPS = 1 << 16, 3
 

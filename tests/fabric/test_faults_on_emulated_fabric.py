@@ -16,10 +16,10 @@ import pytest
 
 import bml
 from bml import fabric
-from bml.cluster.carrier import CarrierWatch
+from bml.cluster.server.carrier import CarrierWatch
 from bml.fabric import Emulated, namespace
+from bml.io.poller import Poller
 from bml.pytest_plugin import BringUp
-from bml.transport.poller import Poller
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
 

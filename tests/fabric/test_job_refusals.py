@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from bml.cluster.emulated import EmulatedFleet
-from bml.cluster.job import JobSpec
+from bml.cluster.emulated.fleet import EmulatedFleet
+from bml.cluster.spec.job import JobSpec
 from bml.errors import FabricError, UsageError
 from bml.fabric import Layout
 from bml.topology import parse

@@ -17,11 +17,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bml.cluster import emulated_ray
-from bml.cluster.emulated_ray import EmulatedRayFleet
-from bml.cluster.job import JobSpec, Place
-from bml.cluster.strikes import StrikeListener, strike_from
-from bml.cluster.supervisor import MACHINE_FOLDER, Supervisor
+from bml.cluster.emulated import ray_nodes
+from bml.cluster.emulated.ray_nodes import EmulatedRayFleet
+from bml.cluster.fleets.strikes import StrikeListener, strike_from
+from bml.cluster.fleets.supervisor import MACHINE_FOLDER, Supervisor
+from bml.cluster.spec.job import JobSpec, Place
 from bml.errors import StartError
 from bml.fabric import Emulated, namespace
 from bml.faults import Fault
@@ -108,7 +108,8 @@ def test_a_launcher_that_is_killed_takes_its_machines_along(network: Emulated) -
         [
             sys.executable,
             "-c",
-            "import os, time; from bml.cluster.supervisor import Supervisor; made = Supervisor((), True); "
+            "import os, time; from bml.cluster.fleets.supervisor import Supervisor; "
+            "made = Supervisor((), True); "
             f"made.start('0', {network.namespace_path(0)!r}, ['sleep', '300'], dict(os.environ), True); "
             "time.sleep(300)",
         ],
@@ -184,7 +185,7 @@ def test_servers_have_cables_broken_over_the_management_network(network: Emulate
 def test_what_cannot_be_is_said_first(
     monkeypatch: pytest.MonkeyPatch, name: str, value: object, message: str
 ) -> None:
-    monkeypatch.setattr(emulated_ray, name, value)
+    monkeypatch.setattr(ray_nodes, name, value)
     spec = JobSpec("bcube:2x1", emulated="bml")
     fleet = EmulatedRayFleet(spec, False, lambda server: Place(), lambda *_: None, lambda text: None)
     with pytest.raises(StartError, match=message):

@@ -19,8 +19,8 @@ import pytest
 
 import bml
 from bml import fabric
-from bml.cluster import emulated_ray
-from bml.cluster.supervisor import MACHINE_FOLDER
+from bml.cluster.emulated import ray_nodes
+from bml.cluster.fleets.supervisor import MACHINE_FOLDER
 from bml.errors import StartError
 from bml.fabric import Emulated, namespace
 from bml.pytest_plugin import BringUp
@@ -119,7 +119,7 @@ def test_a_node_that_cannot_start_is_named_with_its_log(
     emulated_fabric: BringUp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     network = emulated_fabric("bcube:2x1")
-    monkeypatch.setattr(emulated_ray, "_OBJECT_STORE_NBYTES", 1)  # less than Ray takes
+    monkeypatch.setattr(ray_nodes, "_OBJECT_STORE_NBYTES", 1)  # less than Ray takes
     with pytest.raises(StartError, match=r"(?s)the Ray node of server [01] ended with status .*object store"):
         bml.launch(training(tmp_path), "bcube:2x1", emulated=network.name, prints=False)
     check_nothing_is_left(network)

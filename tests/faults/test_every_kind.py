@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bml.cluster import injection
-from bml.cluster.injection import Hands, Injection
+from bml.cluster.server import injection
+from bml.cluster.server.injection import Hands, Injection
 from bml.faults import Fault, FaultPlan
 from bml.faults.notation import KINDS
 from bml.faults.plan import touches

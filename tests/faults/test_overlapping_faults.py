@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bml.cluster.injection import Hands, Injection
+from bml.cluster.server.injection import Hands, Injection
 from bml.fabric.condition import Condition, Damage, setting
 from bml.fabric.injector import FabricInjector
 from bml.fabric.layout import Layout

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bml.protocol.dataflow import Place, Reduce, Send, Stamp
-from bml.protocol.engine import Engine
-from bml.protocol.workspace import Workspace
+from bml.protocol.step.dataflow import Place, Reduce, Send, Stamp
+from bml.protocol.step.engine import Engine
+from bml.protocol.step.workspace import Workspace
 from bml.schedule import Program, plan
 from bml.topology import Fabric, FabricError, UsageError, parse
 

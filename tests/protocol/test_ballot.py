@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bml.protocol.ballot import Ballot
-from bml.protocol.known import KnownViews
-from bml.protocol.messages import Status, View
+from bml.protocol.coordinator.ballot import Ballot
+from bml.protocol.coordinator.known import KnownViews
+from bml.protocol.wire.messages import Status, View
 
 
 def view(epoch: int, learners: tuple[int, ...]) -> View:

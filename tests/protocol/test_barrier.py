@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from bml.protocol.barrier import Barrier, barrier_phases
+from bml.protocol.step.barrier import Barrier, barrier_phases
 from bml.topology import Fabric, UsageError, parse
 
 FABRICS = (

@@ -8,9 +8,9 @@ import pytest
 from msgspec import structs
 from test_coordinator_table import TIMES, Driver, message, posts, takeover
 
-from bml.protocol import coordinator as coord
-from bml.protocol import messages as msg
-from bml.protocol.messages import Life
+from bml.protocol.coordinator import core as coord
+from bml.protocol.wire import messages as msg
+from bml.protocol.wire.messages import Life
 
 COMER = 2
 

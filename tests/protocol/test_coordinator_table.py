@@ -1,4 +1,4 @@
-"""Every row of the state table in bml/protocol/coordinator.py, and what goes wrong around it."""
+"""Every row of the state table in bml/protocol/coordinator/core.py, and what goes wrong around it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from bml.faults.detector import MOST_PATIENT
-from bml.protocol import coordinator as coord
-from bml.protocol import messages as msg
+from bml.protocol.coordinator import core as coord
 from bml.protocol.timeouts import Timeouts
+from bml.protocol.wire import messages as msg
 from bml.topology import parse
 
 TIMES = Timeouts.of(0.5)

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from bml.protocol.cuts import Cuts
+from bml.protocol.step.cuts import Cuts
 from bml.schedule import Program, plan
 from bml.topology import parse
 

@@ -5,8 +5,8 @@ import itertools
 import msgspec
 import pytest
 
-from bml.protocol.decision import decide, final_everywhere
-from bml.protocol.messages import Status, View
+from bml.protocol.coordinator.decision import decide, final_everywhere
+from bml.protocol.wire.messages import Status, View
 
 
 def view(epoch: int, commit: int = 0) -> View:

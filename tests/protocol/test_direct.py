@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bml.errors import Evicted
-from bml.protocol import events as ev
-from bml.protocol import messages as msg
-from bml.protocol.call import Call
-from bml.protocol.dataflow import Stamp
-from bml.protocol.direct import DirectEngine, Post, Quit, Stage, Sum, epoch_of, standing, standings
-from bml.protocol.exchange import engine_for
-from bml.protocol.frame import FrameError, Kind
-from bml.protocol.server import ServerCore
+from bml.protocol.server import events as ev
+from bml.protocol.server.core import ServerCore
+from bml.protocol.step.dataflow import Stamp
+from bml.protocol.step.direct import DirectEngine, Post, Quit, Stage, Sum, epoch_of, standing, standings
+from bml.protocol.step.exchange import engine_for
 from bml.protocol.timeouts import Timeouts
+from bml.protocol.wire import messages as msg
+from bml.protocol.wire.call import Call
+from bml.protocol.wire.frame import FrameError, Kind
 from bml.schedule import DirectProgram, OneProgram
 from bml.topology import parse
 

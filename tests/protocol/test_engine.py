@@ -8,10 +8,10 @@ from engine_world import World, cases, programs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bml.protocol.dataflow import Buffer, Place, Reduce, Send, Stamp
-from bml.protocol.engine import Engine
-from bml.protocol.exchange import Engines
-from bml.protocol.frame import FrameError, Kind
+from bml.protocol.step.dataflow import Buffer, Place, Reduce, Send, Stamp
+from bml.protocol.step.engine import Engine
+from bml.protocol.step.exchange import Engines
+from bml.protocol.wire.frame import FrameError, Kind
 from bml.schedule import Programs, Schedules, plan
 from bml.topology import Fabric, parse
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bml.protocol import messages as msg
-from bml.protocol.findings import Findings
+from bml.protocol.coordinator.evidence import Findings
 from bml.protocol.timeouts import Timeouts
+from bml.protocol.wire import messages as msg
 from bml.topology import parse
 
 TIMES = Timeouts.of(0.5)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from bml.errors import Evicted, StateMismatch
-from bml.protocol import events as ev
-from bml.protocol import messages as msg
-from bml.protocol.call import Call
-from bml.protocol.frame import FrameError, Header, Kind
-from bml.protocol.plausible import check_from_server
-from bml.protocol.server import ServerCore
+from bml.protocol.server import events as ev
+from bml.protocol.server.core import ServerCore
+from bml.protocol.server.transfer import Head, Part
 from bml.protocol.timeouts import Timeouts
-from bml.protocol.transfer import Head, Part
+from bml.protocol.wire import messages as msg
+from bml.protocol.wire.call import Call
+from bml.protocol.wire.frame import FrameError, Header, Kind
+from bml.protocol.wire.validate import check_from_server
 from bml.schedule import Programs, Schedules
 from bml.topology import Fabric, parse
 

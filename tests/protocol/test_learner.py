@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bml.cluster.handover import Handover
+from bml.cluster.server.handover import Handover
 from bml.errors import FabricError, TooSlow
-from bml.protocol.call import Call
-from bml.protocol.events import Behind, Expect, Instruction, Keep, Skip, StateHere, Submit, Tell
-from bml.protocol.frame import Header, Kind
-from bml.protocol.kept import KeptResults
-from bml.protocol.learner import KEPT_NBYTES, Learner
-from bml.protocol.messages import CaughtUp, View
-from bml.protocol.transfer import Gift, Part, cut
+from bml.protocol.server.events import Behind, Expect, Instruction, Keep, Skip, StateHere, Submit, Tell
+from bml.protocol.server.kept_results import KeptResults
+from bml.protocol.server.learner import KEPT_NBYTES, Learner
+from bml.protocol.server.transfer import Gift, Part, cut
+from bml.protocol.wire.call import Call
+from bml.protocol.wire.frame import Header, Kind
+from bml.protocol.wire.messages import CaughtUp, View
 from bml.train.communicator import Committed
 
 ME, DONOR = 2, 0

@@ -1,6 +1,6 @@
 """Payloads that are not copied when they are sent but read where they lie, as late as can be.
 
-The claim of bml.transport.shm.lending about the engines: what a server has sent stays as it is until whoever
+The claim of bml.sharedmem.zero_copy about the engines: what a server has sent stays as it is until whoever
 got it has used it. So here a frame is a reference to its sender's memory; some are held back until nothing
 else is left to deliver, so that everything else has happened that can. Partial sums are not read even then,
 but when the sum is made of which they are a term. The sums must still be exact.
@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from engine_world import DAMAGE, FABRICS, World, cases, programs
 
-from bml.protocol import engine
-from bml.protocol.dataflow import Send, Stamp
-from bml.protocol.exchange import engine_for
-from bml.protocol.workspace import Workspace
+from bml.protocol.step import engine
+from bml.protocol.step.dataflow import Send, Stamp
+from bml.protocol.step.exchange import engine_for
+from bml.protocol.step.workspace import Workspace
 from bml.schedule import ExchangeProgram, plan
 from bml.topology import Fabric, parse
 from bml.topology.errors import FabricError, UsageError

@@ -1,10 +1,10 @@
-"""Every row of the state table in bml/protocol/member.py."""
+"""Every row of the state table in bml/protocol/server/member.py."""
 
 import pytest
 
-from bml.protocol.events import Ended
-from bml.protocol.member import Member
-from bml.protocol.messages import Accepted, Freeze, Propose, Refused, View
+from bml.protocol.server.events import Ended
+from bml.protocol.server.member import Member
+from bml.protocol.wire.messages import Accepted, Freeze, Propose, Refused, View
 
 
 def view(epoch: int, commit: int = 0) -> View:

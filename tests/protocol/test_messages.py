@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bml.protocol import messages as msg
+from bml.protocol.wire import messages as msg
 from bml.topology.errors import FabricError
 
 VIEW = msg.View(4, (0, 2), ("server:1", "link:0/1"), 17, "server 1 is dead: gone", 0.25, (("link:0/1", 2),))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bml.protocol import events as ev
-from bml.protocol import messages as msg
-from bml.protocol.server import ServerCore
+from bml.protocol.server import events as ev
+from bml.protocol.server.core import ServerCore
 from bml.protocol.timeouts import Timeouts
+from bml.protocol.wire import messages as msg
 from bml.schedule import Programs, Schedules
 from bml.topology import Fabric, FabricError, bcube
 

@@ -9,9 +9,10 @@ from typing import get_args
 
 import pytest
 
-from bml.protocol import agreement, member
-from bml.protocol import messages as msg
-from bml.protocol.frame import Kind
+from bml.protocol.coordinator import agreement
+from bml.protocol.server import member
+from bml.protocol.wire import messages as msg
+from bml.protocol.wire.frame import Kind
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "explanation" / "protocol.md").read_text()

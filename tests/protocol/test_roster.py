@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from bml.protocol import coordinator as coord
-from bml.protocol import messages as msg
-from bml.protocol.messages import Life, View
-from bml.protocol.roster import Roster, works_again
+from bml.protocol.coordinator import core as coord
+from bml.protocol.coordinator.joiners import Roster, works_again
 from bml.protocol.timeouts import Timeouts
+from bml.protocol.wire import messages as msg
+from bml.protocol.wire.messages import Life, View
 from bml.topology import parse, parse_failure
 
 FABRIC = parse("bcube:2x2")

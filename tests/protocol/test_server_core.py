@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from bml.errors import Evicted, StepMismatch, TooFewServers, TrainingError
-from bml.protocol import events as ev
-from bml.protocol import messages as msg
-from bml.protocol.call import Call
-from bml.protocol.dataflow import Buffer, Place, Reduce, Send
-from bml.protocol.frame import FrameError, Header, Kind
-from bml.protocol.server import ServerCore
+from bml.protocol.server import events as ev
+from bml.protocol.server.core import ServerCore
+from bml.protocol.step.dataflow import Buffer, Place, Reduce, Send
 from bml.protocol.timeouts import Timeouts
+from bml.protocol.wire import messages as msg
+from bml.protocol.wire.call import Call
+from bml.protocol.wire.frame import FrameError, Header, Kind
 from bml.schedule import Programs, Schedules
 from bml.topology import Fabric, parse
 from bml.topology.errors import InvariantError

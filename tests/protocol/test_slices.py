@@ -2,7 +2,7 @@
 
 import pytest
 
-from bml.protocol.slices import LAN_RATE, LENT_RATE, SAME_HOST_RATE, rate_of, slice_nbytes
+from bml.protocol.step.slices import LAN_RATE, LENT_RATE, SAME_HOST_RATE, rate_of, slice_nbytes
 
 MIB = 1 << 20
 

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bml.protocol.spans import Spans, common, merged, missing, placed, size
+from bml.protocol.step.spans import Spans, common, merged, missing, placed, size
 
 N = 24
 SPANS = st.lists(st.tuples(st.integers(0, N), st.integers(0, N)), max_size=6)

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from bml.protocol.succession import GiveUp, Kill, Order, Start, Succession
+from bml.protocol.coordinator.succession import GiveUp, Kill, Order, Start, Succession
 from bml.protocol.timeouts import Timeouts
 
 TIMES = Timeouts.of(0.5)

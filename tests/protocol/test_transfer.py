@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bml.errors import StateMismatch
-from bml.protocol.dataflow import Send
-from bml.protocol.donor import Donor
-from bml.protocol.events import Give, SendText
-from bml.protocol.frame import FrameError, Header, Kind
-from bml.protocol.messages import Life, View
-from bml.protocol.transfer import Gift, Head, Incoming, Part, cut, giving, verify
+from bml.protocol.server.donor import Donor
+from bml.protocol.server.events import Give, SendText
+from bml.protocol.server.transfer import Gift, Head, Incoming, Part, cut, giving, verify
+from bml.protocol.step.dataflow import Send
+from bml.protocol.wire.frame import FrameError, Header, Kind
+from bml.protocol.wire.messages import Life, View
 from bml.topology import parse
 from bml.topology.errors import FabricError
 

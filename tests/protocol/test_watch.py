@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from bml.faults.stalls import Flow
-from bml.protocol import messages as msg
-from bml.protocol.events import Beat, Probe, Tell
-from bml.protocol.watch import Watch
+from bml.protocol.server.events import Beat, Probe, Tell
+from bml.protocol.server.watch import Watch
+from bml.protocol.wire import messages as msg
 from bml.topology import parse
 
 DETECT_S = 0.5

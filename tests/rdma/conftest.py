@@ -53,7 +53,8 @@ def in_the_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def fork_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the processes of jobs be forks of this one: importing everything takes 20 s here."""
-    from bml.cluster import fork_server, worker
+    from bml.cluster.fleets import fork_server
+    from bml.cluster.process import worker
 
     assert worker
     real = fork_server.subprocess.Popen

@@ -11,9 +11,9 @@ from typing import Any
 
 from conftest import cable
 
-from bml.protocol.frame import Header, Kind
+from bml.io.memory import RegisteredPool
+from bml.protocol.wire.frame import Header, Kind
 from bml.transport import Poller
-from bml.transport.memory import RegisteredPool
 from bml.transport.verbs import VerbsSettings, VerbsTransport
 
 TOKEN, JOB = b"a token of the tests", "rdma-links"

@@ -14,7 +14,7 @@ from statistics import median
 
 from rdma_links import End
 
-from bml.protocol.frame import Header, Kind
+from bml.protocol.wire.frame import Header, Kind
 from bml.transport import Poller
 from bml.transport.verbs import VerbsSettings
 

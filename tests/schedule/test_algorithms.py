@@ -7,9 +7,9 @@ import pytest
 from schedule_executor import check_sums
 
 from bml.schedule import ALGORITHMS, gst, gst_staged, load, plan, verify
-from bml.schedule.flextree import factors
-from bml.schedule.formulas import dedicated_server, formula
-from bml.schedule.ring import alternating_order, gray_order
+from bml.schedule.algorithms.flextree import factors
+from bml.schedule.algorithms.ring import alternating_order, gray_order
+from bml.schedule.select.formulas import dedicated_server, formula
 from bml.topology import UsageError, parse
 
 FORESTS = [
@@ -227,7 +227,7 @@ def test_damaged_forests_are_sound_and_sum(name, algorithm, failures):
 
 
 def test_too_many_relayed_edges_are_refused(monkeypatch):
-    monkeypatch.setattr("bml.schedule.draft.MAX_RELAYED", 100)
+    monkeypatch.setattr("bml.schedule.ir.drawing.MAX_RELAYED", 100)
     with pytest.raises(UsageError, match="144 tree edges of this schedule on bcube:4x2 join no neighbours"):
         plan(parse("bcube:4x2"), "mesh").forest  # noqa: B018
 

@@ -8,7 +8,7 @@ import pytest
 from schedule_executor import check_sums, slots
 
 from bml.schedule import Hop, Phase, Range, compile_program, gst, gst_staged, plan, verify
-from bml.schedule.program import local_bml
+from bml.schedule.ir.program import local_bml
 from bml.topology import UsageError, parse
 
 

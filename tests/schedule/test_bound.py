@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bml.schedule import Forest, bound, bound_kind, gst, plan, prove, verify
-from bml.schedule.bound_lp import best_prices
-from bml.schedule.bound_symmetry import alike
-from bml.schedule.nics import cheapest_tree, cut_bound, number_nics, price_bound
+from bml.schedule.bounds.lp import best_prices
+from bml.schedule.bounds.symmetry import alike
+from bml.schedule.ir.nics import cheapest_tree, cut_bound, number_nics, price_bound
 from bml.topology import FabricError, parse
 
 

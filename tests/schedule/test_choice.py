@@ -5,8 +5,8 @@ from math import inf
 import pytest
 
 from bml.schedule import ExchangeProgram, Programs, Schedules, bound, gst, plan
-from bml.schedule.exchange import works_on
-from bml.schedule.model import Constants, Counts, switch_over
+from bml.schedule.algorithms.exchange import works_on
+from bml.schedule.select.model import Constants, Counts, switch_over
 from bml.topology import parse
 
 FOUR_BYTES, MIB_64 = 4, 64 << 20
@@ -50,7 +50,7 @@ def test_programs_are_compiled_when_needed_and_kept(monkeypatch):
     programs = Programs(Schedules(fabric), 4)
     compiled = []
     monkeypatch.setattr(
-        "bml.schedule.planner.local_bml", lambda fabric, server: compiled.append(server) or server
+        "bml.schedule.select.planner.local_bml", lambda fabric, server: compiled.append(server) or server
     )
     small = programs.for_nbytes(FOUR_BYTES)
     assert isinstance(small, ExchangeProgram)

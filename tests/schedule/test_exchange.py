@@ -5,12 +5,12 @@ import random
 import numpy as np
 import pytest
 
-from bml.protocol.dataflow import Place, Reduce, Stamp
-from bml.protocol.exchange import ExchangeEngine, engine_for
-from bml.protocol.frame import FrameError, Kind
-from bml.protocol.workspace import Workspace
+from bml.protocol.step.dataflow import Place, Reduce, Stamp
+from bml.protocol.step.exchange import ExchangeEngine, engine_for
+from bml.protocol.step.workspace import Workspace
+from bml.protocol.wire.frame import FrameError, Kind
 from bml.schedule import Exchange, ExchangeProgram, Hop, plan, verify_exchange
-from bml.schedule.model import counts
+from bml.schedule.select.model import counts
 from bml.sim import Simulation
 from bml.topology import FabricError, UsageError, parse
 

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bml.schedule import cost, plan
-from bml.schedule.draft import check_room
-from bml.schedule.hips import hips
-from bml.schedule.routing import Balance
-from bml.schedule.sample_torus import is_even_torus, load_of_torus, sample_of_torus, staged_of_torus
-from bml.schedule.verify import verify
+from bml.schedule import plan
+from bml.schedule.algorithms.hips import hips
+from bml.schedule.ir import cost
+from bml.schedule.ir.drawing import check_room
+from bml.schedule.ir.routing import Balance
+from bml.schedule.ir.verify import verify
+from bml.schedule.select.sample_torus import is_even_torus, load_of_torus, sample_of_torus, staged_of_torus
 from bml.topology import UsageError, parse
 
 

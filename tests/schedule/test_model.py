@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from bml.cli import main
-from bml.cluster.constants import constants_of_emulated, load_constants, store_constants
+from bml.cluster.spec.constants import constants_of_emulated, load_constants, store_constants
 from bml.schedule import Schedules, plan
-from bml.schedule.model import Constants, counts, counts_of_bml
+from bml.schedule.select.model import Constants, counts, counts_of_bml
 from bml.topology import UsageError, parse
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from schedule_executor import check_sums
 
 from bml.schedule import bound, compile_program, gst, plan, verify
-from bml.schedule.nics import number_nics
-from bml.schedule.packed import _plan, fits, packed, prepare
-from bml.schedule.packed_search import Search
-from bml.schedule.packed_symmetry import representative, without_repeats
+from bml.schedule.ir.nics import number_nics
+from bml.schedule.packed.packing import _plan, fits, packed, prepare
+from bml.schedule.packed.search import Search
+from bml.schedule.packed.symmetry import representative, without_repeats
 from bml.topology import FabricError, UsageError, parse
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bml.schedule import bound, gst, gst_staged, load, plan, verify
-from bml.schedule.sample import sample_of_bml
+from bml.schedule.select.sample import sample_of_bml
 from bml.topology import FabricError, UsageError, parse
 
 

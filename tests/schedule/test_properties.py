@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from schedule_executor import check_sums
 
 from bml.schedule import ALGORITHMS, Exchange, Phase, gst, gst_staged, load, plan, verify
-from bml.schedule.forest import AT_ROOT, NOT_THERE
+from bml.schedule.ir.forest import AT_ROOT, NOT_THERE
 from bml.topology import FabricError, UsageError, parse
 
 SMALL = [

@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 
 from bml.schedule import bound, plan
-from bml.schedule.bound import LOWER_BOUND, OPTIMUM, prove
+from bml.schedule.bounds.bound import LOWER_BOUND, OPTIMUM, prove
 from bml.topology import Fabric, parse
 
 FABRICS = (

@@ -10,11 +10,11 @@ from damage import damaged_by, random_sets, single_failures
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bml.protocol.dataflow import Buffer, Place, Stamp
-from bml.protocol.engine import Engine
-from bml.protocol.frame import Kind
-from bml.protocol.layout import Layout
-from bml.protocol.spans import apart, size
+from bml.protocol.step.dataflow import Buffer, Place, Stamp
+from bml.protocol.step.engine import Engine
+from bml.protocol.step.layout import Layout
+from bml.protocol.step.spans import apart, size
+from bml.protocol.wire.frame import Kind
 from bml.schedule import Programs, Schedules, plan
 from bml.topology import Fabric, parse
 

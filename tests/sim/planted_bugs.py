@@ -11,22 +11,22 @@ from msgspec import structs
 
 from bml.faults import Diagnosis, diagnose
 from bml.faults.stalls import Stalls
-from bml.protocol import ballot, draft
-from bml.protocol import coordinator as coord
-from bml.protocol.agreement import Agreement
-from bml.protocol.barrier import Barrier
-from bml.protocol.dataflow import Buffer, Reduce
-from bml.protocol.ending import Ending
-from bml.protocol.learner import Learner
-from bml.protocol.member import Member
-from bml.protocol.server import ServerCore
-from bml.protocol.steps import Steps
-from bml.protocol.succession import Succession
-from bml.protocol.transfer import Incoming
-from bml.protocol.workspace import Workspace
-from bml.sim import user
-from bml.sim.launcher import Launcher
-from bml.sim.user import User
+from bml.protocol.coordinator import ballot, next_view
+from bml.protocol.coordinator import core as coord
+from bml.protocol.coordinator.agreement import Agreement
+from bml.protocol.coordinator.ending import Ending
+from bml.protocol.coordinator.succession import Succession
+from bml.protocol.server.core import ServerCore
+from bml.protocol.server.learner import Learner
+from bml.protocol.server.member import Member
+from bml.protocol.server.steps import Steps
+from bml.protocol.server.transfer import Incoming
+from bml.protocol.step.barrier import Barrier
+from bml.protocol.step.dataflow import Buffer, Reduce
+from bml.protocol.step.workspace import Workspace
+from bml.sim.server import user
+from bml.sim.server.user import User
+from bml.sim.world.launcher import Launcher
 from bml.topology import ServerFailure
 
 Patch = pytest.MonkeyPatch
@@ -221,7 +221,7 @@ def blame_the_suspected(patch: Patch) -> None:
         accused = {ServerFailure(each.peer) for each in evidence.suspicions if each.peer != each.observer}
         return Diagnosis((*found.failures, *sorted(accused - {*found.failures})), "they are suspected")
 
-    patch.setattr(draft, "diagnose", hasty)
+    patch.setattr(next_view, "diagnose", hasty)
 
 
 def read_terms_from_a_clock(patch: Patch) -> None:

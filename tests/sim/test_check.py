@@ -9,7 +9,7 @@ import pytest
 from planted_bugs import PLANTED, blame_the_suspected, retry_although_one_committed, return_before_the_barrier
 
 from bml.sim.check import FABRICS, JOINS_EVERY, OTHER_FAMILIES, Scenario, Tally, check, report, run, shrink
-from bml.sim.promises import PromiseBroken
+from bml.sim.judge.promises import PromiseBroken
 from bml.topology import parse
 
 MOST_SEEDS = 2000

@@ -7,8 +7,8 @@ import pytest
 from bml.errors import Evicted, StepMismatch, TrainingError
 from bml.sim import Mishap, Simulation, When
 from bml.sim.check import ENDINGS_EVERY, Scenario
-from bml.sim.endings import BOUND_S, KINDS, OPERATOR_S, Endings
-from bml.sim.promises import PromiseBroken
+from bml.sim.judge.promises import PromiseBroken
+from bml.sim.mishaps.endings import BOUND_S, KINDS, OPERATOR_S, Endings
 from bml.topology import parse
 
 SAID = "server 2 raised ValueError: by seed"

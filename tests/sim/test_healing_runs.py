@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bml.sim.chaos import Mishap, When
+from bml.sim.mishaps.chaos import Mishap, When
 from bml.sim.simulation import Simulation
 from bml.topology import parse
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from bml.sim import Mishap, Simulation, When
-from bml.sim.delays import Delays
+from bml.sim.world.delays import Delays
 from bml.topology import parse
 
 STEPS = 40

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 import pytest
 from planted_bugs import PLANTED_IN_SHARED_MEMORY
 
-from bml.protocol import events as ev
-from bml.protocol.direct import Post, Stage, standing, standings
-from bml.sim import Mishap, Simulation, When, sharing
+from bml.protocol.server import events as ev
+from bml.protocol.step.direct import Post, Stage, standing, standings
+from bml.sim import Mishap, Simulation, When
 from bml.sim.check import Scenario, check, run
-from bml.sim.sharing import Sharing
+from bml.sim.server import sharing
+from bml.sim.server.sharing import Sharing
 from bml.topology import parse
 
 MOST_SEEDS = 300

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from bml.errors import Evicted, TooFewServers
-from bml.schedule.model import DEFAULTS
+from bml.schedule.select.model import DEFAULTS
 from bml.sim import FOREVER, Mishap, Simulation, When
 from bml.sim.check import Scenario, run
 from bml.topology import parse

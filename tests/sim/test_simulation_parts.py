@@ -1,11 +1,11 @@
 """The parts of the simulation: clock, processes, wires; and that they tell the truth about time and order."""
 
 from bml.faults.stalls import Flow
-from bml.protocol.frame import Header, Kind
-from bml.sim.delays import NONE
-from bml.sim.network import Network
-from bml.sim.process import Process
-from bml.sim.wires import Parcel, Wires
+from bml.protocol.wire.frame import Header, Kind
+from bml.sim.world.delays import NONE
+from bml.sim.world.network import Network
+from bml.sim.world.process import Process
+from bml.sim.world.wires import Parcel, Wires
 
 
 def header(step: int) -> Header:

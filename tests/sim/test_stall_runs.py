@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from bml.sim.chaos import FOREVER, Mishap, When
+from bml.sim.mishaps.chaos import FOREVER, Mishap, When
 from bml.sim.simulation import Simulation
 from bml.topology import parse
 

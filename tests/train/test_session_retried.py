@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bml.protocol.messages import View
+from bml.protocol.wire.messages import View
 from bml.topology.errors import UsageError
 from bml.train.batches import BatchPlan, assignment
 from bml.train.communicator import Committed, Outcome, Retried

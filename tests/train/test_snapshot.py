@@ -128,7 +128,7 @@ def refusal_of(made: NamedState) -> str:
 
 
 class Lent(np.ndarray):  # type: ignore[type-arg]
-    """As the base of an array of session.empty, see bml.transport.memory.Block."""
+    """As the base of an array of session.empty, see bml.io.memory.Block."""
 
     on_gone = print
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from wires import JOB, TOKEN, Recorder, Wires, nic
 
-from bml.transport.memory import Registration
+from bml.io.memory import Registration
 from bml.transport.verbs.rdma import Address, Completion, Depth, QueuePair, Reliability, Write
 from bml.transport.verbs.settings import VerbsSettings
 from bml.transport.verbs.transport import VerbsTransport

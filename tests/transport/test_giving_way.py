@@ -10,8 +10,8 @@ from time import perf_counter
 
 import pytest
 
-from bml.transport import giving_way
-from bml.transport.giving_way import Crowding, give_way
+from bml.io import spin
+from bml.io.spin import Crowding, give_way
 
 MS = 1e-3
 
@@ -103,7 +103,7 @@ def test_who_moves_may_use_the_cores_that_he_might_before(monkeypatch: pytest.Mo
         def gave(self, from_s: float, to_s: float) -> bool:
             return True
 
-    monkeypatch.setattr(giving_way, "_GIVEN_S", 0.0)
+    monkeypatch.setattr(spin, "_GIVEN_S", 0.0)
     seen: list[set[int]] = []
 
     def give() -> None:

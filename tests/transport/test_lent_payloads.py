@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from wires import JOB, TOKEN, Recorder, Wires, header
 
-from bml.protocol.frame import FrameError, Loan, pack, pack_lent, unpack, unpack_lent
+from bml.protocol.wire.frame import FrameError, Loan, pack, pack_lent, unpack, unpack_lent
+from bml.sharedmem import segment
+from bml.sharedmem.zero_copy import LEAST_NBYTES, Lending
 from bml.transport import WAIT, Kind
-from bml.transport.shm import segment
-from bml.transport.shm.lending import LEAST_NBYTES, Lending
 
 pytestmark = pytest.mark.skipif(bool(segment.why_not()), reason=segment.why_not() or "it can")
 

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bml.transport import mapping
-from bml.transport.mapping import PrivateMemory
-from bml.transport.memory import RegisteredPool, private_pool
-from bml.transport.shm import SharedPool
+from bml.io import mapping
+from bml.io.mapping import PrivateMemory
+from bml.io.memory import RegisteredPool, private_pool
+from bml.sharedmem import SharedPool
 
 FLOAT = np.dtype(np.float32)
 LARGE = 1 << 16

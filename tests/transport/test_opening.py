@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bml.transport.opening import Opening
-from bml.transport.poller import Poller
+from bml.io.poller import Poller
+from bml.transport.links.opening import Opening
 
 
 def test_another_view_that_wants_the_link_counts_the_time_anew() -> None:

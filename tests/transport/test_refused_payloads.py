@@ -6,7 +6,7 @@ import pytest
 from fake_rdma import VerbsWires
 from wires import Wires, header
 
-from bml.protocol.frame import FrameError, Header
+from bml.protocol.wire.frame import FrameError, Header
 from bml.transport import WAIT, Kind
 
 

@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bml.protocol.direct import Stage, Sum, standing
+from bml.io import mapping
+from bml.protocol.step.direct import Stage, Sum, standing
+from bml.sharedmem import Boards, Reduction, SharedPool, Use, futex
+from bml.sharedmem.joined import Joined
+from bml.sharedmem.segment import Segment, map_to_read, why_not
+from bml.sharedmem.status_page import ASLEEP, CALL, N_HELD, STANDING, Board, PeerBoard
 from bml.topology.errors import FabricError
-from bml.transport import mapping
-from bml.transport.shm import Boards, Reduction, SharedPool, Use, futex
-from bml.transport.shm.board import ASLEEP, CALL, N_HELD, STANDING, Board, PeerBoard
-from bml.transport.shm.joined import Joined
-from bml.transport.shm.segment import Segment, map_to_read, why_not
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -209,7 +209,7 @@ def test_a_wait_ends_when_something_is_posted() -> None:
 
 def test_who_falls_asleep_while_it_waits_is_woken(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the post itself: at the end of a nap it would look again, but here that is far away."""
-    monkeypatch.setattr("bml.transport.shm.boards._NAP_S", LONG_S)
+    monkeypatch.setattr("bml.sharedmem.status_pages._NAP_S", LONG_S)
     (boards, _, _), (others, _, _), _ = host
     naps: list[float] = []
 

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wires import JOB, TOKEN, Recorder, nic
 
-from bml.protocol.frame import HEADER_NBYTES, FrameError
+from bml.io.memory import RegisteredPool, address_of
+from bml.protocol.wire.frame import HEADER_NBYTES, FrameError
 from bml.topology.errors import FabricError, UsageError
 from bml.transport import Poller
 from bml.transport.choice import Opened, open_transport
-from bml.transport.memory import RegisteredPool, address_of
 from bml.transport.verbs import devices, wire
 from bml.transport.verbs.rdma import Address
 from bml.transport.verbs.settings import VerbsSettings

@@ -9,7 +9,7 @@ import pytest
 from fake_rdma import SETTINGS, VerbsWires
 from wires import Recorder, header, open_fds, polled
 
-from bml.protocol.frame import HEADER_NBYTES
+from bml.protocol.wire.frame import HEADER_NBYTES
 from bml.transport import DROP, WAIT, Kind
 from bml.transport.verbs.incoming import MAX_OFFERS
 from bml.transport.verbs.rdma import Completion

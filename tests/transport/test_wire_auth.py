@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bml.topology.errors import UsageError
-from bml.transport.auth import (
+from bml.transport.handshake.auth import (
     _IDENTITY,
     BEAT_NBYTES,
     HANDSHAKE_NBYTES,

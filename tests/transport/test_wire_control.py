@@ -11,7 +11,7 @@ from wires import JOB, TOKEN, open_fds, read_all, until
 
 from bml.topology.errors import FabricError, UsageError
 from bml.transport import COORDINATOR, Channel, ControlListener, End, Hello, Poller, Role, dial
-from bml.transport.control import MAX_MESSAGE_NBYTES, MAX_QUEUED_NBYTES
+from bml.transport.handshake.control import MAX_MESSAGE_NBYTES, MAX_QUEUED_NBYTES
 
 HOST = "127.77.9.1"
 

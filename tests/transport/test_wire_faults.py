@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 from wires import JOB, TOKEN, Wires, beat, header, nic, open_fds, polled, read_all
 
-from bml.protocol.frame import pack
+from bml.io.sendqueue import Counters, SendQueue
+from bml.protocol.wire.frame import pack
 from bml.transport import Kind
-from bml.transport.auth import Beat, DialerHandshake, Hello, Role, seal_beat
-from bml.transport.sendqueue import Counters, SendQueue
+from bml.transport.handshake.auth import Beat, DialerHandshake, Hello, Role, seal_beat
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bml.protocol.frame import HEADER_NBYTES, MAX_NBYTES, FrameError, Header, Kind, pack, unpack
+from bml.protocol.wire.frame import HEADER_NBYTES, MAX_NBYTES, FrameError, Header, Kind, pack, unpack
 from bml.topology.errors import FabricError, InvariantError
 
 U16 = st.integers(0, 2**16 - 1)

@@ -7,10 +7,10 @@ import socket
 import pytest
 from wires import JOB, TOKEN, Recorder, Wires, beat, header, nic, over, polled
 
+from bml.io.poller import Poller
 from bml.transport import Kind, TcpTransport
-from bml.transport.auth import AcceptorHandshake, Beat, DialerHandshake, Hello, Role, seal_beat
-from bml.transport.parking import Parking
-from bml.transport.poller import Poller
+from bml.transport.handshake.auth import AcceptorHandshake, Beat, DialerHandshake, Hello, Role, seal_beat
+from bml.transport.links.parking import Parking
 
 NOW = 7
 """The life in which the view has server 0."""

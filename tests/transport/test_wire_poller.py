@@ -7,7 +7,7 @@ import time
 import pytest
 from wires import open_fds, until
 
-from bml.transport.poller import READ, Poller
+from bml.io.poller import READ, Poller
 
 
 @pytest.fixture

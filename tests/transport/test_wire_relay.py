@@ -8,9 +8,9 @@ import pytest
 from relays import Relay
 from wires import JOB, TOKEN, Recorder, Wires, beat, header, nic, over, polled
 
-from bml.protocol.frame import pack
+from bml.protocol.wire.frame import pack
 from bml.transport import Kind
-from bml.transport.auth import NONCE_NBYTES, Beat, DialerHandshake, Hello, Role, seal_beat
+from bml.transport.handshake.auth import NONCE_NBYTES, Beat, DialerHandshake, Hello, Role, seal_beat
 
 FORGED = pack(header(Kind.TOKEN))
 LEVELS = 2

@@ -13,7 +13,7 @@ from wires import Wires, beat, header, open_fds, polled
 
 from bml.faults.stalls import Flow, Stalls
 from bml.transport import WAIT, Kind
-from bml.transport.flows import flow_of, hold, release
+from bml.transport.handshake.flows import flow_of, hold, release
 
 DETECT_S = 0.5
 MUCH_NBYTES = 16 << 20

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from wires import JOB, TOKEN, Recorder, Wires, beat, header, nic, open_fds, polled, until
 
-from bml.protocol.frame import HEADER_NBYTES
+from bml.protocol.wire.frame import HEADER_NBYTES
 from bml.topology.errors import FabricError, InvariantError, UsageError
 from bml.transport import DROP, WAIT, Header, Kind, Poller, TcpTransport, Transport
 

@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from bml.errors import BmlError, Evicted, StepMismatch, TooFewServers, TrainingError
-from bml.protocol.messages import View
-from bml.protocol.transfer import Rope
-from bml.protocol.workspace import OPS, Array
+from bml.protocol.server.transfer import Rope
+from bml.protocol.step.workspace import OPS, Array
+from bml.protocol.wire.messages import View
 from bml.train import session as session_module
 from bml.train.communicator import Committed, Outcome, Retried
 

@@ -23,12 +23,12 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
-from bml.protocol.frame import FrameError, Header
-from bml.transport.control import MessageStream
+from bml.io.memory import RegisteredPool
+from bml.io.poller import READ, Poller, Timer
+from bml.io.sendqueue import Counters, SendQueue
+from bml.protocol.wire.frame import FrameError, Header
+from bml.transport.handshake.control import MessageStream
 from bml.transport.interface import LostKind, Verdict
-from bml.transport.memory import RegisteredPool
-from bml.transport.poller import READ, Poller, Timer
-from bml.transport.sendqueue import Counters, SendQueue
 from bml.transport.verbs import rdma, wire
 from bml.transport.verbs.incoming import MAX_OFFERS, Incoming
 from bml.transport.verbs.outgoing import SEND, Outgoing
@@ -45,7 +45,7 @@ _MAX_GREETING_NBYTES = 256
 
 
 class VerbsConnection:
-    """See the module's text; the methods are those of `bml.transport.link.LinkConnection`."""
+    """See the module's text; the methods are those of `bml.transport.links.link.LinkConnection`."""
 
     def __init__(
         self,

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+from bml.io.memory import Registration
 from bml.topology.errors import FabricError
-from bml.transport.memory import Registration
 from bml.transport.verbs.devices import Gid
 from bml.transport.verbs.rdma import Address, Completion, Depth, Nic, QueuePair, Reliability, Write
 

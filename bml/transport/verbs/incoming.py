@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from bml.protocol.frame import HEADER_NBYTES, FrameError, Header, unpack
+from bml.io.memory import Array, RegisteredPool
+from bml.io.sendqueue import Counters
+from bml.protocol.wire.frame import HEADER_NBYTES, FrameError, Header, unpack
 from bml.topology.errors import InvariantError
 from bml.transport.interface import Verdict
-from bml.transport.memory import Array, RegisteredPool
-from bml.transport.sendqueue import Counters
 from bml.transport.verbs import wire
 from bml.transport.verbs.wire import Grant, Slot
 

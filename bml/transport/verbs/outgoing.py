@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from bml.protocol.frame import FrameError
-from bml.transport.memory import Array, RegisteredPool
-from bml.transport.sendqueue import Counters, SendQueue
+from bml.io.memory import Array, RegisteredPool
+from bml.io.sendqueue import Counters, SendQueue
+from bml.protocol.wire.frame import FrameError
 from bml.transport.verbs import wire
 from bml.transport.verbs.incoming import MAX_OFFERS
 from bml.transport.verbs.rdma import QueuePair, Write

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from bml.transport.memory import Registration
+from bml.io.memory import Registration
 
 SUCCESS = 0
 FLUSHED = 5

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from bml.io.memory import POOL_MAX_SETTING, POOL_SETTING
 from bml.topology.errors import UsageError
-from bml.transport.memory import POOL_MAX_SETTING, POOL_SETTING
 
 MAX_RETRIES = 6
 """Soft-RoCE takes 7 for 'for ever'."""

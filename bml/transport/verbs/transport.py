@@ -7,13 +7,13 @@ import socket
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from bml.protocol.frame import MAX_NBYTES
+from bml.io.memory import RegisteredPool
+from bml.io.poller import Poller
+from bml.protocol.wire.frame import MAX_NBYTES
 from bml.topology.errors import UsageError
 from bml.transport.interface import Handler
-from bml.transport.link import Link, LinkConnection, OnEnd
-from bml.transport.links import LinkTransport
-from bml.transport.memory import RegisteredPool
-from bml.transport.poller import Poller
+from bml.transport.links.link import Link, LinkConnection, OnEnd
+from bml.transport.links.links import LinkTransport
 from bml.transport.verbs.connection import VerbsConnection
 from bml.transport.verbs.devices import choose
 from bml.transport.verbs.rdma import Nic

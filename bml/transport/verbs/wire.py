@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from bml.protocol.frame import HEADER_NBYTES, FrameError
+from bml.protocol.wire.frame import HEADER_NBYTES, FrameError
 from bml.transport.verbs.rdma import Address
 
 VERSION = 2

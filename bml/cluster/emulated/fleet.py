@@ -1,0 +1,102 @@
+"""A job on an emulated fabric: each server lives in its own network namespace, and faults hit real cables."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import replace
+
+from bml import fabric
+from bml.cluster.emulated.ray_nodes import EmulatedRayFleet, OnStart
+from bml.cluster.fleets.fleet import Answers, Fleet, FleetEvent, NotInjected
+from bml.cluster.fleets.processes import ProcessFleet
+from bml.cluster.spec.constants import constants_of_emulated
+from bml.cluster.spec.job import JobSpec, Place, Request
+from bml.errors import UsageError
+from bml.fabric import loss
+from bml.fabric.injector import FabricInjector
+
+_LOG = logging.getLogger("bml.cluster")
+
+
+class EmulatedFleet:
+    """See bml.cluster.fleets.fleet.Fleet: Ray actors or plain processes; an injector outside breaks cables.
+
+    Without a name the job is on the fabric that somebody keeps up as DEFAULT_NAME, else on one that is made
+    for it alone and removed at the end. Raises FabricError if one with a name is not up, or is another job's,
+    or if none can be made; UsageError if it has another shape than the job.
+    """
+
+    def __init__(self, spec: JobSpec, launcher: str, prints: bool, on_start: OnStart):
+        asked = spec.emulated or fabric.DEFAULT_NAME
+        self._made = False
+        if asked == fabric.DEFAULT_NAME:
+            if not fabric.is_up(asked):
+                on_start(f"bringing up an emulated {spec.fabric}")
+            self._network, self._made = fabric.use_or_make(spec.fabric, asked)
+        else:
+            self._network = fabric.use(asked)
+        try:
+            self._injector = FabricInjector(self._network)
+            self._fleet = self._fleet_of(spec, launcher, prints, on_start)
+        except BaseException:
+            self._leave()
+            raise
+        self.spec = self._fleet.spec
+
+    def _fleet_of(self, spec: JobSpec, launcher: str, prints: bool, on_start: OnStart) -> Fleet:
+        if any(fault.kind == "loss" for fault in spec.fault_plan()):
+            loss.check()
+        up = self._network.fabric
+        if up != spec.parsed_fabric():
+            raise UsageError(
+                f"the job is for {spec.fabric}, but the emulated fabric {self._network.name} is a {up.name}: "
+                f"run it with --fabric {up.name}, or bring up the other"
+            )
+        goodput = self._network.condition.rate_bit / 8 * fabric.GOODPUT
+        constants = constants_of_emulated(spec.constants, goodput, up.n_servers)
+        known = replace(spec, emulated=self._network.name, nic_rate=goodput, constants=constants)
+        strike = self._injector.strike
+        if launcher == "processes":
+            return ProcessFleet(known, prints, self._place, strike)
+        return EmulatedRayFleet(known, prints, self._place, strike, on_start)
+
+    def start(self, train: bytes) -> None:
+        """See Fleet."""
+        self._fleet.start(train)
+
+    def join(self, server: int, life: int, give_up: threading.Event) -> None:
+        """See Fleet."""
+        self._fleet.join(server, life, give_up)
+
+    def wait(self, timeout_s: float) -> list[FleetEvent]:
+        """See Fleet."""
+        events = self._fleet.wait(timeout_s)
+        failed = [NotInjected(str(fault), why) for fault, why in self._injector.take_failed()]
+        return [*events, *failed]
+
+    def ask(self, request: Request, timeout_s: float) -> Answers:
+        """See Fleet."""
+        return self._fleet.ask(request, timeout_s)
+
+    def close(self) -> None:
+        """See Fleet; what was broken is healed."""
+        self._fleet.close()
+        self._injector.close()
+        self._leave()
+
+    def _leave(self) -> None:
+        """Take down what was made for the job. The job is over, so what hinders that is only said."""
+        if self._made:
+            self._made = False
+            try:
+                self._network.down()
+            except Exception as error:
+                _LOG.warning("the emulated fabric %s: %s", self._network.name, error)
+
+    def _place(self, server: int | None) -> Place:
+        """The coordinator sits at the switches, where the management network reaches all."""
+        layout, path = self._network.layout, self._network.namespace_path(server)
+        if server is None:
+            return Place((), layout.coordinator_address, path)
+        return Place(layout.nics(server), layout.management_address(server), path)

@@ -1,0 +1,297 @@
+"""Ray on an emulated fabric: a Ray node in each server's namespace, and the server's actor on it.
+
+Started here, in an order that two cores can take: the driver with Ray's head at the switches, then the nodes,
+some at a time, then the actors. Everything runs inside the supervisor's PID namespace and ends with it.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib.util import find_spec
+from itertools import count
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+from bml.cluster.fleets.fleet import Answers, FleetEvent
+from bml.cluster.fleets.fork_server import what_we_import
+from bml.cluster.fleets.processes import Placement
+from bml.cluster.fleets.strikes import Strike, StrikeListener
+from bml.cluster.fleets.supervisor import MACHINE_FOLDER, SUPERVISOR, Supervisor
+from bml.cluster.process.mail import Inbox, Outbox
+from bml.cluster.ray import auth as ray_auth
+from bml.cluster.spec.job import JobSpec, Place, Request
+from bml.errors import BmlError, FabricError, StartError
+
+OnStart = Callable[[str], None]
+
+#: What a node and its actor take, in bytes, and how long a node may take to start, in seconds.
+_NODE_NBYTES = 350 << 20
+_NODE_S = 20.0
+#: How long the last prints of the training functions may take to arrive, in seconds.
+_FLUSH_S = 5.0
+_ENDED_S = 2.0
+_LOOK_S = 0.2
+#: So many orders of a kind wait at most for a driver that does not read; there are fewer.
+_MOST_UNSENT = 1000
+_HEAD = "switches"
+_OBJECT_STORE_NBYTES = 80_000_000
+_DRIVER = "from bml.cluster import ray_driver; ray_driver.main()"
+_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # All nodes share this machine's memory: each would blame itself for what the others use.
+    "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_enable_metrics_collection": "0",
+}
+
+
+class EmulatedRayFleet:
+    """See bml.cluster.fleets.fleet.Fleet. `place` says where a server lives, `strike` breaks real cables."""
+
+    def __init__(self, spec: JobSpec, prints: bool, place: Placement, strike: Strike, on_start: OnStart):
+        self.spec = spec.settled(one_host=False)
+        self._prints, self._strike, self._on_start = prints, strike, on_start
+        self._head = place(None)
+        self._places: Mapping[int, Place] = {each: place(each) for each in spec.parsed_fabric().servers}
+        self._supervisor: Supervisor | None = None
+        self._driver: _DriverEnd | None = None
+        self._strikes: StrikeListener | None = None
+        self._answered = threading.Condition()
+        self._answers: dict[int, Answers | None] = {}
+        self._numbers = count(1)
+        self._address = ""
+        self._environment = _environment()
+        self._begun = False
+        self._up: set[int] = set()
+        self._failed: dict[int, str] = {}
+        self._events: queue.SimpleQueue[FleetEvent] = queue.SimpleQueue()
+        self._replies: dict[object, Any] = {}
+
+    def start(self, train: bytes) -> None:
+        """See Fleet."""
+        self._check_possible()
+        began = time.monotonic()
+        self._on_start("starting Ray's head")
+        self._start_driver()
+        self._start_nodes(self.spec.servers)
+        self._on_start(
+            f"{len(self._up)} Ray nodes are up after {time.monotonic() - began:.0f} s; their actors start"
+        )
+        self._say("start", train)
+        self._raise(self._reply("started", self.spec.start_s + _NODE_S))
+        self._begun = True
+
+    def join(self, server: int, life: int, give_up: threading.Event) -> None:
+        """See Fleet; if its machine is dead, it is started first."""
+        if server not in self._up:
+            self._start_nodes((server,), give_up)
+        self._replies.pop(("joined", server), None)  # of a start that took too long
+        self._say("join", server, life)
+        self._raise(self._reply(("joined", server), self.spec.start_s + _NODE_S, give_up))
+
+    def wait(self, timeout_s: float) -> list[FleetEvent]:
+        """See Fleet."""
+        if self._events.empty():
+            self._listen(timeout_s)
+        return [self._events.get() for _ in range(self._events.qsize())]
+
+    def ask(self, request: Request, timeout_s: float) -> Answers:
+        """See Fleet."""
+        number = next(self._numbers)
+        with self._answered:
+            self._answers[number] = None
+        self._say("ask", number, request, timeout_s)
+        with self._answered:
+            # The driver waits so long for the servers; its answer takes a moment more.
+            self._answered.wait_for(lambda: self._answers[number] is not None, 2 * timeout_s)
+            return self._answers.pop(number) or {}
+
+    def close(self) -> None:
+        """See Fleet."""
+        if self._prints and self._begun:
+            self._begun = False
+            with suppress(BmlError):
+                self._say("flush")
+                self._reply("flushed", _FLUSH_S)
+        if self._supervisor is not None:
+            self._supervisor.close()
+            self._supervisor = None
+        if self._driver is not None:
+            self._driver.close()
+            self._driver = None
+        if self._strikes is not None:
+            self._strikes.close()
+            self._strikes = None
+
+    # --- starting --------------------------------------------------------------------------------
+
+    def _check_possible(self) -> None:
+        if find_spec("ray") is None:
+            raise StartError(
+                "Ray is not installed: pip install 'ray[default]', or use the launcher processes"
+            )
+        needed, free = _NODE_NBYTES * (len(self._places) + 1), _free_nbytes()
+        if free < needed:
+            raise StartError(
+                f"{len(self._places)} Ray nodes and their head need about {needed >> 20} MiB of memory, "
+                f"{free >> 20} MiB are free: use the launcher processes, or a smaller fabric"
+            )
+
+    def _start_driver(self) -> None:
+        assert self._head.namespace is not None
+        self._strikes = StrikeListener(
+            Path(self._head.namespace).name, self._head.control_host, self.spec.token, self._strike
+        )
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._supervisor = Supervisor((theirs.fileno(),), self._prints)
+            self._driver = _DriverEnd(ours)
+            command = [sys.executable, "-c", _DRIVER, str(theirs.fileno())]
+            self._supervisor.start(_HEAD, self._head.namespace, command, self._environment, logged=False)
+        self._say(self.spec, self._prints, self._head.control_host, self._places, self._strikes.endpoint)
+        self._address = self._reply("head", self.spec.start_s)
+
+    def _start_nodes(self, servers: tuple[int, ...], give_up: threading.Event | None = None) -> None:
+        """Start the Ray nodes of these servers, as many at a time as there are cores."""
+        to_come, starting = list(servers), set[int]()
+        deadline = time.monotonic() + self.spec.start_s + _NODE_S * len(servers)
+        at_a_time = max(2, len(os.sched_getaffinity(0)))
+        while to_come or starting:
+            while to_come and len(starting) < at_a_time:
+                starting.add(to_come[0])
+                self._start_node(to_come.pop(0))
+            self._hear(give_up)
+            for server in starting & self._failed.keys():
+                raise StartError(self._failed[server])
+            if starting & self._up:
+                starting -= self._up
+                self._on_start(f"{len(self._up)} of {len(self._places)} Ray nodes are up")
+            if time.monotonic() > deadline:
+                raise StartError(f"the Ray nodes of servers {sorted(starting)} did not start in time")
+
+    def _start_node(self, server: int) -> None:
+        self._failed.pop(server, None)
+        place, supervisor = self._places[server], self._supervisor
+        assert place.namespace is not None
+        assert supervisor is not None
+        ray = "from ray.scripts.scripts import main; main()"
+        command = [
+            *(sys.executable, "-c", ray, "start", "--block", f"--address={self._address}"),
+            *(f"--node-ip-address={place.control_host}", f"--temp-dir={MACHINE_FOLDER}", "--num-cpus=0"),
+            *(f"--object-store-memory={_OBJECT_STORE_NBYTES}", "--disable-usage-stats"),
+        ]
+        supervisor.start(str(server), place.namespace, command, self._environment, logged=True)
+        self._say("await", server)
+
+    # --- listening -------------------------------------------------------------------------------
+
+    def _reply(self, to: object, within_s: float, give_up: threading.Event | None = None) -> Any:
+        """Wait for this answer of the driver; what happens meanwhile is kept for `wait`."""
+        deadline = time.monotonic() + within_s
+        while to not in self._replies:
+            if time.monotonic() > deadline:
+                raise StartError(f"Ray's driver did not answer within {within_s:.0f} s ({to})")
+            self._hear(give_up)
+        return self._replies.pop(to)
+
+    def _hear(self, give_up: threading.Event | None) -> None:
+        """Listen for a moment; if there is `give_up`, another thread listens, in `wait`."""
+        if give_up is None:
+            self._listen(_LOOK_S)
+        elif give_up.wait(_LOOK_S):
+            raise StartError("the server was still being started when the job ended")
+
+    def _listen(self, timeout_s: float) -> None:
+        """Take what the driver and the supervisor say."""
+        supervisor, driver = self._supervisor, self._driver
+        assert supervisor is not None
+        assert driver is not None
+        ready = wait([driver.sock, supervisor.connection], timeout_s)
+        if driver.sock in ready:
+            # The driver first: it may have said why before it ended. Once it has, the supervisor will say so.
+            for message in (said := driver.inbox.take()):
+                self._heard(*message)
+            if said or not driver.inbox.over:
+                return
+            if not supervisor.connection.poll(_ENDED_S):
+                raise FabricError("Ray's driver is gone")
+        if driver.sock in ready or supervisor.connection in ready:
+            try:
+                self._machine_ended(*supervisor.ended())
+            except (EOFError, OSError):
+                raise FabricError("the supervisor is gone, and all machines with it") from None
+
+    def _heard(self, what: str, *rest: Any) -> None:
+        match what:
+            case "event" | "changed":
+                self._events.put(rest[0])
+            case "answer":
+                with self._answered:
+                    if rest[0] in self._answers:
+                        self._answers[rest[0]] = rest[1]
+                        self._answered.notify_all()
+            case "up":
+                self._up.add(rest[0])
+            case "failed":
+                raise rest[0]
+            case "joined":
+                self._replies[what, rest[0]] = rest[1]
+            case _:
+                self._replies[what] = rest[0]
+
+    def _machine_ended(self, machine: str, code: int, words: str) -> None:
+        why = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
+        said = f"; the end of its log:\n{words}" if words else ""
+        if machine == SUPERVISOR:
+            raise FabricError(words)
+        if machine == _HEAD:
+            self._begun = False
+            raise FabricError(f"Ray's head {why}")
+        server = int(machine)
+        self._failed[server] = f"the Ray node of server {server} {why}{said}"
+        if server in self._up:
+            self._up.discard(server)
+            self._say("lost", server, f"its machine is dead: its Ray node {why}")
+
+    # --- speaking --------------------------------------------------------------------------------
+
+    def _say(self, *message: Any) -> None:
+        driver = self._driver
+        if driver is not None:  # if it is dead, that shows when it is listened to
+            driver.outbox.put(*message)
+
+    @staticmethod
+    def _raise(error: Exception | None) -> None:
+        if error is not None:
+            raise error
+
+
+class _DriverEnd:
+    """The launcher's end of the socket to Ray's driver; neither waits for the other."""
+
+    def __init__(self, sock: socket.socket):
+        self.sock, self.inbox, self.outbox = sock, Inbox(sock), Outbox(sock, _MOST_UNSENT)
+
+    def close(self) -> None:
+        self.outbox.close()
+        self.sock.close()
+
+
+def _environment() -> dict[str, str]:
+    """Every machine's; no cluster but theirs, which has a token of its own."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "BML_NICS")}
+    return {**kept, **_SETTINGS, **ray_auth.own_settings(kept), **what_we_import()}
+
+
+def _free_nbytes() -> int:
+    """Memory that can be had without swapping."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))

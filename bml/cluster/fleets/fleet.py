@@ -1,0 +1,126 @@
+"""What a launcher needs: start servers and a coordinator somewhere, hear what becomes of them, ask them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from bml.cluster.spec.job import Contact, JobSpec, Request, ServerReport
+from bml.errors import BmlError, StartError
+from bml.protocol.coordinator.succession import GiveUp, Kill, Start, Succession
+
+
+@dataclass(frozen=True)
+class Reported:
+    """A server has ended, with its report."""
+
+    report: ServerReport
+
+
+@dataclass(frozen=True)
+class Died:
+    """A server's process is gone without a report."""
+
+    server: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Changed:
+    """The coordinator's newest snapshot (see CoordinatorLoop.snapshot)."""
+
+    snapshot: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class NotInjected:
+    """A fault whose time came, which could not be done to the cables or the machine."""
+
+    fault: str
+    why: str
+
+
+FleetEvent = Reported | Died | Changed | NotInjected
+
+Answers = Mapping[int, dict[str, Any]]
+"""Server -> its answer (see `Server.answer`); a server that did not answer in time is missing."""
+
+
+class Fleet(Protocol):
+    """The processes of one job. One thread calls everything but `join` and `ask`.
+
+    Any number may be in `ask`, and in `join` for different servers, while the one is in `wait`.
+    """
+
+    spec: JobSpec
+    """The job, with all that was left open decided."""
+
+    def start(self, train: bytes) -> None:
+        """Start every server and the coordinator; `train` is the pickled training function."""
+        ...
+
+    def join(self, server: int, life: int, give_up: threading.Event) -> None:
+        """Start a server that is gone, or was never there: it joins. What is left of it before is ended.
+
+        `life` is its incarnation, higher than that of any server that was started before.
+        Raises StartError if it does not come up, or soon after `give_up` is set.
+        """
+        ...
+
+    def wait(self, timeout_s: float) -> list[FleetEvent]:
+        """What happened, waiting for it up to `timeout_s`; looks after the coordinator.
+
+        Raises StartError if the job cannot get a coordinator.
+        """
+        ...
+
+    def ask(self, request: Request, timeout_s: float) -> Answers:
+        """Ask every server that runs, and wait for the answers while somebody else is in `wait`."""
+        ...
+
+    def close(self) -> None:
+        """End every process of the job and leave nothing behind. Idempotent."""
+        ...
+
+
+@dataclass
+class Known:
+    """What a launcher knows of its servers. Every coordinator is told of it, and of what changes."""
+
+    contacts: dict[int, Contact] = field(default_factory=dict)
+    """Where each was found last."""
+    lives: dict[int, int] = field(default_factory=dict)
+    """The incarnations of those that came while the job ran."""
+    gone: dict[int, str] = field(default_factory=dict)
+    """Those that died, and have not come again: why."""
+
+    def came(self, server: int, life: int, contact: Contact) -> None:
+        """A server was started to join."""
+        self.lives[server], self.contacts[server] = life, contact
+        self.gone.pop(server, None)
+
+
+def reachable(server: int, said: Contact | BmlError) -> Contact:
+    """Where a server that said this first can be reached; raises StartError with its reason otherwise."""
+    if isinstance(said, BmlError):
+        raise StartError(f"server {server} cannot start: {said}")
+    return said
+
+
+def look_after(
+    succession: Succession, now: float, kill: Callable[[], object], start: Callable[[int], None]
+) -> None:
+    """Do what the succession asks for: kill the newest coordinator, or start one with some term.
+
+    Raises StartError if the job cannot get a coordinator.
+    """
+    while (order := succession.look(now)) is not None:
+        match order:
+            case Kill():
+                kill()
+            case Start(term):
+                start(term)
+            case GiveUp(why):
+                raise StartError(why)

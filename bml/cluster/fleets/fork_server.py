@@ -1,0 +1,280 @@
+"""Where the processes of a job are born: one process imports everything once, and forks the others.
+
+`ForkServer` is the launcher's side; `main` runs in the process that forks. It has one thread, no socket but
+the launcher's, and nothing of the job. When the launcher is gone, so is it.
+
+    launcher    b"F" with a socket     fork a process that serves the launcher on this socket
+                b"K" and a process id  kill it, unless it has ended
+    fork server b"B" and a process id  it is born
+                b"E", a process id and its return code, negative for a signal
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+
+from bml.cluster.process.exiting import end_children, end_process
+from bml.cluster.process.output import outlive_readers
+from bml.errors import StartError
+from bml.io.forks import not_inherited
+
+_WORD = struct.Struct("=cqq")
+ENDING_S = 2.0
+"""How long processes may take to end by themselves once their launcher is gone or has hung up, in seconds."""
+#: How long the fork server may take to do what it is told once it is to end, in seconds; it may be stopped.
+_ANSWERS_S = 2.0
+#: How long what it has said may take to be heard after it was stopped, in seconds.
+_STOPS_S = 0.1
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""Environment of a process that shares its machine with many: one BLAS thread."""
+LONG_COPIES = {"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x400000"}
+"""Environment of a process whose copies of 4 MiB and more do not read first what they overwrite. By itself
+glibc goes by the size of the cache, and in a virtual machine may take that of all processors together."""
+#: Ctrl-C, and the end of the terminal, are the launcher's to handle. Until they are ignored they are blocked:
+#: while Python starts it would end of them, with a traceback.
+_LAUNCHERS = (signal.SIGINT, signal.SIGHUP)
+_ENTRY = """
+import signal
+for number in (signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGHUP))
+from bml.cluster.fleets import fork_server
+fork_server.main()
+"""
+
+
+def what_we_import() -> dict[str, str]:
+    """Environment of a process that can import what this one can, the user's own modules too."""
+    return {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+class ForkServer:
+    """Makes processes that run bml.cluster.process.worker; any thread may use it. `close` ends all of them.
+
+    The fork server is their parent: it hears of the end of each at once, even if other processes still hold
+    what they had open.
+    """
+
+    def __init__(self, prints: bool):
+        ours, theirs = socket.socketpair()
+        # Many servers share this machine's cores: one BLAS thread each, unless the user says otherwise.
+        environment = {**ONE_THREAD, **LONG_COPIES, **os.environ, **what_we_import()}
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _LAUNCHERS)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _ENTRY, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=None if prints else subprocess.DEVNULL,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        theirs.close()
+        self._sock = not_inherited(ours)
+        self._forking = threading.Lock()
+        self._changed = threading.Condition()
+        self._gone = False
+        self._born: deque[int] = deque()
+        self._unwanted = 0
+        self._alive: set[int] = set()
+        self._returncodes: dict[int, int] = {}
+        self.ends = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        """A descriptor that can be read once a process has ended; see `heard`."""
+        self._thread = threading.Thread(target=self._listen, name="bml-fork-server", daemon=True)
+        self._thread.start()
+
+    def fork(self, sock: socket.socket, within_s: float) -> int:
+        """Make a process that serves the other end of `sock`, which is closed here; returns its id.
+
+        Raises StartError if it does not come into being in time.
+        """
+        with self._forking:  # they are born in the order in which they were asked for
+            with sock, suppress(OSError):
+                socket.send_fds(self._sock, [_WORD.pack(b"F", 0, 0)], [sock.fileno()])
+            with self._changed:
+                self._changed.wait_for(lambda: self._born or self._gone, within_s)
+                if self._born:
+                    return self._born.popleft()
+                self._unwanted += 1  # it may come yet
+        raise StartError(f"no process could be made: {self._obstacle()}")
+
+    def kill(self, process: int) -> None:
+        """Kill a process, frozen or not; no effect if it has ended."""
+        if process in self._alive:
+            with suppress(OSError):
+                self._sock.send(_WORD.pack(b"K", process, 0))
+
+    def heard(self) -> None:
+        """Make `ends` unreadable until another process has ended."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.ends)
+
+    def has_ended(self, process: int) -> bool:
+        """Whether a process has ended, though others may still hold what it had open."""
+        return process in self._returncodes
+
+    def returncode(self, process: int, within_s: float = ENDING_S) -> int | None:
+        """Wait for the end of a process: its return code, negative for a signal; None if it is unknown.
+
+        It is if the fork server does not say in time, as it is stopped.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: process not in self._alive or self._gone, within_s)
+            return self._returncodes.get(process)
+
+    def close(self) -> None:
+        """Kill every process and wait until all are gone. Idempotent."""
+        with self._changed:
+            alive = sorted(self._alive)
+        for process in alive:
+            self.kill(process)
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._alive or self._gone, _ANSWERS_S):
+                self._kill_without()
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._sock.close()
+        try:
+            self._process.wait(ENDING_S + _ANSWERS_S)
+        except subprocess.TimeoutExpired:  # it is stopped
+            self._process.kill()
+            self._process.wait()
+        if self.ends >= 0:
+            os.close(self.ends)
+            self.ends = -1
+
+    def _kill_without(self) -> None:
+        """Kill every process and the fork server, which does not do it."""
+        self._process.send_signal(signal.SIGSTOP)  # it buries nobody now, so these numbers are still theirs
+        self._changed.wait_for(lambda: not self._alive, _STOPS_S)
+        for process in self._alive:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        self._process.kill()
+
+    def _listen(self) -> None:
+        """Hear of births and deaths until the fork server is gone."""
+        with suppress(OSError):
+            while len(data := self._sock.recv(_WORD.size, socket.MSG_WAITALL)) == _WORD.size:
+                self._note(*_WORD.unpack(data))
+        with self._changed:
+            self._gone = True  # its processes end when the launcher does, or have
+            self._changed.notify_all()
+
+    def _note(self, kind: bytes, process: int, code: int) -> None:
+        with self._changed:
+            if kind == b"B":
+                self._alive.add(process)
+                self._returncodes.pop(process, None)  # of another that had this number
+                if self._unwanted:
+                    self._unwanted -= 1
+                    self.kill(process)
+                else:
+                    self._born.append(process)
+            else:
+                self._alive.discard(process)
+                self._returncodes[process] = code
+                os.eventfd_write(self.ends, 1)
+            self._changed.notify_all()
+
+    def _obstacle(self) -> str:
+        with suppress(subprocess.TimeoutExpired):
+            status = self._process.wait(timeout=0.5)  # its socket may end a moment before it does
+            return f"{sys.executable} exited with status {status}"
+        return "the machine is too busy to import bml in time"
+
+
+def main() -> None:
+    """Fork processes for the launcher at the other end of the socket given as the first argument."""
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # so that the end of a child ends the wait
+    wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    gc.collect()
+    gc.freeze()
+    children: set[int] = set()
+    with suppress(ConnectionError):  # the launcher went before it had read or heard all
+        _obey(sock, (wake_read, wake_write), children)
+    _end_all(children, sock, wake_read)
+
+
+def _obey(sock: socket.socket, wake: tuple[int, int], children: set[int]) -> None:
+    """Do what the launcher says until it is gone."""
+    from bml.cluster.process import worker
+
+    while True:
+        ready, _, _ = select.select([sock.fileno(), wake[0]], [], [])
+        _reap(children, sock, wake[0])
+        if sock.fileno() not in ready:
+            continue
+        data, descriptors, _, _ = socket.recv_fds(sock, _WORD.size, 1)
+        if len(data) < _WORD.size:
+            return
+        kind, process, _ = _WORD.unpack(data)
+        if kind == b"K" and process in children:
+            os.kill(process, signal.SIGKILL)
+        if kind != b"F":
+            continue
+        os.set_inheritable(descriptors[0], False)  # nothing that a training function starts is to have it
+        child = os.fork()
+        if child == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for descriptor in wake:
+                os.close(descriptor)
+            sock.close()
+            _be_born(worker.serve, descriptors[0])
+        os.close(descriptors[0])
+        children.add(child)
+        sock.sendall(_WORD.pack(b"B", child, 0))
+
+
+def _end_all(children: set[int], sock: socket.socket, wake_read: int) -> None:
+    """The launcher is gone: what hears that ends by itself, and what is stopped is killed."""
+    deadline = time.monotonic() + ENDING_S
+    while children and (left_s := deadline - time.monotonic()) > 0:
+        select.select([wake_read], [], [], left_s)
+        _reap(children, sock, wake_read)
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+
+
+def _be_born(serve: object, descriptor: int) -> None:
+    """Run as a process of its own would: with chance of its own, and an end of its own."""
+    import numpy as np
+
+    try:
+        np.random.seed()  # unseeded users must not all draw alike
+        outlive_readers()
+        assert callable(serve)
+        serve(descriptor)
+    except BaseException as error:
+        end_children()
+        end_process(error)
+    end_children()
+    end_process(None)
+
+
+def _reap(children: set[int], sock: socket.socket, wake_read: int) -> None:
+    with suppress(BlockingIOError):
+        os.read(wake_read, 4096)
+    while children:
+        process, status = os.waitpid(-1, os.WNOHANG)
+        if process == 0:
+            return
+        children.discard(process)
+        with suppress(OSError):
+            sock.sendall(_WORD.pack(b"E", process, os.waitstatus_to_exitcode(status)))

@@ -1,0 +1,339 @@
+"""A job as plain processes on this machine: starts in a second, needs no Ray."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import wait
+from typing import Any
+
+from bml.cluster.fleets.fleet import (
+    Answers,
+    Changed,
+    Died,
+    FleetEvent,
+    Known,
+    Reported,
+    look_after,
+    reachable,
+)
+from bml.cluster.fleets.fork_server import ENDING_S, ForkServer
+from bml.cluster.process.mail import Inbox, Outbox
+from bml.cluster.spec.job import Contact, JobSpec, Place, Request, default_nics
+from bml.errors import StartError, UsageError
+from bml.faults import Fault
+from bml.io.forks import not_inherited
+from bml.protocol.coordinator.succession import Succession
+
+#: A process that has left so many questions unanswered is asked no more until it answers.
+_MOST_UNANSWERED = 16
+#: So many messages wait at most for a process that is frozen; there are fewer.
+_MOST_UNSENT = 1000
+#: How long servers that have reported may take to end, in seconds: their last prints may wait for a reader.
+_LAST_PRINTS_S = 5.0
+_LOOK_S = 0.2
+
+Placement = Callable[[int | None], Place]
+"""Says where a server is to live; None stands for the coordinator."""
+
+Strike = Callable[[Fault, Callable[[], None]], None]
+"""Does a fault to real cables, and calls the function when it is done."""
+
+
+class _Child:
+    """A process and the launcher's end of its socket; nothing here waits for what the process does."""
+
+    def __init__(self, fork_server: ForkServer, process: int, sock: socket.socket):
+        self.sock = sock
+        self.inbox = Inbox(sock)
+        self.unanswered = 0
+        self._fork_server = fork_server
+        self._process = process
+        self._outbox = Outbox(sock, _MOST_UNSENT)
+
+    def send(self, *message: Any) -> None:
+        """Send a message; any thread may. If the process is dead, that shows when it is listened to."""
+        self._outbox.put(*message)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has, though processes that it has forked may hold the other end of the socket."""
+        return self._fork_server.has_ended(self._process)
+
+    def hang_up(self) -> None:
+        """Have it end by itself, its daemonic children first: to what listens the launcher is gone."""
+        self._outbox.close()
+
+    def kill(self) -> int | None:
+        """Kill, frozen or not, and wait until it is gone; returns its return code, see ForkServer."""
+        self._fork_server.kill(self._process)
+        return self._fork_server.returncode(self._process)
+
+    def end(self) -> int | None:
+        """The same, and let go of it: for the thread that waits for its socket."""
+        self.kill()
+        return self.bury()
+
+    def bury(self, within_s: float = ENDING_S) -> int | None:
+        """Wait until it has ended by itself, so long at most, and let go of it."""
+        returncode = self._fork_server.returncode(self._process, within_s)
+        self._outbox.close()
+        self.sock.close()
+        return returncode
+
+
+class ProcessFleet:
+    """See bml.cluster.fleets.fleet.Fleet. `strike` breaks real cables, when a server says that it is time."""
+
+    def __init__(
+        self, spec: JobSpec, prints: bool, place: Placement | None = None, strike: Strike | None = None
+    ):
+        self.spec = self._spec = spec.settled(one_host=place is None)
+        self._strike = strike
+        self._place = place or self._on_loopback
+        self._prints = prints
+        self._fork_server: ForkServer | None = None
+        self._train = b""
+        # Guards all that follows: while one thread is in `wait`, others are in `join` and `ask`.
+        self._changed = threading.Condition()
+        self._questions: dict[int, dict[int, dict[str, Any]]] = {}
+        self._number = 0
+        self._servers: dict[int, _Child] = {}
+        self._coordinator: _Child | None = None
+        self._snapshot: dict[str, Any] = {}
+        timeouts = spec.timeouts()
+        self._succession = Succession(timeouts, timeouts.warm_up_s, time.monotonic())
+        self._known = Known()
+        self._leaving: list[_Child] = []
+
+    def start(self, train: bytes) -> None:
+        """See Fleet."""
+        self._train = train
+        self._fork_server = ForkServer(self._prints)
+        for server in self._spec.servers:
+            self._servers[server] = self._spawn()
+        for server, child in self._servers.items():
+            child.send("server", self._place(server), self._spec, server, None)
+        deadline = time.monotonic() + self._spec.start_s
+        for server, child in self._servers.items():
+            self._known.contacts[server] = _contact(child, server, deadline)
+        for child in self._servers.values():
+            child.send(self._known.contacts, train)
+        self._look_after_coordinator()
+
+    def join(self, server: int, life: int, give_up: threading.Event) -> None:
+        """See Fleet."""
+        before = self._remove(server)
+        if before is not None:
+            self._lost(server, before)
+        spec = self._spec.for_joiner(again=server in self._known.lives)
+        deadline = time.monotonic() + self._spec.start_s
+        child = self._spawn()
+        child.send("server", self._place(server), spec, server, life)
+        try:
+            contact = _contact(child, server, deadline, give_up)
+        except StartError:
+            child.end()
+            raise
+        with self._changed:  # a coordinator that is started meanwhile knows all of it or is told
+            self._known.came(server, life, contact)
+            self._servers[server] = child
+            child.send(dict(self._known.contacts), self._train)
+            self._tell_coordinator("join", server, life, contact)
+
+    def wait(self, timeout_s: float) -> list[FleetEvent]:
+        """See Fleet."""
+        fork_server = self._fork_server
+        assert fork_server is not None
+        self._bury_the_dead()
+        with self._changed:
+            children, coordinator = dict(self._servers), self._coordinator
+        watched = [child.sock for child in children.values()] + ([coordinator.sock] if coordinator else [])
+        now = time.monotonic()
+        due_s = self._succession.next_deadline(now) - now
+        ready = wait([*watched, fork_server.ends], min(timeout_s, due_s))
+        fork_server.heard()
+        events: list[FleetEvent] = []
+        for server, child in children.items():
+            if child.sock in ready or child.has_ended:
+                events += self._from_server(server, child)
+        if coordinator and (coordinator.sock in ready or coordinator.has_ended):
+            events += self._from_coordinator(coordinator)
+        self._look_after_coordinator()
+        return events
+
+    def ask(self, request: Request, timeout_s: float) -> Answers:
+        """See Fleet."""
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            asked = {s: child for s, child in self._servers.items() if child.unanswered < _MOST_UNANSWERED}
+            self._number += 1
+            number = self._number
+            answers = self._questions[number] = {}
+        for child in asked.values():
+            child.unanswered += 1
+            child.send("ask", number, request)
+        with self._changed:
+            while asked.keys() & self._servers.keys() - answers.keys():
+                if not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                    break
+            return self._questions.pop(number)
+
+    def close(self) -> None:
+        """See Fleet. Servers that have reported may still show their last prints."""
+        deadline = time.monotonic() + _LAST_PRINTS_S
+        for child in self._leaving:
+            child.bury(max(0.0, deadline - time.monotonic()))
+        self._leaving.clear()
+        self._end_coordinator()
+        for child in self._servers.values():
+            child.hang_up()
+        deadline = time.monotonic() + ENDING_S
+        for child in self._servers.values():
+            child.bury(max(0.0, deadline - time.monotonic()))
+        self._servers.clear()
+        if self._fork_server is not None:
+            self._fork_server.close()
+            self._fork_server = None
+
+    # --- what servers say ------------------------------------------------------------------------
+
+    def _from_server(self, server: int, child: _Child) -> list[FleetEvent]:
+        has_ended = child.has_ended  # asked first: what it said before is here then
+        events: list[FleetEvent] = []
+        for what, *rest in child.inbox.take():
+            match what:
+                case "answer":
+                    self._take_answer(server, child, *rest)
+                case "strike":
+                    assert self._strike is not None
+                    self._strike(Fault.parse(rest[0], at_once=True), lambda: child.send("struck"))
+                case "report" if self._remove(server, child) is not None:
+                    with self._changed:  # it shows its last prints, and may have to wait for room
+                        self._leaving.append(child)
+                    events.append(Reported(rest[0]))
+        if (has_ended or child.inbox.over) and self._remove(server, child) is not None:
+            events.append(Died(server, self._lost(server, child)))
+        return events
+
+    def _lost(self, server: int, child: _Child) -> str:
+        """End what is left of a process, and tell the coordinator; returns how it ended."""
+        why = _cause(child.kill())
+        with self._changed:
+            self._leaving.append(child)
+            self._known.gone[server] = why
+            self._tell_coordinator("gone", server, why)
+        return why
+
+    def _bury_the_dead(self) -> None:
+        """Let go of those that have ended; only the thread that waits for sockets closes them."""
+        with self._changed:
+            dead = [each for each in self._leaving if each.has_ended]
+            self._leaving = [each for each in self._leaving if each not in dead]
+        for child in dead:
+            child.bury()
+
+    def _take_answer(self, server: int, child: _Child, number: int, answer: dict[str, Any]) -> None:
+        child.unanswered = 0
+        with self._changed:
+            if number in self._questions:
+                self._questions[number][server] = answer
+                self._changed.notify_all()
+
+    def _remove(self, server: int, child: _Child | None = None) -> _Child | None:
+        """Take a server's process, or this one of its, from those that run; None if it is not there."""
+        with self._changed:
+            if child is not None and self._servers.get(server) is not child:
+                return None
+            self._changed.notify_all()  # nobody need wait for it any more
+            return self._servers.pop(server, None)
+
+    # --- the coordinator -------------------------------------------------------------------------
+
+    def _from_coordinator(self, coordinator: _Child) -> list[FleetEvent]:
+        has_ended = coordinator.has_ended
+        succession, now = self._succession, time.monotonic()
+        events: list[FleetEvent] = []
+        for what, *rest in coordinator.inbox.take():
+            succession.beat(succession.term, now)
+            if what == "changed":
+                snapshot = self._snapshot = rest[0]
+                succession.said(snapshot["term"], snapshot["state"], snapshot["highest"])
+                events.append(Changed(snapshot))
+        if has_ended or coordinator.inbox.over:
+            code, state = self._end_coordinator(), self._snapshot.get("state", "starting")
+            why = f"was {state}, and {_cause(code)}"
+            succession.ended(succession.term, why, now, done=code == 0 and state == "stopped")
+        return events
+
+    def _look_after_coordinator(self) -> None:
+        """Raises StartError if the job cannot get a coordinator."""
+        if self._servers:
+            look_after(self._succession, time.monotonic(), self._end_coordinator, self._start_coordinator)
+
+    def _start_coordinator(self, term: int) -> None:
+        self._snapshot = {}
+        coordinator = self._spawn()
+        with self._changed:
+            self._coordinator = coordinator
+            place = self._place(None)
+            known = self._known
+            coordinator.send("coordinator", place, self._spec, known.contacts, known.lives, term)
+            for server, why in known.gone.items():
+                coordinator.send("gone", server, why)
+
+    def _end_coordinator(self) -> int | None:
+        with self._changed:
+            coordinator, self._coordinator = self._coordinator, None
+        return coordinator.end() if coordinator is not None else None
+
+    def _tell_coordinator(self, *message: Any) -> None:
+        """Tell the one that there is, under the lock."""
+        if self._coordinator is not None:
+            self._coordinator.send(*message)
+
+    def _on_loopback(self, server: int | None) -> Place:
+        levels = self._spec.parsed_fabric().levels
+        if server is None:
+            return Place()
+        # On a machine with a NIC for each server: "10.7.0.{n},10.7.1.{n}", where n counts servers from 1.
+        setting = os.environ.get("BML_NICS", "").replace("{n}", str(server + 1))
+        nics = tuple(address.strip() for address in setting.split(",")) if setting else ()
+        if nics and len(nics) != levels:
+            raise UsageError(f"BML_NICS is {setting!r}: give an address for each of {levels} levels")
+        return Place(nics or default_nics(server, levels))
+
+    def _spawn(self) -> _Child:
+        assert self._fork_server is not None
+        ours, theirs = socket.socketpair()
+        not_inherited(ours)
+        try:
+            return _Child(self._fork_server, self._fork_server.fork(theirs, self._spec.start_s), ours)
+        except StartError:
+            ours.close()
+            raise
+
+
+def _contact(child: _Child, server: int, deadline: float, give_up: threading.Event | None = None) -> Contact:
+    """Where a server that was just started can be reached: the first thing that it says (see `reachable`)."""
+    while not (said := child.inbox.take()) and not child.inbox.over:
+        if give_up is not None and give_up.is_set():
+            raise StartError(f"server {server} was still being started when the job ended")
+        if time.monotonic() > deadline:
+            raise StartError(f"server {server} did not start in time")
+        wait([child.sock], _LOOK_S)
+    if not said:
+        raise StartError(f"server {server} died at start-up: {_cause(child.end())}")
+    ((contact,),) = said
+    return reachable(server, contact)
+
+
+def _cause(returncode: int | None) -> str:
+    if returncode is None:
+        return "its process is gone"
+    if returncode < 0:
+        return f"its process was killed by signal {-returncode}"
+    return f"its process exited with status {returncode}"

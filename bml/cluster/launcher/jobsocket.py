@@ -1,0 +1,197 @@
+"""The door of a running job: a unix socket in a private folder, one request and one answer per line of JSON.
+
+    {"do": "status"}                       what bml status shows
+    {"do": "inject", "fault": "kill:4"}    what was done, and to what
+    anything that goes wrong               {"error": why, "usage": whether the request was wrong}
+
+The folder belongs to the user alone, and both ends ask the kernel whose the other one is: a process of this
+user, and root's, may do anything to the job, and no other is answered or believed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import socketserver
+import stat
+import struct
+import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from bml.errors import BmlError, FabricError, UsageError
+from bml.io.forks import not_inherited
+
+_LOG = logging.getLogger("bml.cluster")
+
+_SUFFIX = ".sock"
+_OPENING = ".new"
+#: What the kernel takes as the path of a unix socket, less the name of a job.
+_MOST_FOLDER = 107 - 24
+_MOST_REQUEST_NBYTES = 1 << 16
+_IDLE_S = 60.0
+_CREDENTIALS = struct.Struct("=iII")  # ucred: process, user, group
+_POLL_S = 0.02  # so long may `close` take
+_CALL_S = 5.0
+
+Serve = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+class JobSocket:
+    """The open door of one job; `serve` answers a request or raises BmlError."""
+
+    def __init__(self, path: Path, serve: Serve):
+        self.path = path
+        # It gets its name once it listens: one that does not is taken for a dead job's, and removed.
+        opening = path.with_suffix(_OPENING)
+        with suppress(FileNotFoundError):
+            opening.unlink()
+        self._server = _Server(str(opening), _handler(serve))
+        not_inherited(self._server.socket)
+        opening.chmod(0o600)
+        opening.rename(path)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_POLL_S,), name="bml-job-socket", daemon=True
+        )
+        self._thread.start()
+
+    @classmethod
+    def open(cls, job: str, serve: Serve) -> JobSocket | None:
+        """Open the door of a job; None, with a warning, where that is not possible: the job runs without.
+
+        Removes the sockets of launchers that were killed.
+        """
+        try:
+            _running()
+            return cls(folder() / f"{job}{_SUFFIX}", serve)
+        except (OSError, BmlError) as error:
+            _LOG.warning("bml status and bml inject will not find this job: %s", error)
+            return None
+
+    def close(self) -> None:
+        """Close it and remove the socket.
+
+        The folder stays, empty: another job may be about to open its door there, and nobody else can take its
+        name meanwhile.
+        """
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+        with suppress(FileNotFoundError):
+            self.path.unlink()
+
+
+def call(job: str | None, request: dict[str, Any]) -> dict[str, Any]:
+    """Ask the job of this name, or the only one that runs. Raises UsageError or FabricError, as it says."""
+    path = find(job)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(_CALL_S)
+            sock.connect(str(path))
+            if not _is_ours(sock):
+                raise FabricError(f"{path} is another user's: who listens there is no job of yours")
+            sock.sendall(json.dumps(request).encode() + b"\n")
+            with sock.makefile("rb") as lines:
+                answer = json.loads(lines.readline())
+    except (OSError, ValueError) as error:
+        raise FabricError(f"the job {path.stem} does not answer ({error}); is its launcher busy?") from None
+    assert isinstance(answer, dict)
+    if "error" in answer:
+        raise (UsageError if answer.get("usage") else FabricError)(answer["error"])
+    return answer
+
+
+def find(job: str | None) -> Path:
+    """Socket of the job of this name, or of the only one that runs. Sockets of dead jobs are removed."""
+    running = _running()
+    names = ", ".join(running)
+    if job is not None:
+        if job not in running:
+            raise UsageError(f"no job {job} runs here" + (f"; there are {names}" if names else ""))
+        return running[job]
+    if not running:
+        raise FabricError("no job of this user runs on this machine; start one with bml run")
+    if len(running) > 1:
+        raise UsageError(f"several jobs run here: choose one with --job, of {names}")
+    return next(iter(running.values()))
+
+
+def _running() -> dict[str, Path]:
+    """The sockets of jobs that run, by the jobs' names; those of dead jobs are removed."""
+    return {path.stem: path for path in sorted(folder().glob(f"*{_SUFFIX}")) if _is_alive(path)}
+
+
+def folder() -> Path:
+    """The folder of this user's sockets, made if it is not there. Raises FabricError if it is not private."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    uid = os.geteuid()
+    own = Path(runtime) / "bml" if os.path.isdir(runtime) else Path(tempfile.gettempdir()) / f"bml-{uid}"
+    if len(str(own)) > _MOST_FOLDER:
+        own = Path(f"/tmp/bml-{uid}")
+    try:
+        own.mkdir(mode=0o700, exist_ok=True)
+        found = own.lstat()
+    except OSError as error:
+        raise FabricError(f"cannot make the folder {own}: {error.strerror}") from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != uid or found.st_mode & 0o077:
+        raise FabricError(f"{own} is not a private folder of this user: remove it, or chmod 700 it")
+    return own
+
+
+def _is_alive(path: Path) -> bool:
+    """Whether somebody listens; the socket of a launcher that was killed is removed."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.setblocking(False)
+        try:
+            sock.connect(str(path))
+        except BlockingIOError:  # it is busy with others
+            return True
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return False
+        except OSError:
+            return False
+    return True
+
+
+def _is_ours(sock: socket.socket) -> bool:
+    """Whether the other end is a process of this user, or of root."""
+    _, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return uid in (0, os.geteuid())
+
+
+class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+    block_on_close = False
+
+
+def _handler(serve: Serve) -> type[socketserver.StreamRequestHandler]:
+    class Handler(socketserver.StreamRequestHandler):
+        timeout = _IDLE_S
+
+        def handle(self) -> None:
+            if not _is_ours(self.request):
+                _LOG.warning("another user's process opened the job's socket, and was not answered")
+                return
+            with suppress(OSError):  # whoever asked has gone
+                while line := self.rfile.readline(_MOST_REQUEST_NBYTES):
+                    self.wfile.write(json.dumps(_answer(serve, line), default=str).encode() + b"\n")
+
+    return Handler
+
+
+def _answer(serve: Serve, line: bytes) -> dict[str, Any]:
+    try:
+        request = json.loads(line)
+        if not isinstance(request, dict):
+            raise UsageError("a request is one JSON object on one line")
+        return serve(request)
+    except ValueError as error:
+        return {"error": f"a request is one JSON object on one line: {error}", "usage": True}
+    except BmlError as error:
+        return {"error": str(error), "usage": isinstance(error, UsageError)}

@@ -1,0 +1,172 @@
+"""Launches a job: starts it, and follows it to its end."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+from bml.cluster.emulated.fleet import EmulatedFleet
+from bml.cluster.emulated.ray_nodes import OnStart
+from bml.cluster.fleets.fleet import Fleet
+from bml.cluster.fleets.placement import Reservation
+from bml.cluster.fleets.processes import ProcessFleet
+from bml.cluster.launcher.callbacks import News, Teller
+from bml.cluster.launcher.result import Result
+from bml.cluster.launcher.running import Job
+from bml.cluster.process.pickling import Train, pack
+from bml.cluster.spec.constants import load_constants
+from bml.cluster.spec.job import JobSpec
+from bml.errors import UsageError
+from bml.fabric import DEFAULT_NAME
+from bml.faults import Fault
+from bml.protocol.server.learner import KEPT_NBYTES
+from bml.protocol.timeouts import DEFAULT_DETECT_S
+from bml.transport.choice import AUTO
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+LAUNCHERS = ("ray", "processes")
+KEPT_MIB = KEPT_NBYTES / 2**20
+START_S = 60.0
+"""How long servers may take to appear, if nothing else is asked for."""
+
+
+def start(
+    train: Train,
+    fabric: str = "bcube:3x2",
+    *,
+    faults: str | Fault | Iterable[str | Fault] = (),
+    launcher: str = "ray",
+    address: str | None = None,
+    resources: Mapping[str, float] | None = None,
+    algorithm: str = "auto",
+    detect_s: float | None = None,
+    start_s: float = START_S,
+    min_servers: int | None = None,
+    emulated: bool | str = False,
+    transport: str = AUTO,
+    traffic_class: int | None = None,
+    absent: Iterable[int] = (),
+    rejoin: bool = False,
+    trace: bool = False,
+    kept_mib: float = KEPT_MIB,
+    prints: bool = True,
+    on_change: News | None = None,
+    on_start: OnStart | None = None,
+) -> Job:
+    """Start a job and return it as it runs, to be looked at, hurt and waited for; arguments as in `launch`.
+
+        with bml.start(train, fabric="bcube:3x2", launcher="processes") as job:
+            job.inject("kill:4")
+            print(job.status()["servers"][0]["waits_for"])
+            result = job.wait()
+
+    What still runs at the end of the `with` statement is ended. Raises UsageError, StartError.
+    """
+    if not callable(train):
+        raise UsageError(f"{train!r:.80} cannot be called: give the training function, train(session)")
+    texts = [faults] if isinstance(faults, str | Fault) else faults
+    spec = JobSpec(
+        fabric,
+        algorithm,
+        tuple(map(str, texts)),
+        detect_s=DEFAULT_DETECT_S if detect_s is None else detect_s,
+        start_s=start_s,
+        min_servers=min_servers,
+        emulated=DEFAULT_NAME if emulated is True else emulated or None,
+        transport=transport,
+        traffic_class=traffic_class,
+        absent=tuple(absent),
+        rejoin=rejoin,
+        constants=load_constants()[0],
+        trace=trace,
+        kept_mib=kept_mib,
+    )
+    reserves = Reservation(resources or {})
+    teller = Teller(on_change)
+    starting = _say_nothing if on_start is None else partial(teller.say, on_start)
+    pickled = pack(train)  # first: a function that cannot be pickled must leave no Ray or fabric behind
+    fleet = _fleet(spec, launcher, address, reserves, prints, starting)
+    job = Job(fleet, fleet.spec, launcher, teller)
+    job.begin(pickled)
+    return job
+
+
+def _same_arguments(as_of: Callable[P, Job]) -> Callable[[Callable[..., R]], Callable[P, R]]:
+    """Give a function the signature of another, but for what it returns."""
+
+    def decorate(function: Callable[..., R]) -> Callable[P, R]:
+        returns = inspect.signature(function).return_annotation
+        signature = inspect.signature(as_of).replace(return_annotation=returns)
+        function.__signature__ = signature  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+@_same_arguments(as_of=start)
+def launch(*arguments: Any, **options: Any) -> Result:
+    """Run `train(session)` on every server of `fabric` and return when all survivors are done.
+
+    `launcher` is "ray" (a local Ray, the cluster at `address`, or the one this process belongs to) or
+    "processes" (plain processes on this machine). `resources` is what every server reserves of a Ray
+    cluster, such as {"GPU": 1, "CPU": 8}; without it servers reserve nothing, see no GPU where Ray hides
+    those that are not reserved, and are spread evenly over the machines, neighbours together. `faults` are
+    injected: texts, or a faults.FaultPlan. `detect_s`: how fast a silent failure must be noticed. `start_s`:
+    how long servers may take to appear.
+    `min_servers`: fewer survivors stop the job (default: a view must keep more than half of the one
+    before). `emulated`: the servers live on the emulated fabric of this name that is up on this machine, and
+    cables really break; True: on "bml", which is made for the job if it is not up. With the launcher "ray"
+    every server is a Ray node of its own there. `transport` is "tcp", "shm" (the servers share the
+    memory of one host), "verbs" (RDMA), "verbs,tcp" (RDMA where there is any; settings in
+    docs/guides/rdma.md) or "auto": shm if all servers are on this host and nothing is asked for that needs
+    links (an algorithm, faults of links or switches, the emulated fabric, a traffic class, a trace,
+    BML_NICS), else tcp, where servers of one host may still read each other's payloads in memory
+    (docs/explanation/shared-memory.md).
+    `traffic_class` marks all packets of the job for the switches: a DSCP times 4 (default:
+    `BML_TRAFFIC_CLASS` of each machine, or unmarked). `absent` servers are not started: they may join later
+    (`job.inject("join:4")`). `rejoin`: a server that is lost is started again and joins. `trace`: servers
+    record what they do when, see `Result.trace`. `kept_mib`: of how many MiB of results a joiner keeps (twice
+    that at most) while it catches up; if more come, it is given a later state.
+    `prints`: show what the training functions print.
+    `on_change` is called with a snapshot of the job's state when it changes, `on_start` with a line about
+    what is being started, where that takes long: both in another thread, one call after the other. They may
+    take their time, and the job goes on meanwhile: a slow function gets only the newest snapshot of a view,
+    but every view, in order, while it is no more than 1,000 behind. What they raise ends the job, and is
+    raised here. Once the job is over, calls that are still to come are waited for, up to 10 s.
+
+    Raises UsageError for a job that cannot be; TrainingError when a training function raised (its text
+    names the server and holds the traceback); TooFewServers; StartError. Errors of a job that ran have
+    an attribute `result` with what the survivors reported.
+    """
+    with start(*arguments, **options) as job:
+        return job.wait()
+
+
+def _fleet(
+    spec: JobSpec, launcher: str, address: str | None, reserves: Reservation, prints: bool, on_start: OnStart
+) -> Fleet:
+    if launcher not in LAUNCHERS:
+        raise UsageError(f"launcher is {launcher!r}: give one of {', '.join(LAUNCHERS)}")
+    if address is not None and launcher == "processes":
+        raise UsageError("an address is for the ray launcher; processes run on this machine")
+    if reserves and (launcher == "processes" or spec.emulated is not None):
+        raise UsageError(
+            "resources are reserved of a Ray cluster; processes, or an emulated fabric, have none"
+        )
+    if spec.emulated is not None:
+        if address is not None:
+            raise UsageError("on the emulated fabric a Ray of its own is started: give no address")
+        return EmulatedFleet(spec, launcher, prints, on_start)
+    if launcher == "processes":
+        return ProcessFleet(spec, prints)
+    from bml.cluster.ray.fleet import RayFleet  # importing Ray takes seconds
+
+    return RayFleet(spec, address, prints, reserves)
+
+
+def _say_nothing(_: str) -> None:
+    """The `on_start` of those who do not want to know."""

@@ -1,0 +1,154 @@
+"""One result of what the servers of a job report."""
+
+from __future__ import annotations
+
+import reprlib
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from bml import errors
+from bml.cluster.spec.ending import opened
+from bml.cluster.spec.job import JobSpec, ServerReport
+from bml.cluster.spec.trace import merged
+from bml.errors import BmlError, TrainingError, UsageError
+from bml.faults.outcome import never_struck, stays
+
+#: Errors of one server that are the caller's (or ours), not the training function's.
+_OWN = {
+    "StepMismatch": errors.StepMismatch,
+    "UsageError": errors.UsageError,
+    "SessionBroken": errors.SessionBroken,
+    "InvariantError": errors.InvariantError,
+}
+
+
+@dataclass
+class Result:
+    """The outcome of a job: `reports` of the members that ended, `dead`: server -> why it was lost.
+
+    `abort` is the error with which the coordinator ended it, if nobody may be left to report that. `struck`:
+    faults of which some server says that they struck; `told`: the servers that have said so of their last
+    life; `begun`: the joins of the plan for which a server was started; `not_injected`: faults that could not
+    be done when their time came, and why.
+    """
+
+    spec: JobSpec
+    reports: dict[int, ServerReport] = field(default_factory=dict)
+    dead: dict[int, str] = field(default_factory=dict)
+    abort: BmlError | None = None
+    struck: set[str] = field(default_factory=set)
+    told: set[int] = field(default_factory=set)
+    begun: set[str] = field(default_factory=set)
+    not_injected: dict[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """One line: `report` has all that is known, and is long."""
+        done = self._by("done")
+        steps = max((report.metrics.get("steps", 0) for report in done.values()), default=0)
+        says = f"{len(done)} of {len(self.spec.servers)} servers done after {steps} steps"
+        lost = f", lost {', '.join(map(str, sorted(self.dead)))}" if self.dead else ""
+        value = f", value {reprlib.repr(self.value)}" if done else ""
+        return f"<Result on {self.spec.fabric}: {says}{lost}{value}>"
+
+    def open_values(self) -> None:
+        """Read what the training functions returned, once, of servers that have all reported."""
+        found = {server: opened(report.value) for server, report in self.reports.items()}
+        for server, value in found.items():
+            self.reports[server] = replace(self.reports[server], value=value)
+
+    @property
+    def values(self) -> dict[int, Any]:
+        """Server -> what its training function returned, for those that ended well."""
+        return {server: report.value for server, report in self._by("done").items()}
+
+    @property
+    def value(self) -> Any:
+        """What the training function returned on the lowest surviving server.
+
+        Of a server that joined and ended before it took part only if there is no other. Raises UsageError if
+        no server ended well.
+        """
+        done = self._by("done")
+        if not done:
+            raise UsageError("no server has a value: none reached the end of the training function")
+        return done[min([each for each in done if done[each].contributed] or done)].value
+
+    @property
+    def never_struck(self) -> dict[str, str]:
+        """The faults of the plan that did not strike, as texts, each with the reason."""
+        lost = stays(self._views(), self.dead, self.told)
+        plan, fabric = self.spec.fault_plan(), self.spec.parsed_fabric()
+        return never_struck(plan, fabric, self.struck, lost, self.begun, self.not_injected)
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """All that is known, ready for JSON; views and samples are the lowest survivor's."""
+        survivors = self._by("done") or self._by("stopped")
+        first = _longest(survivors.values())
+        return {
+            "fabric": self.spec.fabric,
+            "algorithm": self.spec.algorithm,
+            "faults": list(self.spec.faults),
+            "never_struck": self.never_struck,
+            "steps": first.metrics["steps"] if first else 0,
+            "views": first.views if first else [],
+            "digests": {server: report.digest for server, report in survivors.items() if report.contributed},
+            "samples": first.samples if first else None,
+            "outcomes": {server: report.outcome for server, report in sorted(self.reports.items())},
+            "dead": dict(sorted(self.dead.items())),
+            "metrics": {server: report.metrics for server, report in survivors.items()},
+        }
+
+    @property
+    def trace(self) -> dict[str, Any]:
+        """What was traced (`launch` with `trace`) on servers that reported, for Perfetto; ready for JSON."""
+        return merged(report.trace for report in self.reports.values() if report.trace is not None)
+
+    def failure(self) -> BmlError | None:
+        """The error that ended the job, None if it ended well."""
+        for server, report in self._by("failed").items():
+            if report.kind in _OWN:
+                return _OWN[report.kind](report.error)
+            return TrainingError(f"{report.error}\n{report.traceback}", server)
+        stopped = Counter((report.kind, report.error) for report in self._by("stopped").values())
+        if stopped:
+            (kind, text), _ = stopped.most_common(1)[0]
+            known: type[BmlError] = getattr(errors, kind, BmlError)
+            return known(text)
+        if not self.values:
+            closed = "the job was ended before a server had reached its end"
+            return self.abort or BmlError(f"no server reached the end: {self.dead}" if self.dead else closed)
+        differ = self._differences()
+        return errors.StateMismatch(differ) if differ else None
+
+    def _differences(self) -> str:
+        """In what the servers that reached the end are not equal, in words."""
+        done = {server: report for server, report in self._by("done").items() if report.contributed}
+        digests = {server: report.digest for server, report in done.items()}
+        if len(set(digests.values())) > 1:
+            said = ", ".join(f"{server}: {digest[:16] or 'none'}" for server, digest in digests.items())
+            return (
+                f"the servers ended with different parameters (sha256 {said}): all of them must change what "
+                "session.state names by the same numbers"
+            )
+        ledgers = {server: str(report.samples) for server, report in done.items()}
+        if len(set(ledgers.values())) > 1:
+            return f"the servers count different samples as used: {ledgers}"
+        return ""
+
+    def _views(self) -> list[dict[str, Any]]:
+        """All views, from whichever server has seen most of them."""
+        first = _longest(self.reports.values())
+        return first.views if first else []
+
+    def _by(self, outcome: str) -> dict[int, ServerReport]:
+        return {
+            server: report for server, report in sorted(self.reports.items()) if report.outcome == outcome
+        }
+
+
+def _longest(reports: Iterable[ServerReport]) -> ServerReport | None:
+    """Of several that were there all the time the lowest; one that joined knows less."""
+    return max(reports, key=lambda report: len(report.views), default=None)

@@ -1,0 +1,350 @@
+"""A job that runs: it can be looked at, hurt, waited for and ended."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Container, Iterable
+from concurrent.futures import Future, wait
+from typing import Any
+
+from bml.cluster.fleets.fleet import Changed, Died, Fleet, FleetEvent, NotInjected, Reported
+from bml.cluster.launcher import outcomes
+from bml.cluster.launcher.callbacks import Teller
+from bml.cluster.launcher.jobsocket import JobSocket
+from bml.cluster.launcher.joining import Joining
+from bml.cluster.launcher.restarts import OUT, Comebacks, is_worth_it
+from bml.cluster.launcher.result import Result
+from bml.cluster.spec.job import JobSpec, ServerReport, check_possible
+from bml.errors import FabricError, UsageError, job_error
+from bml.faults import Fault, FaultPlan
+from bml.topology import ServerFailure
+
+#: How long servers may take to end once the first has ended, in seconds; then they are killed.
+_GRACE_S = 10.0
+_EVICTED_GRACE_S = 1.0
+#: No wait is longer: one that begins just after Ctrl-C is not ended by it, and Python acts on it afterwards.
+#: And a join that it does end takes the thread for ended (CPython 3.11), so events are waited for.
+_POLL_S = 0.2
+#: How long a server may take to answer a question; a frozen one never does.
+_ANSWER_S = 1.0
+#: How long what the user is told is waited for once the job is over, in seconds, and if it is ended.
+_TOLD_S = 10.0
+_ENDED_TOLD_S = 1.0
+
+
+class Job:
+    """A running job; what `bml.start` returns.
+
+    Use it in a `with` statement: what is left of the job at its end is ended too. A thread of its own
+    follows the job, so the caller's is free to inject faults and to look. That thread runs nothing of the
+    user's and starts no servers: whatever those do, a dead coordinator is started again.
+    """
+
+    def __init__(self, fleet: Fleet, spec: JobSpec, launcher: str, teller: Teller):
+        self.spec = spec
+        self._fleet = fleet
+        self._launcher = launcher
+        self._teller = teller
+        self._joining = Joining(fleet.join)
+        self._comebacks = Comebacks()
+        self._result = Result(spec)
+        self._snapshot: dict[str, Any] = {}
+        self._error: BaseException | None = None
+        self._begun = threading.Event()
+        self._ending = threading.Event()
+        self._over = threading.Event()
+        self._closed = threading.Event()
+        self._one_closes = threading.Lock()
+        self._values_read = False
+        self._thread = threading.Thread(target=self._run, name=f"follow-{spec.job}", daemon=True)
+        self._socket: JobSocket | None = None
+        self._wanted: list[tuple[int, str]] = []  # servers to be started, and the fault that asks for it
+        self._lives: dict[int, int] = {}  # the newest incarnations of servers that were to join
+        self._asked = (0, 0)
+        self._give_up_at: dict[int, float] = {}
+
+    @property
+    def name(self) -> str:
+        """By which `bml status --job` and `bml inject --job` find it."""
+        return self.spec.job
+
+    @property
+    def running(self) -> bool:
+        """Whether a server still runs."""
+        return self._thread.ident is not None and not self._over.is_set()
+
+    def begin(self, train: bytes) -> None:
+        """Start every process and follow them; returns when the first view is in force, or the job over.
+
+        `bml.start` has done it.
+        """
+        try:
+            self._fleet.start(train)
+            self._socket = JobSocket.open(self.spec.job, self._serve)
+            self._thread.start()
+            while not self._begun.wait(_POLL_S):
+                pass
+        except BaseException:
+            self.close()
+            raise
+
+    def status(self) -> dict[str, Any]:
+        """Where the job stands, ready for JSON.
+
+        `state`, `epoch`, `members`, `learners`, `waiting` (to join), `failures`, `reason`, `step` and
+        `suspicions` are what the coordinator said last; `servers` has for every server what it says of itself
+        now: `epoch, step, phase, progress, waits_for, transport, suspects, nics` (counters and rates in bytes
+        and bytes per second), `faults` still to come; `{"answers": False}` for one that does not answer;
+        `lost` says why servers are gone.
+        """
+        answers = self._fleet.ask(("status", ""), _ANSWER_S) if self.running else {}
+        silent = [
+            server
+            for server in self.spec.parsed_fabric().servers
+            if server not in answers
+            and server not in self._result.dead
+            and server not in self._result.reports
+        ]
+        return {
+            "job": self.name,
+            "fabric": self.spec.fabric,
+            "algorithm": self.spec.algorithm,
+            "launcher": self._launcher,
+            "emulated": self.spec.emulated,
+            "running": self.running,
+            **self._snapshot,
+            "servers": {**answers, **{server: {"answers": False} for server in silent}},
+            "ended": {server: report.outcome for server, report in sorted(self._result.reports.items())},
+            "lost": dict(sorted(self._result.dead.items())),
+        }
+
+    def inject(self, spec: str | Fault) -> dict[str, Any]:
+        """Inject one fault: `kill:4`, `freeze:2,for=3s`, `switch:0/2`; with `@step=9` or `@t=2s` it waits.
+
+        Times count from now. Returns `{"fault", "job", "done"}`, the latter a list of what is done to whom.
+        Raises UsageError for what is no fault of this fabric, FabricError if nobody is left to suffer it.
+        """
+        fault = Fault.parse(str(spec), at_once=True)
+        check_possible(FaultPlan((fault,)), self.spec.emulated is not None)
+        if not self.running:
+            raise FabricError(f"the job {self.name} has ended")
+        answers = self._fleet.ask(("inject", str(fault)), _ANSWER_S)
+        wrong = [answer["error"] for answer in answers.values() if "error" in answer]
+        if wrong:
+            raise UsageError(wrong[0])
+        done = [answers[server]["done"] for server in sorted(answers) if answers[server]["done"]]
+        if not done:
+            raise FabricError(
+                f"nobody can suffer {fault}: servers {sorted(answers)} answered, lost are "
+                f"{sorted(self._result.dead) or 'none'}; who does not answer suffers it when it wakes"
+            )
+        return {"fault": str(fault), "job": self.name, "done": done}
+
+    def wait(self, timeout_s: float | None = None) -> Result:
+        """Wait for the end of the job; returns its result, or raises the error that ended it (bml.launch).
+
+        Raises FabricError if it still runs after `timeout_s`.
+        """
+        until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while not self._over.is_set() and (left_s := until_s - time.monotonic()) > 0:
+            self._over.wait(min(left_s, _POLL_S))
+        if not self._over.is_set():
+            raise FabricError(f"the job {self.name} still runs after {timeout_s:g} s; see bml status")
+        self._teller.drain(_TOLD_S)
+        self.close()
+        self._read_values()
+        error = self._error or self._teller.error
+        if error is not None:
+            raise error
+        outcomes.tell(self._result)
+        failure = self._result.failure()
+        if failure is not None:
+            failure.result = self._result  # type: ignore[attr-defined]
+            raise failure
+        return self._result
+
+    def _read_values(self) -> None:
+        """Read what came of the training functions, once.
+
+        It is the user's code that does it, and may import for seconds: the thread that follows must not.
+        """
+        with self._one_closes:
+            if not self._values_read:
+                self._result.open_values()
+                self._values_read = True
+
+    def close(self) -> None:
+        """End every process of the job and leave nothing behind. Idempotent; raises what hinders it.
+
+        A thread does that, so Ctrl-C ends the wait for it only: it goes on, and is waited for by the next
+        call, or at the latest by Python when the program ends.
+        """
+        self._ending.set()
+        if not self._closed.is_set():
+            outcome: Future[None] = Future()
+            threading.Thread(target=self._end, args=(outcome,), name="bml-closing").start()
+            while not outcome.done():
+                wait([outcome], _POLL_S)
+            outcome.result()
+        self._teller.close(_ENDED_TOLD_S)
+
+    def _end(self, outcome: Future[None]) -> None:
+        """What `close` does. Each part of it can be done again, after an error or by another thread."""
+        try:
+            with self._one_closes:
+                if not self._closed.is_set():
+                    self._end_all()
+                self._closed.set()
+        except BaseException as error:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(None)
+
+    def _end_all(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._joining.close()
+        self._fleet.close()
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _serve(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Answer what came through the job's socket."""
+        if request.get("do") == "inject":
+            return self.inject(str(request.get("fault", "")))
+        if request.get("do") == "status":
+            return self.status()
+        raise UsageError(f"a job can be asked for its status and to inject a fault, not {request!r:.80}")
+
+    # --- following -------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._follow()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._over.set()
+            self._begun.set()
+
+    def _follow(self) -> None:
+        """Until every server has reported or is dead, or the grace after the end is over."""
+        result = self._result
+        missing = set(self.spec.servers)
+        while missing and not self._ending.is_set():
+            for event in self._fleet.wait(_POLL_S):
+                self._heard(event, missing)
+            if self._teller.error is not None:
+                raise self._teller.error
+            self._join(missing)
+            missing -= result.reports.keys() | result.dead.keys()
+            now = time.monotonic()
+            for server in [each for each in missing if now > self._give_up_at.get(each, math.inf)]:
+                result.dead[server] = "it did not end after the others had, and was killed"
+                missing.discard(server)
+
+    def _heard(self, event: FleetEvent, missing: set[int]) -> None:
+        result = self._result
+        if isinstance(event, Reported):
+            result.struck.update(event.report.struck)
+            result.told.add(event.report.server)
+        match event:
+            case Reported(report) if report.kind in OUT:
+                result.dead[report.server] = report.error
+                if is_worth_it(report.kind):
+                    self._lost(report.server)
+            case Reported(report):
+                if not result.reports:
+                    self._give_up_at = _patience(missing, _last_members(report, missing))
+                result.reports[report.server] = report
+            case NotInjected(fault, why):
+                result.not_injected[fault] = why
+            case Died(server, why):
+                result.dead[server] = why
+                self._lost(server)
+            case Changed(snapshot):
+                self._snapshot = snapshot
+                self._read_asked(snapshot)
+                self._comebacks.came_in(set(self._inside(snapshot)) - set(snapshot["learners"]))
+                if self._is_over and not self._give_up_at:  # perhaps nobody is left to report it
+                    self._give_up_at = _patience(missing, self._inside(snapshot))
+                    result.abort = job_error(**snapshot["abort"]) if snapshot["abort"] else None
+                if snapshot["epoch"]:
+                    self._begun.set()
+                self._teller.tell(snapshot)
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether servers have ended, or the coordinator has: nobody would let in who came now."""
+        return bool(self._result.reports) or self._snapshot.get("state") == "stopped"
+
+    def _inside(self, snapshot: dict[str, Any]) -> list[int]:
+        """The members of the last view that live, in the incarnation started last: those hear of the end.
+
+        A view that still has a server whose death was heard of says nothing about the next incarnation.
+        """
+        joined, dead = snapshot["joined"], self._result.dead
+        now = [each for each in snapshot["members"] if joined.get(each, 0) == self._lives.get(each, 0)]
+        return [each for each in now if each not in dead]
+
+    # --- servers that come -----------------------------------------------------------------------
+
+    def _lost(self, server: int) -> None:
+        """A server is gone: it is started again if that is wanted, unless it never comes in."""
+        if not self.spec.rejoin or self._is_over:
+            return
+        refusal = self._comebacks.refusal(server, time.monotonic())
+        if refusal:
+            self._result.dead[server] += f"; {refusal}"
+        else:
+            self._wanted.append((server, ""))
+
+    def _read_asked(self, snapshot: dict[str, Any]) -> None:
+        """Note the joins that the coordinator was asked for, each once; a successor counts anew."""
+        for number, text in snapshot["asked"]:
+            if (snapshot["term"], number) > self._asked:
+                self._asked = (snapshot["term"], number)
+                target = Fault.parse(text, at_once=True).target
+                assert isinstance(target, ServerFailure)
+                self._wanted.append((target.server, text))
+
+    def _join(self, missing: set[int]) -> None:
+        """Have the servers started that are wanted, those that are gone; hear of those that do not come."""
+        for server, why in self._joining.failed():
+            self._result.dead[server] = why
+            self._lost(server)
+        wanted, self._wanted = self._wanted, []
+        for server, asked in wanted:
+            here = server in self._snapshot.get("members", ()) and server not in self._result.dead
+            if server in self._joining.coming:
+                if server in self._result.dead:  # already again: this has to be over before the next start
+                    self._wanted.append((server, asked))
+                continue
+            if here or self._is_over:
+                continue
+            self._result.begun.add(asked)
+            self._result.dead.pop(server, None)
+            self._result.told.discard(server)
+            self._lives[server] = 1 + max(self._lives.values(), default=0)
+            missing.add(server)
+            self._joining.begin(server, self._lives[server])
+
+
+def _patience(servers: Iterable[int], members: Container[int]) -> dict[int, float]:
+    """Until when to wait for each server once the job is over: a frozen one may never end."""
+    now = time.monotonic()
+    return {server: now + (_GRACE_S if server in members else _EVICTED_GRACE_S) for server in servers}
+
+
+def _last_members(report: ServerReport, otherwise: Container[int]) -> Container[int]:
+    """Those of the last view that who reports has seen."""
+    members: Container[int] = report.views[-1]["members"] if report.views else otherwise
+    return members

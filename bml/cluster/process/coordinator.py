@@ -1,0 +1,275 @@
+"""The coordinator's shell: dials every server, keeps the connections up, and runs the pure coordinator.
+
+It is told where the servers are and needs nothing else: killed and started again anywhere, it dials
+them, asks where they stand, and goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from bml.cluster.server.freezing import stop_this_process
+from bml.cluster.spec.job import Contact, Contacts, JobSpec, check_contacts
+from bml.errors import UsageError
+from bml.faults import Fault, FaultPlan
+from bml.io.poller import Poller
+from bml.protocol.coordinator import core as core
+from bml.protocol.wire import messages as msg
+from bml.protocol.wire.validate import check_from_server
+from bml.transport.handshake import control
+
+_LOG = logging.getLogger("bml.cluster")
+
+#: How long the coordinator still answers latecomers after the job's end, in seconds.
+_LINGER_S = 1.0
+_REDIAL_S = 0.05
+#: How many of the joins that were asked for the launcher can read, if it is late.
+_ASKED_KEPT = 64
+
+
+class CoordinatorLoop:
+    """One coordinator of a job, with a term of its own; `run` returns when the job is over.
+
+    `on_change` gets snapshots. The loop calls `on_beat` every `Timeouts.heartbeat_s`, as a sign of life.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        contacts: Contacts,
+        lives: Mapping[int, int],
+        term: int,
+        on_change: Callable[[dict[str, Any]], None],
+        on_beat: Callable[[], None],
+    ):
+        self._spec = spec
+        self._contacts = dict(contacts)
+        self._lives = dict(lives)
+        self._asked: deque[tuple[int, str]] = deque(maxlen=_ASKED_KEPT)
+        self._n_asked = 0
+        self._on_change, self._on_beat = on_change, on_beat
+        self._timeouts = spec.timeouts()
+        self._poller = Poller(on_wake=self._take_events)
+        self._events: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
+        self._channels: dict[int, control.Channel] = {}
+        self._failing_since: dict[int, float] = {}
+        self._dialling: set[int] = set()
+        self._finished: core.Finished | None = None
+        self._over_at = float("inf")
+        self._last: dict[str, Any] = {}
+        now = time.monotonic()
+        self._fabric = spec.parsed_fabric()
+        self._core = core.Coordinator(self._fabric, term, self._timeouts, spec.min_servers, now, spec.absent)
+        self._beat_at = now
+
+    def say(self, event: core.Event) -> None:
+        """Bring an event (a death that a launcher noticed, an interrupt) from any thread."""
+        self._soon(lambda: self._handle(event))
+
+    def join(self, server: int, life: int, contact: Contact) -> None:
+        """A server was started to join, and is found there; from any thread."""
+        self._soon(lambda: self._meet(server, life, contact))
+
+    def _soon(self, action: Callable[[], None]) -> None:
+        with self._lock:
+            self._events.append(action)
+        self._poller.wake()
+
+    def run(self) -> None:
+        """Dial everybody and serve until the job is over."""
+        for server in self._contacts:
+            self._dial(server)
+        while not self._over():
+            now = time.monotonic()
+            due = min(self._core.next_deadline(now), self._over_at, self._beat_at)
+            self._poller.poll(max(0.0, due - now))
+            self._handle(core.Tick())
+            self._report()
+            self._beat()
+        for channel in list(self._channels.values()):
+            channel.close()
+        self._poller.close()
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        if now >= self._beat_at:
+            self._beat_at = now + self._timeouts.heartbeat_s
+            self._on_beat()
+
+    def _over(self) -> bool:
+        """The job is over, and everybody who can still be told has been."""
+        told = self._finished is not None and not self._channels and not self._dialling
+        return told or time.monotonic() >= self._over_at
+
+    def snapshot(self) -> dict[str, Any]:
+        """Where the job stands, ready for JSON.
+
+        `state` is that of the core, or "deposed" when there is a coordinator with a higher term; `highest` is
+        the highest term that this one has heard of. `abort` is None or, if the job was given up, what
+        bml.errors.job_error makes its error of: {"kind", "text", "server"}.
+        """
+        view = self._core.view
+        deposed_by = self._finished.deposed_by if self._finished else 0
+        abort = self._finished.abort if self._finished else None
+        return {
+            "state": "deposed" if deposed_by else self._core.state,
+            "epoch": view.epoch if view else 0,
+            "members": list(self._core.members),
+            "failures": list(view.failures) if view else [],
+            "reason": view.reason if view else "",
+            "detect_s": view.detect_s if view else 0.0,
+            "step": self._core.step,
+            "suspicions": self._core.suspicions,
+            "learners": list(view.learners) if view else [],
+            "waiting": list(self._core.waiting),
+            "lives": dict(self._lives),
+            "joined": {life.server: life.number for life in view.joined} if view else {},
+            "term": self._core.term,
+            "highest": max(self._core.term, deposed_by),
+            "asked": list(self._asked),
+            "abort": abort and {"kind": abort.kind, "text": abort.text, "server": abort.server},
+        }
+
+    def _report(self) -> None:
+        now = self.snapshot()
+        if now != self._last:
+            self._last = now
+            self._on_change(now)
+
+    def _take_events(self) -> None:
+        with self._lock:
+            events, self._events = self._events, []
+        for event in events:
+            event()
+
+    def _handle(self, event: core.Event) -> None:
+        self._execute(self._core.handle(event, time.monotonic()))
+        for life in self._core.view.joined if self._core.view else ():
+            self._meet(life.server, life.number, Contact.decode(life.contact))
+
+    def _meet(self, server: int, life: int, contact: Contact) -> None:
+        """Call a server in its newest life, and no more in an older one."""
+        if life <= self._lives.get(server, 0) or self._finished is not None:
+            return
+        self._lives[server], self._contacts[server] = life, contact
+        self._failing_since.pop(server, None)
+        channel = self._channels.pop(server, None)
+        if channel is not None:
+            channel.close()
+        if channel is not None or server not in self._dialling:
+            self._dial(server)
+
+    def _execute(self, instructions: Iterable[core.Instruction]) -> None:
+        for instruction in instructions:
+            if isinstance(instruction, core.Finished):
+                self._finished = instruction
+                self._over_at = time.monotonic() + self._linger_s(instruction)
+            elif instruction.server in self._channels:
+                self._channels[instruction.server].send(msg.encode(instruction.message))
+
+    def _linger_s(self, end: core.Finished) -> float:
+        """For how long those that cannot be reached now are dialled, to be told of the end."""
+        if end.deposed_by:
+            return 0.0  # it has nothing more to say, its successor speaks
+        # Of a job that never began, who is missing may still import.
+        return _LINGER_S if self._core.view is not None else self._timeouts.orphan_s
+
+    # --- connections -----------------------------------------------------------------------------
+
+    def _dial(self, server: int) -> None:
+        self._dialling.add(server)
+        self._failing_since.setdefault(server, time.monotonic())
+        contact = self._contacts[server]
+        host, port = contact.control
+        control.dial(
+            host,
+            port,
+            token=self._spec.token,
+            job=self._spec.job,
+            server=control.COORDINATOR,
+            expect_server=server,
+            expect_life=self._lives.get(server, 0),
+            poller=self._poller,
+            on_open=lambda channel: self._opened(server, contact, channel),
+            on_fail=lambda end: self._failed(server, contact, end),
+            timeout_s=self._timeouts.longest_answer_s,
+        )
+
+    def _opened(self, server: int, contact: Contact, channel: control.Channel) -> None:
+        if contact != self._contacts[server]:
+            channel.close()
+            self._dial(server)  # that was an earlier life
+            return
+        self._failing_since.pop(server, None)
+        self._dialling.discard(server)
+        self._channels[server] = channel
+        channel.on_message = lambda data: self._received(server, channel, data)
+        channel.on_close = lambda end: self._closed(server, channel)
+        self._handle(core.Connected(server))
+
+    def _closed(self, server: int, channel: control.Channel) -> None:
+        """The connection broke; whether the server is dead shows when it is dialled again."""
+        if self._channels.get(server) is channel:
+            del self._channels[server]
+            self._dial(server)
+
+    def _failed(self, server: int, contact: Contact, end: control.End) -> None:
+        """A refused dial is proof of death; who cannot be reached is dialled on, to be told some day."""
+        if contact != self._contacts[server]:
+            self._dial(server)  # that was an earlier life
+            return
+        if end.kind == "refused":
+            self._dialling.discard(server)
+            self._handle(core.Gone(server, "its process is gone (refused)"))
+            return
+        now = time.monotonic()
+        for_s = now - self._failing_since.setdefault(server, now)
+        self._handle(core.Unreached(server, f"cannot be reached ({end.kind})", for_s))
+        self._poller.after(_REDIAL_S, lambda: self._dial(server))
+
+    def _received(self, server: int, channel: control.Channel, data: bytes) -> None:
+        try:
+            message = check_from_server(msg.decode(data), server, self._fabric)
+            fault = self._asked_for(message) if isinstance(message, msg.Inject) else None
+            if isinstance(message, msg.Status):
+                self._check_lives(message)
+        except (msg.MessageError, UsageError) as error:
+            _LOG.warning("the coordinator closed its connection to server %d: %s", server, error)
+            channel.close()
+            self._closed(server, channel)
+            return
+        if fault is not None:
+            self._suffer(fault)
+        else:
+            self._handle(core.From(server, message))
+
+    def _asked_for(self, message: msg.Inject) -> Fault:
+        """What servers cannot do themselves. Raises UsageError for anything else."""
+        fault = Fault.parse(message.fault, at_once=True)
+        FaultPlan((fault,)).validate(self._fabric)
+        if not fault.by_anybody:
+            raise UsageError(f"{fault} is no matter of the coordinator's")
+        return fault
+
+    def _check_lives(self, status: msg.Status) -> None:
+        """Raise MessageError for a server that cannot be found from what is said."""
+        known = [view for view in (status.installed, status.accepted) if view is not None]
+        lives = [life for view in known for life in view.joined]
+        check_contacts(lives if status.life is None else [*lives, status.life], self._fabric.levels)
+
+    def _suffer(self, fault: Fault) -> None:
+        if fault.kind == "coordinator":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault.kind == "freeze":
+            stop_this_process(fault.duration_s)
+            return
+        self._n_asked += 1
+        self._asked.append((self._n_asked, str(fault)))  # the launcher reads it, for it can start servers

@@ -1,0 +1,30 @@
+"""SIGTERM to a server's process: the notice of a machine that is about to be taken away."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+from bml.cluster.server.server import Server
+
+
+def leave_on_sigterm(server: Server) -> None:
+    """Have this server finish its step and leave at SIGTERM; the next one does what it did before.
+
+    No effect outside of the main thread. A process that the server's forks inherits this, and is no server:
+    it ends.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    process, before = os.getpid(), signal.getsignal(signal.SIGTERM)
+
+    def preempted(number: int, frame: object) -> None:
+        if os.getpid() != process:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        signal.signal(number, before)
+        server.leave("it got SIGTERM, the notice that its machine is taken away")
+
+    signal.signal(signal.SIGTERM, preempted)

@@ -1,0 +1,138 @@
+"""Runs a training function on one server from its first view to its report; every launcher ends up here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import numpy as np
+
+from bml.cluster.process.exiting import end_process
+from bml.cluster.process.pickling import Train, unpack
+from bml.cluster.server.server import Server
+from bml.cluster.spec.ending import packed, text_of, trace_of
+from bml.cluster.spec.job import Contacts, ServerReport
+from bml.errors import FabricError, InvariantError, StateMismatch, StepMismatch, TooFewServers, TooSlow
+from bml.train.session import Session
+
+_SWITCH_S = 0.0001
+"""How long a thread of this process keeps the interpreter's lock while another waits for it. At Python's 5 ms
+the loop would wait as long after every system call beside a training thread that is busy in Python."""
+
+
+def run_training(server: Server, contacts: Contacts, pickled: bytes) -> ServerReport:
+    """Run a pickled training function on this server, serve the others until they are done, and report.
+
+    An error of the training function, also of its loading, ends the job for all and is in the report, never
+    raised here.
+    """
+    sys.setswitchinterval(_SWITCH_S)
+    train = _loaded(pickled)  # it may import for long: nobody waits for this server's heartbeats yet
+    server.start(contacts)
+    session: Session | None = None
+    value, error, trace, digest = None, None, "", ""
+    try:
+        if not server.joins:
+            server.wait_for_view()
+        session = Session(server)
+        # Packed before the session ends: if the job is over, this may be what there is to save.
+        value = packed(_call(train, session))
+        session.finish()
+        digest = session.digest()
+    except BaseException as raised:
+        error, trace = raised, trace_of(raised)
+    outcome = _outcome(server, error)
+    said = f"server {server.server} raised {type(error).__name__}: {text_of(error)}" if error else ""
+    server.end(outcome, said if outcome == "failed" else "")
+    if session is not None:
+        session.close()
+    return ServerReport(
+        server=server.server,
+        outcome=outcome,
+        value=value,
+        error=said if outcome == "failed" else str(server.error or ""),
+        kind=_kind(server, error if outcome == "failed" else server.error),
+        traceback=trace,
+        digest=digest or _last_digest(session),
+        samples=session.samples() if session else None,
+        views=server.view_records(),
+        metrics=_metrics(server, session.own_steps if session else 0),
+        trace=server.trace(),
+        contributed=server.contributes,
+        struck=server.struck,
+    )
+
+
+def _loaded(pickled: bytes) -> Train:
+    """The training function; if it cannot be loaded here, one that says so by raising."""
+    try:
+        train = unpack(pickled)
+    except BaseException as error:
+        text = f"the training function cannot be loaded here: {type(error).__name__}: {text_of(error)}"
+        cause = error
+
+        def train(session: Session) -> Any:
+            raise ImportError(text) from cause
+
+    return train
+
+
+def _last_digest(session: Session | None) -> str:
+    """The digest of the parameters that an error has left; empty if they cannot be read any more."""
+    try:
+        return session.digest() if session else ""
+    except Exception:
+        return ""
+
+
+def _call(train: Train, session: Session) -> Any:
+    """Call the training function. Processes that it forks end where it does: they are no servers."""
+    process = os.getpid()
+    try:
+        value = train(session)
+    except BaseException as error:
+        if os.getpid() != process:
+            end_process(error)
+        raise
+    if os.getpid() != process:
+        end_process(None)
+    return value
+
+
+def _kind(server: Server, error: BaseException | None) -> str:
+    """The error's class, or how the server came to be out without harm to the others."""
+    if server.leaves and error is not None:  # it may have been done before it came to go
+        return "Left"
+    if error is not None and not server.contributes:
+        return "JoinFailed" if _is_the_runtimes(error) else "NotJoined"
+    return type(error).__name__
+
+
+def _is_the_runtimes(error: BaseException) -> bool:
+    """Whether it is an error of the runtime here, neither the training function's nor the job's end."""
+    return isinstance(error, FabricError | InvariantError) and not isinstance(error, TooFewServers | TooSlow)
+
+
+def _outcome(server: Server, error: BaseException | None) -> str:
+    """How the run ended here: an error of this server's own, the job's end from outside, or well."""
+    if server.error is not None and not isinstance(server.error, _OWN):
+        return "stopped"  # even if the training function caught the error, to save its state
+    return "done" if error is None else "failed"
+
+
+_OWN = (StepMismatch, StateMismatch, InvariantError, TooSlow)
+"""Errors that end the run of the server that has them, not the job from outside."""
+
+
+def _metrics(server: Server, own_steps: int) -> dict[str, Any]:
+    times = list(server.commit_at_s)
+    gaps = np.diff(times)
+    return {
+        "steps": server.steps - own_steps,
+        "step_median_s": float(np.median(gaps)) if len(gaps) else None,
+        "step_max_s": float(gaps.max()) if len(gaps) else None,
+        "commit_at_s": times,
+        "links": server.link_stats(),
+        "nbytes_copied": server.nbytes_copied,
+    }

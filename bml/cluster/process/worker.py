@@ -1,0 +1,132 @@
+"""What a plain process of a job does: be a server, or the coordinator.
+
+The launcher holds the other end of its socket. What it sends is pickled, as it is our own parent;
+nothing else is ever unpickled. When the launcher is gone, so is this process.
+
+    launcher to server     place, specification, which life; contacts and the training function; then
+                           ("ask", number, request) and ("struck", fault)
+    launcher to coordinator  ("gone", server, why) and ("join", server, life, contact)
+    coordinator to launcher  ("beat",), a sign of life, and ("changed", snapshot)
+    server to launcher     its contact, or the error for which it cannot start; then
+                           ("answer", number, answer), ("strike", fault), ("report", report)
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from typing import Any
+
+from bml.cluster.process.coordinator import CoordinatorLoop
+from bml.cluster.process.exiting import end_children
+from bml.cluster.process.logs import LogsAside
+from bml.cluster.process.mail import Outbox, receive
+from bml.cluster.process.preemption import leave_on_sigterm
+from bml.cluster.process.training import run_training
+from bml.cluster.server.server import Server
+from bml.cluster.spec.job import JobSpec, Place
+from bml.errors import FabricError, UsageError
+from bml.fabric import namespace
+from bml.faults import Fault
+from bml.io.forks import not_inherited
+from bml.protocol.coordinator import core as core
+
+#: So much waits at most for a launcher that does not read; it stops asking long before.
+_MOST_UNSENT = 100
+#: How long the last logs may take to be written, in seconds.
+_LAST_LOGS_S = 1.0
+
+
+def serve(descriptor: int) -> None:
+    """Serve the launcher at the other end of this socket, as a server or the coordinator."""
+    sock = not_inherited(socket.socket(fileno=descriptor))
+    role, place, *rest = receive(sock)
+    if place.namespace is not None:
+        namespace.enter(place.namespace)  # before any socket is opened or thread started
+    logs = LogsAside()
+    logs.start()
+    try:
+        if role == "server":
+            _serve(sock, place, *rest)
+        else:
+            _coordinate(sock, *rest)
+    finally:
+        logs.drain(_LAST_LOGS_S)
+
+
+class _Launcher:
+    """The server's end of the socket: several threads speak, and never wait; one listens."""
+
+    def __init__(self, sock: socket.socket, struck_within_s: float):
+        self._sock = sock
+        self._outbox = Outbox(sock, _MOST_UNSENT)
+        self._struck = threading.Event()
+        self._struck_within_s = struck_within_s
+
+    def say(self, *message: Any) -> None:
+        self._outbox.put(*message)
+
+    def flush(self) -> None:
+        """Wait until everything is said."""
+        self._outbox.flush()
+
+    def strike(self, fault: Fault) -> None:
+        """Have a fault done to the cables. The server stands still meanwhile: so it strikes in its step."""
+        self._struck.clear()
+        self.say("strike", str(fault))
+        self._struck.wait(self._struck_within_s)
+
+    def listen(self, server: Server) -> None:
+        """Pass on what the launcher asks; ends this process when it is gone."""
+        try:
+            while True:
+                what, *rest = receive(self._sock)
+                if what == "struck":
+                    self._struck.set()
+                else:
+                    number, request = rest
+                    server.answer(request, lambda answer, number=number: self.say("answer", number, answer))  # type: ignore[misc]
+        except (EOFError, OSError):
+            end_children()
+            os._exit(1)
+
+
+def _serve(sock: socket.socket, place: Place, spec: JobSpec, number: int, life: int | None) -> None:
+    launcher = _Launcher(sock, spec.timeouts().detect_s / 2)
+    strike = None if spec.emulated is None else launcher.strike
+    try:
+        server = Server(spec, number, place.nics, place.control_host, strike, life)
+    except (FabricError, UsageError) as error:
+        launcher.say(error)
+        launcher.flush()
+        return
+    leave_on_sigterm(server)
+    launcher.say(server.contact)
+    contacts, train = receive(sock)
+    threading.Thread(target=launcher.listen, args=(server,), name="bml-launcher", daemon=True).start()
+    launcher.say("report", run_training(server, contacts, train))
+    launcher.flush()
+
+
+def _coordinate(sock: socket.socket, spec: JobSpec, contacts: Any, lives: Any, term: int) -> None:
+    outbox = Outbox(sock, most=1)  # each snapshot says all that is of interest, and so does each beat
+    loop = CoordinatorLoop(
+        spec, contacts, lives, term, lambda now: outbox.put("changed", now), lambda: outbox.put("beat")
+    )
+    threading.Thread(target=_listen, args=(sock, loop), daemon=True).start()
+    loop.run()
+    outbox.flush()
+
+
+def _listen(sock: socket.socket, loop: CoordinatorLoop) -> None:
+    """Pass on what the launcher says: a process is dead, or was started to join."""
+    try:
+        while True:
+            what, *rest = receive(sock)
+            if what == "gone":
+                loop.say(core.Gone(*rest))
+            else:
+                loop.join(*rest)
+    except (EOFError, OSError):
+        os._exit(1)

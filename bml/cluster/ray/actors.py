@@ -1,0 +1,164 @@
+"""What runs on the nodes of Ray: the actor that is a server, and the coordinator's."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import cloudpickle
+import ray
+from ray.util import get_node_ip_address
+
+from bml.cluster.fleets.handles import ProcessId, this_process
+from bml.cluster.fleets.strikes import strike_from
+from bml.cluster.process.coordinator import CoordinatorLoop
+from bml.cluster.process.exiting import end_children, end_process
+from bml.cluster.process.preemption import leave_on_sigterm
+from bml.cluster.process.training import run_training
+from bml.cluster.server.server import Server
+from bml.cluster.spec.job import Contact, Contacts, Endpoint, JobSpec, Place, Request, default_nics
+from bml.errors import BmlError, FabricError, UsageError
+from bml.protocol.coordinator import core as core
+
+_LOG = logging.getLogger("bml.cluster")
+
+LOOPBACK = "127.0.0.1"
+
+
+class ServerActor:
+    """A server of the fabric, as a Ray actor. Without a `place` it lives where its node's addresses are."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        server: int,
+        place: Place | None,
+        life: int | None = None,
+        strikes: Endpoint | None = None,
+    ):
+        host = get_node_ip_address() if place is None else place.control_host
+        strike = strikes and strike_from(strikes, spec.token, spec.timeouts().detect_s / 2)
+        self._runs = threading.Lock()
+        self._report: bytes | None = None
+        self._obstacle: BmlError | None = None
+        try:
+            nics = (place and place.nics) or nic_addresses(server, spec.parsed_fabric().levels, host)
+            self._server = Server(spec, server, nics, host, strike or None, life)
+        except (FabricError, UsageError) as error:  # Ray would tell of it in a page of text
+            self._obstacle = error
+            return
+        leave_on_sigterm(self._server)
+
+    def contact(self) -> tuple[Contact | BmlError, ProcessId]:
+        """Where this server can be reached, or why it cannot be; and its process."""
+        return self._obstacle or self._server.contact, this_process()
+
+    def run(self, contacts: Contacts, train: bytes) -> bytes:
+        """Run the training function, once; returns the pickled ServerReport.
+
+        Ray may have lost its answer, or never have asked, when the launcher asks again.
+        """
+        with self._runs:
+            if self._report is None:
+                try:
+                    self._report = cloudpickle.dumps(run_training(self._server, contacts, train))
+                except BaseException as error:  # of the runtime: this is a death, as of any other process
+                    end_process(error)
+                end_children()  # Ray ends this process with SIGKILL, and they would stay
+            return self._report
+
+    def relay(self, other: Any, contacts: Contacts, train: bytes) -> bytes:
+        """The report of another server's actor, for a launcher that Ray does not connect to that."""
+        report: bytes = ray.get(other.run.remote(contacts, train))
+        return report
+
+    def end_children(self) -> None:
+        """The job is being ended, and this process next."""
+        end_children()
+
+    def answer(self, request: Request, timeout_s: float) -> dict[str, Any] | None:
+        """See Server.answer; None if the server did not answer. Runs beside `run`, in a thread of its own."""
+        answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._server.answer(request, answers.put)
+        with suppress(queue.Empty):
+            return answers.get(timeout=timeout_s)
+        return None
+
+
+class Said(NamedTuple):
+    """What a coordinator's actor answers; `beats` counts its loop's signs of life."""
+
+    snapshots: list[dict[str, Any]]
+    """The last of every view since it was asked before; the newest is that of now."""
+    process: ProcessId
+    beats: int
+    ended: bool
+
+
+class CoordinatorActor:
+    """A coordinator, as a named Ray actor. Its launcher starts another one if it dies or falls silent.
+
+    The actor may answer although its loop stands still, so its loop counts its own signs of life. Nothing but
+    `begin` may be called first; the actor's process is there by then.
+    """
+
+    def __init__(self) -> None:
+        self._beats = 0
+        self._ended = False
+        self._views: dict[int, dict[str, Any]] = {}
+
+    def begin(self, spec: JobSpec, contacts: Contacts, lives: Mapping[int, int], term: int) -> None:
+        """Start coordinating."""
+        self._loop = CoordinatorLoop(spec, contacts, lives, term, self._changed, self._beat)
+        threading.Thread(target=self._run, name="bml-coordinator", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run()
+        except BaseException:
+            _LOG.exception("the coordinator failed")
+            os._exit(1)  # an actor without its loop would answer for ever, and coordinate nothing
+        self._ended = True
+
+    def _beat(self) -> None:
+        self._beats += 1
+
+    def _changed(self, snapshot: dict[str, Any]) -> None:
+        self._views[snapshot["epoch"]] = snapshot
+
+    def said(self) -> Said:
+        """Where the job stands, and how the coordinator is."""
+        ended, views = self._ended, self._views
+        self._views = {}
+        now = self._loop.snapshot()
+        views[now["epoch"]] = now
+        return Said([views[epoch] for epoch in sorted(views)], this_process(), self._beats, ended)
+
+    def join(self, server: int, life: int, contact: Contact) -> None:
+        """A server was started to join."""
+        self._loop.join(server, life, contact)
+
+    def gone(self, server: int, why: str) -> None:
+        """Ray says that this server's actor is dead."""
+        self._loop.say(core.Gone(server, why))
+
+
+def nic_addresses(server: int, levels: int, host: str) -> tuple[str, ...]:
+    """This machine's address for each level: the setting BML_NICS ("10.0.0.1,10.1.0.1"), else the node's.
+
+    Raises UsageError when BML_NICS does not name one address per level.
+    """
+    setting = os.environ.get("BML_NICS", "")
+    if setting:
+        nics = tuple(address.strip() for address in setting.split(","))
+        if len(nics) != levels:
+            raise UsageError(
+                f"BML_NICS is {setting!r}: the fabric has {levels} levels, give that many addresses"
+            )
+        return nics
+    return default_nics(server, levels) if host == LOOPBACK else (host,) * levels

@@ -1,0 +1,386 @@
+"""A job on Ray: one actor per server, and one for the coordinator.
+
+Ray places the processes and notices their death; it is control plane only. The launcher itself starts another
+coordinator, as for plain processes: Ray would start it with the term of the one before, and only if it is
+dead. No parameter byte passes through its object store or its calls: the servers' own connections carry them.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+import cloudpickle
+import ray
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    GetTimeoutError,
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    WorkerCrashedError,
+)
+
+from bml.cluster.fleets.fleet import Answers, Died, FleetEvent, Known, Reported, reachable
+from bml.cluster.fleets.fork_server import ENDING_S
+from bml.cluster.fleets.handles import Handle
+from bml.cluster.fleets.placement import Reservation, blocks
+from bml.cluster.ray.actors import ServerActor
+from bml.cluster.ray.connection import RayConnection
+from bml.cluster.ray.coordinator import GOING_S, RayCoordinator
+from bml.cluster.ray.machines import Machines, living_machines, on_node, room_for
+from bml.cluster.spec.job import Contact, JobSpec, Place, Request
+from bml.errors import StartError, UsageError
+
+_LOOK_S = 1.0
+#: How long the coordinator may take to say how the job ended, in seconds: the user is to hear of all views.
+_LAST_WORDS_S = 0.3
+#: How long after the first report others are asked by servers that have reported, in seconds, and of how many
+#: servers each asks at a time.
+_RELAY_S = 2.0
+_RELAYS = 4
+#: Two calls at a time: the training function, and whoever asks how it is going; and some that ask again for
+#: the report, as Ray did not reach the actor for a while.
+_CALLS_AT_A_TIME = 8
+#: What Ray raises for an actor that is dead, as far as that is not ActorUnavailableError. One that was killed
+#: because its machine runs out of memory has a class of its own.
+_DEATHS = (RayActorError, OutOfMemoryError, NodeDiedError, WorkerCrashedError)
+
+
+class RayFleet:
+    """See bml.cluster.fleets.fleet.Fleet. Without an address, outside a Ray job, it starts a Ray of its own.
+
+    With `machines` every server lives on the node that is its machine, of the Ray that this process is in.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        address: str | None,
+        prints: bool,
+        reserves: Reservation | None = None,
+        machines: Machines | None = None,
+    ):
+        self._reserves = reserves or Reservation()
+        self._machines = machines
+        self._train: Any = None
+        # Guards what follows: while one thread is in `wait`, others are in `join` and `ask`.
+        self._changing = threading.Condition()
+        self._known = Known()
+        self._actors: dict[int, Any] = {}
+        self._handles: dict[int, Handle] = {}
+        self._runs: dict[Any, int] = {}
+        self._unheard: dict[int, float] = {}
+        self._relays: dict[Any, int] = {}
+        self._relays_at = math.inf
+        self._asking = 0
+        self._closed = False
+        self._connection = RayConnection(address, prints)
+        try:
+            self._place(spec)
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def _place(self, spec: JobSpec) -> None:
+        """Decide where the servers are to live, and what is left open in the specification."""
+        servers, machines, living = spec.parsed_fabric().servers, self._machines, living_machines()
+        is_own = machines is None and self._connection.is_own
+        self._homes = blocks(servers, living)
+        # On one machine, loopback addresses reach everybody. It must have room: others may join that Ray.
+        alone = machines is None and len(living) == 1
+        has_room = not self._reserves or room_for(self._reserves, len(servers))
+        if is_own and not has_room:
+            raise StartError(
+                f"this machine has no room: each of {len(servers)} servers reserves {self._reserves}, and "
+                f"its Ray has free {ray.available_resources()}"
+            )
+        self._one_machine = alone and has_room
+        self.spec = self._spec = spec.settled(self._one_machine)
+        self._local = is_own or machines is not None
+        head = machines.head if machines else max(living, key=lambda each: each.is_head).node
+        self._coordinator = RayCoordinator(
+            spec=self._spec, known=self._known, changing=self._changing, node=head, local=self._local
+        )
+
+    def start(self, train: bytes) -> None:
+        """See Fleet."""
+        self._train = ray.put(train)  # once, and not with every call
+        for server in self._spec.servers:
+            self._actors[server] = self._actor(server)
+        self._coordinator.prepare()
+        deadline = time.monotonic() + self._spec.start_s
+        for server in self._actors:
+            self._known.contacts[server] = self._contact(server, deadline)
+        self._coordinator.look_after()
+        for server in self._actors:
+            self._run(server)
+
+    def _actor(self, server: int, life: int | None = None) -> Any:
+        machines = self._machines
+        options = {
+            **self._reserves.options,
+            "max_restarts": 0,
+            "max_concurrency": _CALLS_AT_A_TIME,
+            "scheduling_strategy": self._strategy(server),
+        }
+        spec = self._spec if life is None else self._spec.for_joiner(again=server in self._known.lives)
+        place = machines.places[server] if machines else Place() if self._one_machine else None
+        strikes = machines.strikes if machines else None
+        try:
+            return ray.remote(ServerActor).options(**options).remote(spec, server, place, life, strikes)
+        except ValueError as error:
+            raise UsageError(f"Ray refuses to reserve {self._reserves}: {error}") from None
+
+    def _strategy(self, server: int) -> Any:
+        """Where Ray is to put a server."""
+        if self._machines:
+            return on_node(self._machines.nodes[server])
+        if self._reserves and not self._one_machine:
+            return "SPREAD"  # it must be where that is free
+        return on_node(self._homes[server])
+
+    def join(self, server: int, life: int, give_up: threading.Event) -> None:
+        """See Fleet."""
+        if server in self._actors:
+            self._end(server)
+        deadline = time.monotonic() + self._spec.start_s
+        try:
+            contact = self._come(server, life, deadline, give_up)
+        except StartError as error:
+            if give_up.is_set():
+                raise
+            if self._has_machine(server) and not isinstance(error.__cause__, ActorDiedError):
+                raise
+            # Ray had put it on a machine that it did not know to be dead; now it does.
+            contact = self._come(server, life, deadline, give_up)
+        with self._changing:
+            self._known.came(server, life, contact)
+            self._run(server)
+            self._coordinator.join(server, life, contact)
+
+    def _come(self, server: int, life: int, deadline: float, give_up: threading.Event) -> Contact:
+        """Start a server that joins, elsewhere if its machine is dead, and hear where it can be reached."""
+        if not self._has_machine(server):
+            self._homes[server] = blocks(list(self._homes), living_machines())[server]
+        self._actors[server] = self._actor(server, life)
+        return self._contact(server, deadline, give_up)
+
+    def _has_machine(self, server: int) -> bool:
+        """Whether Ray takes the machine to be alive on which it is to put this server, if not any will do."""
+        home = self._machines.nodes[server] if self._machines else self._homes[server]
+        return bool(self._reserves) or home in {each.node for each in living_machines()}
+
+    def _end(self, server: int) -> None:
+        """End what is left of a server; a frozen one cannot hear Ray."""
+        with suppress(RayError):
+            ray.kill(self._actors.pop(server))
+        self._let_go(server, kill=True)
+        self._forget(server)
+
+    def _forget(self, server: int) -> None:
+        """Do not wait for the report of a server any more."""
+        with self._changing:
+            self._runs = {ref: of for ref, of in self._runs.items() if of != server}
+            self._unheard.pop(server, None)
+
+    def machine_lost(self, server: int, why: str) -> Died | None:
+        """A machine is dead, which Ray will notice much later. None if its server had ended."""
+        self._let_go(server)
+        if server not in self._running():
+            return None
+        self._forget(server)
+        return self._died(server, why)
+
+    def wait(self, timeout_s: float) -> list[FleetEvent]:
+        """See Fleet."""
+        self._coordinator.look_after()
+        saying, wait_s = self._coordinator.ask(), min(timeout_s, self._coordinator.interval_s)
+        with self._changing:
+            self._ask_again()
+            self._ask_by_others()
+            refs = [*self._runs, *self._relays, *saying]
+        if not refs:
+            time.sleep(wait_s)
+            return []
+        ready, _ = ray.wait(refs, num_returns=1, timeout=wait_s)
+        events: list[FleetEvent] = []
+        for ref in ready:
+            events += self._coordinator.heard() if self._coordinator.is_answer(ref) else self._run_event(ref)
+        if ready and not self._running():
+            events += self._coordinator.last_words(_LAST_WORDS_S)
+        return events
+
+    def ask(self, request: Request, timeout_s: float) -> Answers:
+        """See Fleet; an actor that dies of a fault may take its answer with it."""
+        with self._changing:
+            if self._closed:
+                return {}  # a call of Ray would now connect this process to any cluster that it finds
+            self._asking += 1
+        try:
+            return self._ask(request, timeout_s)
+        finally:
+            with self._changing:
+                self._asking -= 1
+                self._changing.notify_all()
+
+    def _ask(self, request: Request, timeout_s: float) -> Answers:
+        running = self._running()
+        asked = {
+            handle.answer.remote(request, timeout_s): server
+            for server, handle in list(self._actors.items())
+            if server in running
+        }
+        ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=timeout_s) if asked else ([], [])
+        answers: dict[int, dict[str, Any]] = {}
+        for ref in ready:
+            try:
+                answer = ray.get(ref)
+            except ActorUnavailableError:
+                continue
+            except _DEATHS:
+                answer = {"done": f"server {asked[ref]} died of it"} if request[0] == "inject" else None
+            except RayError:
+                continue
+            if answer is not None:
+                answers[asked[ref]] = answer
+        return answers
+
+    def close(self) -> None:
+        """See Fleet."""
+        with self._changing:
+            self._changing.wait_for(lambda: not self._asking)
+            self._closed = True
+        with suppress(RayError):  # whoever has reported has ended its children
+            running = self._running() & self._actors.keys()
+            if ending := [self._actors[server].end_children.remote() for server in running]:
+                ray.wait(ending, num_returns=len(ending), timeout=ENDING_S)
+        for actor in self._actors.values():
+            with suppress(RayError):
+                ray.kill(actor)
+        self._actors.clear()
+        deadline = time.monotonic() + GOING_S
+        self._coordinator.end(GOING_S)
+        for server, handle in list(self._handles.items()):
+            ended = handle.has_ended(max(0.0, deadline - time.monotonic()))
+            self._let_go(server, kill=not ended)  # a frozen one cannot hear Ray
+        self._connection.close()
+
+    # --- events ----------------------------------------------------------------------------------
+
+    def _run_event(self, ref: Any) -> list[FleetEvent]:
+        if ref in self._relays:
+            return self._relayed(ref)
+        pickled, lost = b"", ""
+        try:
+            pickled = ray.get(ref)
+        except (ActorUnavailableError, ObjectLostError):
+            # Ray does not reach it now, or has lost its report; the others know whether it is dead.
+            with self._changing:
+                if ref in self._runs:
+                    self._unheard[self._runs.pop(ref)] = time.monotonic() + _LOOK_S
+            return []
+        except _DEATHS as error:
+            first = next(iter(str(error).splitlines()), type(error).__name__)
+            lost = f"its process is gone (Ray: {first})"
+        with self._changing:
+            server = self._runs.pop(ref, None)
+        if server is None:
+            return []  # it was ended meanwhile, to be started again
+        if not lost:
+            return [self._reported(server, pickled)]
+        self._let_go(server)
+        return [self._died(server, lost)]
+
+    def _reported(self, server: int, pickled: bytes) -> Reported:
+        self._forget(server)
+        self._relays_at = min(self._relays_at, time.monotonic() + _RELAY_S)
+        return Reported(cloudpickle.loads(pickled))
+
+    def _relayed(self, ref: Any) -> list[FleetEvent]:
+        """Take a report that another server has asked for; that it got none says nothing."""
+        server = self._relays.pop(ref)
+        try:
+            pickled = ray.get(ref)
+        except RayError:
+            return []
+        return [self._reported(server, pickled)] if server in self._running() else []
+
+    def _died(self, server: int, why: str) -> Died:
+        with self._changing:
+            self._known.gone[server] = why
+            self._coordinator.gone(server, why)
+        return Died(server, why)
+
+    def _running(self) -> set[int]:
+        with self._changing:
+            return {*self._runs.values(), *self._unheard}
+
+    def _run(self, server: int) -> None:
+        """Have a server run its training function, or hear the end of that; it runs it once."""
+        self._runs[self._actors[server].run.remote(self._known.contacts, self._train)] = server
+
+    def _ask_again(self) -> None:
+        """Ask those for their reports that Ray did not reach."""
+        for server in [each for each, at in self._unheard.items() if time.monotonic() >= at]:
+            del self._unheard[server]
+            self._run(server)
+
+    def _ask_by_others(self) -> None:
+        """Once the job is over, have servers that have reported ask those that have not.
+
+        A connection from here to an actor may be dead, and Ray not notice for minutes.
+        """
+        if time.monotonic() < self._relays_at or not self._runs:
+            return
+        self._relays_at = time.monotonic() + _RELAY_S
+        missing = {*self._runs.values()}
+        helpers = sorted(self._actors.keys() - missing - self._unheard.keys() - self._known.gone.keys())
+        for server in sorted(missing - {*self._relays.values()})[: _RELAYS * len(helpers)]:
+            helper = self._actors[helpers[server % len(helpers)]]
+            ref = helper.relay.remote(self._actors[server], self._known.contacts, self._train)
+            self._relays[ref] = server
+
+    def _contact(self, server: int, deadline: float, give_up: threading.Event | None = None) -> Contact:
+        """Where a server that was just started can be reached; asks again if Ray does not reach it."""
+        while True:
+            ref = self._actors[server].contact.remote()
+            # Ray may let who was to be on a machine that has died wait for ever.
+            while not ray.wait([ref], timeout=_LOOK_S)[0] and time.monotonic() < deadline:
+                if give_up is not None and give_up.is_set():
+                    raise StartError(f"server {server} was still being started when the job ended")
+                if not self._has_machine(server):
+                    break
+            try:
+                contact, process = ray.get(ref, timeout=_LOOK_S)
+            except ActorUnavailableError as error:
+                if time.monotonic() < deadline:
+                    continue
+                raise StartError(f"Ray did not reach server {server} in time: {error}") from error
+            except GetTimeoutError:
+                wanted = f", of which each server reserves {self._reserves}" if self._reserves else ""
+                raise StartError(
+                    f"Ray did not start server {server} of {self._spec.fabric} in time (start_s: "
+                    f"{self._spec.start_s:g} s); it has {ray.cluster_resources()}{wanted}. "
+                    "Take a smaller fabric, more machines, or a longer start_s"
+                ) from None
+            except RayError as error:
+                raise StartError(f"server {server} died at start-up: {error}") from error
+            if self._local:
+                self._handles[server] = Handle(process)
+            return reachable(server, contact)
+
+    def _let_go(self, server: int, kill: bool = False) -> None:
+        """Forget a server's process, if it is of this machine, and kill what is left of it before."""
+        handle = self._handles.pop(server, None)
+        if handle is None:
+            return
+        if kill:
+            handle.kill()
+        handle.close()

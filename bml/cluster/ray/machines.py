@@ -1,0 +1,53 @@
+"""The machines of a Ray cluster: which ones live, and how an actor is put on one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from bml.cluster.fleets.placement import Machine, Reservation
+from bml.cluster.spec.job import Endpoint, Place
+
+_HEAD = "node:__internal_head__"  # what Ray adds to the resources of the node with its head
+
+
+@dataclass
+class Machines:
+    """Ray nodes that are the servers themselves, one each: whose machine dies, dies."""
+
+    places: Mapping[int, Place]
+    """The addresses of every server."""
+    strikes: Endpoint
+    """Where somebody breaks cables when a server says so."""
+    head: str
+    """Ray's id of the node where the coordinator lives."""
+    nodes: dict[int, str] = field(default_factory=dict)
+    """Ray's ids of the servers' nodes, in their present lives."""
+
+
+def on_node(node: str) -> NodeAffinitySchedulingStrategy:
+    """Where Ray is to put an actor: on this node, by its id, and nowhere else."""
+    return NodeAffinitySchedulingStrategy(node, soft=False)
+
+
+def living_machines() -> list[Machine]:
+    """The nodes that Ray takes to be alive."""
+    return [
+        Machine(
+            node["NodeManagerAddress"],
+            node["NodeID"],
+            node["Resources"].get("CPU", 0.0),
+            _HEAD in node["Resources"],
+        )
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+
+
+def room_for(reserves: Reservation, servers: int) -> bool:
+    """Whether Ray has free now what so many servers reserve."""
+    free = ray.available_resources()
+    return all(free.get(name, 0.0) >= servers * amount for name, amount in reserves.amounts.items())

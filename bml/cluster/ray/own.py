@@ -1,0 +1,69 @@
+"""A Ray of a process's own, on this machine: it is started for its jobs, and nothing of it is left."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import ray
+
+from bml.cluster.fleets.fork_server import LONG_COPIES, what_we_import
+from bml.cluster.fleets.ownfolder import OwnFolder
+from bml.cluster.ray import auth as ray_auth
+
+NAMESPACE = "bml"
+OBJECT_STORE_NBYTES = 100 << 20
+"""Of every Ray that is started here: nothing of a job passes through it."""
+
+_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+#: In a folder with a longer name Ray's sockets would have longer names than sockets can have.
+_MOST_FOLDER = 26
+
+
+class OwnRay:
+    """Starts a Ray with a token of its own, and this process as its driver; `stop` ends it. Idempotent."""
+
+    def __init__(self, prints: bool):
+        place = tempfile.gettempdir()
+        self._folder = OwnFolder("bml-ray-", place if len(place) <= _MOST_FOLDER else "/tmp")
+        defaults = {name: text for name, text in (_SETTINGS | LONG_COPIES).items() if name not in os.environ}
+        try:
+            # What its processes are to have in their environment, this one need not keep.
+            with ray_auth.private(), _environment(defaults | what_we_import()):
+                ray.init(
+                    address="local",
+                    namespace=NAMESPACE,
+                    include_dashboard=False,
+                    logging_level=logging.ERROR,
+                    object_store_memory=OBJECT_STORE_NBYTES,
+                    log_to_driver=prints,
+                    _temp_dir=self._folder.path,
+                )
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End it, and remove its folder."""
+        if ray.is_initialized():
+            ray.shutdown()
+        ray_auth.forget()
+        self._folder.remove()
+
+
+@contextmanager
+def _environment(settings: Mapping[str, str]) -> Iterator[None]:
+    """Add these to this process's environment for a while."""
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

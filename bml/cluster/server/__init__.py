@@ -1,0 +1,1 @@
+"""A server's shell: the loop that polls, carries out what the core says, and meets the training thread."""

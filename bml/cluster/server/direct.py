@@ -1,0 +1,299 @@
+"""A step over shared memory, in the training thread itself: no other thread of this server is woken for it.
+
+The server's loop goes on with heartbeats, the coordinator and broken links meanwhile. Both threads bring
+events to the same core and carry out what it says, under one lock, `guard`; sums and copies are made outside
+of it. So a core that the loop has frozen answers this thread's next event with nothing, and it waits for the
+view that the loop installs.
+
+On a server that joins, a third thread takes part in the steps that others call until this one contributes.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from bml.cluster.server.deferral import Deferral, unbroken
+from bml.cluster.server.injection import Injection
+from bml.cluster.server.meeting import Replies, Signalled
+from bml.protocol.server import events as ev
+from bml.protocol.server.core import ServerCore
+from bml.protocol.step.direct import Post, Quit, Stage, Sum
+from bml.protocol.step.workspace import Array
+from bml.protocol.wire.call import Call, neutral
+from bml.protocol.wire.frame import Header, Kind
+from bml.sharedmem import BoardAddress, Boards, Reduction, Use
+from bml.topology.errors import FabricError
+from bml.train.communicator import Committed, Outcome
+
+#: How often a learner whose step stands still looks whether it is over, in seconds.
+_NAP_S = 0.002
+
+
+@dataclass(frozen=True)
+class Shell:
+    """What of the server's shell a step needs."""
+
+    core: ServerCore
+    guard: AbstractContextManager[object]
+    """The lock; not reentrant."""
+    replies: Replies
+    execute: Callable[[Iterable[ev.Instruction]], None]
+    """Carry out what the core says; Post and Sum come back to `DirectSync.post` and `DirectSync.add`."""
+    injection: Injection
+    """The faults that are still to come."""
+    stopped: Callable[[], bool]
+    """Whether the job is over for this server."""
+    suffer: Callable[[Header | None], None]
+    """Suffer those that are due: now (None), or as if a frame of this header moved."""
+    deferral: Deferral
+    """Puts off handlers of signals; one that came is announced by `Signalled` among the replies."""
+
+
+class DirectSync:
+    """One step at a time: `sync` is the user's, `follow` that of a learner; each has a thread of its own.
+
+    `post` and `add` are called from inside them.
+    """
+
+    def __init__(self, boards: Boards, reduction: Reduction, shell: Shell, give_up_s: float):
+        self._boards = boards
+        self._reduction = reduction
+        self._shell = shell
+        self._give_up_s = give_up_s
+        self._sum: Sum | None = None
+        self._posted: Post | None = None
+        self._meeting: Post | None = None
+        self._members: tuple[int, ...] = ()
+        self._nbytes = 0
+        self._mapped_epoch = 0
+        self._turn = threading.Lock()
+        self._takes_part = False
+        self._over: Callable[[], object] = shell.replies.qsize
+        self._kept: queue.SimpleQueue[Committed | ev.BringHome] = queue.SimpleQueue()
+        self._neutral: tuple[Call, Array] | None = None
+
+    @property
+    def server(self) -> int:
+        """Whose it is."""
+        return self._boards.server
+
+    def sync(self, submit: ev.Submit, vector: Array, op: str, shared: bool) -> Outcome | ev.Replay:
+        """See Server.sync; `Replay` stands for the result of a step that was followed."""
+        deferral, begins = self._shell.deferral, True
+        while True:
+            deferral.look()
+            try:
+                outcome = self._step(submit, vector, op, shared, begins)
+            finally:
+                if deferral.came:
+                    deferral.release()
+            if isinstance(outcome, Exception):
+                raise outcome
+            if outcome is not None:
+                return outcome
+            begins = False
+
+    @unbroken
+    def _step(
+        self, submit: ev.Submit, vector: Array, op: str, shared: bool, begins: bool
+    ) -> Outcome | ev.Replay | Exception | None:
+        """Begin the step, or go on with it; None: a signal came, its handler is next."""
+        shell = self._shell
+        view = shell.core.view
+        if begins:
+            self._takes_part = view is not None and shell.core.server not in view.learners
+        if not self._takes_part:
+            if begins:
+                self._carry_on(shell.core.handle, submit)
+            return self._finish()
+        with self._turn:
+            if begins:
+                assert view is not None
+                self._over = shell.replies.qsize
+                self._bring(submit, vector, op, Use.READ if shared else Use.OWN, view.members)
+                if shell.injection.pending:
+                    shell.suffer(None)
+                self._carry_on(shell.core.handle, submit)
+            try:
+                self._go_through(submit)
+            except (OSError, ValueError) as error:
+                return self._after(error)
+            return self._finish()
+
+    def follow(self, submit: ev.Submit) -> Committed | None:
+        """Take part in a step that others call, changing nothing; None if it was over before its end."""
+        shell = self._shell
+        with self._turn:
+            view = shell.core.view
+            if view is None or view.epoch != submit.epoch:
+                return None
+            at, core = (submit.epoch, submit.step), shell.core
+            self._over = lambda: (core.epoch, core.step) != at or shell.stopped()
+            call = submit.call
+            self._bring(submit, self._changes_nothing(call), call.op, Use.KEPT, view.members)
+            self._carry_on(core.handle, ev.Follow(submit))
+            try:
+                self._go_through(submit)
+                self._wait_until_over()
+            except (OSError, ValueError) as error:
+                self._wait_until_over(error)
+            kept = self._what_became()
+            return None if kept is None else self._with_result(kept)
+
+    def admit(self, addresses: Mapping[int, BoardAddress | None]) -> None:
+        """A view of these servers is in force, under the guard; those that came show boards there."""
+        self._boards.admit(addresses)
+
+    def keep(self, what: Committed | ev.BringHome) -> None:
+        """The step that `follow` is in is committed, or a view commits it, under the guard."""
+        self._kept.put(what)
+
+    def quit(self, instruction: Quit) -> None:
+        """Carry out a `Quit`, under the guard."""
+        self._boards.post(instruction.epoch, 0, Stage.NONE)
+
+    def post(self, post: Post) -> None:
+        """Carry out a `Post`, under the guard."""
+        if post.stage is Stage.COMPLETE:
+            self._reduction.hold()
+        self._boards.post(*post)
+        self._posted = post
+
+    def add(self, instruction: Sum) -> None:
+        """Take a `Sum`, to be carried out when the guard is free."""
+        self._sum = instruction
+
+    def waits_for(self) -> str:
+        """Whom this thread waits for, in words; empty if it does not. Any thread may ask."""
+        post, members = self._meeting, self._members
+        if post is None:
+            return ""
+        behind = self._boards.behind(*post, members)
+        return f"servers {behind} to be {post.stage.name} in step {post.step}"
+
+    def _bring(self, submit: ev.Submit, vector: Array, op: str, use: Use, members: tuple[int, ...]) -> None:
+        self._sum = self._posted = None
+        self._members, self._nbytes = members, vector.nbytes
+        if self._mapped_epoch != submit.epoch:
+            self._mapped_epoch = submit.epoch
+            self._reduction.renew()
+        self._reduction.bring(vector, op, use, submit.signature, submit.call.text, members)
+
+    def _changes_nothing(self, call: Call) -> Array:
+        """A neutral contribution, in memory that others read; steps that are alike have the same."""
+        if self._neutral is None or self._neutral[0] != call:
+            self._neutral = None  # its memory can be the new one's
+            vector = self._reduction.empty(call.n_elements, call.dtype)
+            vector[...] = neutral(call)
+            self._neutral = call, vector
+        return self._neutral[1]
+
+    def _go_through(self, submit: ev.Submit) -> None:
+        """Do what the core asked for last, and tell it, until it asks for nothing more."""
+        while not self._over():
+            if self._posted is not None:
+                post, self._posted = self._posted, None
+                self._meet(post, submit.signature)
+            elif self._sum is not None:
+                what, self._sum = self._sum, None
+                whole = self._reduction.add(what)
+                self._carry_on(self._shell.core.met, ev.Summed(what.epoch, what.step, whole))
+            else:
+                return
+
+    def _meet(self, post: Post, signature: int) -> None:
+        epoch, step, stage = post
+        if stage is Stage.COMPLETE:
+            self._reduction.fetch()  # before looking for COMPLETE; see bml.protocol.step.direct
+        members = self._members
+        self._meeting = post
+        there = self._boards.gather(epoch, step, stage, members, self._nbytes, self._over)
+        self._meeting = None
+        if not there:
+            self._posted = post  # to go on from, if it was a signal
+            return
+        if stage is Stage.READY:
+            other = self._boards.differing(signature, members)
+            if other is not None:
+                self._sum = None
+                self._carry_on(self._shell.core.met, ev.Differs(epoch, step, other.server, other.text))
+            return  # the sum was asked for together with the meeting
+        if stage is Stage.DONE:
+            self._reduction.join()
+            self._results_are_there(epoch, step)
+        self._carry_on(self._shell.core.met, ev.Gathered(epoch, step, stage))
+
+    def _results_are_there(self, epoch: int, step: int) -> None:
+        me = self._boards.server
+        if self._shell.injection.pending:
+            self._shell.suffer(Header(Kind.DOWN, epoch, step, me, me, 0, 0, 0, 0))
+
+    def _what_became(self) -> Committed | None:
+        """Of a followed step; None: it is not committed, or its result is nobody's any more."""
+        shell, kept = self._shell, self._kept
+        while True:
+            with shell.guard:  # whoever installs a view says in one go what becomes of its step
+                what = None if kept.empty() else kept.get()
+                if what is None and (not shell.core.in_doubt or shell.stopped()):
+                    return None
+            if isinstance(what, ev.BringHome):
+                self._bring_home(what)
+            elif what is not None:
+                return what
+            else:
+                time.sleep(_NAP_S)
+
+    def _bring_home(self, what: ev.BringHome) -> None:
+        """Look where all stand when the result is home: it may be torn, see bml.protocol.step.direct."""
+        self._reduction.fetch()
+        newest = self._boards.newest_epoch(self._members)
+        self._carry_on(self._shell.core.met, ev.Home(what.epoch, what.step, newest))
+
+    def _carry_on(self, handle: Callable[[Any, float], list[ev.Instruction]], event: ev.Event) -> None:
+        shell = self._shell
+        with shell.guard:
+            shell.execute(handle(event, time.monotonic()))
+        if shell.injection.pending:
+            shell.suffer(None)
+
+    def _finish(self, timeout_s: float | None = None) -> Outcome | ev.Replay | Exception | None:
+        """What becomes of the step; None: a signal came. Raises queue.Empty if nothing does for so long."""
+        while True:
+            reply = self._shell.replies.get(timeout=timeout_s)
+            if isinstance(reply, Committed):
+                return self._with_result(reply)
+            if isinstance(reply, Signalled):
+                return None
+            if not isinstance(reply, ev.BringHome):
+                break
+            self._bring_home(reply)
+        assert not isinstance(reply, ev.Prepare), "nothing of a step over shared memory outlives its view"
+        return reply
+
+    def _with_result(self, committed: Committed) -> Committed:
+        step, epoch, contributors = committed.step, committed.epoch, committed.contributors
+        return Committed(step, epoch, contributors, self._reduction.take())
+
+    def _after(self, error: Exception) -> Outcome | ev.Replay | Exception | None:
+        """What another server shares cannot be read: it died, which will be noticed, or all is lost."""
+        try:
+            return self._finish(self._give_up_s)
+        except queue.Empty:
+            return self._lost(error)
+
+    def _wait_until_over(self, error: Exception | None = None) -> None:
+        """Wait for the view, or the end of the job, that ends a followed step."""
+        until_s = time.monotonic() + self._give_up_s
+        while not self._over():
+            if error is not None and time.monotonic() > until_s:
+                raise self._lost(error) from error
+            time.sleep(_NAP_S)
+
+    def _lost(self, error: Exception) -> FabricError:
+        return FabricError(f"server {self._boards.server} cannot read what the others share: {error}")

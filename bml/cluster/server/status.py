@@ -1,0 +1,81 @@
+"""What a server says of itself: to whoever asks while it runs, and for the report."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from typing import Any
+
+from bml.cluster.server.loop import ServerLoop
+from bml.protocol.server.core import ServerCore
+from bml.protocol.step.spans import size
+from bml.transport.interface import Transport
+
+_COUNTERS = (
+    "nbytes_sent",
+    "nbytes_received",
+    "nbytes_copied_sent",
+    "nbytes_copied_received",
+    "nbytes_lent",
+    "nbytes_borrowed",
+)
+
+
+def status(loop: ServerLoop, now: float) -> dict[str, Any]:
+    """Where the server stands; to be asked in its loop's thread, by the clock of time.monotonic."""
+    core, opened = loop.core, loop.opened
+    carriers = loop.carrier.watched
+    stats = opened.transport.stats()
+    traffic = loop.rates.traffic(stats, now)
+    return {
+        "process": os.getpid(),
+        "epoch": core.epoch,
+        "step": core.step,
+        "phase": loop.injection.phase(core),
+        "progress": core.progress,
+        "transport": {
+            "name": opened.name,
+            "traffic_class": opened.traffic_class,
+            "devices": list(opened.devices),
+            "fallback": opened.fallback,
+            "lends_to": [] if opened.lending is None else list(opened.lending.partners),
+            **{each: sum(getattr(link, each) for link in stats.values()) for each in _COUNTERS},
+        },
+        "waits_for": (loop.direct.waits_for() if loop.direct else "") or core.waits_for(),
+        "suspects": [
+            {"peer": each.peer, "level": each.level, "kind": each.kind, "why": each.why}
+            for each in core.suspicions
+        ],
+        "nics": [
+            {"level": level, "address": address, "carrier": carriers.get(level), **asdict(nic)}
+            for level, (address, nic) in enumerate(zip(loop.nics, traffic, strict=True))
+        ],
+        "faults": [str(fault) for fault in loop.injection.pending],
+    }
+
+
+def view_records(core: ServerCore) -> list[dict[str, object]]:
+    """The views that a server lived through.
+
+    `at_s`: when each came, in seconds after the first of the job; None if this server did not see that one.
+    """
+    first = core.views[0] if core.views and core.views[0].view.epoch == 1 else None
+    return [
+        {
+            "epoch": record.view.epoch,
+            "members": list(record.view.members),
+            "failures": list(record.view.failures),
+            "at_s": None if first is None else round(record.installed_at_s - first.installed_at_s, 6),
+            "commit": record.view.commit,
+            "kept": size(record.view.final),
+            "reason": record.view.reason,
+            "detect_s": record.view.detect_s,
+            "recover_s": record.recover_s,
+        }
+        for record in core.views
+    ]
+
+
+def link_stats(transport: Transport) -> dict[str, dict[str, int]]:
+    """Counters per "peer/level"."""
+    return {f"{peer}/{level}": stats._asdict() for (peer, level), stats in transport.stats().items()}

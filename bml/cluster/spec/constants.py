@@ -1,0 +1,80 @@
+"""Where the cost model's constants are kept: a JSON file, written by calibration, read by `bml plan`."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+
+from bml.schedule.select.model import DEFAULTS, Constants
+from bml.topology import UsageError
+
+_ROUND_S = 150e-6
+"""Processor time that a round of a small step takes a server, found by experiment."""
+
+
+def default_path() -> Path:
+    """`$BML_CONSTANTS`, else `bml/constants.json` in the user's configuration folder.
+
+    Raises:
+        UsageError: the user has no home folder, and no place was named.
+    """
+    named = os.environ.get("BML_CONSTANTS")
+    folder = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    try:
+        return Path(named) if named else Path(folder).expanduser() / "bml" / "constants.json"
+    except RuntimeError:
+        raise UsageError("this user has no home folder for constants: name a file in BML_CONSTANTS") from None
+
+
+def load_constants(path: Path | None = None) -> tuple[Constants, str]:
+    """Read the constants and say where they come from; the defaults if the usual file does not exist.
+
+    Raises:
+        UsageError: a file that was named does not exist, or a file does not hold positive numbers.
+    """
+    source = path or _usual()
+    if source is None:
+        return DEFAULTS, "default constants, not measured here"
+    try:
+        read = json.loads(source.read_text())
+        values = {field.name: float(read[field.name]) for field in fields(Constants)}
+        if min(values.values()) < 0:
+            raise ValueError("a constant is negative")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        names = ", ".join(field.name for field in fields(Constants))
+        raise UsageError(
+            f"{source} holds no constants ({error!r}): it must be a JSON object of {names}, in seconds"
+        ) from None
+    return Constants(**values), f"constants of {source}"
+
+
+def _usual() -> Path | None:
+    """The usual file, if this user has one: the home folder may be missing, or another user's."""
+    try:
+        path = default_path()
+        return path if path.exists() else None
+    except (UsageError, OSError):
+        return None
+
+
+def store_constants(constants: Constants, path: Path | None = None) -> Path:
+    """Write the constants, the usual place if no other is named; return where.
+
+    Raises:
+        UsageError: they cannot be written there.
+    """
+    target = path or default_path()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(json.dumps(asdict(constants), indent=2) + "\n")
+    except OSError as error:
+        raise UsageError(f"the constants cannot be written to {target}: {error.strerror}") from None
+    return target
+
+
+def constants_of_emulated(known: Constants, goodput: float, n_servers: int) -> Constants:
+    """Those of an emulated fabric: the rate of its NICs is known, in bytes/s, and its servers share cores."""
+    crowd = max(1.0, n_servers / (os.cpu_count() or 1))
+    return replace(known, alpha_s=max(known.alpha_s, crowd * _ROUND_S), beta_s=1 / goodput)

@@ -1,0 +1,255 @@
+"""What the parts of a job tell each other once, before and after the run: specification and records."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from ipaddress import ip_address
+from numbers import Real
+from typing import Any
+
+import msgspec
+
+from bml.cluster.spec.trace import ServerTrace
+from bml.faults import FaultPlan
+from bml.faults.notation import KINDS
+from bml.protocol.server.learner import KEPT_NBYTES
+from bml.protocol.timeouts import DEFAULT_DETECT_S, Timeouts
+from bml.protocol.wire.messages import Life, MessageError
+from bml.schedule import plan
+from bml.schedule.select.model import DEFAULTS, Constants
+from bml.sharedmem import BoardAddress, segment
+from bml.sharedmem.registration_page import PlateAddress
+from bml.topology import Fabric, LinkFailure, ServerFailure, SwitchFailure, parse
+from bml.topology.errors import UsageError
+from bml.transport.choice import AUTO, check_transport
+from bml.transport.handshake.greeting import check_traffic_class
+
+Request = tuple[str, str]
+"""What a running server can be asked: ("status", "") or ("inject", fault)."""
+Endpoint = tuple[str, int]
+
+_MOST_KEPT_MIB = 1 << 30
+_MOST_START_S = 1_000_000
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """Everything that is fixed for a job. Raises UsageError when it cannot be run.
+
+    `min_servers`: fewer survivors stop the job; None: a view must keep more than half of the one before.
+    `transport`: "tcp", "shm" (the servers share the memory of one host), "verbs" (RDMA), "verbs,tcp", which
+    is tcp where there is no RDMA, or "auto", which `settled` makes one of shm and tcp.
+    `lends`: of tcp, servers of one host read each other's payloads in memory; `settled` decides that, too.
+    `traffic_class`: the byte that marks all packets of the job for the switches, a DSCP times 4; None: what
+    `BML_TRAFFIC_CLASS` says on each machine.
+    `absent` servers are not started; they may join later. `rejoin`: a server that is lost is started again.
+    `constants`: of the cost model, by which all servers choose the schedule of a step of some size.
+    `emulated`: name of the emulated fabric on which it runs; None: on this machine's own network.
+    `nic_rate`: bytes per second of every NIC, where it is known. `trace`: servers record what they do when.
+    `kept_mib`: how many MiB of results a joiner keeps while it catches up (bml.protocol.server.learner).
+    """
+
+    fabric: str
+    algorithm: str = "auto"
+    faults: tuple[str, ...] = ()
+    detect_s: float = DEFAULT_DETECT_S
+    start_s: float = 60.0
+    min_servers: int | None = None
+    emulated: str | None = None
+    transport: str = "tcp"
+    lends: bool = False
+    traffic_class: int | None = None
+    absent: tuple[int, ...] = ()
+    rejoin: bool = False
+    constants: Constants = DEFAULTS
+    nic_rate: float | None = None
+    trace: bool = False
+    kept_mib: float = KEPT_NBYTES / 2**20
+    job: str = field(default_factory=lambda: f"bml-{secrets.token_hex(6)}")
+    token: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
+
+    def __post_init__(self) -> None:
+        fabric = self.parsed_fabric()
+        plan(fabric, self.algorithm)
+        self.fault_plan().validate(fabric)
+        check_possible(self.fault_plan(), self.emulated is not None)
+        if not _is_number(self.detect_s):
+            raise UsageError(f"detect_s is {self.detect_s!r}: give seconds")
+        if not (_is_number(self.start_s) and 0 < self.start_s <= _MOST_START_S):
+            raise UsageError(
+                f"start_s is {self.start_s!r}: give the seconds that servers may take to appear, at most "
+                f"{_MOST_START_S:,}"
+            )
+        self.timeouts()
+        if check_transport(self.transport) == "shm" and self._unsharable():
+            raise UsageError(f"the transport shm cannot be used: {self._unsharable()}; ask for tcp")
+        if self.traffic_class is not None:
+            check_traffic_class(self.traffic_class)
+        self._check_absent(fabric)
+        if not (_is_number(self.kept_mib) and 0 < self.kept_mib <= _MOST_KEPT_MIB):
+            raise UsageError(
+                f"kept_mib is {self.kept_mib}: give the MiB of results that a joiner may keep, at most "
+                f"{_MOST_KEPT_MIB}"
+            )
+        if self.min_servers is not None and self.min_servers not in range(1, fabric.n_servers + 1):
+            raise UsageError(
+                f"min_servers is {self.min_servers!r}: give a whole number, {fabric} has {fabric.n_servers} "
+                "servers"
+            )
+
+    def _check_absent(self, fabric: Fabric) -> None:
+        strangers = sorted(set(self.absent) - set(fabric.servers))
+        if strangers or len(set(self.absent)) == fabric.n_servers:
+            raise UsageError(
+                f"servers {self.absent} cannot be absent: {fabric} has {fabric.servers}, one must run"
+            )
+        without = fabric.without(*(ServerFailure(server) for server in self.absent))
+        if not without.is_connected:
+            raise UsageError(f"without servers {self.absent} the others cannot reach each other")
+
+    @property
+    def servers(self) -> tuple[int, ...]:
+        """The servers with which the job begins."""
+        return tuple(server for server in self.parsed_fabric().servers if server not in self.absent)
+
+    def for_joiner(self, again: bool) -> JobSpec:
+        """What a server is told that joins; one that does so `again` is spared the faults of the plan."""
+        return replace(self, faults=()) if again else self
+
+    def parsed_fabric(self) -> Fabric:
+        """The healthy fabric."""
+        return parse(self.fabric)
+
+    def fault_plan(self) -> FaultPlan:
+        """The faults to be injected."""
+        return FaultPlan.parse(self.faults)
+
+    def settled(self, one_host: bool) -> JobSpec:
+        """The same with the transport decided: shm if all are on one host and nothing needs links.
+
+        Else tcp; those servers that are on one host lend each other payloads, unless all are to be on wires.
+        """
+        if self.transport != AUTO:
+            return self
+        # Who gives NICs, marks packets, or wants to see what goes over links wants links.
+        wanted = os.environ.get("BML_NICS") or self.traffic_class is not None or self.trace
+        shared = one_host and not (wanted or self._unsharable() or segment.why_not())
+        lends = not (shared or self.traffic_class is not None or self._needs_wires())
+        return replace(self, transport="shm" if shared else "tcp", lends=lends)
+
+    def _needs_wires(self) -> str:
+        """Why all bytes must go over links; empty if they need not."""
+        if self.emulated is not None:
+            return "on an emulated fabric data takes the cables"
+        for fault in self.fault_plan():
+            if isinstance(fault.target, LinkFailure | SwitchFailure):
+                return f"fault '{fault}' strikes data on links, which shared memory does not take"
+        return ""
+
+    def _unsharable(self) -> str:
+        """Why the servers cannot use shared memory for their data even on one host; empty if they can."""
+        if self.emulated is None and self.algorithm != "auto":
+            return f"servers that share memory need no schedule, {self.algorithm} was asked for"
+        return self._needs_wires()
+
+    def timeouts(self) -> Timeouts:
+        """All time-outs of the job."""
+        return Timeouts.of(self.detect_s, self.start_s)
+
+
+@dataclass(frozen=True)
+class Contact:
+    """Where a server can be reached: by the coordinator, and by its peers at each level."""
+
+    server: int
+    control: Endpoint
+    nics: tuple[Endpoint, ...]
+    transport: str = "tcp"
+    board: BoardAddress | None = None
+    """Where its part of the memory is found that servers of one host share; None if it shares none."""
+    plate: PlateAddress | None = None
+    """Where is said what it lends to servers of its host; None if it lends nothing."""
+
+    def encode(self) -> str:
+        """As JSON, for those who meet it later (messages.Life)."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def decode(cls, text: str) -> Contact:
+        """Read what `encode` made. Raises MessageError for anything else."""
+        try:
+            contact = msgspec.json.decode(text, type=cls)
+            for host, port in (contact.control, *contact.nics):
+                ip_address(host)
+                if not 0 < port < 1 << 16:
+                    raise ValueError(f"port {port}")
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise MessageError(f"{text!r:.80} does not say where a server is: {error}") from None
+        return contact
+
+
+Contacts = Mapping[int, Contact]
+
+
+def check_contacts(lives: Iterable[Life], levels: int) -> None:
+    """Raise MessageError unless every life says where it is to be reached, at every level."""
+    for life in lives:
+        contact = Contact.decode(life.contact)
+        if contact.server != life.server or len(contact.nics) != levels:
+            raise MessageError(f"{life} is not to be reached at {levels} levels")
+
+
+@dataclass(frozen=True)
+class ServerReport:
+    """What one server has to say after the run.
+
+    `outcome` is "done", "failed" (its own training function raised: `error`, `traceback`) or "stopped"
+    (the job ended with `error`). `kind` is the error's class, or one of bml.cluster.launcher.restarts.OUT.
+    """
+
+    server: int
+    outcome: str
+    value: Any
+    error: str
+    kind: str
+    traceback: str
+    digest: str
+    samples: Any
+    views: list[dict[str, Any]]
+    metrics: dict[str, Any]
+    trace: ServerTrace | None = None
+    contributed: bool = True
+    """False of a server that joined and was not let in before it ended: it need not hold what others hold."""
+    struck: tuple[str, ...] = ()
+    """The faults of the plan whose time came while it was there, as texts."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process of a job lives: its own addresses, and its network namespace (None: the launcher's)."""
+
+    nics: tuple[str, ...] = ()
+    control_host: str = "127.0.0.1"
+    namespace: str | None = None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def check_possible(plan: FaultPlan, emulated: bool) -> None:
+    """Raise UsageError for a fault that needs real cables or machines where there are none."""
+    for fault in plan:
+        if KINDS[fault.kind].emulated and not emulated:
+            raise UsageError(
+                f"fault '{fault}': {fault.kind} is done to real cables, or machines; run the job on an "
+                "emulated fabric, with --fabric-emulated"
+            )
+
+
+def default_nics(server: int, levels: int) -> tuple[str, ...]:
+    """One loopback address per NIC, so that on one machine too every connection is bound to its own."""
+    return tuple(f"127.{10 + level}.{server // 250}.{server % 250 + 1}" for level in range(levels))

@@ -1,0 +1,156 @@
+"""Memory of this process outside of Python's heap: private, or in a file without a name that others may map.
+
+No mapping keeps a descriptor, and each is there until the last view of it is gone. Shared memory is not
+inherited as it is: a process that is forked gets it as private memory (`SharedMemory.forked`), and one of
+whose fork Python does not hear has nothing there at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import weakref
+from typing import Any
+
+import numpy as np
+
+from bml.io import forks
+from bml.io.limits import with_room
+
+_NAME = "bml"
+MEMFD_LINK = f"/memfd:{_NAME}"
+"""What the links to files of `SharedMemory` in /proc begin with."""
+_MAP_FIXED, _MAP_NORESERVE, _MAP_POPULATE = 0x10, 0x4000, 0x8000
+_FAILED = ctypes.c_void_p(-1).value
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+class _Pages(np.ndarray[Any, Any]):
+    """The base of all views of a mapping: numpy leaves out an array there, but none of another class."""
+
+
+class Mapping:
+    """Pages that are unmapped with the last view of `view`. Raises OSError."""
+
+    __slots__ = ("__array_interface__", "__weakref__", "nbytes", "start")
+
+    def __init__(self, nbytes: int, protection: int, flags: int, fd: int = -1):
+        self.nbytes = nbytes
+        self.start = _map(None, nbytes, protection, flags, fd)
+        weakref.finalize(self, _libc.munmap, self.start, nbytes).atexit = False
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (self.start, not protection & mmap.PROT_WRITE),
+        }
+
+    @property
+    def view(self) -> memoryview:
+        """All its bytes; read-only if they are."""
+        return np.asarray(self).view(_Pages).data
+
+    def cover(self, offset: int, nbytes: int, fd: int) -> None:
+        """Put the beginning of a file there, read-only, in the place of what was there."""
+        flags = mmap.MAP_SHARED | _MAP_FIXED | _MAP_POPULATE
+        _map(self.start + offset, nbytes, mmap.PROT_READ, flags, fd)
+
+    def become_private(self, fd: int) -> None:
+        """Keep the bytes, which are those of this file, and share no change of them from now on."""
+        protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED | _MAP_NORESERVE
+        _map(self.start, self.nbytes, protection, flags, fd)
+
+    def advise(self, advice: int) -> bool:
+        """Tell the kernel what is expected (mmap.MADV_*); returns whether it knows that."""
+        return not _libc.madvise(self.start, self.nbytes, advice)
+
+
+def reserved(nbytes: int) -> Mapping:
+    """Addresses that are to be covered. Raises OSError."""
+    return Mapping(nbytes, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+
+
+def read_only(fd: int, nbytes: int) -> memoryview:
+    """The beginning of a file. Raises OSError, ValueError if the file is shorter."""
+    if os.fstat(fd).st_size < nbytes:
+        raise ValueError(f"there are only {os.fstat(fd).st_size} bytes, not {nbytes}")
+    return Mapping(nbytes, mmap.PROT_READ, mmap.MAP_SHARED, fd).view
+
+
+class PrivateMemory:
+    """Zeroed memory that nobody else sees, in huge pages where the kernel has them. Raises NoRoom."""
+
+    def __init__(self, nbytes: int):
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        with with_room(nbytes):
+            mapping = Mapping(nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags)
+        mapping.advise(mmap.MADV_HUGEPAGE)  # a kernel without them says so, and gives others
+        self.memory = mapping.view
+        self.start = mapping.start
+
+    def close(self) -> None:
+        """Nothing is to be done."""
+
+
+class SharedMemory:
+    """Zeroed memory in a file without a name. Raises OSError when there is not enough."""
+
+    def __init__(self, nbytes: int):
+        self._fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self._fd, nbytes)
+            mapping = Mapping(nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, self._fd)
+        except OSError:
+            os.close(self._fd)
+            raise
+        mapping.advise(mmap.MADV_DONTFORK)
+        self.memory = mapping.view
+        self.start = mapping.start
+        self._mapping: weakref.ref[Mapping] = weakref.ref(mapping)
+        forks.tell(self)
+
+    def close(self) -> None:
+        """Let nobody open it any more; its bytes stay, here as private memory. Idempotent."""
+        mapping = self._mapping()
+        if self._fd >= 0 and mapping is not None:
+            with contextlib.suppress(OSError):
+                mapping.become_private(self._fd)
+        self.hide()
+
+    def hide(self) -> None:
+        """Let nobody open it any more; those that have it mapped see what is written there. Idempotent.
+
+        Processes that are forked later have nothing there.
+        """
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def forked(self) -> None:
+        """In a child: what it writes there must not be its parent's. Where that fails, nothing is there."""
+        self.close()
+
+
+Own = PrivateMemory | SharedMemory
+
+
+def _map(start: int | None, nbytes: int, protection: int, flags: int, fd: int) -> int:
+    address: Any = _libc.mmap(start, nbytes, protection, flags, fd, 0)
+    if address is None or address == _FAILED:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return int(address)

@@ -1,0 +1,349 @@
+"""The memory that payloads live in, handed out in parts and used again; registered once with every RDMA NIC.
+
+Asking the kernel for a result and scratch memory in every step costs a third of a large step's processor
+time, as it clears every page of them. Arrays of a pool are sent, and received into, without a copy.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from bisect import bisect_right, insort
+from collections import deque
+from collections.abc import Callable
+from ctypes import addressof, c_char
+from functools import partial
+from math import prod
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from bml.io import forks
+from bml.io.mapping import Own, PrivateMemory, SharedMemory
+from bml.topology.errors import FabricError, UsageError
+
+Array = npt.NDArray[Any]
+
+POOL_SETTING = "BML_POOL_MIB"
+POOL_MAX_SETTING = "BML_POOL_MAX_MIB"
+
+_ALIGN_NBYTES = 256
+_PAGE_NBYTES = mmap.PAGESIZE
+_HUGE_NBYTES = 2 << 20
+_FIRST_NBYTES = 8 << 20
+_LEAST_NBYTES = 64 << 10
+_LEAST_REVIEWED_NBYTES = 64 << 20
+_IDLE_FACTOR = 16
+
+
+class Memory(Protocol):
+    """Where arrays come from that a transport moves."""
+
+    def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+        """An uninitialised, contiguous array."""
+        ...
+
+
+class Registration(Protocol):
+    """A region of memory as one NIC knows it."""
+
+    lkey: int
+    rkey: int
+
+    def close(self) -> None:
+        """Unregister."""
+        ...
+
+
+Register = Callable[[int, int], Registration]
+"""Registers (address, nbytes) with one NIC; raises OSError."""
+
+
+class Located(NamedTuple):
+    """Where a view lies: its address, and its region's registrations, one per NIC in order of `add_nic`."""
+
+    address: int
+    registrations: list[Registration]
+
+
+class Block(np.ndarray[Any, Any]):
+    """What an array in memory that is lent has as its base: `on_gone` is called when its last view is gone.
+
+    It must be made from the memory itself: numpy leaves out an array between a view and another array. In any
+    thread, as a finalizer is, but made with less: a step that makes one finds little of it in the cache.
+    """
+
+    on_gone: Callable[[], object] | None = None
+
+    def __del__(self) -> None:
+        if self.on_gone is not None:
+            self.on_gone()
+
+
+class _Region:
+    """One piece of memory that was registered as a whole, and what of it is free."""
+
+    def __init__(self, memory: Own, nbytes: int) -> None:
+        self.memory = memory
+        self.start = memory.start
+        self.nbytes = nbytes
+        self.registrations: list[Registration] = []
+        # (start, nbytes) of what is free, in order, never two that touch.
+        self.free = [(0, nbytes)]
+        self.used_nbytes = 0
+        self.touched_nbytes = 0
+        """From its beginning on so much was handed out at some time: the kernel has given pages for it."""
+        self.needed_at = 0
+        """See `RegisteredPool._volume`: when a quarter of that was in use for the last time."""
+
+    def has(self, address: int, nbytes: int) -> bool:
+        """Whether all these bytes lie in it."""
+        return self.start <= address and address + nbytes <= self.start + self.nbytes
+
+    def take(self, nbytes: int) -> int | None:
+        """First fit; returns the offset."""
+        for index, (start, size) in enumerate(self.free):
+            if size >= nbytes:
+                if size == nbytes:
+                    del self.free[index]
+                else:
+                    self.free[index] = (start + nbytes, size - nbytes)
+                self.used_nbytes += nbytes
+                self.touched_nbytes = max(self.touched_nbytes, start + nbytes)
+                return start
+        return None
+
+    def needed(self, at: int) -> None:
+        """A part of it is handed out now."""
+        if 4 * self.used_nbytes >= self.touched_nbytes:
+            self.needed_at = at
+
+    def close(self) -> None:
+        """Unregister it, and share it no more; who has views of it keeps it."""
+        while self.registrations:
+            self.registrations.pop().close()
+        self.memory.close()
+
+    def give_back(self, start: int, nbytes: int) -> None:
+        """Free a part, and join it with its free neighbours."""
+        self.used_nbytes -= nbytes
+        free = self.free
+        index = bisect_right(free, (start, 0))
+        if index < len(free) and free[index][0] == start + nbytes:
+            nbytes += free.pop(index)[1]
+        if index and sum(free[index - 1]) == start:
+            start, before = free.pop(index - 1)
+            nbytes += before
+        insort(free, (start, nbytes))
+
+
+class RegisteredPool:
+    """Memory that is registered with every NIC in large regions, each once, and handed out in parts.
+
+    Regions have `nbytes` at first, later ones are larger. When an array fits into none, regions without any
+    are dropped and another is made, until there are `max_nbytes` (None: as much as the machine gives). A
+    region without arrays is dropped, too, when 16 times its bytes were handed out since it was needed: so
+    what lies idle is no more than was needed at one time lately, and to make it anew is little work.
+
+    An array's part is free again when the last view of it is gone. `empty` may be called from any thread.
+    `make` makes the memory of a region; arrays of less than `least_nbytes` come from the heap, which is warm
+    and quicker. Raises FabricError that names the setting when there is not enough memory, or not enough of
+    it may be locked.
+    """
+
+    def __init__(
+        self,
+        nbytes: int = 64 << 20,
+        max_nbytes: int | None = None,
+        make: Callable[[int], Own] = SharedMemory,
+        least_nbytes: int = 0,
+    ) -> None:
+        if nbytes <= 0 or (max_nbytes is not None and max_nbytes < nbytes):
+            raise UsageError(
+                f"a pool of {nbytes} bytes, at most {max_nbytes}; see {POOL_SETTING} and {POOL_MAX_SETTING}"
+            )
+        self._first_nbytes = _in_pages(nbytes)
+        self._max_nbytes = max_nbytes
+        self._make = make
+        self._least_nbytes = max(least_nbytes, 1)
+        # Smallest first, so that small arrays keep no large one from being dropped. Never changed in place.
+        self._regions: list[_Region] = []
+        self._nics: list[Register] = []
+        self._lock = threading.Lock()
+        # Filled by finalizers, which may run anywhere, even while this thread holds the lock.
+        self._returned: deque[tuple[_Region, int, int]] = deque()
+        # Bytes that were ever handed out: the pool's clock.
+        self._volume = 0
+        self._review_at = 0
+        self.changes = 0
+        """How often a region was made or dropped: what others know of its memory is of that time."""
+        forks.tell(self)
+
+    def add_nic(self, register: Register) -> int:
+        """Register all memory, of now and of later, with one more NIC; returns its number."""
+        with self._lock:
+            for region in self._regions:
+                region.registrations.append(_registered(register, region))
+            self._nics.append(register)
+            return len(self._nics) - 1
+
+    def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+        """See `Memory`; an array that is empty, or too small, is no memory of the pool."""
+        kind = np.dtype(dtype)
+        count = prod(shape) if isinstance(shape, tuple) else shape
+        wanted = count * kind.itemsize
+        if kind.hasobject or wanted < self._least_nbytes:
+            return np.empty(shape, kind)
+        nbytes = -(-wanted // _ALIGN_NBYTES) * _ALIGN_NBYTES
+        with self._lock:
+            region, start = self._take(nbytes)
+        block = Block((wanted,), np.uint8, region.memory.memory, start)
+        block.on_gone = partial(self._returned.append, (region, start, nbytes))
+        return np.ndarray(shape, kind, block)
+
+    def find(self, view: memoryview | Array) -> Located | None:
+        """Where these bytes lie, or None if they are not the pool's."""
+        address = address_of(view)
+        for region in self._regions:
+            if region.has(address, view.nbytes):
+                return Located(address, region.registrations)
+        return None
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory is registered."""
+        return sum(region.nbytes for region in self._regions)
+
+    @property
+    def free_nbytes(self) -> int:
+        """How much of it is free."""
+        with self._lock:
+            self._collect()
+            return sum(size for region in self._regions for _, size in region.free)
+
+    def close(self) -> None:
+        """Unregister everything, and share it no more; arrays stay valid as plain memory. Idempotent."""
+        with self._lock:
+            for region in self._regions:
+                region.close()
+            self._nics.clear()
+
+    def forked(self) -> None:
+        """In a child, begin anew: another thread may have been in the middle of anything here."""
+        self._lock = threading.Lock()
+        self._regions, self._nics, self._returned = [], [], deque()
+
+    def _take(self, nbytes: int) -> tuple[_Region, int]:
+        self._volume += nbytes
+        if self._volume >= self._review_at:
+            self._review()
+        region, start = self._find_room(nbytes)
+        region.needed(self._volume)
+        return region, start
+
+    def _find_room(self, nbytes: int) -> tuple[_Region, int]:
+        if self._returned:  # what was dropped last is wanted again, as a rule
+            last = self._returned.pop()
+            if last[2] == nbytes:
+                return last[:2]
+            last[0].give_back(*last[1:])
+        self._collect()
+        for region in self._regions:
+            start = region.take(nbytes)
+            if start is not None:
+                return region, start
+        region = self._grow(nbytes)
+        start = region.take(nbytes)
+        assert start is not None
+        return region, start
+
+    def _grow(self, nbytes: int) -> _Region:
+        self._drop([region for region in self._regions if not region.used_nbytes])
+        # A bit more, so that vectors which grow step by step, or are many, do not take a region each.
+        size = self._first_nbytes
+        if nbytes > size:
+            size = _in_pages(nbytes + nbytes // 4, _HUGE_NBYTES)
+        size = max(size, _in_pages(sum(region.used_nbytes for region in self._regions) // 2))
+        have = self.nbytes
+        if self._max_nbytes is not None and have + size > self._max_nbytes:
+            size = _in_pages(nbytes)
+            if have + size > self._max_nbytes:
+                raise FabricError(
+                    f"the registered pool is full: {have >> 20} MiB are in use or in pieces too small, "
+                    f"{nbytes} bytes more are wanted and {POOL_MAX_SETTING} allows "
+                    f"{self._max_nbytes >> 20} MiB; raise it"
+                )
+        try:
+            region = _Region(self._make(size), size)
+        except (OSError, MemoryError) as error:
+            raise FabricError(
+                f"no memory for {size >> 20} MiB more of the registered pool ({error}); "
+                f"lower {POOL_SETTING}, or limit the pool by {POOL_MAX_SETTING}"
+            ) from error
+        for register in self._nics:
+            region.registrations.append(_registered(register, region))
+        self._regions = sorted([*self._regions, region], key=lambda each: each.nbytes)
+        self.changes += 1
+        return region
+
+    def _review(self) -> None:
+        """Drop what has not been needed for long; costs the less, the more rarely it is done."""
+        self._collect()
+        self._drop(
+            [
+                region
+                for region in self._regions
+                if not region.used_nbytes and idle(self._volume, region.needed_at, region.touched_nbytes)
+            ]
+        )
+        touched = sum(region.touched_nbytes for region in self._regions)
+        self._review_at = self._volume + max(_LEAST_REVIEWED_NBYTES, touched)
+
+    def _drop(self, idle: list[_Region]) -> None:
+        if idle:
+            self._regions = [region for region in self._regions if region not in idle]
+            self.changes += 1
+            for region in idle:
+                region.close()
+
+    def _collect(self) -> None:
+        while self._returned:
+            region, start, nbytes = self._returned.popleft()
+            region.give_back(start, nbytes)
+
+
+def private_pool() -> RegisteredPool:
+    """A pool of memory that nobody else sees."""
+    return RegisteredPool(_FIRST_NBYTES, make=PrivateMemory, least_nbytes=_LEAST_NBYTES)
+
+
+def address_of(view: memoryview | Array) -> int:
+    """The address of a contiguous view's first byte."""
+    try:
+        # It is asked for every frame, and numpy takes longer.
+        return addressof(c_char.from_buffer(view))  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # it is read-only, or empty
+        pass
+    array = view if isinstance(view, np.ndarray) else np.frombuffer(view, np.uint8)
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def idle(volume: int, needed_at: int, nbytes: int) -> bool:
+    """Whether memory was not needed for long: while 16 times as many bytes were handed out."""
+    return volume - needed_at > _IDLE_FACTOR * nbytes
+
+
+def _in_pages(nbytes: int, page_nbytes: int = _PAGE_NBYTES) -> int:
+    return -(-nbytes // page_nbytes) * page_nbytes
+
+
+def _registered(register: Register, region: _Region) -> Registration:
+    try:
+        return register(region.start, region.nbytes)
+    except OSError as error:
+        raise FabricError(
+            f"an RDMA NIC does not take {region.nbytes >> 20} MiB of memory: {error}; allow this process to "
+            f"lock more (ulimit -l, LimitMEMLOCK= of its service), or lower {POOL_SETTING}"
+        ) from error

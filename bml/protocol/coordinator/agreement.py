@@ -1,0 +1,313 @@
+"""How a coordinator brings all servers to one view: it asks, proposes, and says when the view is in force.
+
+State table:
+
+    state      event                                    becomes    and
+    ---------  ---------------------------------------  ---------  -----------------------------------
+    gathering  every server of the newest view has      steady     goes on with that view, or changes
+               answered Who, or is known to be gone                it if any is missing or frozen
+    steady     evidence, its window is over             freezing   diagnoses; Freeze(epoch+1) to the
+                                                                   survivors
+    freezing   every Status is there                    proposing  decides COMMIT or RETRY; Propose
+    proposing  every Accepted is there                  steady     Install; Evict to the others
+    freezing,  more evidence, or no answer in time      freezing   again, with a higher epoch
+    proposing
+    any        too few servers, a training error        stopped    Abort to all
+    steady     a joiner waits, a learner has caught up  freezing   as after evidence: the next view has it
+    steady     every contributor is done                stopped    Shutdown to all
+    any        a change, all who are left are done      stopped    Shutdown to them
+    any        Deposed: a successor is at work          stopped    nothing more is said to anybody
+
+A new coordinator starts in `gathering` too: start-up and takeover are one path. Nobody is put out before a
+view without him is in force: if its members turn out to be dead, it is the others who go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from bml.faults import Suspicion, diagnose
+from bml.protocol.coordinator.ballot import Ballot
+from bml.protocol.coordinator.decision import epoch_of, is_open
+from bml.protocol.coordinator.ending import Ending
+from bml.protocol.coordinator.events import Instruction, Post
+from bml.protocol.coordinator.evidence import Findings
+from bml.protocol.coordinator.joiners import Roster
+from bml.protocol.coordinator.known import KnownViews
+from bml.protocol.coordinator.next_view import draft
+from bml.protocol.timeouts import Timeouts
+from bml.protocol.wire import messages as msg
+from bml.topology import Fabric
+
+
+class Agreement:
+    """See the module's text; arguments as of bml.protocol.coordinator.core.Coordinator.
+
+    `statuses` are the answers while it gathers, `ballot` is the next view while it is frozen or proposed.
+    Answers are due at `answer_by` of servers that others suspect, at `last_answer_by` of the rest: a server
+    whose heartbeats are heard lives, and is only busy.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        term: int,
+        timeouts: Timeouts,
+        min_servers: int | None,
+        now: float,
+        absent: Iterable[int],
+    ):
+        self.term = term
+        self.state = "gathering"
+        self.statuses: dict[int, msg.Status] = {}
+        self.ballot: Ballot | None = None
+        self.reason = ""
+        self.answer_by = self.last_answer_by = now + timeouts.start_s
+        self._asked_at = self._awake_at = now
+        self.findings = Findings(timeouts, now)
+        self.roster = Roster()
+        self.ending = Ending(term, fabric.servers)
+        self._fabric = fabric
+        self._absent = frozenset(absent)
+        self._timeouts = timeouts
+        first = (server for server in fabric.servers if server not in self._absent)
+        self.known = KnownViews(tuple(first), min_servers)
+
+    @property
+    def awaited(self) -> list[int]:
+        """The servers without whose answer nothing goes on."""
+        if self.ballot is not None:
+            return self.ballot.silent
+        if self.state == "gathering":
+            return [server for server in self.known.members if server not in self.statuses]
+        return []
+
+    def next_deadline(self, now: float) -> float:
+        """Until when, at the latest, a Tick is due."""
+        if self.overdue(now):
+            return now
+        due = [now + self._timeouts.heartbeat_s] if self._waits else []
+        act_at = self.findings.act_at
+        return min([*due, *([act_at] if act_at is not None else [])], default=now + 3600)
+
+    @property
+    def _waits(self) -> bool:
+        return self.state in ("gathering", "freezing", "proposing")
+
+    def awake(self, now: float) -> None:
+        """The coordinator runs: a pause of its own is not held against those whose answers it awaits."""
+        gap_s, self._awake_at = now - self._awake_at, now
+        late_s = gap_s - self._timeouts.heartbeat_s
+        if self._waits and late_s > 0:
+            forgiven_s = gap_s if gap_s > self._timeouts.detect_s else late_s
+            self.answer_by = min(self.answer_by + forgiven_s, self.last_answer_by)
+
+    def overdue(self, now: float) -> dict[int, str]:
+        """The servers whose answers are awaited no longer, and why.
+
+        To be asked at a Tick: what has come in while the coordinator did not run is read by then.
+        """
+        if not self._waits or now < self.answer_by:
+            return {}
+        late = [server for server in self.awaited if server not in self.findings.dead]
+        newcomers = self.ballot.newcomers if self.ballot else ()
+        if now < self.last_answer_by:
+            late = [each for each in late if self.findings.suspects(each) or each in newcomers]
+        why = "did not appear" if self.ballot is None else f"no answer within {now - self._asked_at:.3g} s"
+        return dict.fromkeys(late, why)
+
+    def _await(self, now: float, for_s: float, longest_s: float) -> None:
+        """Answers are due from now on."""
+        self._asked_at = self._awake_at = now
+        self.answer_by, self.last_answer_by = now + for_s, now + max(for_s, longest_s)
+
+    def again(self, server: int) -> list[Instruction]:
+        """What a server that reconnects may have missed; Evict is said again to its Status."""
+        returned = self.returned([server])
+        if self.ballot is None or server not in self.ballot.members:
+            return returned
+        return [*returned, Post(server, self.ballot.question(self.term))]
+
+    # --- gathering: start-up and takeover --------------------------------------------------------
+
+    def gathered(self, now: float) -> list[Instruction]:
+        """One more has answered, or is known to be gone: go on, once that is so of all."""
+        dead = self.findings.dead
+        if any(server not in dead for server in self.awaited):
+            return []
+        if self.known.view is None and dead and self.known.min_servers is None:
+            names = ", ".join(f"server {server} ({why})" for server, why in sorted(dead.items()))
+            return self.abort("start", f"cannot start: {names}")
+        if self.known.view is not None:
+            self.findings.forget_deaths(self.known.members)
+        failed = [
+            server for server in self.known.contributors if self.ending.outcomes.get(server) == "failed"
+        ]
+        if failed:
+            return self.abort("training", self.statuses[failed[0]].error, failed[0])
+        here = (status for server, status in self.statuses.items() if server in self.known.members)
+        settled = all(self.known.has_in_force(status) for status in here)
+        if self.known.view is not None and settled and not self.findings.dead:
+            self.state = "steady"
+            if self.findings.suspected or self.findings.stale:
+                self.findings.note(now, self._timeouts.silence_window_s)
+            return [*self.evict(self._fabric.servers), *self.check_done(), *self.grow(now)]
+        self.findings.since_s = now
+        return self.change(now)
+
+    def postponed(self, now: float) -> float | None:
+        """Until when the evidence is not acted on yet, as some of it may be withdrawn; None: act.
+
+        A silence that was noticed just now may be over with the next heartbeat. If all others are explained
+        by fewer failures it is awaited, lest a server that has only missed some is put out with one that is
+        dead.
+        """
+        damaged = self._fabric.without(*(self.known.view.failures if self.known.view else ()))
+        evidence, older = self.findings.evidence(damaged), self.findings.evidence(damaged, now)
+        until_s = self.findings.since_s + 2 * self._timeouts.silence_window_s
+        if now >= until_s or len(older.suspicions) == len(evidence.suspicions):
+            return None
+        more = len(diagnose(damaged, evidence).failures) > len(diagnose(damaged, older).failures)
+        return min(until_s, now + self._timeouts.heartbeat_s) if more else None
+
+    def _is_void(self, suspicion: Suspicion) -> bool:
+        """Whether a peer was not heard because the view had not reached it: it lives, and waits for one."""
+        known = self.ballot.statuses if self.ballot else self.statuses
+        status = known.get(suspicion.peer)
+        outside = status is not None and epoch_of(status.installed) < epoch_of(self.known.view)
+        return suspicion.peer != suspicion.observer and outside
+
+    def has_given_up(self, suspect: msg.Suspect) -> bool:
+        """Whether the view that is agreed on, or else the one in force, is without what is suspected.
+
+        Who acts on a view before the others closes its connections over a NIC that is out of it, and they see
+        that in the view before.
+        """
+        view = self.ballot.next if self.ballot is not None else self.known.view
+        return view is not None and not is_open(self._fabric.without(*view.failures), suspect)
+
+    def take_over(self, now: float) -> None:
+        """There is a view: its servers run, and need no time to start."""
+        start_by = self.last_answer_by
+        self._await(now, self._timeouts.answer_s, self._timeouts.longest_connect_s)
+        self.answer_by = min(self.answer_by, start_by)
+        self.last_answer_by = min(self.last_answer_by, start_by)
+
+    # --- changing the view -----------------------------------------------------------------------
+
+    def change(self, now: float) -> list[Instruction]:
+        """Diagnose all evidence and freeze the survivors."""
+        self.findings.forget(self._is_void)
+        self.rest_if_steady()
+        next_ = draft(self._fabric, self.known.view, self._absent, self.findings, self.roster)
+        if next_.members and self.ending.done(next_.contributors):
+            return self._finish()  # whoever is left needs no view
+        shortage = self.known.shortage(next_.contributors)
+        if shortage:
+            return self.abort("too-few", f"{shortage}. {next_.reason}")
+        for server in next_.newcomers:
+            self.ending.outcomes.pop(server, None)  # those of its earlier life
+        self.reason = next_.news or self.reason or ("new coordinator" if self.known.view else "start")
+        self.known.epoch += 1
+        view = next_.view(self.known.epoch, self.reason, self.findings.detect_s(now))
+        return self._freeze(Ballot(view, next_.newcomers), now)
+
+    def _freeze(self, ballot: Ballot, now: float) -> list[Instruction]:
+        self.ballot = ballot
+        self.statuses = {}
+        self.state = "freezing"
+        self.findings.act_at = None
+        self.findings.stale.clear()  # whoever is asked now is told
+        return self._ask(ballot, now)
+
+    def _ask(self, ballot: Ballot, now: float) -> list[Instruction]:
+        answer_s = max(self._timeouts.answer_s, self._timeouts.patience_s(self.known.committed))
+        self._await(now, answer_s, self._timeouts.longest_answer_s)
+        question = ballot.question(self.term)
+        return [Post(server, question) for server in ballot.members]
+
+    def grow(self, now: float) -> list[Instruction]:
+        """Let servers in, let learners contribute or have them given a later state, once all else is well."""
+        if self.state != "steady" or self.findings.fresh:
+            return []
+        view, roster = self.known.view, self.roster
+        news = roster.admitted(view) or roster.promoted(view) or roster.behind(view)
+        return self.change(now) if news else []
+
+    def heal(self, now: float) -> list[Instruction]:
+        """Use again what has worked for long enough, once nothing else is the matter."""
+        findings = self.findings
+        if self.state != "steady" or self.known.view is None or findings.fresh or not findings.trusted:
+            return []
+        return self.change(now) if findings.heal(self._fabric, self.known.view.failures) else []
+
+    def evict(self, servers: Iterable[int]) -> list[Instruction]:
+        """Tell those that are out, now and whenever they appear again: they would wait for ever."""
+        asked = self.ballot.members if self.ballot else ()
+        members = {*self.known.members, *asked}
+        evict = msg.Evict(self.term, self.known.epoch, self.reason or "a view without it is in force")
+        out = (server for server in servers if server not in members and not self.roster.waits(server))
+        return [Post(server, evict) for server in out]
+
+    def propose(self, ballot: Ballot, now: float) -> list[Instruction]:
+        """Every survivor has reported: COMMIT or RETRY."""
+        view = ballot.decide(self.known.view, self.known.given_up)
+        shortage = self.known.shortage(view.contributors)  # a learner may have fallen behind
+        if shortage:
+            return self.abort("too-few", f"{shortage}. {view.reason}")
+        self.known.propose(view)
+        self.state = "proposing"
+        return self._ask(ballot, now)
+
+    def accept(self, message: msg.Accepted, now: float) -> list[Instruction]:
+        """A member has accepted the proposal: once all have, it is in force."""
+        ballot = self.ballot
+        if ballot is None or ballot.proposal is None or message.epoch != self.known.epoch:
+            return []
+        ballot.accepted.add(message.server)
+        if ballot.silent:
+            return []
+        self.findings.forget(self._is_void)  # said before the view had reached those peers
+        view, self.ballot = ballot.proposal, None
+        self.known.choose(view)
+        self.state = "steady"
+        self.roster.settle(view)
+        self.findings.answered(view, self._fabric.without(*view.failures))
+        self.rest_if_steady()
+        out: list[Instruction] = [
+            Post(server, msg.Install(self.term, self.known.epoch)) for server in view.members
+        ]
+        out += self.evict(self._fabric.servers)
+        self.ending.forget_others(view.members)
+        return out + self.returned(view.members) + self.check_done() + self.grow(now)
+
+    def returned(self, servers: Iterable[int]) -> list[Instruction]:
+        """Tell these of a contributor that comes to no more steps; one that leaves makes room for them."""
+        present = [server for server in self.known.contributors if server not in self.findings.dead]
+        return self.ending.tell_returned(servers, present)
+
+    def rest_if_steady(self) -> None:
+        """There may be less evidence than before."""
+        if self.state == "steady":
+            self.findings.rest()
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def check_done(self) -> list[Instruction]:
+        """End the job if all who contribute are done."""
+        if self.state != "steady" or not self.ending.done(self.known.contributors):
+            return []
+        return self._finish()
+
+    def _finish(self) -> list[Instruction]:
+        self.stop()
+        return self.ending.finish()
+
+    def abort(self, kind: str, text: str, server: int = -1) -> list[Instruction]:
+        """It cannot go on; see messages.ABORT_KINDS."""
+        self.stop()
+        return self.ending.abort(kind, text, server)
+
+    def stop(self) -> None:
+        """Nothing is agreed on any more."""
+        self.state, self.ballot = "stopped", None

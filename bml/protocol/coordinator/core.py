@@ -1,0 +1,375 @@
+"""The coordinator: gathers evidence, decides views, and holds nothing that the servers do not hold.
+
+Here stands what every event and every message means to it; how it brings the servers to a view, with the
+table of its states, stands in agreement.py. docs/explanation/protocol.md and member.py say why the
+decision is safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from bml.protocol.coordinator.agreement import Agreement
+from bml.protocol.coordinator.decision import epoch_of
+from bml.protocol.coordinator.events import (
+    Connected,
+    Event,
+    Finished,
+    From,
+    Gone,
+    Instruction,
+    Post,
+    Tick,
+    Unreached,
+)
+from bml.protocol.timeouts import Timeouts
+from bml.protocol.wire import messages as msg
+from bml.protocol.wire.messages import View
+from bml.topology import Fabric
+
+
+class Coordinator:
+    """See the module's text.
+
+    `term` grows with every coordinator of a job. `min_servers`: fewer than that stop the job; None:
+    a view must have more than half of the members of the one before. `absent` servers are not there from the
+    beginning, and may join.
+
+    What a server says counts once its Status has come over the connection that it says it on: before that, a
+    new coordinator does not know the view that it speaks of, nor that it is a member.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        term: int,
+        timeouts: Timeouts,
+        min_servers: int | None,
+        now: float,
+        absent: Iterable[int] = (),
+    ):
+        self.term = term
+        self._timeouts = timeouts
+        self._agreement = Agreement(fabric, term, timeouts, min_servers, now, absent)
+        self._known, self._findings = self._agreement.known, self._agreement.findings
+        self._roster, self._ending = self._agreement.roster, self._agreement.ending
+        self._early: dict[int, list[msg.ToCoordinator]] = {}  # what came before the Status
+
+    @property
+    def state(self) -> str:
+        """See bml.protocol.coordinator.agreement."""
+        return self._agreement.state
+
+    @property
+    def step(self) -> int:
+        """The last step of which it is known that it is committed."""
+        return self._known.committed
+
+    @property
+    def view(self) -> View | None:
+        """The newest view that is known, whose decisions count."""
+        return self._known.view
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Servers of the newest view; before there is one, those that are to be in the first."""
+        return self._known.members
+
+    @property
+    def contributors(self) -> tuple[int, ...]:
+        """The members without those that only learn."""
+        return self._known.contributors
+
+    @property
+    def awaited(self) -> list[int]:
+        """The servers without whose answer nothing goes on."""
+        return self._agreement.awaited
+
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        """Servers that want to join, and are in no view yet."""
+        return self._roster.waiting
+
+    @property
+    def suspicions(self) -> list[str]:
+        """Who is suspected by whom and why, in words."""
+        return self._findings.texts
+
+    def next_deadline(self, now: float) -> float:
+        """Until when, at the latest, a Tick is due."""
+        return self._agreement.next_deadline(now)
+
+    def handle(self, event: Event, now: float) -> list[Instruction]:
+        """React to an event at time `now` (seconds)."""
+        if self.state == "stopped":
+            return self._ending.late(event)
+        self._agreement.awake(now)
+        match event:
+            case Connected(server):
+                # It says again what it still suspects.
+                self._findings.forget(lambda each: each.observer == server)
+                self._agreement.rest_if_steady()
+                self._early[server] = []
+                return [Post(server, msg.Who(self.term)), *self._agreement.again(server)]
+            case Gone(server, why):
+                return self._gone(server, why, now)
+            case Unreached(server, why, for_s):
+                return self._unreached(server, why, for_s, now)
+            case From(server, msg.Status() | msg.Deposed() as message):
+                return self._message(server, message, now)
+            case From(server, message) if server in self._early:
+                self._early[server].append(message)
+                return []
+            case From(server, message):
+                return self._message(server, message, now)
+            case Tick():
+                return self._tick(now)
+
+    # --- evidence --------------------------------------------------------------------------------
+
+    def _gone(self, server: int, why: str, now: float) -> list[Instruction]:
+        self._roster.drop(server)
+        self._early.pop(server, None)
+        if self._agreement.ballot is not None and server in self._agreement.ballot.newcomers:
+            return self._agreement.change(now)
+        if server not in self.members or server in self._findings.dead:
+            return []
+        return self._lost(server, why, now)
+
+    def _unreached(self, server: int, why: str, for_s: float, now: float) -> list[Instruction]:
+        """A member whose neighbours hear it lives: it is called for longer before it counts as gone."""
+        if self.view is None:
+            return []  # it may still import what its training function needs
+        lives = server in self.members and not self._findings.suspects(server)
+        longest_s = self._timeouts.longest_connect_s if lives else self._timeouts.connect_s
+        return self._gone(server, why, now) if for_s > longest_s else []
+
+    def _lost(self, server: int, why: str, now: float) -> list[Instruction]:
+        """There is proof that a member is gone."""
+        self._findings.dead[server] = why
+        if self.state == "gathering":
+            return self._agreement.gathered(now)
+        self._findings.note_proof(now)
+        return []
+
+    def _suspected(self, message: msg.Suspect, now: float) -> list[Instruction]:
+        if self.state == "steady" and self._agreement.has_given_up(message):
+            return []  # it was said in the view before
+        self._findings.suspect(message)
+        if self.state != "gathering" and not self._agreement.has_given_up(message):
+            self._findings.note_suspicion(message, now)
+        return []
+
+    def _interrupted(self, message: msg.Interrupted, now: float) -> list[Instruction]:
+        """Nothing is broken now but a connection, which a view makes again."""
+        if self._agreement.ballot is not None:
+            return []  # the view that comes does
+        observer, peer, level = message.observer, message.peer, message.level
+        self._agreement.reason = f"servers {observer} and {peer} lost their connection on level {level}"
+        self._findings.stale.add(observer)
+        if self.state == "steady":
+            self._findings.note(now, self._timeouts.silence_window_s)
+        return []
+
+    def _tick(self, now: float) -> list[Instruction]:
+        findings = self._findings
+        late = self._overdue(now)
+        if late:
+            return late
+        if findings.act_at is not None and now >= findings.act_at and self.state != "gathering":
+            findings.act_at = self._agreement.postponed(now)
+            if findings.act_at is not None:
+                return []
+            return self._agreement.change(now) if findings.fresh else []
+        return self._agreement.heal(now) or self._agreement.grow(now)
+
+    def _overdue(self, now: float) -> list[Instruction]:
+        """Go on without those whose answers are awaited no longer."""
+        late = self._agreement.overdue(now)
+        if not late:
+            return []
+        for server, why in late.items():
+            self._roster.drop(server)
+            self._findings.dead[server] = why
+        return self._agreement.gathered(now) if self.state == "gathering" else self._agreement.change(now)
+
+    # --- gathering: start-up and takeover --------------------------------------------------------
+
+    def _learn(self, status: msg.Status, now: float) -> bool:
+        """Take over what another coordinator did. Returns whether there was anything new."""
+        was_first = self.view is None
+        news = self._known.learn(status)
+        if was_first and self.view is not None:
+            self._agreement.take_over(now)
+        return news
+
+    def _status(self, status: msg.Status, now: float) -> list[Instruction]:
+        news = self._learn(status, now)
+        told = [
+            each
+            for message in self._early.pop(status.server, ())
+            for each in self._message(status.server, message, now)
+        ]
+        if self.state == "stopped":
+            return told
+        if not self._is_known(status):
+            return [*told, *self._stranger(status, news, now)]
+        if status.outcome:
+            told += self._noted(status.server, status.outcome, status.committed)
+        return [*told, *self._answer(status, news, now)]
+
+    def _answer(self, status: msg.Status, news: bool, now: float) -> list[Instruction]:
+        """What follows from the Status of a server that is a member, or was one."""
+        if self.state == "gathering":
+            self._agreement.statuses[status.server] = status
+            return self._agreement.gathered(now)
+        if status.server in self.contributors and status.outcome == "failed":
+            return self._ended(status.server, status.outcome, status.error, now)
+        if status.epoch == 0:
+            evict = self._agreement.evict([status.server])
+            if evict:
+                return evict
+        ballot = self._agreement.ballot
+        if news and ballot is not None:
+            return self._agreement.change(now)
+        if self.state == "freezing" and ballot is not None:
+            if status.epoch == self._known.epoch and status.server in ballot.members:
+                ballot.statuses[status.server] = status
+                return [] if ballot.silent else self._agreement.propose(ballot, now)
+        elif self.state == "steady" and status.epoch == 0 and self._missed_something(status):
+            return self._remind(status, now)
+        return self._agreement.check_done()
+
+    def _is_known(self, status: msg.Status) -> bool:
+        """Whether the server is in the life in which it is a member, or was one."""
+        if self._agreement.ballot is not None and status.server in self._agreement.ballot.members:
+            return status.life == self._agreement.ballot.life(status.server)
+        return status.life == self._known.life(status.server)
+
+    def _stranger(self, status: msg.Status, news: bool, now: float) -> list[Instruction]:
+        """A server in another life than the one in which it is, or was, a member."""
+        server, ballot = status.server, self._agreement.ballot
+        if status.life is None or status.installed is not None or status.outcome:
+            evict = Post(
+                server,
+                msg.Evict(self.term, self._known.epoch, "another life of it is in its place"),
+            )
+            return [evict, *(self._agreement.change(now) if news and ballot is not None else [])]
+        if status.ready:
+            self._roster.asks_to_join(status.life)
+        if server in self.members and server not in self._findings.dead:
+            return self._lost(server, "it was started again", now)
+        if ballot is not None and (news or server in ballot.newcomers):
+            return self._agreement.change(now)
+        return self._agreement.grow(now)
+
+    def _remind(self, status: msg.Status, now: float) -> list[Instruction]:
+        """A member has reconnected that does not act on the view in force: it missed Install, or more."""
+        assert self.view is not None
+        if self._known.has_accepted(status):
+            return [Post(status.server, msg.Install(self.term, self.view.epoch))]
+        self._agreement.reason = f"server {status.server} came back without the view"
+        self._findings.stale.add(status.server)
+        self._findings.note_proof(now)
+        return []
+
+    def _missed_something(self, status: msg.Status) -> bool:
+        """Whether a member that reconnected was not there when something was posted to it."""
+        return status.server in self.members and not self._known.has_in_force(status)
+
+    # --- other messages --------------------------------------------------------------------------
+
+    def _message(self, server: int, message: msg.ToCoordinator, now: float) -> list[Instruction]:
+        if isinstance(message, msg.Status | msg.Accepted | msg.Refused) and message.term != self.term:
+            return []  # an answer to another coordinator
+        match message:
+            case msg.Status():
+                return self._status(message, now)
+            case msg.Accepted():
+                return self._agreement.accept(message, now)
+            case msg.Refused(_, _, promised):
+                late = promised < self._known.epoch or self._agreement.ballot is None
+                self._known.epoch = max(self._known.epoch, promised)
+                return [] if late else self._agreement.change(now)
+            case msg.Deposed(_, term):
+                if term <= self.term:
+                    return []
+                self._agreement.stop()
+                return self._ending.deposed(term)
+            case msg.Suspect():
+                return self._suspected(message, now) if server in self.members else []
+            case msg.Interrupted():
+                return self._interrupted(message, now) if server in self.members else []
+            case msg.Withdraw(observer, peer, level):
+                self._findings.forget(
+                    lambda each: (each.observer, each.peer, each.level) == (observer, peer, level)
+                )
+                self._agreement.rest_if_steady()
+                return []
+            case msg.Healthy(observer, peer, level):
+                self._findings.trusted.add((observer, peer, level))
+                return self._agreement.heal(now)
+            case msg.Relapsed(observer, peer, level):
+                self._findings.trusted.discard((observer, peer, level))
+                return []
+            case msg.Gives():
+                self._roster.gives(server)
+                return self._agreement.grow(now)
+            case msg.CaughtUp(_, epoch):
+                if epoch == epoch_of(self.view):
+                    self._roster.caught_up(server)
+                return self._agreement.grow(now)
+            case msg.NeedsState(_, epoch):
+                if epoch == epoch_of(self.view):
+                    self._roster.needs_state(server)
+                return self._agreement.grow(now)
+            case msg.Leaves(_, why):
+                return self._leaves(server, why, now)
+            case msg.Progress(_, step):
+                self._known.committed = max(self._known.committed, step)
+                return []
+            case msg.Ended(_, outcome, error, step):
+                answer = [Post(server, msg.Noted(self.term))] if server in self._ending.outcomes else []
+                noted = self._noted(server, outcome, step)
+                return [*answer, *noted, *self._ended(server, outcome, error, now)]
+            case msg.Inject():
+                return []  # for the shell alone
+
+    def _leaves(self, server: int, why: str, now: float) -> list[Instruction]:
+        """It was asked to go: nothing of it is in the step that comes, nobody need wait to find out."""
+        self._roster.drop(server)
+        if server not in self.members:
+            return self._agreement.evict([server])
+        self._findings.dead.setdefault(server, f"it leaves: {why}")
+        if self.state == "gathering":
+            return self._agreement.gathered(now)
+        self._findings.note(now, 0.0)
+        return []
+
+    def _noted(self, server: int, outcome: str, step: int) -> list[Instruction]:
+        news = self._ending.ended(server, outcome, step)
+        return self._agreement.returned(self.members) if news else []
+
+    def _ended(self, server: int, outcome: str, error: str, now: float) -> list[Instruction]:
+        if outcome == "failed" and server in self.contributors:
+            return self._agreement.abort("training", error, server)
+        if outcome == "failed" and server in self.members:  # a learner is the loss of nobody
+            return self._leaves(server, error, now)
+        if self._agreement.ballot is not None and server in self._agreement.ballot.newcomers:
+            self._roster.drop(server)
+            return self._agreement.change(now)
+        return self._agreement.check_done()
+
+
+__all__ = [
+    "Connected",
+    "Coordinator",
+    "Event",
+    "Finished",
+    "From",
+    "Gone",
+    "Instruction",
+    "Post",
+    "Tick",
+    "Unreached",
+]

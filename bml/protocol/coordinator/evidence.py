@@ -1,0 +1,122 @@
+"""What speaks for and against parts of the fabric, as a coordinator gathers it, and when that is acted on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable
+from math import inf
+
+from bml.faults import Evidence, Suspicion
+from bml.faults.healing import healed
+from bml.protocol.coordinator.decision import is_open
+from bml.protocol.timeouts import Timeouts
+from bml.protocol.wire import messages as msg
+from bml.topology import Fabric, parse_failure
+
+Pair = tuple[int, int, int]
+"""(observer, peer, level)."""
+
+
+class Findings:
+    """Deaths, suspicions, parts that work again. `fresh`: there are some that no view has answered yet."""
+
+    def __init__(self, timeouts: Timeouts, now: float):
+        self.dead: dict[int, str] = {}
+        self.trusted: set[Pair] = set()
+        self.healed: frozenset[str] = frozenset()
+        """Failures of the view in force that are over."""
+        self.stale: set[int] = set()
+        """Members that do not act on the view, or have lost connections that can be made again: they need
+        another view."""
+        self.fresh = False
+        self.since_s = now
+        self.act_at: float | None = None
+        self._suspicions: dict[Pair, Suspicion] = {}
+        self._noted_at: dict[Pair, float] = {}
+        self._timeouts = timeouts
+        self._silent_s = 0.0
+
+    @property
+    def suspected(self) -> bool:
+        """Whether a suspicion stands."""
+        return bool(self._suspicions)
+
+    def suspects(self, server: int) -> bool:
+        """Whether anybody else suspects this server; if not, those that hear its heartbeats hear them."""
+        return any(peer == server != observer for observer, peer, _ in self._suspicions)
+
+    @property
+    def texts(self) -> list[str]:
+        """All of it, in words."""
+        said = [f"server {server}: {why}" for server, why in sorted(self.dead.items())]
+        return said + [each.why for _, each in sorted(self._suspicions.items())]
+
+    def note(self, now: float, window_s: float, silent_s: float = 0.0) -> None:
+        """There is news, of something that was silent so long: act on it when the window is over."""
+        if not self.fresh:
+            self.fresh = True
+            self.since_s = now
+            self._silent_s = silent_s
+        act_at = now + window_s
+        self.act_at = act_at if self.act_at is None else min(self.act_at, act_at)
+
+    def note_proof(self, now: float) -> None:
+        """There is proof: only its echoes are awaited."""
+        self.note(now, self._timeouts.proof_window_s)
+
+    def suspect(self, message: msg.Suspect) -> None:
+        """A server suspects."""
+        observer, peer, level = message.observer, message.peer, message.level
+        self._suspicions[observer, peer, level] = Suspicion(
+            observer, peer, level, message.kind, message.silent_s, message.why
+        )
+
+    def note_suspicion(self, message: msg.Suspect, now: float) -> None:
+        """The suspicion is news; those of other observers are awaited."""
+        key = message.observer, message.peer, message.level
+        self._noted_at[key] = now if message.kind == "silence" else -inf
+        # What takes a while to be noticed is not noticed by all at the same time.
+        slow = message.kind in ("silence", "stall")
+        window_s = self._timeouts.silence_window_s if slow else self._timeouts.proof_window_s
+        self.note(now, window_s, message.silent_s)
+
+    def _is_news(self, key: Pair, now: float) -> bool:
+        return now - self._noted_at.get(key, -inf) < self._timeouts.heartbeat_s
+
+    def detect_s(self, now: float) -> float:
+        """How long it took, from the silence on, to come to act."""
+        return now - self.since_s + self._silent_s if self.fresh else 0.0
+
+    def evidence(self, fabric: Fabric, settled_at: float | None = None) -> Evidence:
+        """What is to be diagnosed on this fabric; with a time, without the silences that were news then."""
+        suspicions = tuple(
+            each
+            for key, each in sorted(self._suspicions.items())
+            if is_open(fabric, each) and (settled_at is None or not self._is_news(key, settled_at))
+        )
+        return Evidence({s: why for s, why in self.dead.items() if s in fabric.servers}, suspicions)
+
+    def forget_deaths(self, members: Container[int]) -> None:
+        """That servers outside the view are gone is no news."""
+        self.dead = {server: why for server, why in self.dead.items() if server in members}
+
+    def forget(self, past: Callable[[Suspicion], bool]) -> None:
+        """Drop suspicions."""
+        self._suspicions = {key: each for key, each in self._suspicions.items() if not past(each)}
+
+    def answered(self, view: msg.View, fabric: Fabric) -> None:
+        """A view is in force, and with it this damaged fabric: keep what they do not answer."""
+        self.trusted.clear()  # servers listen anew in every view
+        self.healed = frozenset()
+        self.forget_deaths(view.members)
+        self.forget(lambda each: not is_open(fabric, each))
+
+    def heal(self, fabric: Fabric, failures: Iterable[str]) -> bool:
+        """Whether any of these failures of the whole fabric is over."""
+        parts = [parse_failure(part) for part in failures]
+        self.healed = frozenset(str(part) for part in healed(fabric, parts, self.trusted))
+        return bool(self.healed)
+
+    def rest(self) -> None:
+        """Without any evidence left there is nothing to act on."""
+        if not self.dead and not self._suspicions and not self.stale:
+            self.fresh, self.act_at = False, None

@@ -1,0 +1,119 @@
+"""Who wants to join, and how far those who learn have come: what the coordinator knows besides its views."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from bml.protocol.wire.messages import Life, View
+from bml.topology import Fabric, Failure
+
+
+class Roster:
+    """Joiners that wait to be let in, learners that have caught up, and who can give the state to them."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, Life] = {}
+        self._out_of_reach: dict[int, frozenset[str]] = {}  # with these failures
+        self._gives: set[int] = set()
+        self._caught_up: set[int] = set()
+        self._need_state: set[int] = set()
+
+    def asks_to_join(self, life: Life) -> None:
+        """A server in a life that is in no view wants to be let in."""
+        self._waiting[life.server] = life
+
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        """Who stands outside, wanting in."""
+        return tuple(sorted(self._waiting))
+
+    def waits(self, server: int) -> bool:
+        """Whether it stands outside."""
+        return server in self._waiting
+
+    def drop(self, server: int) -> None:
+        """Forget a server: it is dead, or has left."""
+        self._waiting.pop(server, None)
+        self._out_of_reach.pop(server, None)
+        self._gives.discard(server)
+        self._caught_up.discard(server)
+        self._need_state.discard(server)
+
+    def gives(self, server: int) -> None:
+        """Its training function comes to boundaries at which it can hand over the state."""
+        self._gives.add(server)
+
+    def caught_up(self, server: int) -> None:
+        """A learner could contribute."""
+        self._caught_up.add(server)
+
+    def needs_state(self, server: int) -> None:
+        """A learner needs a later state than the one that it was given, or that is on its way."""
+        self._need_state.add(server)
+
+    def admitted(self, view: View | None) -> dict[int, Life]:
+        """Who can be let in after this view: server -> its life. Nobody, unless all can give the state.
+
+        Who could not be reached waits until something else is broken, or less.
+        """
+        if view is None or not self._gives.issuperset(view.contributors):
+            return {}
+        failures = frozenset(view.failures)
+        return {
+            server: life
+            for server, life in sorted(self._waiting.items())
+            if server not in view.members and self._out_of_reach.get(server) != failures
+        }
+
+    def reached(
+        self, admitted: Mapping[int, Life], members: Iterable[int], failures: Iterable[Failure]
+    ) -> dict[int, Life]:
+        """Those of `admitted` who are among the next members; the others wait on."""
+        inside = {*members}
+        for server in admitted.keys() - inside:
+            self._out_of_reach[server] = frozenset(map(str, failures))
+        return {server: life for server, life in admitted.items() if server in inside}
+
+    def promoted(self, view: View | None) -> frozenset[int]:
+        """The learners of this view that can contribute after it."""
+        return frozenset(self._caught_up.intersection(view.learners) if view else ())
+
+    def behind(self, view: View | None) -> frozenset[int]:
+        """The learners of this view that need a later state, which the next view brings."""
+        return frozenset(self._need_state.intersection(view.learners) if view else ())
+
+    def settle(self, view: View) -> None:
+        """A view is in force: who is in it waits no more, and who still learns must say so again."""
+        for life in view.joined:
+            if self._waiting.get(life.server) == life:
+                del self._waiting[life.server]
+        self._caught_up.clear()
+        self._need_state.clear()
+
+
+def works_again(fabric: Fabric, standing: Iterable[str], admitted: Iterable[int]) -> frozenset[str]:
+    """What counts as dead no more when these are let in: they, and their links if they had none left.
+
+    That their links were dead is known of an earlier life; a server without any could not even show that
+    they work. If they do not, that will be noticed as it was before.
+    """
+    back = {f"server:{server}" for server in admitted}
+    left = fabric.without(*(part for part in standing if part not in back))
+    levels = range(fabric.levels)
+    alone = [server for server in admitted if not any(left.neighbours(server, level) for level in levels)]
+    return frozenset(back | {f"link:{server}/{level}" for server in alone for level in levels})
+
+
+def learners_of(
+    members: Iterable[int], view: View | None, admitted: Mapping[int, Life], promoted: Iterable[int]
+) -> tuple[int, ...]:
+    """Those of the next members that contribute nothing yet."""
+    learning = ({*view.learners} if view else set()) - {*promoted} | admitted.keys()
+    return tuple(server for server in members if server in learning)
+
+
+def lives_of(members: Iterable[int], view: View | None, admitted: Mapping[int, Life]) -> tuple[Life, ...]:
+    """The lives of those of the next members that joined."""
+    known = {life.server: life for life in view.joined} if view else {}
+    lives = known | dict(admitted)
+    return tuple(lives[server] for server in members if server in lives)

@@ -1,0 +1,117 @@
+"""The next view as it follows from the evidence: who is to be in it, what is broken, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from bml.faults import Diagnosis, Settlement, diagnose, settle
+from bml.protocol.coordinator.evidence import Findings
+from bml.protocol.coordinator.joiners import Roster, learners_of, lives_of, works_again
+from bml.protocol.wire.messages import Life, View
+from bml.topology import Fabric, ServerFailure
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What the next view is to say; `members` are empty if the evidence leaves nobody.
+
+    `newcomers` are let in by it. `reason` is the evidence in words, `news` also tells what is good.
+    """
+
+    reason: str
+    news: str = ""
+    members: tuple[int, ...] = ()
+    failures: tuple[str, ...] = ()
+    failed: tuple[tuple[str, int], ...] = ()
+    learners: tuple[int, ...] = ()
+    joined: tuple[Life, ...] = ()
+    newcomers: frozenset[int] = frozenset()
+
+    @property
+    def contributors(self) -> tuple[int, ...]:
+        """The members without those that only learn."""
+        return tuple(server for server in self.members if server not in self.learners)
+
+    def view(self, epoch: int, reason: str, detect_s: float) -> View:
+        """The view without its decision."""
+        return View(
+            epoch=epoch,
+            members=self.members,
+            failures=self.failures,
+            commit=0,
+            reason=reason,
+            detect_s=detect_s,
+            failed=self.failed,
+            learners=self.learners,
+            joined=self.joined,
+        )
+
+
+def draft(
+    fabric: Fabric,
+    view: View | None,
+    absent: frozenset[int],
+    findings: Findings,
+    roster: Roster,
+) -> Draft:
+    """What follows `view` on the whole `fabric`; before there is one, servers are `absent`.
+
+    Joiners that it does not reach are noted in the roster.
+    """
+    standing = tuple(f"server:{server}" for server in sorted(absent))
+    if view is not None:
+        standing = tuple(part for part in view.failures if part not in findings.healed)
+    admitted, promoted = roster.admitted(view), roster.promoted(view)
+    back = works_again(fabric, standing, admitted)
+    damaged = fabric.without(*(part for part in standing if part not in back))
+    evidence = findings.evidence(damaged)
+    diagnosis = diagnose(damaged, evidence)
+    dead = {failure.server for failure in diagnosis.failures if isinstance(failure, ServerFailure)}
+    if dead.issuperset(damaged.servers):
+        return Draft(diagnosis.reason)
+    settlement = settle(damaged, diagnosis.failures, {each.observer for each in evidence.suspicions})
+    broken = {*damaged.failures, *settlement.failures}
+    admitted = roster.reached(admitted, settlement.members, broken)
+    failures = tuple(str(each) for each in sorted(broken))
+    reason = _explained(diagnosis, settlement)
+    return Draft(
+        reason=reason,
+        news="; ".join(
+            filter(None, (reason, _good_news(findings.healed, admitted, promoted, roster.behind(view))))
+        ),
+        members=settlement.members,
+        failures=failures,
+        failed=_failed(view, standing, failures),
+        learners=learners_of(settlement.members, view, admitted, promoted),
+        joined=lives_of(settlement.members, view, admitted),
+        newcomers=frozenset(admitted),
+    )
+
+
+def _explained(diagnosis: Diagnosis, settlement: Settlement) -> str:
+    reason = diagnosis.reason if diagnosis.failures else ""
+    more = len(settlement.failures) > len(diagnosis.failures)
+    return "; ".join(filter(None, (reason, settlement.reason))) if more else reason
+
+
+def _good_news(
+    healed: frozenset[str], admitted: Iterable[int], promoted: Iterable[int], behind: Iterable[int]
+) -> str:
+    news = [f"{', '.join(sorted(healed))} works again"] if healed else []
+    news += [f"server {server} joins" for server in admitted]
+    news += [f"server {server} has caught up" for server in sorted(promoted)]
+    news += [f"server {server} needs a later state" for server in sorted(behind)]
+    return "; ".join(news)
+
+
+def _failed(
+    view: View | None, standing: Iterable[str], failures: Iterable[str]
+) -> tuple[tuple[str, int], ...]:
+    """How often links and switches have failed, with those of the next view that are new."""
+    times = dict(view.failed) if view else {}
+    known = {*standing}
+    for part in failures:
+        if part not in known and not part.startswith("server:"):
+            times[part] = times.get(part, 0) + 1
+    return tuple(sorted(times.items()))

@@ -1,0 +1,94 @@
+"""What the users call in a step: told to the neighbours, so that whoever calls another thing is found.
+
+Every frame carries a signature of its sender's call, and of its place in the program. A server that meets
+another signature than its own has found a conflict, and from what the neighbours said it can say in words
+what they called. They say it when the call is another one than before: every place would be a frame a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+
+from bml.errors import StepMismatch
+from bml.protocol.server.events import SendText, Submit, Verdict
+from bml.protocol.wire.frame import Header, Kind
+
+_TEXTS_KEPT = 8
+
+
+class Calls:
+    """What is called on `server` and on its neighbours; `conflict`: it is not the same."""
+
+    def __init__(self, server: int):
+        self.conflict: StepMismatch | None = None
+        self._server = server
+        self._texts: dict[tuple[int, int], str] = {}
+        self._newest: dict[int, str] = {}
+        self._announced: tuple[str, str, str] | None = None
+        self._returned: dict[int, int] = {}
+
+    def install(self, contributors: Container[int]) -> None:
+        """A view is in force: its neighbours have been told nothing yet, and others may come again."""
+        self._announced = None
+        self._returned = {each: step for each, step in self._returned.items() if each in contributors}
+
+    def announce(
+        self, submit: Submit, links: Iterable[tuple[int, int]], learners: Container[int], shown: bool
+    ) -> list[SendText]:
+        """Tell the neighbours what the user called, whenever it is not what he called before.
+
+        Learners are told in every step, as it is what lets them take part; nobody else is told when it is
+        `shown` to all, in memory that they share.
+        """
+        called = submit.call.op, submit.call.dtype, _without_place(submit.call.text)
+        again = shown or self._announced == called
+        self._announced = called
+        text = submit.call.encode()
+        epoch, step, signature, size = submit.epoch, submit.step, submit.signature, len(text)
+        done = []
+        for peer, level in sorted(links):
+            if not again or peer in learners:
+                header = Header(Kind.DESCRIBE, epoch, step, self._server, peer, signature, 0, size, size)
+                done.append(SendText(peer, level, header, text))
+        return done
+
+    def returned(self, server: int, step: int) -> None:
+        """The training function of `server` returned after this step."""
+        self._returned[server] = step
+
+    def check_present(self, submit: Submit, contributors: Container[int]) -> None:
+        """It is a conflict if one of these contributors never comes to the step."""
+        for server, last in self._returned.items():
+            if server in contributors and submit.step > last:
+                self.conflict = StepMismatch(
+                    f"step {submit.step}: server {self._server} called {submit.call.text}, but the training "
+                    f"function of server {server} returned after step {last}; "
+                    "every server must make the same calls"
+                )
+
+    def described(self, header: Header, text: str, n_links: int) -> None:
+        """A neighbour, over one of so many links, says what is called on it."""
+        while len(self._texts) >= _TEXTS_KEPT * max(1, n_links):
+            self._texts.pop(next(iter(self._texts)))
+        self._newest[header.origin] = said = text.partition("\n")[2] or text
+        self._texts[header.origin, header.signature] = said
+
+    def clashes(self, submit: Submit, header: Header) -> Verdict:
+        """A frame of this step has another signature than its call here: what to do with it."""
+        newest = self._newest.get(header.origin)
+        unknown = f"{_without_place(newest)} elsewhere in its program" if newest else "something else"
+        said = self._texts.get((header.origin, header.signature), unknown)
+        self.differs(submit, header.origin, said)
+        return Verdict.DROP
+
+    def differs(self, submit: Submit, origin: int, text: str) -> None:
+        """Server `origin` called `text` in this step."""
+        self.conflict = StepMismatch(
+            f"step {submit.step}: server {origin} called {text}, but server {self._server} called "
+            f"{submit.call.text}; every server must make the same calls with the same shapes and dtypes"
+        )
+
+
+def _without_place(text: str) -> str:
+    """What a call is, as it is said before its place; see bml.train.position."""
+    return text.partition(" in iteration ")[0]

@@ -1,0 +1,419 @@
+"""One server's core: its steps, its membership and its detector behind one `handle(event, now)`.
+
+    idle       -- the user submits, epoch is current  -->  running
+    running    -- all outputs final, all tokens there -->  committed  (see steps.py)
+    running    -- Freeze                              -->  frozen     (reports where it stands; see member.py)
+    frozen     -- Install                             -->  committed, running on or idle, as the view says
+
+What arrives comes through here; the parts decide what it means. A later life joins (learner.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bml.errors import Evicted, StateMismatch, job_error
+from bml.protocol.server import events as ev
+from bml.protocol.server.calls import Calls
+from bml.protocol.server.donor import Donor
+from bml.protocol.server.events import Event, Instruction, Tell, Verdict
+from bml.protocol.server.goodbye import Farewell
+from bml.protocol.server.history import Lived, ViewRecord
+from bml.protocol.server.learner import KEPT_NBYTES, Learner
+from bml.protocol.server.member import Member
+from bml.protocol.server.steps import Steps
+from bml.protocol.server.transfer import Giving
+from bml.protocol.server.watch import Watch
+from bml.protocol.step.dataflow import Buffer, Dataflow, Place
+from bml.protocol.timeouts import Timeouts
+from bml.protocol.wire import messages as msg
+from bml.protocol.wire.frame import FrameError, Header, Kind
+from bml.schedule import AnyPrograms
+from bml.topology import Fabric
+from bml.topology.errors import FabricError
+
+Planner = Callable[[Fabric, int], AnyPrograms]
+
+
+class ServerCore:
+    """See the module's text. `planner(fabric, server)` has this server's programs for a view.
+
+    `slice_nbytes(nbytes)`: bytes of the slices of a vector of so many. `kept_nbytes`: see Learner. `met` is
+    what `handle` does with events of steps over shared memory; `flows` hears what the kernel says of links.
+    """
+
+    def __init__(
+        self,
+        server: int,
+        fabric: Fabric,
+        planner: Planner,
+        timeouts: Timeouts,
+        slice_nbytes: Callable[[int], int],
+        now: float,
+        life: msg.Life | None = None,
+        kept_nbytes: int = KEPT_NBYTES,
+    ):
+        self.server = server
+        self.timeouts = timeouts
+        self._base = fabric
+        self._planner = planner
+        self._member = Member(server, life, ready=life is None)
+        self._learner = Learner(server, kept_nbytes) if life else None
+        self._donor = Donor(server, slice_nbytes)
+        self._goes: msg.Leaves | None = None
+        self._watch = Watch(server, fabric, timeouts.detect_s, now)
+        self._calls, self._lived = Calls(server), Lived(now)
+        self._steps = Steps(self._member, self._learner, self._calls, self._lived, slice_nbytes, now)
+        self.met, self.flows = self._steps.met, self._watch.flows
+        self._proven_epoch = 0
+        self._outcome = ev.Ended("")
+        self._term = -1
+        self._needs_view_since: float | None = None
+        self._farewell = Farewell(timeouts.orphan_s)
+
+    # --- what the shell may look at --------------------------------------------------------------
+
+    @property
+    def view(self) -> msg.View | None:
+        """The installed view."""
+        return self._member.installed
+
+    @property
+    def views(self) -> list[ViewRecord]:
+        """The views that this server lived through."""
+        return self._lived.records
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the installed view, 0 before the first."""
+        return self._member.epoch
+
+    @property
+    def programs(self) -> AnyPrograms | None:
+        """Those of the installed view, None before the first."""
+        return self._steps.programs
+
+    @property
+    def committed(self) -> int:
+        """The last step that is committed here."""
+        return self._steps.committed
+
+    @property
+    def step(self) -> int:
+        """The step that is being synchronised, else the next one."""
+        return self._steps.next
+
+    @property
+    def follows(self) -> bool:
+        """Whether this server is a learner: it takes part without contributing."""
+        return self._steps.follows
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether a result that a view commits is on its way home, or may be torn (see homecoming.py)."""
+        return self._steps.in_doubt
+
+    @property
+    def giving(self) -> Giving | None:
+        """What this server is to give to joiners at the next boundary after a step of this view."""
+        return None if self._member.frozen else self._donor.due(self.committed)
+
+    @property
+    def progress(self) -> float | None:
+        """How far the current step is on this server, 0 to 1; None when there is none."""
+        step = self._steps.current
+        return step.engine.progress if step else None
+
+    @property
+    def phase(self) -> str:
+        """Where this server is, as fault plans call it (bml.faults.notation); "" when nothing goes on.
+
+        A result that arrives does not show here: `reduce` lasts until all outputs are final.
+        """
+        if self._member.stopped:
+            return ""
+        if self._member.frozen:
+            return "recovery" if self.view else "start" if self._term >= 0 else ""
+        if self._learner is not None and self.follows and not self._learner.has_state:
+            return "transfer"
+        if self._outcome.outcome:
+            return "shutdown"
+        step = self._steps.current
+        if step is None or not step.engine.handled:
+            return "compute"
+        return "complete" if step.entered else "reduce"
+
+    @property
+    def suspicions(self) -> tuple[msg.Suspect, ...]:
+        """What this server suspects."""
+        return self._watch.suspicions
+
+    def waits_for(self) -> str:
+        """What this server is waiting for, in words."""
+        if self._member.stopped:
+            return f"nothing: stopped ({self._member.stopped})"
+        if self._member.frozen:
+            return f"the coordinator's view after epoch {self.epoch}"
+        if self._learner is not None and self.follows and not self._learner.has_state:
+            return f"the training state, following step {self.step}"
+        return self._steps.waits_for()
+
+    @property
+    def urgent(self) -> bool:
+        """Whether a Tick is due at once, whatever the time."""
+        if not self._proven_epoch and self._calls.conflict is None:
+            return False  # nearly always
+        proven = self._may_install(self._proven_epoch)
+        return proven or (self._calls.conflict is not None and self._member.stopped is None)
+
+    def next_deadline(self, now: float) -> float:
+        """Until when, at the latest, a Tick is due."""
+        return self._watch.next_deadline(now)
+
+    # --- events ----------------------------------------------------------------------------------
+
+    def handle(self, event: Event, now: float) -> list[Instruction]:
+        """React to an event at time `now` (seconds, any origin, never going back)."""
+        match event:
+            case ev.Tick():
+                return self._tick(now)
+            case ev.Submit():
+                return self._steps.submit(event, now)
+            case ev.Follow(submit):
+                return self._steps.begin_to_follow(submit, now)
+            case ev.Ready():
+                self._member.ready = True
+                needs = self._steps.waits_for_state()
+                return [Tell(self._status(self._term, 0)), *needs] if self._term >= 0 else []
+            case ev.Gives():
+                return self._donor.begins()
+            case ev.Give():
+                return [] if self._member.frozen else self._donor.give(event)
+            case ev.Prepared(epoch):
+                return self._steps.resume(epoch, now)
+            case ev.Arrived(step):
+                return self._steps.arrived(step)
+            case ev.Go(why):
+                self._goes = msg.Leaves(self.server, why)
+                return [Tell(self._goes)]
+            case ev.Control(message):
+                return self._control(message, now)
+            case ev.PeerLost(peer, level, kind, why):
+                if self._member.stopped or (self._member.frozen and kind == "timeout"):
+                    return []
+                return [*self._watch.lost(peer, level, kind, why, now)]
+            case ev.Proved(peer, level):
+                return self._watch.proved(peer, level)
+            case ev.OwnNicLost(level, why):
+                return [self._watch.suspect(self.server, level, "own-nic", 0.0, why)]
+            case ev.Ended(outcome):
+                self._outcome = event  # of a joiner that was never in nobody needs anything more
+                out = outcome == "failed" and self._learner is not None and self.view is None
+                self._farewell.begin(now)
+                return [self._said_ended(), *[ev.Leave()] * out]
+            case ev.Gathered() | ev.Summed() | ev.Differs() | ev.Home():
+                return self.met(event, now)
+
+    def heard(self, peer: int, level: int, now: float) -> None:
+        """A sign of life of (peer, level): a heartbeat or any byte."""
+        self._watch.heard(peer, level, now)
+
+    # --- frames ----------------------------------------------------------------------------------
+
+    def admit(self, peer: int, header: Header) -> Place | Verdict:
+        """Where the payload of a frame belongs, or what else to do with it.
+
+        Raises FrameError when no such frame can be: its connection is to be closed.
+        """
+        step = self._steps.current
+        if step is None or header[1:3] != step.stamp or header.kind > Kind.DOWN or self._member.frozen:
+            return self._admit_other(header)
+        if header.signature != step.submit.signature:
+            return self._calls.clashes(step.submit, header)
+        kind, _, _, origin, dest, _, start, stop, nbytes = header
+        engine = step.engine
+        if nbytes != (stop - start) * engine.stamp.itemsize:
+            raise FrameError(f"{nbytes} bytes cannot be elements {start}:{stop}")
+        return engine.place(kind, origin, dest, start, stop)
+
+    def term(self, header: Header) -> Place | None:
+        """Where the payload of a frame just admitted belongs, if it need not be there: see Dataflow.term."""
+        step = self._steps.current
+        return step.engine.term(header) if step and isinstance(step.engine, Dataflow) else None
+
+    def _admit_other(self, header: Header) -> Place | Verdict:
+        """`admit` for all but slices of the step that is running."""
+        if header.epoch > self.epoch:
+            if self._member.may_install(header.epoch):
+                self._proven_epoch = header.epoch  # the next Tick installs it
+            return Verdict.WAIT
+        if header.epoch < self.epoch or self._member.frozen:
+            return Verdict.DROP
+        if header.kind >= Kind.HEAD:
+            return self._admit_state(header)
+        if header.step <= self.committed:
+            return Verdict.DROP
+        if header.kind == Kind.DESCRIBE:
+            return Verdict.TEXT
+        step = self._steps.current
+        if step is None or header.step != step.submit.step:
+            return Verdict.WAIT
+        if header.signature != step.submit.signature:
+            return self._calls.clashes(step.submit, header)
+        return Verdict.TOKEN
+
+    def _admit_state(self, header: Header) -> Place | Verdict:
+        if self._learner is None or header.dest != self.server:
+            return Verdict.DROP
+        if header.kind == Kind.HEAD:
+            return Verdict.TEXT
+        return Place(Buffer.STATE, header.start) if self._learner.admits(header) else Verdict.DROP
+
+    def received(self, peer: int, header: Header, text: str, now: float) -> list[Instruction]:
+        """An admitted frame is complete (its payload is where `admit` said, or in `text`).
+
+        Raises FrameError when it says what cannot be: its connection is to be closed.
+        """
+        kind, step = header.kind, self._steps.current
+        if kind == Kind.DESCRIBE:
+            return self._described(header, text, now)
+        if kind >= Kind.HEAD:
+            return self._state_came(header, text)
+        if step is None or header[1:3] != step.stamp or self._member.frozen:
+            return []  # its epoch ended between admission and the last byte
+        if kind == Kind.TOKEN:
+            return self._steps.token(peer, header.start, now)
+        engine = step.engine
+        done: list[Instruction] = []
+        done += engine.received(kind, header.origin, header.dest, header.start, header.stop)
+        if engine.remaining == 0 and not step.entered:
+            done += self._steps.enter_if_complete(now)
+        return done
+
+    def _described(self, header: Header, text: str, now: float) -> list[Instruction]:
+        self._calls.described(header, text, len(self._watch.links))
+        ours = header.epoch == self.epoch and not self._member.frozen
+        if self._learner is None or not ours or not self.follows:
+            return []
+        self._learner.called(header, text, self.step)
+        return self._steps.follow(now)
+
+    def _state_came(self, header: Header, text: str) -> list[Instruction]:
+        if self._learner is None or header.epoch != self.epoch or self._member.frozen:
+            return []
+        try:
+            return self._learner.came(header, text, self.committed)
+        except StateMismatch as error:
+            return self._steps.give_up(error)
+
+    # --- time ------------------------------------------------------------------------------------
+
+    def _tick(self, now: float) -> list[Instruction]:
+        if self._orphaned(now):
+            why = (
+                f"server {self.server} has waited {self.timeouts.orphan_s:g} s for a view after epoch "
+                f"{self.epoch}: is there a coordinator? It waits for {self.waits_for()}"
+            )
+            return self._steps.stop(FabricError(why))
+        done = self._steps.clash()
+        if self._may_install(self._proven_epoch):
+            done += self._install(now)
+        self._watch.be_patient(self.timeouts.patience_s(self.committed))
+        return done + self._end_again(now) + self._watch.tick(now)
+
+    def _end_again(self, now: float) -> list[Instruction]:
+        """Hear whether there is still a coordinator that will end the job."""
+        if self._member.stopped is not None or not self._farewell.is_due(now):
+            return []
+        if self._farewell.in_vain:
+            why = f"no coordinator has answered for {self.timeouts.orphan_s:g} s: who is to end the job?"
+            return self._steps.stop(FabricError(f"server {self.server} is done, and {why}"))
+        return [self._said_ended()]
+
+    def _said_ended(self) -> Instruction:
+        return Tell(msg.Ended(self.server, self._outcome.outcome, self._outcome.error, self.committed))
+
+    def _orphaned(self, now: float) -> bool:
+        """Whether a coordinator has been needed, and has brought no view, for too long."""
+        outside = self._learner is not None and self.view is None and self._term >= 0  # it may take long
+        needed = self._member.frozen or self._watch.suspects or self.in_doubt
+        if self._member.stopped is not None or outside or not needed:
+            self._needs_view_since = None
+            return False
+        self._needs_view_since = now if self._needs_view_since is None else self._needs_view_since
+        return now - self._needs_view_since > self.timeouts.orphan_s
+
+    # --- membership ------------------------------------------------------------------------------
+
+    def _control(self, message: msg.ToServer, now: float) -> list[Instruction]:
+        term = getattr(message, "term", self._term)
+        if term < self._term:
+            return [Tell(msg.Deposed(self.server, self._term))]  # its successor has asked already
+        self._term = term
+        self._farewell.heard()
+        match message:
+            case msg.Who():
+                # The status last: whoever has everybody's knows what everybody suspects.
+                return [*self._watch.all_again(now), *self._said_before(), Tell(self._status(term, 0))]
+            case msg.Freeze():
+                return self._freeze(message, now)
+            case msg.Propose():
+                return [Tell(self._member.propose(message))]
+            case msg.Install(_, epoch):
+                return self._install(now) if self._may_install(epoch) else []
+            case msg.Evict() if self._learner is not None and self.view is None:
+                return []  # it was never in: it waits on, to be let in by another view
+            case msg.Evict(_, epoch, reason):
+                return self._steps.stop(Evicted(f"server {self.server} is out of view {epoch}: {reason}"))
+            case msg.Abort(_, kind, text, server):
+                return self._steps.stop(job_error(kind, text, server))
+            case msg.Shutdown():
+                return self._shut_down()
+            case msg.Returned(_, server, step):
+                return self._steps.returned(server, step)
+            case msg.Noted() | msg.Inject():
+                return []  # a sign of life; or for the shell alone
+
+    def _said_before(self) -> list[Instruction]:
+        """What a new coordinator must be told."""
+        return [*self._donor.said(), *([Tell(self._goes)] if self._goes else []), *self._steps.learning()]
+
+    def _shut_down(self) -> list[Instruction]:
+        if self._outcome.outcome or self._member.stopped:
+            return [ev.Leave()]
+        return self._steps.stop(Evicted(f"server {self.server} is out: the others ended the job without it"))
+
+    def _may_install(self, epoch: int) -> bool:
+        return self._member.stopped is None and self._member.may_install(epoch)
+
+    def _status(self, term: int, epoch: int) -> msg.Status:
+        behind = self._learner is not None and self._learner.late
+        return self._member.status(term, epoch, self.committed, self._steps.standing, self._outcome, behind)
+
+    def _freeze(self, message: msg.Freeze, now: float) -> list[Instruction]:
+        if self._member.stopped:
+            return []
+        was_frozen = self._member.frozen
+        if refused := self._member.freeze(message):
+            return [Tell(refused)]
+        if not was_frozen:
+            self._lived.frozen(now)
+        return [ev.Fence(), Tell(self._status(message.term, message.epoch))]
+
+    def _install(self, now: float) -> list[Instruction]:
+        view = self._member.install()
+        self._proven_epoch = 0
+        if self._learner is not None:
+            self._learner.install(view)
+            if not self._lived.records:
+                self._steps.committed = view.commit
+        fabric = self._base.without(*view.failures)
+        programs = self._planner(fabric, self.server)
+        levels = range(fabric.levels)
+        links = frozenset((peer, level) for level in levels for peer in fabric.neighbours(self.server, level))
+        self._steps.install(programs, fabric, links)
+        self._watch.set_view(view, links, now)
+        self._donor.install(view, fabric)
+        self._needs_view_since = None
+        self._lived.installed(view, now)
+        return [ev.Installed(view), ev.Links(links), *self._steps.settle(view, now), ev.Resume()]

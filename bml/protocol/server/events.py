@@ -1,0 +1,368 @@
+"""What can happen to a server core, and what it can ask its shell to do.
+
+Events go in through `ServerCore.handle`, instructions come out, to be carried out in their order.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from msgspec import Struct
+
+from bml.protocol.server.transfer import Giving, Head, Part
+from bml.protocol.step.dataflow import Reduce, Send
+from bml.protocol.step.direct import Post, Quit, Stage, Sum
+from bml.protocol.step.spans import Spans
+from bml.protocol.wire.call import Call
+from bml.protocol.wire.frame import Header
+from bml.protocol.wire.messages import ToCoordinator, ToServer, View
+from bml.topology.errors import BmlError
+
+# --- events --------------------------------------------------------------------------------------
+
+
+class Submit(Struct, frozen=True):
+    """The user's thread brings this server's contribution to a step, prepared under view `epoch`.
+
+    `signature` hashes what the user called; all servers must agree on it.
+    """
+
+    step: int
+    epoch: int
+    call: Call
+    signature: int
+
+    @property
+    def n_elements(self) -> int:
+        """Length of the contribution."""
+        return self.call.n_elements
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return self.call.itemsize
+
+
+class Follow(Struct, frozen=True):
+    """What `Called` asked for is brought; it may be of an epoch, or a step, that is over."""
+
+    submit: Submit
+
+
+class Ready(Struct, frozen=True):
+    """The training function of a joiner waits for the state, its first or a later one: let it in."""
+
+
+class Arrived(Struct, frozen=True):
+    """The user of a joiner is at the boundary before `step`: `Begin` answers."""
+
+    step: int
+
+
+class Ended(Struct, frozen=True):
+    """The training function returned ("done") or raised ("failed", with its error)."""
+
+    outcome: str
+    error: str = ""
+
+
+class Gives(Struct, frozen=True):
+    """The training function is at a step boundary: it can hand over its state there, now and later."""
+
+
+class Give(Struct, frozen=True):
+    """The user's thread has copied what `giving` asks for, at the boundary after `step`.
+
+    `heads` are those of the gifts, in order; their pieces lie one after the other in Buffer.STATE.
+    """
+
+    giving: Giving
+    step: int
+    heads: tuple[Head, ...]
+
+
+class Prepared(Struct, frozen=True):
+    """What `Prepare` asked for in this epoch is done."""
+
+    epoch: int
+
+
+class Go(Struct, frozen=True):
+    """The user's thread has stopped before the step that comes: this server was asked to leave."""
+
+    why: str
+
+
+class PeerLost(Struct, frozen=True):
+    """The connection to (peer, level) broke."""
+
+    peer: int
+    level: int
+    kind: str
+    why: str
+
+
+class Proved(Struct, frozen=True):
+    """The probe of (peer, level) that `Probe` asked for came back whole."""
+
+    peer: int
+    level: int
+
+
+class OwnNicLost(Struct, frozen=True):
+    """This server's own NIC of `level` has no carrier."""
+
+    level: int
+    why: str
+
+
+class Control(Struct, frozen=True):
+    """A message of the coordinator."""
+
+    message: ToServer
+
+
+class Tick(Struct, frozen=True):
+    """Time passed; sent at every pass of the loop."""
+
+
+class Gathered(Struct, frozen=True):
+    """All members of the view stand at DONE or COMPLETE of this step, or beyond it, in this epoch."""
+
+    epoch: int
+    step: int
+    stage: Stage
+
+
+class Summed(Struct, frozen=True):
+    """The `Sum` of this step was carried out; `whole`: all of it, not only this server's share."""
+
+    epoch: int
+    step: int
+    whole: bool
+
+
+class Differs(Struct, frozen=True):
+    """A server that is ready for the same step called something else, `text`."""
+
+    epoch: int
+    step: int
+    origin: int
+    text: str
+
+
+class Home(Struct, frozen=True):
+    """What `BringHome` asked for is done; the newest epoch in which a member of the step stood after that."""
+
+    epoch: int
+    step: int
+    newest: int
+
+
+Meeting = Gathered | Summed | Differs | Home
+FromUser = Submit | Follow | Ready | Gives | Give | Prepared | Arrived | Go | Ended
+Event = FromUser | PeerLost | Proved | OwnNicLost | Control | Tick | Meeting
+
+
+# --- instructions --------------------------------------------------------------------------------
+
+
+class Open(Struct, frozen=True):
+    """Make the workspace of this step, with so much scratch; frames for it are welcome from now on.
+
+    `follows`: there is no contribution to this call, bring a neutral one. `left`: the step is the one of the
+    workspace that there is, of whose results only these elements are missing; the new one has no others.
+    """
+
+    step: int
+    scratch_elements: int
+    follows: Call | None = None
+    left: Spans = ()
+
+
+class Called(Struct, frozen=True):
+    """A learner can take part in this step over shared memory: bring a neutral contribution, say `Follow`."""
+
+    submit: Submit
+
+
+class SendText(Struct, frozen=True):
+    """Send a neighbour a short text: what this server's user called, or what state will come."""
+
+    peer: int
+    level: int
+    header: Header
+    text: bytes
+
+
+class Commit(Struct, frozen=True):
+    """The step is committed by everybody: give the result to the user."""
+
+    step: int
+    epoch: int
+    contributors: tuple[int, ...]
+
+
+class BringHome(Struct, frozen=True):
+    """A view commits the step: bring the result home, then look where its members stand, and say `Home`.
+
+    `follows`: it is one that a learner has followed.
+    """
+
+    epoch: int
+    step: int
+    follows: bool
+
+
+class Prepare(Struct, frozen=True):
+    """Have the program for so many bytes compiled, by a thread that may take its time; then say so."""
+
+    epoch: int
+    nbytes: int
+
+
+class Keep(Struct, frozen=True):
+    """The step that was followed is committed: keep the result until the user comes to it (`Replay`)."""
+
+    step: int
+    epoch: int
+    contributors: tuple[int, ...]
+
+
+class Skip(Struct, frozen=True):
+    """The step that was followed is committed, and nobody will come to it: forget the result."""
+
+    step: int
+
+
+class Behind(Struct, frozen=True):
+    """Results from this step on are not kept: at the next boundary the user takes another, later state."""
+
+    step: int
+
+
+class Begin(Struct, frozen=True):
+    """The user of a joiner may begin the iteration before which it arrived.
+
+    `replays`: what it brings in this iteration is not used, and it must bring it only to steps whose results
+    are kept. Until it arrives at the next boundary no view has this server as a contributor.
+    """
+
+    replays: bool
+
+
+class Replay(Struct, frozen=True):
+    """The user has come to a step that was committed before: give him what was kept."""
+
+    step: int
+
+
+class Expect(Struct, frozen=True):
+    """Make Buffer.STATE, of so many bytes."""
+
+    nbytes: int
+
+
+class StateHere(Struct, frozen=True):
+    """Buffer.STATE holds the training state after `step`; its parts have these hashes, or it is damaged."""
+
+    step: int
+    digests: dict[Part, str]
+
+
+class Retry(Struct, frozen=True):
+    """The view changed: prepare the contribution to this step again, for the view `epoch`."""
+
+    step: int
+    epoch: int
+
+
+class Stop(Struct, frozen=True):
+    """The job is over for this server's user; every further call raises this."""
+
+    error: BmlError
+
+
+class Installed(Struct, frozen=True):
+    """A new view is in force."""
+
+    view: View
+
+
+class Links(Struct, frozen=True):
+    """These (peer, level) connections are wanted, no others."""
+
+    wanted: frozenset[tuple[int, int]]
+
+
+class Fence(Struct, frozen=True):
+    """Drop what is queued or half received: its epoch is over."""
+
+
+class Resume(Struct, frozen=True):
+    """Frames that had to wait may be welcome now: ask again."""
+
+
+class Beat(Struct, frozen=True):
+    """Send a heartbeat."""
+
+    peer: int
+    level: int
+
+
+class Probe(Struct, frozen=True):
+    """Have (peer, level), a link that is out of the view, carry bytes there and back; then say `Proved`."""
+
+    peer: int
+    level: int
+
+
+class Tell(Struct, frozen=True):
+    """Send a message to the coordinator; lost when there is none, its successor will ask."""
+
+    message: ToCoordinator
+
+
+class Leave(Struct, frozen=True):
+    """Everybody is done: the server may go."""
+
+
+Instruction = (
+    Send
+    | Reduce
+    | Post
+    | Sum
+    | Quit
+    | Open
+    | Called
+    | SendText
+    | Commit
+    | BringHome
+    | Prepare
+    | Keep
+    | Skip
+    | Behind
+    | Begin
+    | Replay
+    | Expect
+    | StateHere
+    | Retry
+    | Stop
+    | Installed
+    | Links
+    | Fence
+    | Resume
+    | Beat
+    | Probe
+    | Tell
+    | Leave
+)
+
+
+class Verdict(Enum):
+    """What to do with a frame that has no place now."""
+
+    DROP = "its epoch or step is over"
+    WAIT = "this server is not there yet: stop reading, ask again after Resume"
+    TEXT = "a text, at most 4 KiB"
+    TOKEN = "a token, without payload"

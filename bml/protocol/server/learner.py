@@ -1,0 +1,227 @@
+"""A joiner on its way in: it follows the steps without contributing, while the training state reaches it.
+
+    outside    -- a view has it as a learner                            -->  following
+    following  -- the state at some boundary is there, whole            -->  replaying
+    replaying  -- its user has applied all results that were kept       -->  caught up (CaughtUp is told)
+    caught up  -- a view has it as a contributor                        -->  a server like the others
+
+It follows a step as soon as a neighbour says what is called in it, with a contribution that changes nothing;
+the results are kept, and the user, who starts from the state, is given them one by one.
+
+The state may overtake this server's own commit: its donors have committed the step of the boundary, while
+this server still waits for a token of another learner, or copies a result. The state is then whole, but it
+is here only once that step is committed here, too.
+
+What is kept is bounded. When a result does not fit any more, the learner falls behind: it keeps nothing from
+there on. The user, who may be in the middle of an iteration, is given the results that were kept before until
+he comes to a boundary. There he waits for a later state, and the learner asks for a view, with which another
+transfer begins. A joiner that is slower than the others so comes in, at the latest, with a later state.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from bml.errors import BmlError, StepMismatch, TooSlow
+from bml.protocol.server.events import Begin, Behind, Expect, Instruction, Keep, Skip, StateHere, Submit, Tell
+from bml.protocol.server.transfer import Head, Incoming
+from bml.protocol.wire.call import Call
+from bml.protocol.wire.frame import FrameError, Header, Kind
+from bml.protocol.wire.messages import CaughtUp, NeedsState, View
+
+KEPT_NBYTES = 1 << 30
+"""How many bytes of results a learner keeps if nothing else is asked for."""
+_KEPT_STEPS = 10_000
+"""How many results it keeps at most, however short they are."""
+_MOST_STATES = 4
+"""How often a learner is given the state before it is clear that it cannot catch up."""
+
+
+class _Kept(NamedTuple):
+    """What was called in a step, and how long its result is, in bytes."""
+
+    text: str
+    signature: int
+    nbytes: int
+
+
+class Learner:
+    """The state of joining `server`; see the module's text. It keeps results of up to `most_nbytes`.
+
+    `behind`: a later state is needed, as results that come after those that are kept are lost. `waits`: the
+    user waits for a state. `replays`: the user goes through an iteration in which it contributes nothing.
+    """
+
+    def __init__(self, server: int, most_nbytes: int = KEPT_NBYTES):
+        self._server = server
+        self._most_nbytes = most_nbytes
+        self.follows = False
+        self.has_state = False
+        self.behind = False
+        self.waits = False
+        self.replays = False
+        self._level = False
+        self._arrived = 0
+        self._calls: dict[int, tuple[Call, int]] = {}
+        self._kept: dict[int, _Kept] = {}
+        self._since = 0  # results from this step on count; those before belong to an earlier state
+        self._nbytes = 0
+        self._n_steps = 0
+        self._states = 1
+        self._incoming = Incoming()
+
+    def install(self, view: View) -> None:
+        """A view is in force; unless the state is whole, another transfer of it begins."""
+        self.follows = self._server in view.learners
+        self._calls.clear()
+        if not self._incoming.complete:
+            self._incoming = Incoming()
+        if self.behind and self.waits:
+            self.behind = False
+            self._since, self._nbytes, self._n_steps = view.commit + 1, 0, 0
+
+    def called(self, header: Header, text: str, step: int) -> None:
+        """A neighbour says what is called in a step; this server is at `step`. Raises FrameError."""
+        if header.step > step + 1:  # no neighbour can be there without this server's tokens
+            raise FrameError(f"server {header.origin} calls step {header.step}, step {step} is not over")
+        self._calls[header.step] = (Call.decode(text), header.signature)
+
+    def submit(self, step: int, epoch: int) -> Submit | None:
+        """What to bring to this step; None while nobody has said what is called in it."""
+        for past in [each for each in self._calls if each < step]:
+            del self._calls[past]
+        called = self._calls.get(step) if self.follows else None
+        return None if called is None else Submit(step, epoch, *called)
+
+    @property
+    def late(self) -> bool:
+        """Whether it is a learner that must not contribute yet, whatever it said before."""
+        return self.follows and (self.behind or self.replays)
+
+    def arrived(self, step: int, committed: int, frozen: bool) -> Begin:
+        """The user is at the boundary before `step`, and the last step that is `committed` here is known.
+
+        The iteration that begins replays while the user is late, and once more when it has drawn level, so
+        that it comes to the next boundary when the others do. It does not replay while this server is
+        `frozen`: the next view may have it as a contributor.
+        """
+        late = step <= committed or not self._level
+        self.replays = late and self.follows and not frozen
+        self._level |= step > committed
+        self._arrived = 0 if self.replays else step
+        return Begin(self.replays)
+
+    def says(self, epoch: int, step: int, brought: bool) -> list[Instruction]:
+        """What it tells the coordinator before this step, which the user has `brought` or not."""
+        if not self.follows:
+            return []
+        if self.behind and self.waits:
+            return [Tell(NeedsState(self._server, epoch))]
+        level = brought or self._arrived == step
+        return [Tell(CaughtUp(self._server, epoch))] if level and not self.late else []
+
+    # --- results ---------------------------------------------------------------------------------
+
+    def keeps(self, submit: Submit, epoch: int, contributors: tuple[int, ...]) -> list[Instruction]:
+        """A followed step is committed, and the user will come to it. Raises TooSlow if he never can."""
+        step, nbytes = submit.step, submit.n_elements * submit.itemsize
+        if self.behind:
+            return [Skip(step)]
+        full = self._nbytes + nbytes > self._most_nbytes or self._n_steps >= _KEPT_STEPS
+        # One result is always kept: there is no later state of use otherwise. Nor does any come if the view
+        # that commits the step makes this server a contributor.
+        if full and self.follows and self._n_steps:
+            return [Skip(step), *self._fall_behind(step)]
+        self._kept[step] = _Kept(submit.call.text, submit.signature, nbytes)
+        self._nbytes += nbytes
+        self._n_steps += 1
+        return [Keep(step, epoch, contributors)]
+
+    def _fall_behind(self, step: int) -> list[Instruction]:
+        if self._states >= _MOST_STATES:
+            raise TooSlow(
+                f"server {self._server} cannot catch up: it was given the training state {self._states} "
+                f"times, and each time the others committed more steps than it keeps results of "
+                f"({self._bound}) before it had applied them. Let its training loop skip what need not be "
+                "computed (session.replays), raise kept_mib, or give it a faster machine"
+            )
+        self._states += 1
+        self.behind, self.has_state = True, False
+        self._incoming = Incoming()
+        return [Behind(step)]
+
+    def refuses(self, submit: Submit) -> BmlError | None:
+        """Why the user, who has come to this committed step, cannot be given its result; None if he can."""
+        step = submit.step
+        if not self.has(step):
+            return TooSlow(
+                f"server {self._server} cannot catch up: the results of one iteration of its training loop, "
+                f"up to step {step}, are more than it keeps ({self._bound}): raise kept_mib"
+            )
+        theirs = self.differs(submit)
+        if theirs is None:
+            return None
+        return StepMismatch(
+            f"step {step}: the others called {theirs}, but server {self._server}, a joiner, called "
+            f"{submit.call.text}; it starts where its first session.batches or session.steps begins, so "
+            "every call of a step must be made in such a loop"
+        )
+
+    @property
+    def _bound(self) -> str:
+        return f"{self._most_nbytes / 2**20:g} MiB, {_KEPT_STEPS} steps"
+
+    def has(self, step: int) -> bool:
+        """Whether the result of this step is kept, now that the user has come to it."""
+        while self._kept and (first := next(iter(self._kept))) < step:
+            self._drop(first)  # he was given a later state meanwhile
+        return step in self._kept
+
+    def differs(self, submit: Submit) -> str | None:
+        """What the others called in a step that the user has come to now, if it is not the same."""
+        kept = self._drop(submit.step)
+        return None if kept.signature == submit.signature else kept.text
+
+    def _drop(self, step: int) -> _Kept:
+        kept = self._kept.pop(step)
+        if step >= self._since:
+            self._nbytes -= kept.nbytes
+            self._n_steps -= 1
+        return kept
+
+    # --- the state -------------------------------------------------------------------------------
+
+    def admits(self, header: Header) -> bool:
+        """Whether this piece of state is wanted. Raises FrameError if no such piece can be."""
+        if not self._wants_state:
+            return False
+        self._incoming.check(header)
+        return True
+
+    def came(self, header: Header, text: str, committed: int) -> list[Instruction]:
+        """A part of the state is announced in `text`, or a piece of it is in its place.
+
+        Raises FrameError, and StateMismatch if the donors' states differ.
+        """
+        if header.kind != Kind.HEAD:
+            self._incoming.arrived(header)
+            return self.state(committed)
+        if not self._wants_state:
+            return []
+        first = self._incoming.head(header, Head.decode(text))
+        expect = [Expect(self._incoming.nbytes)] if first else []
+        return [*expect, *self.state(committed)]
+
+    def state(self, committed: int) -> list[Instruction]:
+        """What follows when the state is whole, and so many steps are committed here."""
+        step = self._incoming.step
+        if self.has_state or not self._incoming.complete or committed < step:
+            return []
+        self.has_state, self.waits = True, False
+        for past in [each for each in self._kept if self._since <= each <= step]:
+            self._drop(past)
+        return [StateHere(step, self._incoming.digests)]
+
+    @property
+    def _wants_state(self) -> bool:
+        return self.follows and not (self.has_state or self.behind or self._incoming.complete)

@@ -1,0 +1,121 @@
+"""Membership as one server sees it: what it has promised, accepted and installed.
+
+State table (the answers that keep two servers from ever disagreeing on a step):
+
+    state      event                                  becomes    and
+    ---------  -------------------------------------  ---------  ------------------------------------
+    running    Freeze, epoch > promised               frozen     reports Status; drops old traffic
+    frozen     Freeze, ballot > promised              frozen     reports Status again, for that ballot
+    frozen     Freeze, ballot = promised              frozen     reports again (it was sent again)
+    any        Freeze, ballot < promised              same       Refused
+    running    Freeze, ballot = promised              running    Refused (it was late: that view is in force)
+    frozen     Propose of the promised ballot         frozen     stores the view, Accepted (Refused if it
+                                                                 is meant for another life of this server)
+    any        Propose of any other ballot            same       Refused
+    frozen     Install of the accepted view, or a     running    commits or retries as the view says
+               data frame of its epoch (proof that
+               some member installed it)
+    any        Evict, Abort                           stopped    the user's call ends with the error
+    any        anything of an older term              same       Deposed: that coordinator has a successor
+
+A ballot is (epoch, term): two coordinators, an old one and its successor, may try the same epoch, and
+only one of them can gather every member's promise. A view is installed by anybody only after all its
+members have accepted it, and its members are more than half of the view before; so whoever gathers
+promises later finds a server that knows it, and honours what it decided.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from bml.protocol.server.events import Ended
+from bml.protocol.step.spans import Spans
+from bml.protocol.wire.messages import Accepted, Freeze, Life, Propose, Refused, Status, View
+from bml.topology.errors import BmlError
+
+
+@dataclass
+class Member:
+    """The membership state of `server`, in its first life or this one."""
+
+    server: int
+    life: Life | None = None
+    promised: tuple[int, int] = (0, 0)
+    accepted: View | None = None
+    installed: View | None = None
+    frozen: bool = field(default=True)  # nothing may run before the first view
+    stopped: BmlError | None = None
+    """What ended the job here."""
+    ready: bool = True
+    """Whether it wants to be let in."""
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the installed view, 0 before the first."""
+        return self.installed.epoch if self.installed else 0
+
+    def status(
+        self,
+        term: int,
+        epoch: int,
+        committed: int,
+        standing: tuple[int, Spans, int],
+        ended: Ended,
+        behind: bool,
+    ) -> Status:
+        """What to report to a coordinator that asks with `epoch` (0: it only asks who is there).
+
+        `standing`: the step that is complete, what is final of the current one, and of how many elements.
+        `behind`: it is a learner that must not contribute yet.
+        """
+        complete, final, n_elements = standing
+        return Status(
+            server=self.server,
+            term=term,
+            epoch=epoch,
+            promised=self.promised[0],
+            installed=self.installed,
+            accepted=self.accepted,
+            committed=committed,
+            complete=complete,
+            outcome=ended.outcome,
+            error=ended.error,
+            life=self.life,
+            final=final,
+            n_elements=n_elements,
+            ready=self.ready,
+            behind=behind,
+        )
+
+    def freeze(self, message: Freeze) -> Refused | None:
+        """Promise the ballot, or say why not."""
+        ballot = (message.epoch, message.term)
+        if ballot < self.promised or (ballot == self.promised and not self.frozen):
+            return Refused(self.server, message.term, self.promised[0])
+        self.promised = ballot
+        self.frozen = True
+        return None
+
+    def propose(self, message: Propose) -> Accepted | Refused:
+        """Store the view, unless something newer was promised meanwhile."""
+        view = message.view
+        mine = view.life(self.server) == self.life  # an earlier life's promises are not this one's
+        if (view.epoch, message.term) != self.promised or not self.frozen or not mine:
+            return Refused(self.server, message.term, self.promised[0])
+        self.accepted = view
+        return Accepted(self.server, message.term, view.epoch)
+
+    def may_install(self, epoch: int) -> bool:
+        """Whether news that somebody installed `epoch` means that this server must install it too.
+
+        Not when it has promised something newer since: that coordinator has been told of the accepted
+        view and carries its decision on.
+        """
+        return self.accepted is not None and self.accepted.epoch == epoch == self.promised[0] > self.epoch
+
+    def install(self) -> View:
+        """Make the accepted view the installed one."""
+        assert self.accepted is not None
+        self.installed = self.accepted
+        self.frozen = False
+        return self.installed

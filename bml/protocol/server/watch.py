@@ -1,0 +1,156 @@
+"""What one server hears of its neighbours: heartbeats out, suspicions and recoveries to the coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+
+from bml.faults import Detector, Suspicion
+from bml.faults.healing import Recovery, listened
+from bml.faults.stalls import Flow, Stalls
+from bml.protocol.server.events import Beat, Instruction, Probe, Tell
+from bml.protocol.wire import messages as msg
+from bml.topology import Fabric
+
+Links = frozenset[tuple[int, int]]
+
+
+class Watch:
+    """The ears of `server` on the healthy `fabric`; see bml.faults.detector, .stalls and .healing."""
+
+    def __init__(self, server: int, fabric: Fabric, detect_s: float, now: float):
+        self.links: Links = frozenset()
+        self._server = server
+        self._fabric = fabric
+        self._detector = Detector(server, (), detect_s, now)
+        self._stalls = Stalls(detect_s)
+        self._recovery = Recovery(self._detector.interval_s, proof_s=detect_s)
+        self._suspicions: dict[tuple[int, int], msg.Suspect] = {}
+        self._lost_at: dict[tuple[int, int], float] = {}
+
+    @property
+    def suspects(self) -> bool:
+        """Whether a suspicion stands."""
+        return bool(self._suspicions)
+
+    @property
+    def suspicions(self) -> tuple[msg.Suspect, ...]:
+        """Those that stand."""
+        return tuple(self._suspicions.values())
+
+    def next_deadline(self, now: float) -> float:
+        """When, at the latest, `tick` is due."""
+        return self._detector.next_deadline(now)
+
+    def set_view(self, view: msg.View, links: Links, now: float) -> None:
+        """Watch the links of a new view, and listen on those that are out of it."""
+        self.links = links
+        self._detector.set_links(links, now)
+        self._stalls = Stalls(self._detector.detect_s)
+        self._suspicions.clear()
+        self._lost_at.clear()
+        failed = dict.fromkeys(view.failures, 1) | dict(view.failed)
+        standing = {part: times for part, times in failed.items() if part in view.failures}
+        self._recovery.set_links(listened(self._fabric, self._server, standing, self._detector.detect_s))
+
+    def be_patient(self, for_s: float) -> None:
+        """Bear so much silence before it is suspicious; 0: as much as the detector does by itself."""
+        self._detector.patience_s = for_s
+
+    def heard(self, peer: int, level: int, now: float) -> None:
+        """A sign of life of (peer, level)."""
+        self._detector.heard(peer, level, now)
+        self._recovery.heard(peer, level, now)
+
+    def flows(self, flows: Mapping[tuple[int, int], Flow], now: float) -> None:
+        """What the kernel says of the connections; those that are not watched do not count."""
+        self._stalls.look({link: flow for link, flow in flows.items() if link in self.links}, now)
+
+    def proved(self, peer: int, level: int) -> list[Instruction]:
+        """The probe of a link that is out of the view came back whole: the next tick tells."""
+        self._recovery.proved(peer, level)
+        return []
+
+    def tick(self, now: float) -> list[Beat | Tell | Probe]:
+        """Heartbeats that are due, and what became known since."""
+        done: list[Beat | Tell | Probe] = []
+        beats = self._detector.beats_due(now)
+        if beats or not self.links:
+            done += [Beat(peer, level) for peer, level in (*beats, *self._recovery.links)]
+        done += map(self._silence, self._detector.check(now))
+        for gone in self._detector.take_withdrawn():
+            suspect = self._suspicions.get((gone.peer, gone.level))
+            # A broken connection stays broken, however well heartbeats come through again.
+            if suspect is not None and suspect.kind == "silence":
+                del self._suspicions[gone.peer, gone.level]
+                done.append(Tell(msg.Withdraw(self._server, gone.peer, gone.level)))
+        done += self._stalled(now)
+        came, went, probes = self._recovery.check(now)
+        done += [Tell(msg.Healthy(self._server, peer, level)) for peer, level in came]
+        done += [Tell(msg.Relapsed(self._server, peer, level)) for peer, level in went]
+        done += [Probe(peer, level) for peer, level in probes]
+        return done
+
+    def _stalled(self, now: float) -> list[Tell]:
+        """Connections that stand still although their peer is heard; those that move again are withdrawn.
+
+        Without heartbeats it is no stall: the peer's machine is dead or stopped, which its silence will say.
+        """
+        done: list[Tell] = []
+        standing = self._stalls.standing(now)
+        for (peer, level), stood_s in standing.items():
+            borne = stood_s < self._detector.patience_s
+            if (peer, level) not in self._suspicions and not borne and self._detector.hears(peer, level, now):
+                why = (
+                    f"server {self._server} hears server {peer} on level {level}, but for {stood_s:.3f} s "
+                    "nothing that it has sent there over their connection was acknowledged"
+                )
+                done.append(self.suspect(peer, level, "stall", stood_s, why))
+        for (peer, level), suspect in list(self._suspicions.items()):
+            # One that was not even made, or has ended, does not move again.
+            if suspect.kind == "stall" and suspect.silent_s and (peer, level) not in standing:
+                del self._suspicions[peer, level]
+                done.append(Tell(msg.Withdraw(self._server, peer, level)))
+        return done
+
+    def lost(self, peer: int, level: int, kind: str, why: str, now: float) -> list[Tell]:
+        """The connection to (peer, level) broke.
+
+        If it was silence that broke it, one of the two is cut off. Who hears nobody else on that NIC says so,
+        however patient he is to be: he may be the one, and nobody else can tell. A time-out while the peer
+        is heard is a stall: heartbeats pass and the connection does not. A time-out that this server slept
+        through says nothing against anybody.
+        """
+        if (peer, level) not in self.links:
+            return []  # it is out of the view
+        self._lost_at[peer, level] = now
+        if kind == "timeout" and self._detector.was_away(now):
+            self._lost_at[peer, level] = -inf
+            self.suspect(peer, level, "reset", 0.0, why)
+            return [Tell(msg.Interrupted(self._server, peer, level))]
+        if kind == "timeout" and self._detector.hears(peer, level, now):
+            return [self.suspect(peer, level, "stall", 0.0, why)]
+        deaf = self._detector.deaf(level, peer, now) if kind == "timeout" else []
+        return [self.suspect(peer, level, "reset", 0.0, why), *map(self._silence, deaf)]
+
+    def _silence(self, found: Suspicion) -> Tell:
+        return self.suspect(found.peer, found.level, "silence", found.silent_s, found.why)
+
+    def suspect(self, peer: int, level: int, kind: str, silent_s: float, why: str) -> Tell:
+        """Note a suspicion, and say so."""
+        suspect = msg.Suspect(self._server, peer, level, kind, silent_s, why)
+        self._suspicions[peer, level] = suspect
+        return Tell(suspect)
+
+    def all_again(self, now: float) -> list[Tell]:
+        """What a new coordinator must be told.
+
+        If there was none for so long that a peer has been heard again since its connection broke, its death
+        is not what broke it.
+        """
+        told: list[Tell] = []
+        for link, suspect in self._suspicions.items():
+            lost_at = self._lost_at.get(link, now)
+            back = now - lost_at > self._detector.detect_s and self._detector.hears(*link, now)
+            told.append(Tell(msg.Interrupted(self._server, *link) if back else suspect))
+        return told + [Tell(msg.Healthy(self._server, *link)) for link in self._recovery.trusted]

@@ -1,0 +1,164 @@
+"""The header in front of every payload on the data plane: fixed size, big-endian, checked field by field.
+
+Pure: bytes in, `Header` out, or `FrameError`. A frame is one header of `HEADER_NBYTES` bytes and then
+`nbytes` of payload; the payload is opaque here. Relays pass frames on unchanged, so a header names the
+two servers of its tree edge (`origin`, `dest`) and not the two ends of the connection it travels on.
+
+Between servers that share a host the payload of a slice may stay where it is: a lent frame is the header,
+with a magic number of its own, and the `LOAN_NBYTES` bytes of a `Loan`, which says where to read it.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import NamedTuple
+
+from bml.topology.errors import FabricError, InvariantError
+
+MAGIC = b"BML\xf1"
+LENT_MAGIC = b"BML\xf2"
+"""Of a frame whose payload is not behind it."""
+LENT_AT = 3
+LENT_BYTE = LENT_MAGIC[LENT_AT]
+"""What tells it from others, for those who look at every frame."""
+VERSION = 1
+MAX_TEXT_NBYTES = 4096
+"""Longest payload of a DESCRIBE frame."""
+MAX_NBYTES = 64 << 20
+"""Longest payload of any frame unless the receiver sets its own limit."""
+
+# magic, version, kind, origin, dest, two reserved bytes, epoch, signature, step, start, stop, nbytes
+_LAYOUT = struct.Struct(">4sBBHHHIIQQQI")
+HEADER_NBYTES = _LAYOUT.size
+# segment, fences, offset
+_LOAN = struct.Struct(">IIQ")
+LOAN_NBYTES = _LOAN.size
+LENT_NBYTES = HEADER_NBYTES + LOAN_NBYTES
+"""All of a lent frame."""
+
+
+class FrameError(FabricError):
+    """What arrived is not a frame of ours: damaged, of another version, or longer than allowed."""
+
+
+class Kind(enum.IntEnum):
+    """What a frame carries."""
+
+    UP = 0
+    """A slice of a partial sum on its way to the root."""
+    DOWN = 1
+    """A slice of the result on its way to the leaves."""
+    TOKEN = 2
+    """A token of the commit barrier; `start` is the phase, no payload."""
+    DESCRIBE = 3
+    """What the sender's user called: at most 4 KiB (bml.protocol.wire.call)."""
+    HEAD = 4
+    """What a joiner is to expect of the sender's part of the training state: at most 4 KiB."""
+    STATE = 5
+    """Bytes of the training state for a joiner; `step` is the last that is in it."""
+
+
+# Faster than calling Kind for every frame.
+_KINDS = tuple(Kind)
+
+
+class Header(NamedTuple):
+    """One frame's header.
+
+    `origin` and `dest` are the servers at the two ends of the tree edge; `signature` is a hash of what
+    the user's call looks like; `start` and `stop` are a range of elements (TOKEN: the barrier phase and
+    0; STATE: of bytes; DESCRIBE, HEAD: 0 and the length); `nbytes` is the length of the payload.
+    """
+
+    kind: Kind
+    epoch: int
+    step: int
+    origin: int
+    dest: int
+    signature: int
+    start: int
+    stop: int
+    nbytes: int
+
+
+class Loan(NamedTuple):
+    """Where the payload of a lent frame lies in the memory of the server that sent it (not of `origin`).
+
+    `segment` is the number of a piece of its memory and `offset` bytes into it; the loan is good for as long
+    as its owner has fenced `fences` times (modulo 2**32), see bml.sharedmem.zero_copy.
+    """
+
+    segment: int
+    fences: int
+    offset: int
+
+
+def pack(header: Header) -> bytes:
+    """Return the `HEADER_NBYTES` bytes of a header; raises InvariantError if a field does not fit."""
+    kind, epoch, step, origin, dest, signature, start, stop, nbytes = header
+    try:
+        return _LAYOUT.pack(
+            MAGIC, VERSION, kind, origin, dest, 0, epoch, signature, step, start, stop, nbytes
+        )
+    except struct.error as error:
+        raise InvariantError(f"header does not fit the wire format: {header} ({error})") from error
+
+
+def unpack(buffer: bytes | bytearray | memoryview, offset: int = 0, max_nbytes: int = MAX_NBYTES) -> Header:
+    """Read the header at `offset`; raises FrameError on anything that `pack` of a sane header cannot make.
+
+    `max_nbytes` is the longest payload that the receiver is ready for, in bytes.
+    """
+    try:
+        fields = _LAYOUT.unpack_from(buffer, offset)
+    except struct.error as error:
+        raise FrameError(f"header cut short: {error}") from error
+    magic, version, kind, origin, dest, reserved, epoch, signature, step, start, stop, nbytes = fields
+    if magic != MAGIC:
+        raise FrameError(f"no frame starts here: magic {magic!r}")
+    if version != VERSION or reserved:
+        raise FrameError(f"frame of version {version}.{reserved}, this side speaks {VERSION}.0")
+    if nbytes > max_nbytes:
+        raise FrameError(f"payload of {nbytes} bytes, at most {max_nbytes} are allowed")
+    if kind <= Kind.DOWN:
+        span = stop - start
+        if span < 0 or (nbytes % span if span else nbytes):
+            raise FrameError(f"elements [{start}, {stop}) do not fit {nbytes} bytes")
+    else:
+        _check_small(kind, start, stop, nbytes)
+    return Header(_KINDS[kind], epoch, step, origin, dest, signature, start, stop, nbytes)
+
+
+def _check_small(kind: int, start: int, stop: int, nbytes: int) -> None:
+    if kind == Kind.TOKEN:
+        if stop or nbytes:
+            raise FrameError(f"token with stop {stop} and {nbytes} bytes of payload, both must be 0")
+    elif kind in (Kind.DESCRIBE, Kind.HEAD):
+        if stop - start != nbytes or nbytes > MAX_TEXT_NBYTES:
+            raise FrameError(
+                f"text of {nbytes} bytes for [{start}, {stop}), at most {MAX_TEXT_NBYTES} are allowed"
+            )
+    elif kind == Kind.STATE:
+        if stop - start != nbytes or not nbytes:
+            raise FrameError(f"{nbytes} bytes of state for [{start}, {stop})")
+    else:
+        raise FrameError(f"unknown kind {kind}")
+
+
+def pack_lent(head: bytes, loan: Loan) -> bytes:
+    """Return the `LENT_NBYTES` bytes of a lent frame, of a packed header and where its payload lies."""
+    return LENT_MAGIC + head[len(MAGIC) :] + _LOAN.pack(*loan)
+
+
+def unpack_lent(
+    buffer: bytes | bytearray | memoryview, offset: int = 0, max_nbytes: int = MAX_NBYTES
+) -> tuple[Header, Loan]:
+    """Read the lent frame at `offset`, of `LENT_NBYTES` bytes; raises FrameError as `unpack` does."""
+    lent = bytes(buffer[offset : offset + LENT_NBYTES])
+    if len(lent) < LENT_NBYTES or not lent.startswith(LENT_MAGIC):
+        raise FrameError(f"no lent frame: {lent!r}")
+    header = unpack(MAGIC + lent[len(MAGIC) :], 0, max_nbytes)
+    if header.kind > Kind.DOWN or not header.nbytes:
+        raise FrameError(f"only slices are lent, not {header}")
+    return header, Loan(*_LOAN.unpack_from(lent, HEADER_NBYTES))

@@ -1,0 +1,327 @@
+"""What servers and coordinator say to each other: typed, validated messages, encoded as msgpack.
+
+No parameter byte travels here. Nothing is unpickled: a message that does not fit its type is a
+`MessageError`, and the connection that brought it is closed.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from bml.topology.errors import FabricError
+
+
+class MessageError(FabricError):
+    """A control message is malformed."""
+
+
+class Life(msgspec.Struct, frozen=True):
+    """A server that came later than the others, or again: one number for each of its lives.
+
+    `contact` says where it is to be reached; only the shells read it (bml.cluster.spec.job.Contact, as JSON).
+    """
+
+    server: int
+    number: int
+    contact: str = ""
+
+
+class View(msgspec.Struct, frozen=True):
+    """One agreed state of the fabric: who takes part and what is known dead.
+
+    `commit` is the last step that is committed as of this view. A member that was still running a
+    later step retries it; a member that had completed step `commit` commits it now.
+    """
+
+    epoch: int
+    members: tuple[int, ...]
+    failures: tuple[str, ...]
+    commit: int
+    reason: str
+    detect_s: float
+    #: Links and switches that have failed in this job, also those that work again, and how often.
+    failed: tuple[tuple[str, int], ...] = ()
+    #: Of step `commit` + 1, if its contributors stay: the elements that are final on all members already.
+    final: tuple[tuple[int, int], ...] = ()
+    #: Members that contribute nothing yet: they follow the steps while the training state reaches them.
+    learners: tuple[int, ...] = ()
+    #: The lives of those members that joined; the others are in their first.
+    joined: tuple[Life, ...] = ()
+
+    @property
+    def contributors(self) -> tuple[int, ...]:
+        """The members whose contributions are in the results."""
+        if not self.learners:  # nearly always, and it is asked in every step
+            return self.members
+        return tuple(server for server in self.members if server not in self.learners)
+
+    def life(self, server: int) -> Life | None:
+        """In which life a member is one; None: in its first."""
+        return next((life for life in self.joined if life.server == server), None)
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+# --- coordinator to server ---------------------------------------------------------------------
+
+
+class Who(_Message, frozen=True):
+    """A coordinator introduces itself; the server answers with its Status."""
+
+    term: int
+
+
+class Freeze(_Message, frozen=True):
+    """Stop the step, drop traffic of older epochs, and report: a view with this epoch is coming."""
+
+    term: int
+    epoch: int
+    reason: str
+
+
+class Propose(_Message, frozen=True):
+    """The decided view; it may take effect once every member has accepted it."""
+
+    term: int
+    view: View
+
+
+class Install(_Message, frozen=True):
+    """Every member accepted the view of this epoch: act on it."""
+
+    term: int
+    epoch: int
+
+
+class Evict(_Message, frozen=True):
+    """The receiver is not a member of the view of this epoch."""
+
+    term: int
+    epoch: int
+    reason: str
+
+
+class Abort(_Message, frozen=True):
+    """The job ends with an error; `kind` is one of ABORT_KINDS."""
+
+    term: int
+    kind: str
+    text: str
+    server: int = -1
+
+
+class Shutdown(_Message, frozen=True):
+    """Every member is done: leave."""
+
+    term: int
+
+
+class Returned(_Message, frozen=True):
+    """The training function of `server` returned after `step`: it brings nothing to later ones."""
+
+    term: int
+    server: int
+    step: int
+
+
+class Noted(_Message, frozen=True):
+    """A coordinator is there: the answer to a server that says again that its training function has ended."""
+
+    term: int
+
+
+class Inject(_Message, frozen=True):
+    """Suffer this fault now (fault injection; see faults/plan.py for the notation)."""
+
+    fault: str
+
+
+#: training: a training function raised. too-few: fewer than min_servers are left.
+#: start: servers are missing at start-up.
+ABORT_KINDS = ("training", "too-few", "start")
+
+# --- server to coordinator ---------------------------------------------------------------------
+
+
+class Status(_Message, frozen=True):
+    """Where a server stands: the answer to Who (epoch 0) and to Freeze (its epoch) of that `term`.
+
+    `complete` is the step whose outputs are all final here although it is not committed, else -1.
+    `outcome` is "" while the training function runs, then "done" or "failed". `life`: None for the first.
+    `final` are the elements of step `committed` + 1 that are final here, in the view that is installed, of
+    `n_elements` in all (0: that step was not begun). `ready`: its training function is where a joiner can be
+    given the state; before, it stays outside. `behind`: it is a learner that must not contribute yet, because
+    its user replays, or needs a later state.
+    """
+
+    server: int
+    term: int
+    epoch: int
+    promised: int
+    installed: View | None
+    accepted: View | None
+    committed: int
+    complete: int
+    outcome: str
+    error: str
+    life: Life | None = None
+    final: tuple[tuple[int, int], ...] = ()
+    n_elements: int = 0
+    ready: bool = True
+    behind: bool = False
+
+
+class Accepted(_Message, frozen=True):
+    """The view of this epoch that the coordinator of this term proposed is stored and will be honoured."""
+
+    server: int
+    term: int
+    epoch: int
+
+
+class Refused(_Message, frozen=True):
+    """The answer to a ballot of this term: the server has promised a higher epoch to somebody."""
+
+    server: int
+    term: int
+    promised: int
+
+
+class Deposed(_Message, frozen=True):
+    """The answer to a coordinator of an older term: this one has introduced itself since."""
+
+    server: int
+    term: int
+
+
+class Suspect(_Message, frozen=True):
+    """An observer cannot hear `peer` on its NIC of `level` any more."""
+
+    observer: int
+    peer: int
+    level: int
+    kind: str
+    silent_s: float
+    why: str
+
+
+class Withdraw(_Message, frozen=True):
+    """The observer hears `peer` again."""
+
+    observer: int
+    peer: int
+    level: int
+
+
+class Interrupted(_Message, frozen=True):
+    """The connection to `peer` ended, and that is nothing against `peer`.
+
+    Its heartbeats have come since, while no coordinator was there; or the observer itself did not run when
+    the time was out. The next view makes the connection again. If it breaks in that one, it is suspected.
+    """
+
+    observer: int
+    peer: int
+    level: int
+
+
+class Healthy(_Message, frozen=True):
+    """The observer has heard `peer`, over a link that is out of the view, for long enough to trust it."""
+
+    observer: int
+    peer: int
+    level: int
+
+
+class Relapsed(_Message, frozen=True):
+    """The observer takes its Healthy back."""
+
+    observer: int
+    peer: int
+    level: int
+
+
+class Gives(_Message, frozen=True):
+    """The training function comes to step boundaries at which its state can be handed to a joiner."""
+
+    server: int
+
+
+class CaughtUp(_Message, frozen=True):
+    """A learner has the training state, and has followed all steps up to now: it can contribute."""
+
+    server: int
+    epoch: int
+
+
+class NeedsState(_Message, frozen=True):
+    """A learner has followed more steps than it keeps results of: it needs a later training state.
+
+    The next view brings it, as every view begins a transfer to those of its learners that need one.
+    """
+
+    server: int
+    epoch: int
+
+
+class Leaves(_Message, frozen=True):
+    """The server was asked to go; it has brought nothing to the step that comes, and will not."""
+
+    server: int
+    why: str
+
+
+class Progress(_Message, frozen=True):
+    """The last committed step, sent now and then for progress bars."""
+
+    server: int
+    step: int
+
+
+class Ended(_Message, frozen=True):
+    """The training function returned ("done") after `step`, or raised ("failed", with its error)."""
+
+    server: int
+    outcome: str
+    error: str
+    step: int
+
+
+ToServer = Who | Freeze | Propose | Install | Evict | Abort | Shutdown | Returned | Noted | Inject
+ToCoordinator = (
+    Status
+    | Accepted
+    | Refused
+    | Deposed
+    | Suspect
+    | Withdraw
+    | Healthy
+    | Relapsed
+    | Interrupted
+    | Gives
+    | CaughtUp
+    | NeedsState
+    | Leaves
+    | Progress
+    | Ended
+    | Inject
+)
+Message = ToServer | ToCoordinator
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+def encode(message: Message) -> bytes:
+    """Bytes of a message."""
+    return _encoder.encode(message)
+
+
+def decode(data: bytes) -> Message:
+    """Message of the bytes; raises MessageError when they are none."""
+    try:
+        return _decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise MessageError(f"malformed control message: {error}") from None

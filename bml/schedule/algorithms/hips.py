@@ -1,0 +1,151 @@
+"""HiPS: hierarchical stages over the levels or dimensions, with a flat algorithm inside every group.
+
+In thread p the dimensions are reduced in the order p, p+1, ... (mod h), so that all are busy at once. The
+flat algorithm inside a group is a mesh, a ring, or a dedicated parameter server. On BCube with a mesh
+inside this is BML; on a torus, where a group is a ring of cables, a ring inside is best, one half of the
+vector in each direction: (N-1)/(hN)·T. One switch or a Fat-Tree is one group: 2(N-1)/N·T.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bml.faults.repartition import owners
+from bml.schedule.ir.drawing import Draft, Way, blank, check_room, lay
+from bml.schedule.ir.forest import Forest
+from bml.topology import BCube, Fabric, Torus, UsageError
+
+INSIDE = ("mesh", "ring", "ps")
+"""What may follow `hips:`."""
+
+
+def hips(fabric: Fabric, inside: str = "", roots: Sequence[int] | None = None) -> Forest:
+    """Build HiPS with `inside` (mesh, ring or ps) in the groups; nothing means ring on a torus, else mesh.
+
+    `roots`: only the pieces of these owners, in every thread.
+
+    On a damaged fabric every survivor owns one of n-f sets per thread, who would send to a dead server
+    sends to that one's own peer, and broken hops take live detours.
+
+    Raises:
+        UsageError: `inside` is something else, or the forest would be too large to be built.
+    """
+    if inside not in ("", *INSIDE):
+        raise UsageError(
+            f"'hips:{inside}' is not known: write hips, {', '.join(f'hips:{x}' for x in INSIDE)}"
+        )
+    flat = inside or ("ring" if isinstance(fabric.wiring, Torus) else "mesh")
+    grid = _Grid.of(fabric)
+    turns = 2 if isinstance(fabric.wiring, Torus) else 1
+    if roots is None:
+        pieces = turns * grid.dimensions * (1 if flat == "ps" else len(fabric.servers))
+        check_room(fabric, pieces * (2 if flat == "ring" else 1))
+    drafts = [
+        _thread(fabric, grid, flat, thread, turn, roots or owners(fabric, thread))
+        for turn in range(turns)
+        for thread in range(grid.dimensions)
+    ]
+    return lay(fabric, _joined(drafts))
+
+
+@dataclass(frozen=True, eq=False)
+class _Grid:
+    """Coordinates of all servers: int64 [server, dimension], each below `size`."""
+
+    size: int
+    dimensions: int
+    at: NDArray[np.int64]
+
+    @staticmethod
+    def of(fabric: Fabric) -> _Grid:
+        """Digits of BCube or torus; anything else is one group of one dimension."""
+        everyone = np.arange(fabric.n_servers)[:, None]
+        match fabric.wiring:
+            case BCube(size, dimensions) | Torus(size, dimensions):
+                return _Grid(size, dimensions, everyone // size ** np.arange(dimensions) % size)
+        return _Grid(fabric.n_servers, 1, everyone)
+
+
+def _thread(fabric: Fabric, grid: _Grid, flat: str, thread: int, turn: int, roots: Sequence[int]) -> Draft:
+    """Draw one thread's pieces, all with the same turn: routes and rings go forwards if it is 0."""
+    root = np.array(roots[:1] if flat == "ps" else roots, np.int32)
+    up, down = blank(len(root), fabric), blank(len(root), fabric)
+    # Last stage first: an earlier dimension that also differs overwrites it.
+    for order in reversed(range(grid.dimensions)):
+        dimension = (thread + order) % grid.dimensions
+        if flat == "ring":
+            _ring_stage(fabric, grid, root, up, down, dimension, order, -1 if turn else 1)
+        else:
+            _mesh_stage(grid, root, up, dimension, order)
+    turns = np.full(len(root), turn, np.int8)
+    return Draft(root, turns, up, down if flat == "ring" else None)
+
+
+def _mesh_stage(grid: _Grid, root: NDArray[np.int32], up: Way, dimension: int, order: int) -> None:
+    """Who differs from the root in this dimension sends straight to its group's member with that digit."""
+    own, wanted = grid.at[None, :, dimension], grid.at[root, dimension][:, None]
+    parent = np.arange(len(grid.at)) + (wanted - own) * grid.size**dimension
+    np.copyto(up.peer, parent, where=wanted != own, casting="same_kind")
+    up.stage[wanted != own] = order
+
+
+def _ring_stage(
+    fabric: Fabric,
+    grid: _Grid,
+    root: NDArray[np.int32],
+    up: Way,
+    down: Way,
+    dimension: int,
+    order: int,
+    direction: int,
+) -> None:
+    """Partial sums go round the group to the member with the root's digit; results go on the same way."""
+    low, servers = grid.size**dimension, np.arange(len(grid.at))
+    own, wanted = grid.at[None, :, dimension], grid.at[root, dimension][:, None]
+    differs = wanted != own
+    # Places after the root's, in the direction of travel: 0 is the first that results come to.
+    place = ((own - wanted) * direction - 1) % grid.size
+    length = grid.size - 1
+    ahead = servers + ((grid.at[:, dimension] + direction) % grid.size - grid.at[:, dimension]) * low
+    behind = servers + ((grid.at[:, dimension] - direction) % grid.size - grid.at[:, dimension]) * low
+    leaves = _levels(fabric, servers, dimension, direction)
+    for way, peer, level, stage in (
+        (up, ahead, leaves, order * length),
+        (down, behind, leaves[behind], (grid.dimensions - 1 - order) * length),
+    ):
+        np.copyto(way.peer, peer[None, :], where=differs, casting="same_kind")
+        np.copyto(way.level, level[None, :], where=differs, casting="same_kind")
+        np.copyto(way.stage, stage + place, where=differs, casting="same_kind")
+
+
+def _levels(
+    fabric: Fabric, servers: NDArray[np.int64], dimension: int, direction: int
+) -> NDArray[np.integer]:
+    """NIC on which each server leaves for the next one of its group."""
+    wiring = fabric.wiring
+    if isinstance(wiring, Torus):
+        return np.array([wiring.step(server, dimension, direction)[1] for server in servers.tolist()])
+    return np.full(len(servers), dimension)
+
+
+def _joined(drafts: list[Draft]) -> Draft:
+    """Put the pieces of all drafts below one another."""
+    downs = [draft.down for draft in drafts if draft.down]
+    return Draft(
+        np.concatenate([draft.root for draft in drafts]),
+        np.concatenate([draft.turn for draft in drafts]),
+        _stacked([draft.up for draft in drafts]),
+        _stacked(downs) if downs else None,
+    )
+
+
+def _stacked(ways: list[Way]) -> Way:
+    return Way(
+        np.concatenate([way.peer for way in ways]),
+        np.concatenate([way.stage for way in ways]),
+        np.concatenate([way.level for way in ways]),
+    )

@@ -1,0 +1,1 @@
+"""Forests of trees, the programs that they compile to, their cost, and the check of both."""

@@ -1,0 +1,153 @@
+"""Packed spanning trees: on whatever is left of a fabric, trees that load all NICs alike.
+
+Nobody merely relays: whoever passes a partial sum on adds its own first. Both phases use the same trees
+and run at the same time, so all that counts is how often each NIC is in a tree (see `packed_trees`), and
+the least possible maximum is what `bound` computes. We start from healthy trees, mend only what is broken
+and then move subtrees off overloaded NICs.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import lru_cache
+from math import ceil
+
+import numpy as np
+
+from bml.schedule.algorithms.bml import bml
+from bml.schedule.algorithms.detour import detour
+from bml.schedule.ir.cost import gst
+from bml.schedule.ir.forest import AT_ROOT, NOT_THERE, Forest
+from bml.schedule.ir.nics import Nics, cut_bound, number_nics
+from bml.schedule.ir.program import Program, compile_program
+from bml.schedule.ir.symmetry import Symmetry
+from bml.schedule.packed.search import ROUNDING, Search, whole_pieces
+from bml.schedule.packed.symmetry import representative, without_repeats
+from bml.schedule.packed.trees import Trees
+from bml.topology import BCube, Fabric, FabricError, ServerFailure
+
+_KEPT_PLANS = 32
+"""Forests kept for the next time; a healthy BCube needs three for all its single failures."""
+_PIECES = (60, 200)
+"""Number of trees, unless one tree per server and NIC is more: finer pieces let loads even out better."""
+_MOST_ENTRIES = 1 << 23
+"""Servers squared times levels: the entries of one table of one tree per server and NIC."""
+
+
+def packed(fabric: Fabric) -> Forest:
+    """Pack spanning trees into the live NICs of a connected fabric; on a healthy plain BCube this is bml.
+
+    The same input gives the same forest everywhere. Failures that BCube's symmetry maps onto one another
+    share one plan, kept after the first time.
+
+    Raises:
+        FabricError: some live server has no usable NIC while others live, or the fabric is too large.
+    """
+    forest, symmetry = case_of(fabric)
+    return symmetry.apply(forest) if symmetry else forest
+
+
+def packed_program(fabric: Fabric, server: int) -> Program:
+    """Compile what one server does in `packed`; of a plan that was made for a like failure, only its part.
+
+    Raises:
+        FabricError: as `packed`.
+        UsageError: the server is dead or does not exist.
+    """
+    forest, symmetry = case_of(fabric)
+    return compile_program(forest, server, symmetry)
+
+
+def case_of(fabric: Fabric) -> tuple[Forest, Symmetry | None]:
+    """Return the forest that serves a fabric, planned now or before, and the map that it is to be seen in.
+
+    Raises:
+        FabricError: as `packed`.
+    """
+    if not fits(fabric):
+        raise FabricError(f"{fabric.name} is too large to be packed: ask for detour, or for hips")
+    case, symmetry = representative(without_repeats(fabric))
+    return _plan(case), symmetry
+
+
+def fits(fabric: Fabric) -> bool:
+    """Whether a fabric is small enough to be packed in memory and in time (about 2000 servers)."""
+    return fabric.n_servers**2 * fabric.levels <= _MOST_ENTRIES
+
+
+def prepare(fabric: Fabric) -> int:
+    """Plan for every single failure of a healthy BCube ahead; return how many plans that took."""
+    if not isinstance(fabric.wiring, BCube) or fabric.failures or fabric.rates:
+        return 0
+    failures = ("server:0", "link:0/0", "switch:0/0")
+    damaged = [fabric.without(failure) for failure in failures]
+    survivable = [one for one in damaged if one.is_connected]
+    for one in survivable:
+        packed(one)
+    return len(survivable)
+
+
+@lru_cache(maxsize=_KEPT_PLANS)
+def _plan(fabric: Fabric) -> Forest:
+    forest = _best(fabric)
+    for column in (forest.root, forest.weight, forest.up, forest.level, forest.stage):
+        column.setflags(write=False)
+    return forest
+
+
+def _best(fabric: Fabric) -> Forest:
+    if isinstance(fabric.wiring, BCube) and not fabric.failures and not fabric.rates:
+        return bml(fabric)
+    nics = number_nics(fabric)
+    search = Search(nics)
+    forest = _forest(nics, search.run(_sets(nics, cut_bound(nics))))
+    if search.is_optimal or not _may_do_better(fabric):
+        return forest
+    paper = detour(fabric)
+    return paper if gst(paper, fabric) < gst(forest, fabric) else forest
+
+
+def _may_do_better(fabric: Fabric) -> bool:
+    """Whether the paper's schedule has a chance: with a link or a switch lost it takes far longer."""
+    only_servers = all(isinstance(failure, ServerFailure) for failure in fabric.failures)
+    return isinstance(fabric.wiring, BCube) and only_servers
+
+
+def _sets(nics: Nics, target: Fraction) -> int:
+    """Choose how many trees each server owns: the fewest whose whole pieces come close to the target."""
+    servers = len(nics.servers)
+    threads = max((len(own) for own in nics.of), default=1) or 1
+    least = max(threads, ceil(_PIECES[0] / servers))
+    losses = []
+    for sets in range(least, max(least, _PIECES[1] // servers) + 1):
+        reached = whole_pieces(nics, target, sets * servers)
+        losses.append((reached / target - 1 if target else Fraction(0), sets))
+        if losses[-1][0] <= ROUNDING - 1:
+            return sets
+    return min(losses)[1]
+
+
+def _forest(nics: Nics, trees: Trees) -> Forest:
+    """Write trees down in columns; equal ones become one piece of their common weight."""
+    weight: dict[tuple[tuple[int, ...], tuple[int, ...], int], int] = {}
+    first: list[int] = []
+    for tree, root in enumerate(trees.roots):
+        key = (tuple(trees.own[tree]), tuple(trees.parent[tree]), root)
+        if key not in weight:
+            first.append(tree)
+        weight[key] = weight.get(key, 0) + 1
+    live = np.array(nics.servers, np.int32)
+    own, parent, depth = (
+        np.array([table[tree] for tree in first], np.int32)
+        for table in (trees.own, trees.parent, trees.depth)
+    )
+    shape = (len(first), nics.fabric.n_servers)
+    up, level = np.full(shape, NOT_THERE, np.int32), np.full(shape, -1, np.int8)
+    stage = np.full(shape, -1, np.int16)
+    at_root = own < 0
+    owner, of_level = live[np.array([*nics.owner, 0])], np.array([*nics.level, -1], np.int8)
+    up[:, live] = np.where(at_root, AT_ROOT, owner[parent])
+    level[:, live] = of_level[own]
+    stage[:, live] = np.where(at_root, -1, depth.max(initial=0) - depth)
+    roots = live[[trees.roots[tree] for tree in first]]
+    return Forest(roots, np.array(list(weight.values()), np.int64), up, level, stage)

@@ -1,0 +1,73 @@
+"""Trees to start packing from: those of healthy BML with the broken parts cut off, or else flat ones."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bml.faults.repartition import owners
+from bml.schedule.algorithms.bml import climb
+from bml.schedule.ir.nics import Nics
+from bml.schedule.packed.trees import Table, Trees
+from bml.topology import BCube
+
+_Array = NDArray[np.integer]
+
+
+def start(nics: Nics, sets: int, room: list[int]) -> Trees:
+    """Plant `sets` trees per live server, thread after thread, and bring everybody in.
+
+    A changed subtree may hang up to two hops deeper than healthy trees do, or than a root's farthest
+    server is.
+    """
+    threads = [thread % nics.fabric.levels for thread in range(sets)]
+    place = {server: at for at, server in enumerate(nics.servers)}
+    roots = [place[server] for thread in threads for server in owners(nics.fabric, thread)]
+    if isinstance(nics.fabric.wiring, BCube):
+        trees = Trees(nics, roots, room, nics.fabric.levels + 2)
+        cut = {thread: _cut(nics, thread) for thread in set(threads)}
+        for thread in threads:
+            trees.add_edges(*(table.tolist() for table in cut[thread]))
+    else:
+        trees = Trees(nics, roots, room, 0)
+        for tree, root in enumerate(roots):
+            trees.add_edges(*_star(nics, root, tree))
+    for tree in range(len(roots)):
+        trees.complete(tree)
+    if not isinstance(nics.fabric.wiring, BCube):
+        trees.max_depth = max(max(depth) for depth in trees.depth) + 2
+    return trees
+
+
+def _star(nics: Nics, root: int, turn: int) -> tuple[Table, Table, Table]:
+    """The neighbours of a root; where several NICs lead to one, `turn` picks one. Columns as in `_cut`."""
+    own, parent, depth = ([[-1] * len(nics.servers)] for _ in range(3))
+    depth[0][root] = 0
+    first = turn % max(1, len(nics.of[root]))
+    for nic in nics.of[root][first:] + nics.of[root][:first]:
+        for other in nics.members[nics.group[nic]]:
+            place = nics.owner[other]
+            if depth[0][place] < 0:
+                own[0][place], parent[0][place], depth[0][place] = other, nic, 1
+    return own, parent, depth
+
+
+def _cut(nics: Nics, thread: int) -> tuple[_Array, _Array, _Array]:
+    """What is left of one thread's healthy trees: columns own, parent and depth of `Trees`."""
+    fabric, live = nics.fabric, np.array(nics.servers)
+    number = np.full((fabric.n_servers, fabric.levels), -1)
+    number[live[nics.owner], nics.level] = np.arange(len(nics.owner))
+    place = np.full(fabric.n_servers, -1)
+    place[live] = np.arange(len(live))
+    healthy = climb(fabric, thread)
+    up, level = healthy.up[:, live], (thread + healthy.stage[:, live]) % fabric.levels
+    own, parent = number[live, level], number[np.maximum(up, 0), level]
+    root = up < 0
+    whole = (own >= 0) & (parent >= 0) & ~root
+    depth = np.where(root, 0, -1)
+    above = np.where(whole, place[np.maximum(up, 0)], 0)
+    for _ in range(fabric.levels):
+        reached = np.take_along_axis(depth, above, axis=1)
+        depth = np.where(whole & (depth < 0) & (reached >= 0), reached + 1, depth)
+    in_tree = whole & (depth >= 0)
+    return np.where(in_tree, own, -1), np.where(in_tree, parent, -1), depth

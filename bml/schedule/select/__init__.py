@@ -1,0 +1,1 @@
+"""Which algorithm: the registry, the cost model, plans and their comparison."""

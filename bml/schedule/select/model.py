@@ -1,0 +1,163 @@
+"""GenModel: what a synchronisation of S bytes takes in seconds, from counts of the schedule and constants.
+
+    time = α·rounds + S·(β·wire + γ·added + δ·touched + ε·incast)
+
+For one level of N servers (a parameter server on each) that is
+2α + 2(N-1)S/N·β + (N-1)S/N·γ + (N+1)S/N·δ + S·w·ε with fan-in w = N-1; in a ring the coefficient of δ is
+3(N-1)S/N. Source: the FlexTree paper's GenModel, as the design document states it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from math import inf
+
+import numpy as np
+
+from bml.schedule.algorithms.exchange import Exchange
+from bml.schedule.ir.cost import gst
+from bml.schedule.ir.forest import Forest, Phase
+from bml.topology import BCube, Fabric
+
+
+@dataclass(frozen=True)
+class Constants:
+    """The machine and its network; the defaults are those of 10 Gbit/s Ethernet and one slow core.
+
+    Attributes:
+        alpha_s: start-up time of a round: from "send" here to "received" there, for an empty message.
+        beta_s: time per byte on a link of rate 1 (1/B).
+        gamma_s: time per byte to add one partial to another.
+        delta_s: time per byte to read or write memory.
+        epsilon_s: time per byte and sender beyond the first that several senders at once cost a receiver.
+    """
+
+    alpha_s: float = 50e-6
+    beta_s: float = 0.8e-9
+    gamma_s: float = 0.1e-9
+    delta_s: float = 0.1e-9
+    epsilon_s: float = 0.005e-9
+
+
+DEFAULTS = Constants()
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What the model counts of a schedule; all but the rounds as multiples of the vector's size.
+
+    Attributes:
+        rounds: messages one after the other on the longest way, up and down, relays included.
+        wire: busiest NIC and direction at its link's rate (the pipelined GST in T).
+        added: partials added by the busiest server.
+        touched: reads and writes of memory by the busiest server: c partials and its own are c + 2.
+        incast: w·(w+1) per part that a server adds from w > 1 senders in one stage, for the busiest server;
+            for one level this sums up to w.
+    """
+
+    rounds: int
+    wire: Fraction
+    added: Fraction
+    touched: Fraction
+    incast: Fraction
+
+    def seconds(self, nbytes: int, constants: Constants = DEFAULTS) -> float:
+        """Modelled time of one synchronisation of so many bytes."""
+        return self.start_s(constants) + nbytes * self.per_byte_s(constants)
+
+    def start_s(self, constants: Constants) -> float:
+        """Modelled time of an empty vector."""
+        return constants.alpha_s * self.rounds
+
+    def per_byte_s(self, constants: Constants) -> float:
+        """Modelled time that every byte adds."""
+        return (
+            constants.beta_s * float(self.wire)
+            + constants.gamma_s * float(self.added)
+            + constants.delta_s * float(self.touched)
+            + constants.epsilon_s * float(self.incast)
+        )
+
+
+def switch_over(few: Counts, many: Counts, constants: Constants) -> float:
+    """Size in bytes below which `few`, the schedule of fewer rounds, is quicker than `many`.
+
+    0 if it is for no size, infinite if it is for all: then it is no slower per byte either.
+    """
+    saved_s = many.start_s(constants) - few.start_s(constants)
+    extra_s = few.per_byte_s(constants) - many.per_byte_s(constants)
+    if extra_s <= 0:
+        return inf if saved_s >= 0 and saved_s > extra_s else 0.0
+    return max(0.0, saved_s / extra_s)
+
+
+def counts(schedule: Forest | Exchange, fabric: Fabric) -> Counts:
+    """Count a schedule."""
+    return _of_exchange(schedule) if isinstance(schedule, Exchange) else _of_forest(schedule, fabric)
+
+
+def counts_of_bml(fabric: Fabric) -> Counts:
+    """Counts of BML on a healthy, uniform BCube in closed form; equal to those of its forest."""
+    assert isinstance(fabric.wiring, BCube)
+    n, k, servers = fabric.ports, fabric.levels, fabric.n_servers
+    inner = sum((n - 1) * n ** (k - 1 - j) * (j * (n - 1) + 2) for j in range(1, k))
+    stages = sum(n ** (k - 1 - s) for s in range(k))
+    return Counts(
+        rounds=2 * k,
+        wire=Fraction(2 * (servers - 1), k * servers),
+        added=Fraction(servers - 1, servers),
+        touched=Fraction(inner + k * (n - 1) + 2, servers),
+        incast=Fraction(stages * _crowd(n - 1), servers),
+    )
+
+
+def _crowd(senders: int) -> int:
+    """Cost of so many senders at once; one is no crowd."""
+    return senders * (senders + 1) if senders > 1 else 0
+
+
+def _of_forest(forest: Forest, fabric: Fabric) -> Counts:
+    n_servers, weight = forest.up.shape[1], forest.weight
+    piece, server = np.nonzero(forest.up >= 0)
+    parent, stage = forest.up[piece, server].astype(np.int64), forest.stage[piece, server].astype(np.int64)
+    children = np.zeros(forest.up.shape, np.int64)
+    np.add.at(children, (piece, parent), 1)
+    added = (weight[:, None] * children).sum(axis=0)
+    touched = (weight[:, None] * np.where(children, children + 2, 0)).sum(axis=0)
+    key = (piece * n_servers + parent) * (int(stage.max(initial=0)) + 1) + stage
+    groups, senders = np.unique(key, return_counts=True)
+    crowd = np.where(senders > 1, senders * (senders + 1), 0)
+    place = groups // (int(stage.max(initial=0)) + 1)
+    incast = np.zeros(n_servers, np.int64)
+    np.add.at(incast, place % n_servers, weight[place // n_servers] * crowd)
+    return Counts(
+        rounds=sum(_rounds(forest, phase) for phase in Phase),
+        wire=gst(forest, fabric),
+        added=Fraction(int(added.max(initial=0)), forest.whole),
+        touched=Fraction(int(touched.max(initial=0)), forest.whole),
+        incast=Fraction(int(incast.max(initial=0)), forest.whole),
+    )
+
+
+def _rounds(forest: Forest, phase: Phase) -> int:
+    """Stages of a phase, each as long as its longest detour."""
+    own_down = forest.down if phase is Phase.DOWN else None
+    detours = own_down.detours if own_down else forest.detours
+    stage = own_down.stage if own_down else forest.stage
+    longest = [1] * forest.n_stages(phase)
+    for edge, path in detours.items():
+        longest[int(stage[edge])] = max(longest[int(stage[edge])], len(path))
+    return sum(longest)
+
+
+def _of_exchange(made: Exchange) -> Counts:
+    most = [max(len(rounds[i]) for rounds in made.rounds.values()) for i in range(made.n_rounds)]
+    busy = [senders for senders in most if senders]
+    return Counts(
+        rounds=len(busy),
+        wire=made.gst(),
+        added=Fraction(sum(busy)),
+        touched=Fraction(sum(senders + 2 for senders in busy)),
+        incast=Fraction(sum(_crowd(senders) for senders in busy)),
+    )

@@ -1,0 +1,127 @@
+"""The shares of results: each server writes its own, and maps those of all to bring the result home."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bml.io.memory import idle
+from bml.sharedmem.joined import Joined
+from bml.sharedmem.segment import Segment
+from bml.sharedmem.status_page import Board, PeerBoard
+
+_MOST_JOINED = 16
+_PAGE_NBYTES = 4096
+
+
+@dataclass
+class _Piece:
+    """This server's place in a result set, of which so much was used at one time, and when; see `Pieces`."""
+
+    segment: Segment
+    touched_nbytes: int = 0
+    needed_at: int = 0
+
+
+@dataclass
+class _Shares:
+    """The shares of all, `nbytes` each, of a result set; their serials tell where they lay."""
+
+    joined: Joined
+    result_set: int
+    nbytes: int
+    serials: tuple[int, ...]
+    needed_at: int = 0
+
+
+class Pieces:
+    """`begin` a step, take `own`, `join` when all are done. One thread.
+
+    What was not needed while 16 times as much was used is dropped, by its owner and by those that have it
+    mapped: all see the same steps.
+    """
+
+    def __init__(self, board: Board):
+        self._board = board
+        self._own: dict[int, _Piece] = {}
+        self._joined: OrderedDict[tuple[int, ...], _Shares] = OrderedDict()
+        # Bytes of a share that steps have had so far: the clock.
+        self._volume = 0
+        self._review_at = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that this server's own take."""
+        return sum(piece.touched_nbytes for piece in self._own.values())
+
+    def begin(self, nbytes: int) -> None:
+        """A step has shares of so many bytes; all members are ready, so nobody needs older ones."""
+        self._volume += nbytes
+        if self._volume >= self._review_at:
+            self._review()
+
+    def own(self, result_set: int, nbytes: int) -> memoryview:
+        """This server's place in a result set, whole pages; made larger if need be. Raises NoRoom."""
+        piece = self._own.get(result_set)
+        if piece is None or piece.segment.address.nbytes < nbytes:
+            if piece is not None:
+                piece.segment.close()
+                del self._own[result_set], piece  # before there is another
+            # A bit more than is wanted: it costs nothing before it is used.
+            piece = _Piece(Segment(-(-(nbytes + nbytes // 4) // _PAGE_NBYTES) * _PAGE_NBYTES))
+            self._own[result_set] = piece
+            self._board.put_piece(result_set, piece.segment.address)
+        if nbytes > piece.touched_nbytes:
+            piece.touched_nbytes = nbytes
+        if 4 * nbytes >= piece.touched_nbytes:
+            piece.needed_at = self._volume
+        return piece.segment.memory[:nbytes]
+
+    def join(self, result_set: int, boards: Sequence[PeerBoard], nbytes: int) -> Joined:
+        """The shares of these servers, mapped one behind the other; kept, as the same are wanted each step.
+
+        Raises OSError or ValueError if one of them is gone.
+        """
+        serials = tuple([board.piece_key(result_set) for board in boards])
+        key = (nbytes, *serials)
+        shares = self._joined.pop(key, None)
+        if shares is None:
+            self._forget_what_is_gone(result_set, boards)
+            joined = Joined([board.piece(result_set) for board in boards], nbytes)
+            shares = _Shares(joined, result_set, nbytes, serials)
+        shares.needed_at = self._volume
+        self._joined[key] = shares
+        if len(self._joined) > _MOST_JOINED:
+            self._joined.popitem(last=False)
+        return shares.joined
+
+    def renew(self) -> None:
+        """The memory of servers that went must not be kept."""
+        self._joined.clear()
+
+    def close(self) -> None:
+        """Let nobody open this server's any more."""
+        for piece in self._own.values():
+            piece.segment.close()
+
+    def _forget_what_is_gone(self, result_set: int, boards: Sequence[PeerBoard]) -> None:
+        """Somebody has a larger place in this result set, as a rule: unmap what it had before."""
+        now = [board.piece_key(result_set) for board in boards]
+        for key, shares in list(self._joined.items()):
+            if shares.result_set == result_set and any(
+                old != new for old, new in zip(shares.serials, now, strict=False)
+            ):
+                del self._joined[key]
+
+    def _review(self) -> None:
+        for result_set, piece in list(self._own.items()):
+            if idle(self._volume, piece.needed_at, piece.touched_nbytes):
+                piece.segment.close()
+                del self._own[result_set]
+        for key, shares in list(self._joined.items()):
+            if idle(self._volume, shares.needed_at, shares.nbytes):
+                del self._joined[key]
+        self._review_at = self._volume + max(
+            (piece.touched_nbytes for piece in self._own.values()), default=0
+        )

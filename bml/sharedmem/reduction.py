@@ -1,0 +1,270 @@
+"""The arithmetic of direct reduction on one server: all contributions in, its share out, the result home."""
+
+from __future__ import annotations
+
+import weakref
+from enum import Enum
+from functools import partial
+
+import numpy as np
+
+from bml.io.memory import Array, private_pool
+from bml.protocol.step.direct import Sum
+from bml.protocol.step.workspace import OPS
+from bml.schedule.algorithms.direct import adds_whole
+from bml.sharedmem.joined import Joined
+from bml.sharedmem.pieces import Pieces
+from bml.sharedmem.pool import SharedPool
+from bml.sharedmem.segment import SegmentAddress, map_to_read
+from bml.sharedmem.status_page import InputPlace, PeerBoard
+from bml.sharedmem.status_pages import Boards
+
+_BLOCK_NBYTES = 512 << 10
+"""Additions go block by block through all contributions, so that the sum stays in the cache meanwhile."""
+_SMALL_NBYTES = 32 << 10
+"""Memory for smaller results comes from the heap: that is warm, and quicker than the pool."""
+_MOST_FOUND = 1024
+_NOTHING: Array = np.empty(0, np.uint8)
+
+
+class Use(Enum):
+    """What becomes of the result of a step."""
+
+    OWN = "the user's own, soon dropped as a rule"
+    READ = "the user only reads it, in place if that can be"
+    KEPT = "nobody's for long: it must not make the pool of results larger for ever"
+
+
+class Reduction:
+    """One step after the other: `bring`, `add`, perhaps `join` and `hold`, `fetch`. One thread.
+
+    `add` and `join` open memory of other servers. When a step is over for those, as in another view, what
+    they find there may be anything: they raise OSError or ValueError, or return numbers that mean nothing.
+    """
+
+    def __init__(self, boards: Boards, pool: SharedPool):
+        self.nbytes_copied = 0
+        """Contributions that lay outside of the pool and were copied into it."""
+        self._boards = boards
+        self._pool = pool
+        self._results = private_pool()
+        self._regions: dict[tuple[int, int], Array] = {}
+        self._found: dict[tuple[object, ...], list[Array]] = {}
+        self._changes: dict[int, int] = {}
+        """Of whose memory regions are mapped, and which of its changes they are of."""
+        self._pieces = Pieces(boards.own)
+        self._vector = _NOTHING
+        self._located: weakref.ref[Array] = weakref.ref(_NOTHING)
+        """The contribution that lies in the pool at `_place`; nothing while that is a copy, or it is gone."""
+        self._place: InputPlace | None = None
+        self._staged: Array | None = None
+        self._op = OPS["sum"]
+        self._use = Use.OWN
+        self._sum: Sum | None = None
+        self._whole = False
+        self._shares: Joined | None = None
+        self._set = 0
+        self._entry: int | None = None
+        self._home: Array | None = None
+        """The user's own result while only this server's share of it is there."""
+        self._result: Array | None = None
+
+    @property
+    def shared_nbytes(self) -> int:
+        """Memory that this server's shares of results take."""
+        return self._pieces.nbytes
+
+    def empty(self, n_elements: int, dtype: str) -> Array:
+        """An uninitialised contribution, in memory that others read."""
+        return self._pool.empty(n_elements, dtype)
+
+    def renew(self) -> None:
+        """Map everything anew when it is needed: the memory of servers that went must not be kept."""
+        self._regions.clear()
+        self._found.clear()
+        self._pieces.renew()
+
+    def bring(
+        self,
+        vector: Array,
+        op: str,
+        use: Use,
+        signature: int,
+        text: str,
+        members: tuple[int, ...],
+    ) -> None:
+        """Take this contribution to the next step of these servers, and describe it on the board.
+
+        `vector` is one-dimensional and contiguous, and must not change until the step is committed or
+        brought anew. `use`: what becomes of the result.
+        """
+        place = self._place
+        if vector is not self._located() or (place is not None and place.changes != self._pool.changes):
+            self._place = self._locate(vector)
+        self._vector, self._op, self._use = vector, OPS[op], use
+        if self._entry is not None:
+            self._boards.own.let_go(self._entry)  # of a try that came to nothing
+        self._sum = self._home = self._result = self._entry = self._shares = None
+        # Nobody looks at what others choose; and everybody may add the whole vector in any case.
+        chooses = self._boards.server == members[0] and not adds_whole(len(members), vector.nbytes, True)
+        choice = self._boards.free_set() if chooses else 0
+        self._boards.own.describe(signature, text, self._place, choice, use is Use.READ)
+
+    def add(self, instruction: Sum) -> bool:
+        """Carry out a `Sum`: all members are ready. Returns whether it was everything, not a share.
+
+        A share goes into the user's own result as well, block by block, while it is in the cache.
+        """
+        self._sum = instruction
+        start, stop, members = instruction.start, instruction.stop, instruction.members
+        dtype = self._vector.dtype
+        self._whole = instruction.adds_whole(self._boards.in_place(members))
+        if self._whole:
+            self._result = self._empty_result()
+            if self._vector.size:
+                self._add(self._contributions(members), self._result, 0, self._vector.size)
+            return True
+        self._set = self._boards[members[0]].result_set
+        if self._use is not Use.READ:
+            self._home = self._empty_result()
+        self._pieces.begin(instruction.share * dtype.itemsize)
+        if stop > start:
+            place = self._pieces.own(self._set, instruction.share * dtype.itemsize)
+            share = np.frombuffer(place, dtype, stop - start)
+            parts = self._contributions(members)
+            self._add(parts, share, start, stop, None if self._home is None else self._home[start:stop])
+        return False
+
+    def join(self) -> None:
+        """Map the shares of all, unless this server has added everything: all members are done.
+
+        Whoever is complete must be able to bring the result home, even if the others die now.
+        """
+        if not self._whole:
+            assert self._sum is not None
+            nbytes = self._sum.share * self._vector.itemsize
+            used = self._boards.of(self._sum.members)[: -(-self._vector.nbytes // nbytes)]
+            self._shares = self._pieces.join(self._set, used, nbytes)
+
+    def hold(self) -> None:
+        """If the user will read the result in place, let nobody write there any more; before COMPLETE."""
+        if self._use is Use.READ and self._sum is not None and not self._whole:
+            self._entry = self._boards.own.hold(self._set)
+
+    def fetch(self) -> None:
+        """Bring the result home, once: all members are done. New memory, or memory that all share.
+
+        It stays this object's until `take`.
+        """
+        if self._result is None:
+            assert self._sum is not None
+            assert self._shares is not None
+            size, dtype = self._vector.size, self._vector.dtype
+            joined, self._shares = self._shares, None
+            if self._entry is not None:
+                entry, self._entry = self._entry, None
+                self._result = joined.array(size, dtype, partial(self._boards.own.let_go, entry))
+            else:
+                self._result = self._bring_home(joined.view(size, dtype), self._sum)
+
+    def take(self) -> Array:
+        """Hand over the result, and forget it."""
+        self.fetch()
+        result, self._result = self._result, None
+        self._vector = _NOTHING  # its memory can be the next one's
+        assert result is not None
+        return result
+
+    def close(self) -> None:
+        """Let nobody open this server's memory any more; what is mapped stays."""
+        self._pool.close()
+        self._pieces.close()
+
+    def _bring_home(self, shares: Array, done: Sum) -> Array:
+        """The user's own result; what this server has not copied while it added is copied now.
+
+        Those behind its own share first: so servers read different shares at once.
+        """
+        result, self._home = self._home, None
+        there = done.stop
+        if result is None:  # it could not be read in place
+            result, there = self._empty_result(), done.start
+        result[there:] = shares[there:]
+        result[: done.start] = shares[: done.start]
+        return result
+
+    # --- where things lie ------------------------------------------------------------------------
+
+    def _empty_result(self) -> Array:
+        size, dtype = self._vector.size, self._vector.dtype
+        if self._use is Use.KEPT or self._vector.nbytes < _SMALL_NBYTES:
+            return np.empty(size, dtype)
+        return self._results.empty(size, dtype)
+
+    def _locate(self, vector: Array) -> InputPlace | None:
+        """Where others find the contribution, copied into the pool if need be; None without elements."""
+        self._located, self._staged = weakref.ref(_NOTHING), None  # its place can be the new one's
+        if not vector.size:
+            return None
+        place = self._pool.locate(vector)
+        if place is not None:
+            self._located = weakref.ref(vector)
+            return place
+        self._staged = self._pool.empty(vector.size, vector.dtype)
+        self._staged[...] = vector
+        self.nbytes_copied += vector.nbytes
+        return self._pool.locate(self._staged)
+
+    def _contributions(self, members: tuple[int, ...]) -> list[Array]:
+        """What these servers bring; as a rule it lies where it lay in a step before."""
+        vector, boards = self._vector, self._boards.of(members)
+        key = (members, vector.size, vector.dtype, *[board.input_key for board in boards])
+        found = self._found.get(key)
+        if found is None:
+            if len(self._found) >= _MOST_FOUND:
+                self._found.clear()
+            self._forget_what_is_gone(boards)
+            found = self._found[key] = [self._contribution(board) for board in boards]
+        parts = found.copy()
+        parts[members.index(self._boards.server)] = vector
+        return parts
+
+    def _forget_what_is_gone(self, boards: list[PeerBoard]) -> None:
+        """Unmap the memory of servers that have made or dropped some: what they have no more is not kept."""
+        changed = {board.server for board in boards if self._changes.get(board.server) != board.input.changes}
+        if changed:
+            self._found.clear()
+            self._regions = {key: region for key, region in self._regions.items() if key[0] not in changed}
+            self._changes.update((board.server, board.input.changes) for board in boards)
+
+    def _contribution(self, board: PeerBoard) -> Array:
+        if board.server == self._boards.server:
+            return _NOTHING  # to keep its memory would keep it from being used again
+        vector, (segment, offset, _) = self._vector, board.input
+        return self._region(board.server, segment)[offset : offset + vector.nbytes].view(vector.dtype)
+
+    def _region(self, server: int, segment: SegmentAddress) -> Array:
+        region = self._regions.get((server, segment.serial))
+        if region is None:
+            region = np.frombuffer(map_to_read(segment), np.uint8)
+            self._regions[server, segment.serial] = region
+        return region
+
+    # --- arithmetic ------------------------------------------------------------------------------
+
+    def _add(self, parts: list[Array], out: Array, start: int, stop: int, copy: Array | None = None) -> None:
+        """out[0:stop-start] = the parts' elements [start, stop), added in order; the same into `copy`."""
+        blocks = len(parts) > 2 or copy is not None  # else there is no sum to come back to
+        size = max(1, _BLOCK_NBYTES // out.itemsize) if blocks else stop - start
+        op = self._op
+        for a in range(start, stop, size):
+            b = min(a + size, stop)
+            block = out[a - start : b - start]
+            if len(parts) == 1:
+                block[...] = parts[0][a:b]
+            else:
+                op(parts[0][a:b], parts[1][a:b], out=block)
+            for part in parts[2:]:
+                op(block, part[a:b], out=block)
+            if copy is not None:
+                copy[a - start : b - start] = block

@@ -1,0 +1,1 @@
+"""What goes wrong in a simulated run, drawn from a seed."""

@@ -1,0 +1,63 @@
+"""What a simulated server needs of the simulation, and what every sample contributes."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+
+from bml.protocol.step.workspace import Array
+from bml.protocol.timeouts import Timeouts
+from bml.protocol.wire import messages as msg
+from bml.schedule.select.model import Constants
+from bml.sim.judge.history import History
+from bml.sim.judge.promises import Promises
+from bml.sim.world.host import Host
+from bml.sim.world.network import Network
+from bml.sim.world.wires import Wires
+from bml.topology import Fabric
+
+
+class World(Protocol):
+    """What a machine needs of the simulation."""
+
+    fabric: Fabric
+    first: tuple[int, ...]
+    steps: int
+    n_elements: int
+    slice_nbytes: int
+    algorithm: str
+    constants: Constants
+    timeouts: Timeouts
+    network: Network
+    wires: Wires
+    host: Host | None
+    lends: bool
+    kept_nbytes: int
+    per_iteration: int
+    history: History
+    promises: Promises
+
+    def point(self, name: str, text: str, server: int | None = None) -> None:
+        """Something happened (at a server) to which a mishap may be tied."""
+
+    def turned(self, server: int, how: str, said: str) -> None:
+        """A training function has raised (and what it said), returned early, or computes without end."""
+
+    def tell(self, server: int, message: msg.ToCoordinator) -> None:
+        """Send a message to the coordinator."""
+
+
+@lru_cache(maxsize=256)
+def samples(n_samples: int, n_elements: int, step: int) -> Array:
+    """What each sample contributes to a step, float64 (n_samples, n_elements).
+
+    The first half of the elements are integers, exact in any order; the others are not, so that another
+    order of addition shows in their last bits.
+    """
+    rows = np.arange(n_samples)[:, None]
+    table = ((rows * 7 + np.arange(n_elements) * 3 + step * 5) % 101).astype(np.float64)
+    table[:, n_elements - n_elements // 2 :] *= 0.1
+    table.setflags(write=False)
+    return table

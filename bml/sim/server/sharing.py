@@ -1,0 +1,245 @@
+"""The simulated memory of one host: what servers post and share, read whenever its readers come to it.
+
+Reading is not instantaneous: each half of a sum is made, and of a result brought home, some time after it
+could be, from what lies there then. So memory that is written too early shows in the bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from bml.protocol.server import events as ev
+from bml.protocol.step.direct import Post, Stage, Sum, epoch_of, standing, standings
+from bml.protocol.step.workspace import Array
+from bml.sim.judge.promises import PromiseBroken
+from bml.sim.server.context import World
+from bml.sim.world.host import NOTHING, Board, Host
+from bml.sim.world.process import Process
+
+_LOOK_S = 0.02
+_WORK_S = (0.001, 0.1)
+"""How long half a sum, or half of a copy, takes at most: each server draws its own time between these."""
+_READ_S = 0.1
+"""How long a user reads a result in place, at most."""
+_IN_PLACE = 0.3
+"""How likely a server says that its user reads the result in place."""
+
+
+class Sharing:
+    """The training thread of one server: it works, waits, and tells the core through `feel`.
+
+    One thing at a time: what it is at when it is asked to try again is finished before, so it counts no more.
+    """
+
+    def __init__(
+        self, server: int, host: Host, world: World, process: Process, feel: Callable[[ev.Event], None]
+    ):
+        self._server = server
+        self._host = host
+        self._world = world
+        self._process = process
+        self._feel = feel
+        self._work_s = world.network.random.uniform(*_WORK_S)
+        self._own = host.boards[server] = Board()
+        self._tries = 0
+        self._step = 0
+        self._sum: Sum | None = None
+        self._done: Sum | None = None
+        self._whole = False
+        self._set = 0
+        self._members: tuple[int, ...] = ()
+        self._boards: list[Board] = []
+        self._result: Array = NOTHING
+        self._fetched = 0
+
+    def bring(
+        self, step: int, contribution: Array, result: Array, members: tuple[int, ...], follows: bool
+    ) -> None:
+        """Begin a try: the result belongs into `result`. Some users would read it where it lies.
+
+        `follows`: this server is a learner, which keeps results of its own.
+        """
+        self._tries += 1
+        self._step, own = step, self._own
+        self._host.waiting.pop(self._server, None)
+        if self._reads_in_place:
+            own.held.discard(self._set)  # of a try that came to nothing
+        self._result, self._members = result, members
+        self._boards = [self._host.boards[member] for member in members]
+        self._sum = self._done = None
+        self._whole = False
+        self._fetched = 0
+        own.contribution = contribution
+        own.in_place = not follows and self._world.network.random.random() < _IN_PLACE
+        if self._server == members[0]:
+            own.chosen = self._host.free_set()
+
+    def post(self, post: Post) -> None:
+        """Let everybody see where this server stands, then wait for them."""
+        if post.stage is Stage.COMPLETE:
+            if self._reads_in_place:
+                self._own.held.add(self._set)
+            self._stand(standing(*post))
+            self._bring_home(partial(self._look, post))
+        else:
+            self._stand(standing(*post))
+            self._later(_LOOK_S, partial(self._look, post))
+
+    def quit(self, epoch: int) -> None:
+        """Let everybody see that this server has left the epochs before."""
+        self._stand(standing(epoch, 0, Stage.NONE))
+
+    def bring_home(self, what: ev.BringHome) -> None:
+        """Bring home what is missing, then look where the members are."""
+        self._tries += 1
+        self._host.waiting.pop(self._server, None)
+
+        def look() -> None:
+            newest = max(epoch_of(board.standing) for board in self._boards)
+            self._later(_LOOK_S, lambda: self._feel(ev.Home(what.epoch, what.step, newest)))
+
+        self._bring_home(look)
+
+    def add(self, instruction: Sum) -> None:
+        """Add when all are ready; `instruction` comes with the Post."""
+        self._sum = instruction
+
+    def take(self) -> None:
+        """The step is committed: bring home what is missing of the result.
+
+        A user that reads in place has it where it lies, and may read it for a while.
+        """
+        if not self._reads_in_place:
+            self._fetch(len(self._result))
+            return
+        done, result_set, boards, step = self._done, self._set, self._boards, self._step
+        assert done is not None
+        self._done = None  # a next try must not let go of it
+        _read(self._result, 0, len(self._result), done, boards, result_set)
+        again, before = np.empty_like(self._result), self._result.copy()
+
+        def read_again() -> None:
+            _read(again, 0, len(again), done, boards, result_set)
+            self._own.held.discard(result_set)
+            if again.tobytes() != before.tobytes():
+                raise PromiseBroken(
+                    6, f"the result of step {step} was overwritten, server {self._server} reads it in place"
+                )
+
+        network = self._world.network
+        network.after(network.random.uniform(0, _READ_S), lambda: self._process.run(read_again))
+
+    @property
+    def _reads_in_place(self) -> bool:
+        """Whether the result is read where it lies, now that it is made."""
+        return self._own.in_place and not self._whole and self._done is not None
+
+    def _stand(self, where: int) -> None:
+        self._own.standing = where
+        waiting, self._host.waiting = self._host.waiting, {}
+        for look in waiting.values():
+            look()
+
+    def _bring_home(self, then: Callable[[], None]) -> None:
+        """Bring home what is missing in two halves, then go on; the whole that was added is there."""
+        point, size = self._world.point, len(self._result)
+        what = f"the result of step {self._step} home"
+        point("home", f"server {self._server} begins to bring {what}", self._server)
+
+        def half() -> None:
+            self._fetch(size // 2)
+            self._later(self._work_s, rest)
+
+        def rest() -> None:
+            self._fetch(size)
+            point("fetched", f"server {self._server} has brought {what}", self._server)
+            then()
+
+        if self._whole:
+            rest()
+        else:
+            self._later(self._work_s, half)
+
+    def _fetch(self, upto: int) -> None:
+        if self._done is not None and not self._whole and not self._own.in_place:
+            own = self._own
+            _read(self._result, self._fetched, upto, self._done, self._boards, self._set, own)
+        self._fetched = max(self._fetched, upto)
+
+    def _look(self, post: Post) -> None:
+        low, high = standings(*post)
+        if not all(low <= board.standing < high for board in self._boards):
+            look = partial(self._later, _LOOK_S, partial(self._look, post))
+            self._host.waiting[self._server] = look
+        elif self._sum is not None:
+            self._begin_to_add()
+        else:
+            self._feel(ev.Gathered(*post))
+
+    def _begin_to_add(self) -> None:
+        done, self._sum = self._sum, None
+        assert done is not None
+        self._world.point("add", f"server {self._server} begins to add in step {done.step}", self._server)
+        self._done = done
+        self._whole = done.adds_whole(any(board.in_place for board in self._boards))
+        self._set = self._boards[0].chosen
+        start, stop = (0, len(self._result)) if self._whole else (done.start, done.stop)
+        if self._whole:
+            out = self._result
+        else:
+            out = self._own.shares.setdefault(self._set, np.zeros_like(self._result))
+        self._add(done, out, start, (start + stop) // 2, partial(self._add_rest, done, out, start, stop))
+
+    def _add_rest(self, done: Sum, out: Array, start: int, stop: int) -> None:
+        def summed() -> None:
+            if not self._whole and not self._own.in_place:
+                self._result[start:stop] = out[start:stop]
+            self._feel(ev.Summed(done.epoch, done.step, self._whole))
+
+        self._add(done, out, (start + stop) // 2, stop, summed)
+
+    def _add(self, done: Sum, out: Array, start: int, stop: int, then: Callable[[], None]) -> None:
+        """Some time later add these elements of all contributions, then go on."""
+
+        def act() -> None:
+            parts = [board.contribution[start:stop] for board in self._boards]
+            total = parts[0]
+            for part in parts[1:]:
+                total = np.add(total, part)
+            out[start:stop] = total
+            then()
+
+        self._later(self._work_s, act)
+
+    def _later(self, within_s: float, action: Callable[[], None]) -> None:
+        tries = self._tries
+
+        def act() -> None:
+            if tries == self._tries:
+                action()
+
+        network = self._world.network
+        network.after(network.random.uniform(0, within_s), lambda: self._process.run(act))
+
+
+def _read(
+    out: Array,
+    start: int,
+    stop: int,
+    done: Sum,
+    boards: list[Board],
+    result_set: int,
+    without: Board | None = None,
+) -> None:
+    """Copy elements [start, stop) from where the members' shares of them lie, but for those of one board."""
+    for index, board in enumerate(boards):
+        first, last = max(start, index * done.share), min(stop, (index + 1) * done.share)
+        share = board.shares.get(result_set)
+        if first < last and board is not without and share is not None:
+            out[first:last] = share[first:last]
+
+
+__all__ = ["Sharing"]

@@ -1,0 +1,372 @@
+"""Simulated coordinators, one after the other or two at once, and the control connections to the servers.
+
+The launcher (launcher.py) starts the successor of one that is dead, or that it takes for dead: one that was
+stopped may still believe that it is the coordinator when it thaws. As in `bml.cluster`, coordinators dial the
+servers and keep dialling; the newest connection to a server replaces the one before.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Protocol
+
+from bml.protocol.coordinator import core as coord
+from bml.protocol.timeouts import Timeouts
+from bml.protocol.wire import messages as msg
+from bml.protocol.wire.validate import check_for_server, check_from_server
+from bml.sim.world.delays import Delays
+from bml.sim.world.launcher import Launcher
+from bml.sim.world.load import Load
+from bml.sim.world.network import Network
+from bml.sim.world.process import Process
+from bml.topology import Fabric
+
+_REDIAL_S = 0.05
+_WAYS = ("down", "up")
+_HOP_S = (0.0005, 0.002)
+
+
+class Reachable(Protocol):
+    """What a coordinator sees of a server."""
+
+    process: Process
+    channel: Channel | None
+
+    def told(self, message: msg.ToServer) -> None:
+        """A message of a coordinator came in."""
+
+
+class Channel:
+    """One control connection, ordered both ways; of these `lost` ways what was under way is lost with it."""
+
+    def __init__(self, coordinator: SimulatedCoordinator, server: int):
+        self.coordinator = coordinator
+        self.server = server
+        self.open = True
+        self.lost: frozenset[str] = frozenset()
+
+
+class SimulatedCoordinator:
+    """One coordinator: its process, its core and its channels."""
+
+    def __init__(self, among: SimulatedCoordinators, term: int, core: coord.Coordinator):
+        self.among = among
+        self.term = term
+        self.core = core
+        self.process = Process()
+        self.channels: dict[int, Channel] = {}
+        self.finished: coord.Finished | None = None
+        self.failing_since: dict[int, float] = {}
+        self._wake_at = float("inf")
+        self._said: tuple[str, int] | None = None
+
+    def handle(self, event: coord.Event) -> None:
+        """Let the core react, carry out what it says."""
+        self.process.each(self.core.handle(event, self.among.network.now), self._carry_out)
+        self._schedule()
+        self._report()
+
+    def beat(self) -> None:
+        """Give the launcher a sign of life, and again and again."""
+        if self.process.alive:
+            self.among.launcher.beat(self.term)
+            again = partial(self.process.run, self.beat)
+            self.among.network.after(self.among.launcher.succession.interval_s, again)
+
+    def end(self) -> None:
+        """Its process is no more; the launcher hears of it."""
+        self.process.die()
+        for channel in list(self.channels.values()):
+            self.among.sever(channel)
+        self.among.launcher.ended(self.term, f"was {self._state[0]}, and its process is gone")
+
+    @property
+    def _state(self) -> tuple[str, int]:
+        """Where it stands, and the highest term that it has heard of."""
+        deposed_by = self.finished.deposed_by if self.finished else 0
+        return "deposed" if deposed_by else self.core.state, max(self.term, deposed_by)
+
+    def _report(self) -> None:
+        """Tell the launcher what is news."""
+        said = self._state
+        if said != self._said:
+            self._said = said
+            self.among.launcher.said(self.term, *said)
+
+    def _carry_out(self, instruction: coord.Instruction) -> None:
+        if isinstance(instruction, coord.Finished):
+            self.finished = instruction
+            self.among.on_finished(self, instruction)
+        elif instruction.server in self.channels:
+            self.among.post(self.channels[instruction.server], instruction.message)
+
+    def _schedule(self) -> None:
+        network = self.among.network
+        due = self.core.next_deadline(network.now)
+        if self.process.alive and due < self._wake_at and not self.finished:
+            self._wake_at = due
+            network.at(due, lambda: self._wake(due))
+
+    def _wake(self, due: float) -> None:
+        if due == self._wake_at:
+            self._wake_at = float("inf")
+            self.process.tick(lambda: self.handle(coord.Tick()))
+
+
+class SimulatedCoordinators:
+    """See the module's text. `on_event(name, text)` is told what happens."""
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        network: Network,
+        timeouts: Timeouts,
+        min_servers: int | None,
+        servers: Mapping[int, Reachable],
+        absent: Iterable[int],
+        restart_s: float,
+        reaches: bool,
+        on_event: Callable[[str, str], None],
+        on_finished: Callable[[SimulatedCoordinator, coord.Finished], None],
+        delays: Delays,
+        load: Load,
+        on_give_up: Callable[[str], None],
+    ):
+        self.network = network
+        self.launcher = Launcher(network, timeouts, restart_s, reaches, self._start, on_event, on_give_up)
+        self.on_finished = on_finished
+        self.started: list[SimulatedCoordinator] = []
+        self.cut: set[int] = set()
+        self.failing_starts = 0
+        """How many coordinators were to crash on their start."""
+        self._fabric = fabric
+        self._timeouts = timeouts
+        self._min_servers = min_servers
+        self._servers = servers
+        self._absent = tuple(absent)
+        self._on_event = on_event
+        self._late: deque[tuple[int, Callable[[], None]]] = deque()
+        self._delays = delays
+        self._chance = random.Random("dials")
+        self._load = load
+        load.weigh(self.launcher.process)
+
+    @property
+    def newest(self) -> SimulatedCoordinator:
+        """The coordinator that was started last."""
+        return self.started[-1]
+
+    def start(self) -> None:
+        """The launcher begins."""
+        self.launcher.look()
+
+    def _start(self, term: int) -> SimulatedCoordinator:
+        """Start a coordinator: a first one, or a successor."""
+        core = coord.Coordinator(
+            self._fabric, term, self._timeouts, self._min_servers, self.network.now, self._absent
+        )
+        coordinator = SimulatedCoordinator(self, term, core)
+        self.started.append(coordinator)
+        self._on_event("takeover", f"coordinator {term} starts")
+        self._load.weigh(coordinator.process)
+        coordinator.beat()
+        coordinator.handle(coord.Tick())
+        for server in self._servers:
+            self._dial(coordinator, server)
+        return coordinator
+
+    def strike(self, kind: str, for_s: float, amount: int = 0) -> None:
+        """A mishap of a coordinator or of the launcher; see bml.sim.mishaps.chaos."""
+        match kind:
+            case "coordinator-crash":
+                self.crash()
+            case "coordinator-freeze":
+                self.freeze(for_s)
+            case "coordinator-fails":
+                self.failing_starts += amount
+                self.launcher.crashes += amount
+            case "launcher-freeze":
+                self.launcher.freeze(for_s)
+            case "launcher-deaf":
+                self.launcher.deaf_until_s = self.network.now + for_s
+            case "clock-step":
+                self.launcher.clock_offset_s += amount
+            case _:
+                raise ValueError(f"there is no mishap {kind}")
+
+    def crash(self) -> None:
+        """The newest coordinator dies."""
+        coordinator = self.newest
+        if coordinator.process.alive:
+            self._on_event("fault", f"crash of coordinator {coordinator.term}")
+            coordinator.end()
+
+    def freeze(self, for_s: float) -> None:
+        """The newest coordinator stops for a while."""
+        coordinator = self.newest
+        if coordinator.process.runs:
+            self._on_event("fault", f"coordinator {coordinator.term} is frozen for {for_s:.3f} s")
+            coordinator.process.freeze()
+            if for_s != float("inf"):
+                self.network.after(for_s, lambda: self._thaw(coordinator))
+
+    def _thaw(self, coordinator: SimulatedCoordinator) -> None:
+        if coordinator.process.frozen:
+            self._on_event("fault", f"coordinator {coordinator.term} thaws")
+            coordinator.process.thaw()
+
+    def gone(self, server: int, why: str) -> None:
+        """A server's process died: its connection ends, the launcher tells the newest coordinator."""
+        channel = self._servers[server].channel
+        if channel is not None:
+            self._break(channel)
+        coordinator = self.newest
+        self._tell(coordinator, partial(self._say, coordinator, coord.Gone(server, why)))
+
+    def joined(self, server: int) -> None:
+        """A server was started in another life: the launcher tells the coordinator where it is."""
+        for coordinator in self.started:
+            self._tell(coordinator, partial(self._dial, coordinator, server))
+
+    def _tell(self, coordinator: SimulatedCoordinator, action: Callable[[], None]) -> None:
+        """The launcher tells a coordinator, once it can."""
+        self.network.deliver((coordinator, "launcher"), lambda: self.launcher.process.run(action))
+
+    # --- control connections ---------------------------------------------------------------------
+
+    def lose(self, server: int) -> None:
+        """Break the control connection of a server; both ends notice, the coordinator dials again."""
+        channel = self._servers[server].channel
+        if channel is not None:
+            self._break(channel, *_WAYS)
+
+    def hold(self, server: int) -> None:
+        """Hold back everything between a server and the coordinators, both ways."""
+        self.cut.add(server)
+
+    def release(self, server: int) -> None:
+        """End a `hold`: what was held back comes through."""
+        self.cut.discard(server)
+        late, self._late = self._late, deque()
+        for held_for, action in late:
+            if held_for == server:
+                action()
+            else:
+                self._late.append((held_for, action))
+
+    def post(self, channel: Channel, message: msg.ToServer) -> None:
+        """A message of a coordinator."""
+        node = self._servers[channel.server]
+        if not isinstance(message, msg.Who):
+            who = f"coordinator {channel.coordinator.term} -> {channel.server}"
+            self._on_event(type(message).__name__, f"{who}: {message}")
+
+        def read() -> None:
+            if channel is node.channel:
+                node.told(check_for_server(message, self._fabric))  # as the real one does
+
+        if channel.open:
+            self._move(channel, "down", lambda: node.process.run(read))
+
+    def tell(self, server: int, message: msg.ToCoordinator) -> None:
+        """A message of a server, to whoever holds its connection; lost when there is none."""
+        channel = self._servers[server].channel
+        if not isinstance(message, msg.Progress):
+            self._on_event(type(message).__name__, f"server {server} -> coordinator: {message}")
+        if channel is not None and channel.open:
+            coordinator = channel.coordinator
+            said = coord.From(server, check_from_server(message, server, self._fabric))
+            self._move(channel, "up", lambda: self._say(coordinator, said, channel))
+
+    def _say(
+        self, coordinator: SimulatedCoordinator, event: coord.Event, channel: Channel | None = None
+    ) -> None:
+        def read() -> None:
+            if channel is None or coordinator.channels.get(channel.server) is channel:
+                coordinator.handle(event)
+
+        coordinator.process.run(read)
+
+    def _move(self, channel: Channel, way: str, arrive: Callable[[], None]) -> None:
+        """Bring something over, in order; hold it back while the server is cut off."""
+
+        def come() -> None:
+            if way in channel.lost:
+                return
+            if channel.server in self.cut:
+                self._late.append((channel.server, come))
+            else:
+                arrive()
+
+        self._deliver(channel, way, come)
+
+    def _deliver(self, channel: Channel, way: str, action: Callable[[], None]) -> None:
+        way_s = self._delays.control.get(channel.server, 0.0) + self._load.late_s()
+        self.network.deliver((channel, way), action, way_s)
+
+    def sever(self, channel: Channel) -> None:
+        """The process at the coordinator's end is no more."""
+        self._break(channel)
+
+    def _break(self, channel: Channel, *lost: str) -> None:
+        """The connection is over; each end learns it, the coordinator dials again."""
+        if not channel.open:
+            return
+        channel.open, channel.lost = False, frozenset(lost)
+        node, coordinator = self._servers[channel.server], channel.coordinator
+
+        def server_learns() -> None:
+            if node.channel is channel:
+                node.channel = None
+
+        def coordinator_learns() -> None:
+            if coordinator.channels.get(channel.server) is channel:
+                del coordinator.channels[channel.server]
+                self._dial(coordinator, channel.server, again=True)
+
+        self._deliver(channel, "down", lambda: node.process.run(server_learns))
+        self._deliver(channel, "up", lambda: coordinator.process.run(coordinator_learns))
+
+    def _dial(self, coordinator: SimulatedCoordinator, server: int, again: bool = False) -> None:
+        """Call a server; it takes a round trip to be there `again` after a connection broke."""
+        node = self._servers[server]
+        round_s = (
+            2 * (self._delays.control.get(server, 0.0) + self._chance.uniform(*_HOP_S)) if again else 0.0
+        )
+
+        def attempt() -> None:
+            if (
+                not coordinator.process.alive
+                or server in coordinator.channels
+                or self._servers[server] is not node
+            ):
+                return
+            if node.process.answers and coordinator.process.answers and server not in self.cut:
+                self._connect(coordinator, server)
+                return
+            since = coordinator.failing_since.setdefault(server, self.network.now)
+            if not node.process.alive and server not in self.cut:
+                self._say(coordinator, coord.Gone(server, "its process is gone"))
+                return
+            for_s = self.network.now - since
+            self._say(coordinator, coord.Unreached(server, "cannot be reached", for_s))
+            self.network.after(_REDIAL_S, attempt)  # it may come back, and must learn that it is out
+
+        self.network.after(round_s + self.network.random.uniform(0.0002, 0.003), attempt)
+
+    def _connect(self, coordinator: SimulatedCoordinator, server: int) -> None:
+        node = self._servers[server]
+        coordinator.failing_since.pop(server, None)
+        if node.channel is not None:
+            # A newer connection replaces the older one, mostly behind what the server has said there.
+            self._break(node.channel, *_WAYS[: self._chance.choice((1, 1, 2))])
+        channel = node.channel = Channel(coordinator, server)
+
+        def opened() -> None:
+            coordinator.channels[server] = channel
+            coordinator.handle(coord.Connected(server))
+
+        self._deliver(channel, "up", lambda: coordinator.process.run(opened))

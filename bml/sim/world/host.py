@@ -1,0 +1,42 @@
+"""The memory that the simulated servers of one host see of each other: a board per server, and its shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+
+from bml.protocol.step.workspace import Array
+
+NOTHING: Array = np.empty(0)
+
+
+@dataclass
+class Board:
+    """What one life of a server shows, and its memory.
+
+    Where it stands, its contribution, whether its user reads the result in place, which result set it has
+    chosen, which ones its user still reads, and per result set its shares.
+    """
+
+    standing: int = 0
+    contribution: Array = field(default_factory=lambda: NOTHING)
+    in_place: bool = False
+    chosen: int = 0
+    held: set[int] = field(default_factory=set)
+    shares: dict[int, Array] = field(default_factory=dict)
+
+
+@dataclass
+class Host:
+    """The board of every server's newest life, and how those that wait look again."""
+
+    boards: dict[int, Board] = field(default_factory=dict)
+    waiting: dict[int, Callable[[], None]] = field(default_factory=dict)
+
+    def free_set(self) -> int:
+        """The first result set that nobody reads in place."""
+        held = set[int]().union(*(board.held for board in self.boards.values()))
+        return next(number for number in count() if number not in held)

@@ -1,0 +1,1 @@
+"""How two processes meet: listening, greetings, the proof of the token, control connections."""

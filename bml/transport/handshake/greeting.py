@@ -1,0 +1,251 @@
+"""Bring a socket from nothing to authenticated: connect from a given address, then the handshake, in time.
+
+A `Greeting` runs a handshake of `auth` over a connected socket; a `Dial` makes that socket first. Both end in
+exactly one callback, from within a poll, or in `cancel`.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from typing import Literal
+
+from bml.io.forks import not_inherited
+from bml.io.poller import READ, WRITE, Poller, Timer
+from bml.topology.errors import UsageError
+from bml.transport.handshake.auth import NONCE_NBYTES, AcceptorHandshake, DialerHandshake, Hello
+from bml.transport.handshake.flows import hold
+from bml.transport.interface import Endpoint
+from bml.transport.stream import kind_of
+
+GreetingKind = Literal["refused", "reset", "eof", "timeout", "auth"]
+OnGreeted = Callable[[socket.socket, Hello], None]
+OnFailed = Callable[[GreetingKind, str], None]
+
+HANDSHAKE_S = 2.0
+"""How long a handshake may take unless said otherwise."""
+
+# Linux; the socket module of Python 3.11 does not name it. Without it every source address that is
+# bound would take a port away from all destinations.
+_IP_BIND_ADDRESS_NO_PORT = 24
+
+
+def address_family(host: str) -> socket.AddressFamily:
+    """Return the family of a numeric address; raises UsageError for names, as looking them up would block."""
+    try:
+        version = ipaddress.ip_address(host).version
+    except ValueError:
+        raise UsageError(f"not an IP address: {host!r}; give a numeric one") from None
+    return socket.AF_INET if version == 4 else socket.AF_INET6
+
+
+def check_traffic_class(traffic_class: int) -> int:
+    """Return it; raises UsageError unless it is a byte."""
+    if not 0 <= traffic_class <= 255:
+        raise UsageError(f"traffic class is {traffic_class}: give 0 to 255, a DSCP times 4")
+    return traffic_class
+
+
+def mark(sock: socket.socket, traffic_class: int) -> None:
+    """Mark all packets of this socket, and of what it accepts, for switches that tell classes apart."""
+    if not traffic_class:
+        return
+    if sock.family == socket.AF_INET:
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, traffic_class)
+    else:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS, traffic_class)
+
+
+def fresh_nonce() -> bytes:
+    """Return the random bytes of one handshake."""
+    return secrets.token_bytes(NONCE_NBYTES)
+
+
+class Greeting:
+    """One handshake over a connected, non-blocking socket, which it owns until it is done."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        handshake: AcceptorHandshake | DialerHandshake,
+        poller: Poller,
+        on_done: OnGreeted,
+        on_fail: OnFailed,
+        timeout_s: float = HANDSHAKE_S,
+    ) -> None:
+        self._sock: socket.socket | None = sock
+        self._handshake = handshake
+        self._poller = poller
+        self._on_done = on_done
+        self._on_fail = on_fail
+        self._timer = poller.after(timeout_s, lambda: self._fail("timeout", f"no handshake in {timeout_s} s"))
+        poller.add(sock.fileno(), READ, self._ready)
+        poller.soon(self._start)
+
+    def detach(self) -> socket.socket | None:
+        """Give up, without a callback, and hand over the socket as it is."""
+        sock, self._sock = self._sock, None
+        if sock is not None:
+            self._timer.cancel()
+            self._poller.remove(sock.fileno())
+        return sock
+
+    def cancel(self) -> None:
+        """Give up without a callback. Idempotent."""
+        sock = self.detach()
+        if sock is not None:
+            sock.close()
+
+    def _start(self) -> None:
+        if self._sock is not None:
+            try:
+                here, there = self._sock.getsockname()[:2], self._sock.getpeername()[:2]
+                self._write(self._sock, self._handshake.start(here, there))
+            except OSError as error:
+                self._fail(kind_of(error), error.strerror or str(error))
+
+    def _ready(self, events: int) -> None:
+        sock = self._sock
+        assert sock is not None
+        try:
+            data = sock.recv(self._handshake.wants_nbytes)
+            if data:
+                self._write(sock, self._handshake.feed(data))
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._fail(kind_of(error), error.strerror or str(error))
+            return
+        if self._handshake.error:
+            self._fail("auth", self._handshake.error)
+        elif not data:
+            self._fail("eof", "closed during the handshake")
+        elif self._handshake.done:
+            self._succeed()
+
+    def _write(self, sock: socket.socket, data: bytes) -> None:
+        # A few hundred bytes into an empty send buffer: if they do not fit, something is wrong.
+        if data and sock.send(data, socket.MSG_NOSIGNAL) != len(data):
+            raise OSError(errno.ENOBUFS, "no room for a handshake")
+
+    def _succeed(self) -> None:
+        sock = self.detach()
+        peer = self._handshake.peer
+        assert sock is not None
+        assert peer is not None
+        self._on_done(sock, peer)
+
+    def _fail(self, kind: GreetingKind, why: str) -> None:
+        if self._sock is not None:
+            self.cancel()
+            self._on_fail(kind, why)
+
+
+class Dial:
+    """One attempt to connect and to be accepted; one that is `held` (see flows.hold) gets no answer."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        handshake: DialerHandshake,
+        poller: Poller,
+        on_open: OnGreeted,
+        on_fail: OnFailed,
+        *,
+        source: str | None = None,
+        traffic_class: int = 0,
+        timeout_s: float = HANDSHAKE_S,
+        held: bool = False,
+    ) -> None:
+        self._endpoint = endpoint
+        self._handshake = handshake
+        self._poller = poller
+        self._on_open = on_open
+        self._on_fail = on_fail
+        self._timeout_s = timeout_s
+        self._greeting: Greeting | None = None
+        self._sock: socket.socket | None = not_inherited(
+            socket.socket(address_family(endpoint[0]), socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        )
+        self._timer: Timer = poller.after(timeout_s, self._time_out)
+        # Even a failure that is known at once is reported from the poll, like all others.
+        try:
+            mark(self._sock, traffic_class)
+            if held:
+                hold(self._sock)
+            error = self._connect(self._sock, source)
+        except OSError as raised:
+            error = raised.errno or errno.EIO
+        if error:
+            poller.soon(lambda: self._fail_by(error))
+        else:
+            poller.add(self._sock.fileno(), WRITE, self._connected)
+
+    def detach(self) -> socket.socket | None:
+        """Give up, without a callback, and hand over the socket as it is."""
+        self._timer.cancel()
+        if self._greeting is not None:
+            greeting, self._greeting = self._greeting, None
+            return greeting.detach()
+        sock, self._sock = self._sock, None
+        if sock is not None:
+            self._poller.remove(sock.fileno())
+        return sock
+
+    def cancel(self) -> None:
+        """Give up without a callback. Idempotent."""
+        sock = self.detach()
+        if sock is not None:
+            sock.close()
+
+    def _connect(self, sock: socket.socket, source: str | None) -> int:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if source is not None:
+            sock.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
+            sock.bind((source, 0))
+        error = sock.connect_ex(self._endpoint)
+        return 0 if error == errno.EINPROGRESS else error
+
+    def _connected(self, events: int) -> None:
+        sock = self._sock
+        assert sock is not None
+        error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) or _self_connected(sock)
+        if error:
+            self._fail_by(error)
+            return
+        self._poller.remove(sock.fileno())
+        self._sock = None
+        left_s = max(0.0, self._timer.due_s - self._poller.now_s())
+        self._timer.cancel()
+        self._greeting = Greeting(
+            sock, self._handshake, self._poller, self._on_open, self._greeting_failed, left_s
+        )
+
+    def _greeting_failed(self, kind: GreetingKind, why: str) -> None:
+        self._on_fail(kind, f"{self._where()}: {why}")
+
+    def _time_out(self) -> None:
+        self._fail("timeout", f"no answer in {self._timeout_s:g} s")
+
+    def _fail_by(self, code: int) -> None:
+        self._fail(kind_of(OSError(code, os.strerror(code))), os.strerror(code))
+
+    def _fail(self, kind: GreetingKind, why: str) -> None:
+        if self._sock is not None:
+            self.cancel()
+            self._on_fail(kind, f"{self._where()}: {why}")
+
+    def _where(self) -> str:
+        return f"connecting to {self._endpoint[0]}:{self._endpoint[1]}"
+
+
+def _self_connected(sock: socket.socket) -> int:
+    """With nobody listening on an ephemeral port of our own address, TCP may connect a socket to itself."""
+    try:
+        return errno.ECONNREFUSED if sock.getsockname() == sock.getpeername() else 0
+    except OSError as error:  # the peer is gone again already
+        return error.errno or errno.ECONNRESET

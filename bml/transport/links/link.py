@@ -1,0 +1,197 @@
+"""One (peer, level) as long as the transport lives: wanted or not, its queue and counters, its connection."""
+
+from __future__ import annotations
+
+import enum
+import socket
+from collections.abc import Callable
+from typing import Protocol
+
+from bml.io.sendqueue import Counters, SendQueue
+from bml.protocol.wire.frame import Header, pack
+from bml.topology.errors import InvariantError
+from bml.transport.interface import Endpoint, LinkStats, LostKind
+from bml.transport.links.opening import Opening
+
+OnEnd = Callable[[LostKind, str], None]
+
+
+class LinkConnection(Protocol):
+    """What moves a link's frames over an open, authenticated stream. `Transport` says what each call does."""
+
+    def start(self) -> None:
+        """Begin; what is queued goes out."""
+        ...
+
+    def send(self, priority: int, head: bytes, payload: memoryview | None) -> None:
+        """Queue one frame: its packed header and its bytes."""
+        ...
+
+    def resume(self) -> None:
+        """Ask for the frame again that was told to wait."""
+        ...
+
+    def fence(self) -> None:
+        """Use no buffer of the old epoch any more."""
+        ...
+
+    def mute(self) -> None:
+        """Neither send nor notice anything until `unmute`; what is queued waits."""
+        ...
+
+    def unmute(self) -> None:
+        """End `mute`."""
+        ...
+
+    def detach(self) -> socket.socket | None:
+        """End without a word and hand over the stream's socket."""
+        ...
+
+    def close(self) -> None:
+        """End without a word."""
+        ...
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether frames can move."""
+        ...
+
+    @property
+    def pending(self) -> tuple[int, int]:
+        """(frames, nbytes) taken from the queue and not sent yet."""
+        ...
+
+
+class LinkState(enum.Enum):
+    """Where a link stands."""
+
+    UNWANTED = "unwanted"
+    OPENING = "opening"
+    UP = "up"
+    LOST = "lost"
+    """Wanted, and its loss was reported; waits for `set_peers`."""
+
+
+class Link:
+    """State UNWANTED → OPENING → UP → LOST or UNWANTED; `connection` exists in UP, `opening` in OPENING."""
+
+    def __init__(
+        self, peer: int, level: int, connect: Callable[[Link, socket.socket, OnEnd], LinkConnection]
+    ) -> None:
+        self.peer = peer
+        self.level = level
+        self.state = LinkState.UNWANTED
+        self.endpoint: Endpoint = ("", 0)
+        self.life = 0
+        self.opening: Opening | None = None
+        self.connection: LinkConnection | None = None
+        self.counters = Counters()
+        self.queue = SendQueue(self.counters)
+        self._connect = connect
+        self._sock: socket.socket | None = None
+        self._nbytes_at_attach = 0
+
+    def send(self, priority: int, header: Header, payload: memoryview | None) -> None:
+        """Queue a frame for the connection, now or when it is there; see `Transport.send`."""
+        if payload is not None:
+            if payload.nbytes == 0:
+                payload = None
+            elif payload.format != "B" or payload.ndim != 1:
+                payload = payload.cast("B")
+        if (0 if payload is None else len(payload)) != header.nbytes:
+            raise InvariantError(f"payload {payload!r} to server {self.peer} does not fit its {header}")
+        if self.connection is not None:
+            self.connection.send(priority, pack(header), payload)
+        elif self.state is LinkState.OPENING:
+            self.queue.push(priority, pack(header), payload)
+        elif self.state is LinkState.UNWANTED:
+            raise InvariantError(
+                f"server {self.peer} over NIC {self.level} is not wanted, cannot send {header}"
+            )
+
+    def attach(self, sock: socket.socket, on_end: OnEnd, muted: bool) -> None:
+        """Use this authenticated socket; what is queued goes out over it."""
+        self._end_opening()
+        self._nbytes_at_attach = self._nbytes_moved()
+        self._sock = sock
+        self.connection = self._connect(self, sock, on_end)
+        self.connection.start()
+        if muted:
+            self.connection.mute()
+        self.state = LinkState.UP
+
+    def detach(self, state: LinkState) -> socket.socket | None:
+        """Leave UP or OPENING for `state`; hand over the socket, if there is one, for closing."""
+        self._end_opening()
+        self.state = state
+        self._sock = None
+        connection, self.connection = self.connection, None
+        sock = connection.detach() if connection is not None else None
+        self.queue.clear()
+        return sock
+
+    def swap(self, sock: socket.socket, on_end: OnEnd, muted: bool) -> None:
+        """Replace an untouched connection by a newer one; what is queued goes out over the new one."""
+        if self.connection is not None:
+            self.connection.close()
+        self.attach(sock, on_end, muted)
+
+    def set_sndbuf(self, nbytes: int) -> None:
+        """Set the kernel's send buffer of the connection, if there is one."""
+        if self._sock is not None:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, nbytes)
+
+    @property
+    def sock(self) -> socket.socket | None:
+        """The socket of the connection, if there is one."""
+        return self._sock
+
+    @property
+    def untouched(self) -> bool:
+        """Whether not one byte went over the present connection."""
+        return self._nbytes_moved() == self._nbytes_at_attach
+
+    def fence(self) -> None:
+        """See `Transport.fence`."""
+        if self.connection is not None:
+            self.connection.fence()
+        else:
+            self.queue.clear()
+
+    @property
+    def queued_nbytes(self) -> int:
+        """Bytes that wait to be sent."""
+        return self.queue.nbytes + self._pending[1]
+
+    @property
+    def is_up(self) -> bool:
+        """Whether frames can move."""
+        return self.connection is not None and self.connection.is_ready
+
+    def stats(self) -> LinkStats:
+        """The counters now."""
+        counters = self.counters
+        return LinkStats(
+            counters.frames_sent,
+            counters.nbytes_sent,
+            counters.frames_received,
+            counters.nbytes_received,
+            len(self.queue) + self._pending[0],
+            self.queued_nbytes,
+            counters.nbytes_copied_sent,
+            counters.nbytes_copied_received,
+            counters.nbytes_lent,
+            counters.nbytes_borrowed,
+        )
+
+    @property
+    def _pending(self) -> tuple[int, int]:
+        return (0, 0) if self.connection is None else self.connection.pending
+
+    def _nbytes_moved(self) -> int:
+        return self.counters.nbytes_sent + self.counters.nbytes_received
+
+    def _end_opening(self) -> None:
+        opening, self.opening = self.opening, None
+        if opening is not None:
+            opening.cancel()

@@ -1,0 +1,142 @@
+"""One data connection: a stream of frames between this server and one peer over one NIC."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from functools import partial
+
+from bml.io.poller import Poller
+from bml.io.sendqueue import SendQueue
+from bml.protocol.wire.frame import FrameError
+from bml.transport.interface import LostKind
+from bml.transport.stream import PASS_NBYTES, Stream
+from bml.transport.tcp.incoming import Intake
+
+_LONG_NBYTES = 16 << 10
+"""A frame that is not gathered with others into one system call."""
+
+
+class Connection(Stream):
+    """Reads through an `Intake`, writes from the link's queue; `on_heard` once a pass in which bytes came."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        poller: Poller,
+        queue: SendQueue,
+        intake: Intake,
+        on_heard: Callable[[], None],
+        on_end: Callable[[LostKind, str], None],
+    ) -> None:
+        super().__init__(sock, poller, queue, on_end)
+        self._intake = intake
+        self._on_heard = on_heard
+        self._resume_is_due = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether frames can move."""
+        return True
+
+    @property
+    def pending(self) -> tuple[int, int]:
+        """None: what is not written is in the queue."""
+        return (0, 0)
+
+    def send(self, priority: int, head: bytes, payload: memoryview | None) -> None:
+        """Queue one frame, unless nothing can be written any more (then the end is about to be reported)."""
+        if self._write_error:
+            return
+        idle = self.queue.nbytes == 0
+        self.queue.push(priority, head, payload)
+        if idle and payload is not None and len(payload) >= _LONG_NBYTES:
+            self._write_now()
+        elif not self._flush_is_due:
+            self.flush_soon()
+
+    def resume(self) -> None:
+        """Ask for the paused frame again, before the poller next waits."""
+        if self._paused and not self._resume_is_due:
+            self._resume_is_due = True
+            self._poller.soon(self._resume)
+
+    def fence(self) -> None:
+        """Use no buffer of the old epoch any more."""
+        self.queue.finish_partial()
+        self._intake.fence()
+
+    def unmute(self) -> None:
+        """See `Stream`."""
+        super().unmute()
+        self.resume()
+
+    def _stopped(self) -> None:
+        self._intake.stop()
+
+    def _write_now(self) -> None:
+        """Give an idle wire what came first: until the end of the pass much more may have to be queued."""
+        sock = self._sock
+        if sock is None or self._muted:
+            return
+        try:
+            self.queue.write(sock)
+        except OSError as error:  # nobody may be called from here
+            self._poller.soon(partial(self._write_failed_before, sock, error))
+            return
+        if self.queue.nbytes:
+            self._blocked = True
+            self._watch()
+
+    def _write_failed_before(self, sock: socket.socket, error: OSError) -> None:
+        if self._sock is sock and not self._muted:
+            self._write_failed(error)
+
+    def _resume(self) -> None:
+        self._resume_is_due = False
+        if self._sock is None or self._muted:
+            return
+        try:
+            self._intake.resume()
+        except FrameError as error:
+            self._end("malformed", str(error))
+        self._pause(self._intake.paused)
+
+    def _tired(self) -> None:
+        """It is other connections' turn; go on after them."""
+        raise NotImplementedError
+
+    def _read(self, sock: socket.socket) -> None:
+        intake, fd = self._intake, self._fd
+        nbytes_read = 0
+        while nbytes_read < PASS_NBYTES and not intake.tired:
+            buffers = intake.buffers()
+            try:
+                nbytes = os.readv(fd, buffers)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._end_by(error)
+                return
+            if nbytes == 0:
+                self._end_of_file()
+                return
+            if nbytes_read == 0:
+                self._on_heard()
+            nbytes_read += nbytes
+            try:
+                if self._sock is sock:
+                    intake.advance(nbytes)
+            except FrameError as error:
+                self._end("malformed", str(error))
+            if self._sock is not sock:
+                return
+            if intake.paused or self._muted:
+                self._pause(intake.paused)
+                return
+            if intake.tired:
+                self._tired()
+                return
+            if nbytes < sum(map(len, buffers)):
+                return  # drained: the next read would only say that it would block

@@ -1,0 +1,55 @@
+"""The tcp transport: frames travel on the stream itself, but for what servers of one host lend each other."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from bml.sharedmem.zero_copy import Lending
+from bml.transport.links.link import Link, LinkConnection, OnEnd
+from bml.transport.links.links import LinkTransport
+from bml.transport.links.ports import SNDBUF_NBYTES
+from bml.transport.tcp.connection import Connection
+from bml.transport.tcp.incoming import Intake
+from bml.transport.tcp.zero_copy import LentConnection, LentIntake
+
+__all__ = ["SNDBUF_NBYTES", "TcpTransport"]
+
+
+class TcpTransport(LinkTransport):
+    """`Transport` over TCP; the arguments are those of `LinkTransport`.
+
+    With `lending`, which it fences and closes, payloads stay where they are between servers of one host.
+    """
+
+    def __init__(
+        self, server: int, nics: Sequence[str], *, lending: Lending | None = None, **options: Any
+    ) -> None:
+        self._lending = lending
+        super().__init__(server, nics, **options)
+
+    def fence(self) -> None:
+        """See `Transport`."""
+        if self._lending is not None:
+            self._lending.fence()
+        super().fence()
+
+    def close(self) -> None:
+        """See `Transport`."""
+        super().close()
+        if self._lending is not None:
+            self._lending.close()
+
+    def _connection(self, link: Link, sock: socket.socket, on_end: OnEnd) -> LinkConnection:
+        handler, peer, level = self._handler, link.peer, link.level
+        admit, received = partial(handler.admit, peer, level), partial(handler.received, peer, level)
+        heard = partial(handler.heard, peer, level)
+        if self._lending is None or not self._lending.reads(peer):
+            plain = Intake(admit, received, link.counters, self._max_nbytes)
+            return Connection(sock, self._poller, link.queue, plain, heard, on_end)
+        intake = LentIntake(admit, received, link.counters, self._max_nbytes, self._lending, peer)
+        return LentConnection(
+            sock, self._poller, link.queue, intake, heard, on_end, self._lending, peer, link.counters
+        )
