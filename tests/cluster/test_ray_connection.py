@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.exceptions import AuthenticationError
 
 from bml.errors import StartError, UsageError
 
@@ -144,7 +145,23 @@ def test_what_ray_says_of_a_cluster_is_passed_on(
         raise ConnectionError("it is of another version")
 
     monkeypatch.setattr(ray, "init", fails)
-    with pytest.raises(StartError, match="another version"):
+    monkeypatch.setattr(ray_connection.auth, "exposure", lambda address: (False, ""))
+    with pytest.raises(StartError, match=r"another version$"):
+        ray_connection.RayConnection(cluster, True)
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionError("no connection"), AuthenticationError("no token was found")]
+)
+def test_a_cluster_that_asks_for_a_token_says_how_it_is_given(
+    ray: FakeRay, cluster: str, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fails(**settings: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(ray, "init", fails)
+    monkeypatch.setattr(ray_connection.auth, "exposure", lambda address: (address == cluster, ""))
+    with pytest.raises(StartError, match="set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN"):
         ray_connection.RayConnection(cluster, True)
 
 

@@ -16,7 +16,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import ray
+from ray.exceptions import RayError
 
+from bml.cluster.ray import auth
 from bml.cluster.ray.own import NAMESPACE, OwnRay
 from bml.errors import StartError, UsageError
 
@@ -90,9 +92,20 @@ def _connect(address: str | None, prints: bool) -> _Shared:
         _check_reachable(address)
         try:
             ray.init(address=address, namespace=NAMESPACE, logging_level=logging.ERROR, log_to_driver=prints)
-        except (ConnectionError, RuntimeError, ValueError, AssertionError) as error:
-            raise StartError(f"there is no Ray cluster to be used at {address}: {error}") from error
+        except (ConnectionError, RuntimeError, ValueError, AssertionError, RayError) as error:
+            raise StartError(_refusal(address, error)) from error
     return _Shared(address, None)
+
+
+def _refusal(address: str, error: Exception) -> str:
+    """Return why a cluster cannot be used, and what to set if it asks for a token: Ray does not say that."""
+    text = f"there is no Ray cluster to be used at {address}: {str(error).partition('. ')[0]}"
+    if address != "auto" and not address.startswith(_CLIENT) and auth.exposure(address)[0]:
+        text += (
+            "; it lets in those who have its token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to that of "
+            "the cluster, or RAY_AUTH_TOKEN_PATH to a file with it"
+        )
+    return text
 
 
 def _check_reachable(address: str) -> None:
