@@ -33,7 +33,7 @@ def stays(views: Sequence[Mapping[str, Any]], dead: Collection[int], told: Colle
     """The servers that were lost: from the views of the job (`members`, `commit`, `at_s`), oldest first.
 
     `dead`: those that did not reach the end; `told`: those that gave an account at the end of their last
-    life.
+    incarnation.
     """
     found: list[Stay] = []
     came: dict[int, int | None] = {}
@@ -44,7 +44,7 @@ def stays(views: Sequence[Mapping[str, Any]], dead: Collection[int], told: Colle
         came.update(dict.fromkeys(members - came.keys(), commit if at else None))
     seen = {stay.server for stay in found} | came.keys()
     found += [Stay(server, came.get(server), inf) for server in dead if server in came or server not in seen]
-    ended = came.keys() - set(dead)  # of these the life that has told is no stay here
+    ended = came.keys() - set(dead)  # of these the incarnation that has told is no stay here
     last = {stay.server: stay for stay in found if stay.server in told and stay.server not in ended}
     return [stay for stay in found if stay is not last.get(stay.server)]
 

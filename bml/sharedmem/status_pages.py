@@ -30,7 +30,7 @@ _NAP_S = 0.005
 
 
 class _Known(NamedTuple):
-    """The boards of all servers' newest lives, and of former lives whose processes may still run."""
+    """The boards of all servers' newest incarnations, and of former ones whose processes may still run."""
 
     boards: dict[int, PeerBoard]
     former: tuple[PeerBoard, ...] = ()
@@ -205,7 +205,7 @@ class Boards:
         return max(calls) >= IN_PLACE
 
     def free_set(self) -> int:
-        """The first result set that no server of the job reads, in or out of the view, of any life."""
+        """The first result set that no server of the job reads, in or out of the view, of any incarnation."""
         held: set[int] = set()
         boards, former = self._known
         for board in (*boards.values(), *former):

@@ -2,7 +2,7 @@
 
 Everything follows from the seed. Every simulated user sums vectors over his share of a fixed global batch,
 so the right result of every step is known whatever fails, and every event is checked against the promises
-at once. A server that was lost can be started again, in another life, and one that was absent can come.
+at once. A server that was lost can be started again, as its next incarnation. One that was absent can come.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class Simulation:
             self.coordinators.gone(server, "process gone")
 
     def _join(self, server: int) -> None:
-        """Start a server that is dead, or out, in another life."""
+        """Start a server that is dead, or out, in another incarnation."""
         old = self.machines[server]
         if self.finished or (old.process.alive and (old.done or not old.over)):
             return
@@ -219,8 +219,8 @@ class Simulation:
             self._crash(server)
         self.hurt.add(server)
         self.resized = True
-        number = old.life.number + 1 if old.life else 1
-        machine = self.machines[server] = Machine(server, self, msg.Life(server, number))
+        number = old.incarnation.number + 1 if old.incarnation else 1
+        machine = self.machines[server] = Machine(server, self, msg.Incarnation(server, number))
         self.history.commits = {
             step: {who: what for who, what in by.items() if who != server}
             for step, by in self.history.commits.items()

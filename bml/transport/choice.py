@@ -60,7 +60,7 @@ def open_transport(
     poller: Poller,
     handler: Handler,
     connect_s: float,
-    life: int = 0,
+    incarnation: int = 0,
     nic_rate: float | None = None,
     traffic_class: int | None = None,
     lends_among: int = 0,
@@ -92,7 +92,7 @@ def open_transport(
                 poller=poller,
                 handler=handler,
                 connect_s=connect_s,
-                life=life,
+                incarnation=incarnation,
                 settings=settings,
             )
             return Opened(verbs, "verbs", verbs.pool, settings.traffic_class, verbs.devices)
@@ -110,7 +110,7 @@ def open_transport(
         poller=poller,
         handler=handler,
         connect_s=connect_s,
-        life=life,
+        incarnation=incarnation,
         nic_rate=nic_rate,
         traffic_class=settings.traffic_class,
         lending=lending,

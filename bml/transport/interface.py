@@ -19,8 +19,8 @@ Endpoint = tuple[str, int]
 """(host, port) at which a NIC listens: TCP for connections, and UDP of the same number for beats."""
 LinkKey = tuple[int, int]
 """(peer, level): the connection to server `peer` over this server's NIC of that level."""
-FIRST_LIVES: Final[Mapping[int, int]] = MappingProxyType({})
-"""Peer -> the number of its life, of those that are not in their first: nobody."""
+FIRST_INCARNATIONS: Final[Mapping[int, int]] = MappingProxyType({})
+"""Peer -> its incarnation, for the peers that are not in their first: none."""
 LostKind = Literal["reset", "eof", "refused", "timeout", "malformed"]
 """How a connection was lost: `reset` and `refused` come from a living machine without the process;
 `timeout` says nothing came back, or the path is gone; `malformed` that the bytes were not frames."""
@@ -93,11 +93,13 @@ class Transport(Protocol):
         """Where this server listens, one endpoint per level."""
         ...
 
-    def set_peers(self, wanted: Mapping[LinkKey, Endpoint], lives: Mapping[int, int] = FIRST_LIVES) -> None:
+    def set_peers(
+        self, wanted: Mapping[LinkKey, Endpoint], incarnations: Mapping[int, int] = FIRST_INCARNATIONS
+    ) -> None:
         """Say which links are wanted from now on, and where the other side of each listens.
 
-        `lives` has the number of the life (peer -> number) of those peers that joined the job: a
-        connection of such a peer in another life is not theirs, nor is a heartbeat from elsewhere.
+        `incarnations` (peer -> number) has those peers that joined the job: a connection of such a peer in
+        another incarnation is not theirs, nor is a heartbeat from elsewhere.
 
         Missing links are opened, lost ones opened again, those no longer wanted are closed without
         `lost`; links that are up, or being opened, to the same endpoint stay as they are.
@@ -131,14 +133,14 @@ class Transport(Protocol):
         """Say whether, from now on, this process computes while steps go on; at first it does not."""
         ...
 
-    def beat(self, peer: int, level: int, endpoint: Endpoint, life: int = 0) -> None:
+    def beat(self, peer: int, level: int, endpoint: Endpoint, incarnation: int = 0) -> None:
         """Send one heartbeat over this NIC to a peer, wanted or not; best effort, never fails.
 
-        `life` is the incarnation of the peer for which it counts.
+        It counts for this `incarnation` of the peer only.
         """
         ...
 
-    def probe(self, peer: int, level: int, endpoint: Endpoint, life: int = 0) -> None:
+    def probe(self, peer: int, level: int, endpoint: Endpoint, incarnation: int = 0) -> None:
         """Have a connection of its own carry some bytes to this peer and back, then call `proved`.
 
         Nothing is said if it fails; the next probe of the same link takes its place.

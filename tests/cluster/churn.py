@@ -105,7 +105,9 @@ class Churn:
     def _check_waits(self, job: bml.Job, now_s: float) -> None:
         """Nobody waits for ever to be let in, or to contribute."""
         now = job._snapshot
-        outside = {(server, now["lives"].get(server)) for server in (*now["waiting"], *now["learners"])}
+        outside = {
+            (server, now["incarnations"].get(server)) for server in (*now["waiting"], *now["learners"])
+        }
         self._waits = {each: self._waits.get(each, now_s) for each in outside}
         late = [server for (server, _), since_s in self._waits.items() if now_s - since_s > WAIT_S]
         assert not late, f"servers {late} have waited for {WAIT_S} s: {job.status()}"

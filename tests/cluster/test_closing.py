@@ -39,7 +39,7 @@ class Fleet:
         self.failures = failures
         self.closed = 0
 
-    def join(self, server: int, life: int, give_up: threading.Event) -> None:
+    def join(self, server: int, incarnation: int, give_up: threading.Event) -> None:
         raise AssertionError
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A server that was cut off is started again: what was known of its NICs is of an earlier life."""
+"""A server that was cut off is started again: what was known of its NICs is of an earlier incarnation."""
 
 from __future__ import annotations
 

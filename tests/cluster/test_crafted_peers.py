@@ -18,7 +18,7 @@ from bml.cluster.server.server import Server
 from bml.cluster.spec.job import Contact, JobSpec, check_contacts
 from bml.faults import Fault
 from bml.protocol.wire import messages as msg
-from bml.protocol.wire.messages import Life, MessageError, View
+from bml.protocol.wire.messages import Incarnation, MessageError, View
 from bml.transport.handshake import control
 
 SPEC = JobSpec("bcube:2x1", job="crafted", token=b"token")
@@ -70,7 +70,7 @@ NONSENSE = {
     "an epoch that no frame has": msg.encode(msg.Freeze(1, 1 << 40, "")),
     "a view of others": msg.encode(msg.Propose(1, View(1, (0, 1, 2), (), 0, "", 0.0))),
     "an address that is none": msg.encode(
-        msg.Propose(1, View(1, (0, 1), (), 0, "", 0.0, joined=(Life(0, 3, '{"server":0}'),)))
+        msg.Propose(1, View(1, (0, 1), (), 0, "", 0.0, joined=(Incarnation(0, 3, '{"server":0}'),)))
     ),
 }
 
@@ -117,7 +117,7 @@ class Line:
         (msg.encode(msg.Inject("kill:1")), True),
         (msg.encode(msg.Inject("join:9")), True),
         (msg.encode(msg.Inject("nonsense")), True),
-        (msg.encode(msg.Status(0, 1, 0, 0, None, None, 0, -1, "", "", Life(0, 3, "nowhere"))), True),
+        (msg.encode(msg.Status(0, 1, 0, 0, None, None, 0, -1, "", "", Incarnation(0, 3, "nowhere"))), True),
         (msg.encode(msg.Inject("join:1")), False),
         (msg.encode(msg.Gives(0)), False),
     ],
@@ -145,14 +145,14 @@ def test_a_server_that_talks_nonsense_is_hung_up_on(data: bytes, refused: bool) 
         '{"server":2,"control":["127.0.0.1",5],"nics":[["127.0.0.1",5]]}',
     ],
 )
-def test_lives_that_are_nowhere(text: str) -> None:
+def test_incarnations_that_are_nowhere(text: str) -> None:
     with pytest.raises(MessageError):
-        check_contacts([Life(1, 3, text)], levels=1)
+        check_contacts([Incarnation(1, 3, text)], levels=1)
 
 
-def test_a_life_that_is_somewhere() -> None:
+def test_a_incarnation_that_is_somewhere() -> None:
     contact = Contact(1, ("127.0.0.1", 5), (("::1", 6),))
-    check_contacts([Life(1, 3, contact.encode())], levels=1)
+    check_contacts([Incarnation(1, 3, contact.encode())], levels=1)
     assert Contact.decode(contact.encode()) == contact
 
 

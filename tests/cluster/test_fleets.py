@@ -640,7 +640,7 @@ def test_the_driver_of_ray_does_not_wait_for_a_launcher_that_does_not_read() -> 
 # --- the coordinator's dials --------------------------------------------------------------------------
 
 
-def test_a_refused_dial_proves_the_death_of_the_life_that_was_dialled_only(
+def test_a_refused_dial_proves_the_death_of_the_incarnation_that_was_dialled_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loop = CoordinatorLoop(SPEC, {0: contact(0), 1: contact(1)}, {}, 1, lambda now: None, lambda: None)

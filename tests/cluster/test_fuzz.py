@@ -25,7 +25,7 @@ from bml.protocol.server.transfer import Head
 from bml.protocol.wire import messages as msg
 from bml.protocol.wire.call import Call
 from bml.protocol.wire.frame import _LAYOUT, HEADER_NBYTES, MAGIC, VERSION, FrameError, Header, Kind, unpack
-from bml.protocol.wire.messages import Life, View
+from bml.protocol.wire.messages import Incarnation, View
 from bml.train.communicator import Committed
 from bml.transport.handshake.auth import (
     HANDSHAKE_NBYTES,
@@ -144,13 +144,15 @@ PEER, ME = 0, 1
 class Victim:
     """Server 1 of bcube:2x1, all of it but its thread; server 0's connection is fuzzed."""
 
-    def __init__(self, life: int | None, algorithm: str = "bml") -> None:
+    def __init__(self, incarnation: int | None, algorithm: str = "bml") -> None:
         self.spec = JobSpec("bcube:2x1", algorithm, job="fuzzed", token=b"token")
-        self.server = Server(self.spec, ME, ["127.78.0.2"], life=life)
+        self.server = Server(self.spec, ME, ["127.78.0.2"], incarnation=incarnation)
         peer = Contact(PEER, ("127.78.0.1", 9), (("127.78.0.1", 9),))
         self.loop = self.server._loop
         self.loop.execution.contacts = {PEER: peer, ME: self.server.contact}
-        self.joined = () if life is None else (Life(ME, life, self.server.contact.encode()),)
+        self.joined = (
+            () if incarnation is None else (Incarnation(ME, incarnation, self.server.contact.encode()),)
+        )
         self.core = self.loop.core
         self.epoch = 0
 

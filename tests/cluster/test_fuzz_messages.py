@@ -14,7 +14,7 @@ from bml.protocol.timeouts import Timeouts
 from bml.protocol.wire import messages as msg
 from bml.protocol.wire.call import MAX_CALL_NBYTES, Call
 from bml.protocol.wire.frame import FrameError
-from bml.protocol.wire.messages import Life, MessageError, View
+from bml.protocol.wire.messages import Incarnation, MessageError, View
 from bml.protocol.wire.validate import check_for_server, check_from_server
 from bml.topology import parse
 from bml.topology.errors import FabricError
@@ -84,8 +84,8 @@ def test_a_call_for_which_there_is_no_memory_ends_the_learner_in_words(
 # --- control messages ------------------------------------------------------------------------------
 
 FABRIC = parse("bcube:2x2")
-LIFE = Life(3, 9, "somewhere")
-VIEW = View(2, (0, 1, 3), ("server:2",), 4, "test", 0.1, (("link:1/0", 1),), (3,), (LIFE,))
+INCARNATION = Incarnation(3, 9, "somewhere")
+VIEW = View(2, (0, 1, 3), ("server:2",), 4, "test", 0.1, (("link:1/0", 1),), (3,), (INCARNATION,))
 TO_SERVER = (
     msg.Who(1), msg.Freeze(1, 3, "x"), msg.Propose(1, VIEW), msg.Install(1, 2), msg.Evict(1, 3, "x"),
     msg.Abort(1, "start", "x"), msg.Shutdown(1), msg.Inject("kill:1"),
@@ -144,8 +144,8 @@ def test_control_messages_are_read_or_refused() -> None:
         msg.Propose(1, View(2, (0, 3), ("server:1", "server:2"), 0, "", 0.0)),
         msg.Propose(1, View(2, (0, 1, 2, 3), (), -1, "", 0.0)),
         msg.Propose(1, View(2, (0, 1, 2, 3), (), 0, "", 0.0, learners=(0, 1, 2, 3))),
-        msg.Propose(1, View(2, (0, 1, 2, 3), (), 0, "", 0.0, joined=(Life(9, 1),))),
-        msg.Propose(1, View(2, (0, 1, 2, 3), (), 0, "", 0.0, joined=(Life(1, 0),))),
+        msg.Propose(1, View(2, (0, 1, 2, 3), (), 0, "", 0.0, joined=(Incarnation(9, 1),))),
+        msg.Propose(1, View(2, (0, 1, 2, 3), (), 0, "", 0.0, joined=(Incarnation(1, 0),))),
         msg.Freeze(1, 2**32, ""),
         msg.Who(-1),
         msg.Gives(1),
@@ -167,7 +167,7 @@ def test_what_no_coordinator_says(message: msg.Message) -> None:
         msg.Leaves(2, "another"),
         msg.Ended(3, "failed", "another", 4),
         STATUS.__class__(1, 7, 0, 2**32, None, None, 0, -1, "", "", None),
-        STATUS.__class__(1, 7, 0, 2, None, None, 0, -1, "", "", Life(2, 1)),
+        STATUS.__class__(1, 7, 0, 2, None, None, 0, -1, "", "", Incarnation(2, 1)),
         msg.Freeze(1, 2, ""),
     ],
 )

@@ -1,7 +1,7 @@
 """View after view in one process, with real sockets: descriptors, threads, memory, tables stay as they are.
 
-Server 3 leaves and comes again in another life, over and over: three views each time. BML_SOAK_VIEWS says how
-many there are to be (make soak: 1,000).
+Server 3 leaves and comes again in another incarnation, over and over: three views each time. BML_SOAK_VIEWS
+says how many there are to be (make soak: 1,000).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class World:
         self.coordinator = CoordinatorLoop(self.spec, contacts, {}, 1, self._changed, lambda: None)
         self._desk = threading.Thread(target=self.coordinator.run, name="coordinator")
         self._desk.start()
-        self._lives = 0
+        self._incarnations = 0
 
     def comes_and_goes(self) -> None:
         """Three views: one without the server, one with it again, one in which it contributes."""
@@ -64,11 +64,11 @@ class World:
         self.until(lambda now: COMES_AND_GOES not in now["members"])
         self.threads[COMES_AND_GOES].join(DEADLINE_S)
         assert not self.threads[COMES_AND_GOES].is_alive(), "it does not end"
-        self._lives += 1
-        back = self.servers[COMES_AND_GOES] = self._server(COMES_AND_GOES, self._lives)
+        self._incarnations += 1
+        back = self.servers[COMES_AND_GOES] = self._server(COMES_AND_GOES, self._incarnations)
         contacts = {server: each.contact for server, each in self.servers.items()}
         self.threads[COMES_AND_GOES] = self._train(back, contacts)
-        self.coordinator.join(COMES_AND_GOES, self._lives, back.contact)
+        self.coordinator.join(COMES_AND_GOES, self._incarnations, back.contact)
         self.until(lambda now: COMES_AND_GOES in now["members"] and not now["learners"])
 
     def until(self, condition: Any) -> None:
@@ -81,8 +81,8 @@ class World:
             thread.join(DEADLINE_S)
             assert not thread.is_alive(), f"{thread.name} does not end"
 
-    def _server(self, server: int, life: int | None) -> Server:
-        return Server(self.spec, server, default_nics(server, 2), life=life)
+    def _server(self, server: int, incarnation: int | None) -> Server:
+        return Server(self.spec, server, default_nics(server, 2), incarnation=incarnation)
 
     def _train(self, server: Server, contacts: Any) -> threading.Thread:
         def run() -> None:

@@ -235,11 +235,11 @@ def test_a_handler_that_raises_ends_no_logs(
 def test_a_server_that_finds_no_room_holds_up_no_other() -> None:
     started, room = [], threading.Event()
 
-    def join(server: int, life: int, give_up: threading.Event) -> None:
+    def join(server: int, incarnation: int, give_up: threading.Event) -> None:
         if server == 1:
             assert room.wait(WITHIN_S)
             raise StartError("it has no machine")
-        started.append((server, life))
+        started.append((server, incarnation))
 
     joining = Joining(join)
     for server in (1, 2, 3):
@@ -255,7 +255,7 @@ def test_a_server_that_finds_no_room_holds_up_no_other() -> None:
 
 
 def test_a_start_is_given_up_at_the_end() -> None:
-    def join(server: int, life: int, give_up: threading.Event) -> None:
+    def join(server: int, incarnation: int, give_up: threading.Event) -> None:
         assert give_up.wait(WITHIN_S)
         raise StartError("given up")
 
@@ -267,7 +267,7 @@ def test_a_start_is_given_up_at_the_end() -> None:
 
 
 def test_a_bug_of_a_start_is_raised() -> None:
-    def join(server: int, life: int, give_up: threading.Event) -> None:
+    def join(server: int, incarnation: int, give_up: threading.Event) -> None:
         raise ZeroDivisionError
 
     joining = Joining(join)

@@ -43,7 +43,7 @@ class Fleet:
 
     def __init__(self, seen: list[Changed], at_once: bool) -> None:
         self.spec = JobSpec("bcube:2x2", rejoin=True)
-        self.lives: list[int] = []
+        self.incarnations: list[int] = []
         self._seen = deque(seen)
         self._at_once = at_once
         self._events: deque[FleetEvent] = deque(
@@ -55,9 +55,9 @@ class Fleet:
     def start(self, train: bytes) -> None:
         """Nothing is to be started."""
 
-    def join(self, server: int, life: int, give_up: threading.Event) -> None:
+    def join(self, server: int, incarnation: int, give_up: threading.Event) -> None:
         with self._changed:
-            self.lives.append(life)
+            self.incarnations.append(incarnation)
             news: list[FleetEvent] = [self._seen.popleft()] if self._seen else []
             self._events += [*news, Died(server, "it died again")]
             self._changed.notify()
@@ -82,20 +82,22 @@ def run(seen: list[Changed], at_once: bool) -> Any:
         while job.running:
             job._over.wait(0.1)
         assert job._error is None, job._error
-        return fleet.lives, job._result.dead[LOST]
+        return fleet.incarnations, job._result.dead[LOST]
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-def test_a_view_of_the_life_before_is_no_sign_of_a_server_that_comes(at_once: bool) -> None:
+def test_a_view_of_the_incarnation_before_is_no_sign_of_a_server_that_comes(at_once: bool) -> None:
     # Of a server that died it is heard first that its connections are lost: a view with it goes before the
     # one without it, and may be heard of after the server was started again.
-    lives, why = run([view(2, {}), view(3, {}), view(4, {LOST: 1})], at_once)
-    assert lives == [1, 2, 3]
+    incarnations, why = run([view(2, {}), view(3, {}), view(4, {LOST: 1})], at_once)
+    assert incarnations == [1, 2, 3]
     assert f"it was started {MOST_STARTS} times" in why
 
 
 @pytest.mark.parametrize("at_once", [False, True])
 def test_a_server_that_came_in_is_started_again(at_once: bool) -> None:
-    lives, _ = run([view(2, {}), *(view(2 + life, {LOST: life}) for life in range(1, 4))], at_once)
-    assert lives == list(range(1, len(lives) + 1))
-    assert len(lives) > MOST_STARTS
+    incarnations, _ = run(
+        [view(2, {}), *(view(2 + incarnation, {LOST: incarnation}) for incarnation in range(1, 4))], at_once
+    )
+    assert incarnations == list(range(1, len(incarnations) + 1))
+    assert len(incarnations) > MOST_STARTS

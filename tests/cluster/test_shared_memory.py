@@ -112,7 +112,7 @@ def test_the_first_server_and_the_coordinator_die() -> None:
 
 
 def test_a_server_joins_and_is_killed_and_joins_again_between_large_and_small_steps() -> None:
-    """Its shares, and the memory of its earlier lives, are part of steps of every kind."""
+    """Its shares, and the memory of its earlier incarnations, are part of steps of every kind."""
 
     def train(session: bml.Session) -> dict[str, Any]:
         total = np.zeros(LARGE, np.int64)

@@ -88,11 +88,13 @@ def test_what_could_not_be_done_has_not_struck() -> None:
 def test_stays_are_read_from_the_views() -> None:
     views = [view(0, 0, 1, 2), view(4, 0, 2), view(9, 0, 1, 2), view(12, 0, 2)]
     assert stays(views, dead=[1], told=[]) == [Stay(1, None, 4), Stay(1, 9, 12)]
-    assert stays(views, dead=[1], told=[1]) == [Stay(1, None, 4)], "in its last life it has told"
+    assert stays(views, dead=[1], told=[1]) == [Stay(1, None, 4)], "in its last incarnation it has told"
     assert stays(views, dead=[1, 2], told=[1]) == [Stay(1, None, 4), Stay(2, None, inf)]
     assert stays(views, dead=[7], told=[1])[-1] == Stay(7, None, inf), "it was lost before the first view"
     timed = [{**each, "at_s": at_s} for each, at_s in zip(views, (0.0, 2.5, None, 9.0), strict=True)]
     assert stays(timed, dead=[1], told=[]) == [Stay(1, None, 4, 2.5), Stay(1, 9, 12, 9.0)]
     assert stays([], dead=[0], told=[]) == [Stay(0, None, inf)]
     came_again = views[:3]
-    assert stays(came_again, dead=[], told=[0, 1, 2]) == [Stay(1, None, 4)], "it told of the life after"
+    assert stays(came_again, dead=[], told=[0, 1, 2]) == [Stay(1, None, 4)], (
+        "it told of the incarnation after"
+    )

@@ -310,7 +310,7 @@ def joiner() -> ServerCore:
         Timeouts.of(0.5),
         lambda nbytes: 1 << 18,
         0.0,
-        msg.Life(2, 1),
+        msg.Incarnation(2, 1),
     )
 
 
@@ -327,7 +327,7 @@ def test_a_learner_follows_only_what_was_called_in_the_view_in_force() -> None:
     core = joiner()
 
     def install(epoch: int) -> None:
-        joined = (msg.Life(2, 1),)
+        joined = (msg.Incarnation(2, 1),)
         view = msg.View(epoch, (0, 1, 2), (), 4, "", 0.0, learners=(2,), joined=joined)
         for message in (msg.Freeze(0, epoch, "why"), msg.Propose(0, view), msg.Install(0, epoch)):
             core.handle(ev.Control(message), 0.0)

@@ -26,7 +26,9 @@ def programs(fabric: Fabric, server: int) -> Programs:
 
 def joiner() -> ServerCore:
     """Before any view."""
-    return ServerCore(ME, FABRIC, programs, Timeouts.of(0.5), lambda nbytes: 1 << 16, 0.0, msg.Life(ME, 1))
+    return ServerCore(
+        ME, FABRIC, programs, Timeouts.of(0.5), lambda nbytes: 1 << 16, 0.0, msg.Incarnation(ME, 1)
+    )
 
 
 def learner(epoch: int = EPOCH) -> ServerCore:
@@ -37,7 +39,7 @@ def learner(epoch: int = EPOCH) -> ServerCore:
 
 
 def install(core: ServerCore, epoch: int) -> None:
-    view = msg.View(epoch, (0, 1, 2), (), 4, "", 0.0, learners=(ME,), joined=(msg.Life(ME, 1),))
+    view = msg.View(epoch, (0, 1, 2), (), 4, "", 0.0, learners=(ME,), joined=(msg.Incarnation(ME, 1),))
     for message in (msg.Freeze(0, epoch, "why"), msg.Propose(0, view), msg.Install(0, epoch)):
         core.handle(ev.Control(message), 0.0)
 
@@ -47,7 +49,7 @@ def head_frame(dest: int = ME) -> Header:
 
 
 def test_an_eviction_before_the_first_view_is_waited_out() -> None:
-    assert joiner().handle(ev.Control(msg.Evict(0, 3, "another life")), 0.0) == []
+    assert joiner().handle(ev.Control(msg.Evict(0, 3, "another incarnation")), 0.0) == []
 
 
 def test_a_learner_that_is_evicted_ends() -> None:

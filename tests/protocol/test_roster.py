@@ -8,11 +8,11 @@ from bml.protocol.coordinator import core as coord
 from bml.protocol.coordinator.joiners import Roster, works_again
 from bml.protocol.timeouts import Timeouts
 from bml.protocol.wire import messages as msg
-from bml.protocol.wire.messages import Life, View
+from bml.protocol.wire.messages import Incarnation, View
 from bml.topology import parse, parse_failure
 
 FABRIC = parse("bcube:2x2")
-LIFE = Life(0, 5)
+INCARNATION = Incarnation(0, 5)
 
 
 def view(*failures: str) -> View:
@@ -21,13 +21,13 @@ def view(*failures: str) -> View:
 
 def waiting(*failures: str) -> Roster:
     roster = Roster()
-    roster.asks_to_join(LIFE)
+    roster.asks_to_join(INCARNATION)
     for server in view(*failures).members:
         roster.gives(server)
     return roster
 
 
-def test_links_of_an_earlier_life_do_not_keep_a_server_out() -> None:
+def test_links_of_an_earlier_incarnation_do_not_keep_a_server_out() -> None:
     standing = ("link:0/0", "link:0/1", "server:0", "link:3/0")
     assert works_again(FABRIC, standing, [0]) == {"server:0", "link:0/0", "link:0/1"}
 
@@ -43,21 +43,21 @@ def test_nobody_comes_nothing_works_again() -> None:
 def test_who_cannot_be_reached_waits_until_something_changes() -> None:
     broken = ("server:0", "switch:0/0", "switch:1/0")
     roster = waiting(*broken)
-    assert roster.admitted(view(*broken)) == {0: LIFE}
-    assert roster.reached({0: LIFE}, (1, 2, 3), map(parse_failure, broken)) == {}
+    assert roster.admitted(view(*broken)) == {0: INCARNATION}
+    assert roster.reached({0: INCARNATION}, (1, 2, 3), map(parse_failure, broken)) == {}
     assert roster.admitted(view(*broken)) == {}, "or there would be view after view for nothing"
     assert roster.waiting == (0,)
-    assert roster.admitted(view("server:0", "switch:1/0")) == {0: LIFE}
-    assert roster.reached({0: LIFE}, (0, 1, 2, 3), ()) == {0: LIFE}
+    assert roster.admitted(view("server:0", "switch:1/0")) == {0: INCARNATION}
+    assert roster.reached({0: INCARNATION}, (0, 1, 2, 3), ()) == {0: INCARNATION}
 
 
-def test_a_new_life_of_it_is_tried_anew() -> None:
+def test_a_new_incarnation_of_it_is_tried_anew() -> None:
     broken = ("server:0", "switch:0/0", "switch:1/0")
     roster = waiting(*broken)
-    roster.reached({0: LIFE}, (1, 2, 3), map(parse_failure, broken))
+    roster.reached({0: INCARNATION}, (1, 2, 3), map(parse_failure, broken))
     roster.drop(0)
-    roster.asks_to_join(Life(0, 6))
-    assert roster.admitted(view(*broken)) == {0: Life(0, 6)}
+    roster.asks_to_join(Incarnation(0, 6))
+    assert roster.admitted(view(*broken)) == {0: Incarnation(0, 6)}
 
 
 class Desk:
@@ -67,7 +67,7 @@ class Desk:
         self.core = coord.Coordinator(FABRIC, 1, Timeouts.of(0.5), 1, 0.0)
         self.now = 0.0
         self.stands: dict[int, Any] = dict.fromkeys(FABRIC.servers)
-        self.lives: dict[int, Life | None] = dict.fromkeys(FABRIC.servers)
+        self.incarnations: dict[int, Incarnation | None] = dict.fromkeys(FABRIC.servers)
         for server in FABRIC.servers:
             self.give(coord.Connected(server))
         for server in FABRIC.servers:
@@ -83,7 +83,7 @@ class Desk:
                     known = self.stands[server]
                     promised = epoch or (known.epoch if known else 0)
                     self.give(coord.From(server, msg.Status(
-                        server, 1, epoch, promised, known, known, 0, -1, "", "", self.lives[server]
+                        server, 1, epoch, promised, known, known, 0, -1, "", "", self.incarnations[server]
                     )))  # fmt: skip
                 case msg.Propose(_, proposed):
                     self.stands[server] = proposed
@@ -97,7 +97,7 @@ class Desk:
         self.give(coord.Tick())
 
     def comes_again(self, server: int, number: int) -> None:
-        self.lives[server], self.stands[server] = Life(server, number), None
+        self.incarnations[server], self.stands[server] = Incarnation(server, number), None
         self.give(coord.Connected(server))
 
 

@@ -14,7 +14,7 @@ from bml.protocol.server.events import Give, SendText
 from bml.protocol.server.transfer import Gift, Head, Incoming, Part, cut, giving, verify
 from bml.protocol.step.dataflow import Send
 from bml.protocol.wire.frame import FrameError, Header, Kind
-from bml.protocol.wire.messages import Life, View
+from bml.protocol.wire.messages import Incarnation, View
 from bml.topology import parse
 from bml.topology.errors import FabricError
 
@@ -130,7 +130,7 @@ def test_a_head_that_cannot_be_is_refused(text: str) -> None:
 
 def test_every_link_of_a_joiner_brings_a_part() -> None:
     fabric = parse("bcube:3x2")
-    view = View(4, fabric.servers, (), 7, "", 0.0, learners=(4,), joined=(Life(4, 1),))
+    view = View(4, fabric.servers, (), 7, "", 0.0, learners=(4,), joined=(Incarnation(4, 1),))
     gifts = {server: giving(view, fabric, server, 64) for server in fabric.servers}
     givers = sorted(server for server, found in gifts.items() if found)
     assert givers == sorted({*fabric.neighbours(4, 0), *fabric.neighbours(4, 1)})
@@ -160,7 +160,7 @@ def test_a_gift_that_was_cut_for_an_earlier_view_does_not_use_up_that_of_the_nex
     donor = Donor(0, lambda nbytes: 16)
 
     def gift_of(epoch: int) -> Give:
-        joined = (Life(2, 1),)
+        joined = (Incarnation(2, 1),)
         donor.install(View(epoch, fabric.servers, (), 7, "", 0.0, learners=(2,), joined=joined), fabric)
         due = donor.due(8)
         assert due is not None
@@ -179,7 +179,7 @@ def test_a_gift_that_was_cut_for_an_earlier_view_does_not_use_up_that_of_the_nex
 def test_nothing_is_due_before_a_step_of_the_view_is_committed() -> None:
     fabric = parse("bcube:3x1")
     donor = Donor(0, lambda nbytes: 16)
-    view = View(4, fabric.servers, (), 7, "", 0.0, learners=(2,), joined=(Life(2, 1),))
+    view = View(4, fabric.servers, (), 7, "", 0.0, learners=(2,), joined=(Incarnation(2, 1),))
     donor.install(view, fabric)
     assert donor.due(7) is None
     assert donor.due(8) is not None

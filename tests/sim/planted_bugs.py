@@ -170,7 +170,7 @@ def lose_a_slice_of_the_state(patch: Patch) -> None:
 
 
 def let_a_joiner_forget_its_promises(patch: Patch) -> None:
-    """A server that was started again answers for the life before."""
+    """A server that was started again answers for the incarnation before."""
     patch.setattr(coord.Coordinator, "_is_known", lambda self, status: True)
 
 

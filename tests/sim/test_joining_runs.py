@@ -98,9 +98,9 @@ def test_a_joiner_dies_while_it_gets_the_state_and_comes_a_third_time() -> None:
     again = Mishap("join", (1,), at("fault", 3, 0.08))
     simulation = simulate("bcube:3x2", GONE, BACK, Mishap("crash", (1,), at("piece", 2)), again)
     assert last(simulation) == parse("bcube:3x2").servers
-    life = simulation.machines[1].life
-    assert life is not None
-    assert life.number == 2
+    incarnation = simulation.machines[1].incarnation
+    assert incarnation is not None
+    assert incarnation.number == 2
 
 
 @pytest.mark.parametrize("point", ["Propose", "Install", "piece", "CaughtUp"])
@@ -118,7 +118,7 @@ def test_a_server_that_leaves_costs_no_step_and_nobody_waits_to_find_out() -> No
     assert "it leaves" in str(simulation.history.errors[4])
 
 
-def test_a_zombie_that_was_evicted_joins_in_another_life() -> None:
+def test_a_zombie_that_was_evicted_joins_in_another_incarnation() -> None:
     frozen = Mishap("freeze", (1,), at("submit", 9), 1.0)
     simulation = simulate("bcube:3x2", frozen, Mishap("join", (1,), at("fault", 1, 1.02)), steps=200)
     assert last(simulation, 200) == parse("bcube:3x2").servers

@@ -115,17 +115,17 @@ def test_who_is_dead_already_has_no_board_and_is_named_when_it_is_needed() -> No
     assert mine[1].server == 1
 
 
-def test_what_an_earlier_life_reads_is_not_free_while_it_may_run() -> None:
+def test_what_an_earlier_incarnation_reads_is_not_free_while_it_may_run() -> None:
     mine, first, second = (Boards(server, TOKEN, JOB) for server in (0, 1, 1))
     first.own.hold(0)
     mine.open({0: mine.own.address, 1: first.own.address})
     mine.admit({0: mine.own.address, 1: second.own.address})
     assert mine[1].address == second.own.address
-    assert mine.free_set() == 1, "this process is the earlier life's, too, and runs"
+    assert mine.free_set() == 1, "this process is the earlier incarnation's, too, and runs"
 
 
 def test_a_view_that_comes_while_boards_are_looked_up_is_not_missed() -> None:
-    """The loop's thread admits another life of server 1 while the training thread asks for its board."""
+    """The loop admits another incarnation of server 1 while the training thread asks for its board."""
     mine, first, second = (Boards(server, TOKEN, JOB) for server in (0, 1, 1))
     mine.open({0: mine.own.address, 1: first.own.address})
 

@@ -36,9 +36,9 @@ def acceptor(token: bytes = TOKEN, me: Hello = ACCEPTOR, nonce: bytes = b"a" * 3
 
 
 def dialer(
-    token: bytes = TOKEN, me: Hello = DIALER, nonce: bytes = b"d" * 32, expect: int = 5, life: int = 0
+    token: bytes = TOKEN, me: Hello = DIALER, nonce: bytes = b"d" * 32, expect: int = 5, incarnation: int = 0
 ) -> DialerHandshake:
-    return DialerHandshake(token, me, nonce, expect, life)
+    return DialerHandshake(token, me, nonce, expect, incarnation)
 
 
 def converse(one: AcceptorHandshake, other: DialerHandshake, chunk: int = 1000) -> None:
@@ -75,8 +75,8 @@ def test_both_sides_learn_who_the_other_is(chunk: int, token: bytes, server: int
         (acceptor(), dialer(me=DIALER._replace(level=0)), "level"),
         (acceptor(), dialer(me=DIALER._replace(role=Role.CONTROL)), "kind of connection"),
         (acceptor(), dialer(expect=6), "another server"),
-        (acceptor(), dialer(life=7), "another life"),
-        (acceptor(me=ACCEPTOR._replace(life=7)), dialer(), "another life"),
+        (acceptor(), dialer(incarnation=7), "another incarnation"),
+        (acceptor(me=ACCEPTOR._replace(incarnation=7)), dialer(), "another incarnation"),
     ],
 )
 def test_refused_with_a_reason_on_both_sides(
@@ -89,7 +89,7 @@ def test_refused_with_a_reason_on_both_sides(
     assert why in other.error
 
 
-LATER = ACCEPTOR._replace(life=7)
+LATER = ACCEPTOR._replace(incarnation=7)
 ELSEWHERE = ("127.0.0.5", 5001)
 
 
@@ -145,7 +145,7 @@ class Forgetful(Credulous):
     ("one", "here", "why"),
     [
         (Credulous(TOKEN, ACCEPTOR._replace(server=6), b"a" * 32), HERE, "instead of server 5"),
-        (Credulous(TOKEN, LATER, b"a" * 32), HERE, "another life"),
+        (Credulous(TOKEN, LATER, b"a" * 32), HERE, "another incarnation"),
         (Credulous(TOKEN, ACCEPTOR._replace(level=0), b"a" * 32), HERE, "somebody else"),
         (Credulous(TOKEN, ACCEPTOR._replace(role=Role.CONTROL), b"a" * 32), HERE, "somebody else"),
         (Credulous(TOKEN, ACCEPTOR._replace(job=b"another"), b"a" * 32), HERE, "somebody else"),
@@ -174,7 +174,9 @@ def test_a_dialer_checks_what_the_acceptor_proves(
 )
 def test_a_data_port_takes_probes_and_no_other_port_does(port: Role, dials: Role, taken: bool) -> None:
     one = AcceptorHandshake(TOKEN, ACCEPTOR._replace(role=port), b"a" * 32)
-    other = DialerHandshake(TOKEN, DIALER._replace(role=dials), b"b" * 32, ACCEPTOR.server, ACCEPTOR.life)
+    other = DialerHandshake(
+        TOKEN, DIALER._replace(role=dials), b"b" * 32, ACCEPTOR.server, ACCEPTOR.incarnation
+    )
     challenge, _ = one.start(HERE, THERE), other.start(THERE, HERE)
     other.feed(one.feed(other.feed(challenge)))
     assert (one.done, other.done) == (taken, taken)

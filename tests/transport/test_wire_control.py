@@ -162,7 +162,7 @@ def test_nobody_answers_is_a_timeout(desk: Desk) -> None:
         ({"token": b"wrong"}, "wrong token"),
         ({"job": "other"}, "wrong job"),
         ({"expect_server": 5}, "another server"),
-        ({"expect_life": 5}, "another life"),
+        ({"expect_incarnation": 5}, "another incarnation"),
     ],
 )
 def test_strangers(desk: Desk, options: dict[str, object], why: str) -> None:

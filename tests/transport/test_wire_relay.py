@@ -63,9 +63,9 @@ def test_nobody_is_relayed_to_another_level_or_back_to_its_own_server() -> None:
 
 
 def test_a_recorded_handshake_opens_no_port_again() -> None:
-    """Not of the same server, not of another one, not of its next life."""
+    """Not of the same server, not of another one, not of its next incarnation."""
     with Wires(3, 1) as wires:
-        again = wires.make(2, Recorder(), life=7)
+        again = wires.make(2, Recorder(), incarnation=7)
         wires.transports.append(again)
         me = Hello(Role.DATA, JOB.encode(), 0, 0)
         target = wires.transports[2].endpoints[0]
@@ -111,7 +111,7 @@ def calling(target: tuple[str, int], source: tuple[str, int] = ("127.0.0.1", 0))
 
 
 def test_heartbeats_that_were_overheard_never_count_again() -> None:
-    """Not after its server has connected anew, nor for a later life at the same address, at either end."""
+    """Not after its server has connected anew, nor for a later incarnation at its address, at either end."""
     with Wires(2, 1) as wires, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.bind((nic(0, 0), 0))
         target, beats = wires.transports[1].endpoints[0], wires.transports[1]._beats[0]
@@ -128,10 +128,12 @@ def test_heartbeats_that_were_overheard_never_count_again() -> None:
         wires.transports[1].set_peers({(0, 0): sock.getsockname()}, {0: 7})
         for datagram in (*recorded, seal_beat(TOKEN, JOB.encode(), Beat(0, 1, 0, 99, 7, 3))):
             sock.sendto(datagram, target)
-        wires.until(lambda: beats.rejected == 11, "they are of a life, or for a life, that is over")
+        wires.until(
+            lambda: beats.rejected == 11, "they are of an incarnation, or for an incarnation, that is over"
+        )
         assert len(heard) == 5
         sock.sendto(seal_beat(TOKEN, JOB.encode(), Beat(0, 1, 0, 1, 7)), target)
-        wires.until(lambda: len(heard) == 6, "the first beat of the later life")
+        wires.until(lambda: len(heard) == 6, "the first beat of the later incarnation")
 
 
 def _connect_as_server_0(wires: Wires, listens_at: tuple[str, int]) -> None:
@@ -140,13 +142,13 @@ def _connect_as_server_0(wires: Wires, listens_at: tuple[str, int]) -> None:
     wires.until(lambda: wires.transports[1].is_up(0, 0), "server 0 has connected")
 
 
-def test_a_beat_goes_to_the_life_that_is_known() -> None:
+def test_a_beat_goes_to_the_incarnation_that_is_known() -> None:
     with Wires(1, 1) as wires:
         later = Recorder()
-        one = wires.make(1, later, life=9)
+        one = wires.make(1, later, incarnation=9)
         wires.transports.append(one)
         one.set_peers({(0, 0): wires.transports[0].endpoints[0]})
         beat(wires, 0, 1, 0)
-        wires.until(lambda: one._beats[0].rejected == 1, "it is for an earlier life")
+        wires.until(lambda: one._beats[0].rejected == 1, "it is for an earlier incarnation")
         wires.transports[0].beat(1, 0, one.endpoints[0], 9)
         wires.until(lambda: later.heard_from == [(0, 0)], "it is for this one")

@@ -65,9 +65,9 @@ class EmulatedFleet:
         """See Fleet."""
         self._fleet.start(train)
 
-    def join(self, server: int, life: int, give_up: threading.Event) -> None:
+    def join(self, server: int, incarnation: int, give_up: threading.Event) -> None:
         """See Fleet."""
-        self._fleet.join(server, life, give_up)
+        self._fleet.join(server, incarnation, give_up)
 
     def wait(self, timeout_s: float) -> list[FleetEvent]:
         """See Fleet."""

@@ -89,12 +89,12 @@ class EmulatedRayFleet:
         self._raise(self._reply("started", self.spec.start_s + _NODE_S))
         self._begun = True
 
-    def join(self, server: int, life: int, give_up: threading.Event) -> None:
+    def join(self, server: int, incarnation: int, give_up: threading.Event) -> None:
         """See Fleet; if its machine is dead, it is started first."""
         if server not in self._up:
             self._start_nodes((server,), give_up)
         self._replies.pop(("joined", server), None)  # of a start that took too long
-        self._say("join", server, life)
+        self._say("join", server, incarnation)
         self._raise(self._reply(("joined", server), self.spec.start_s + _NODE_S, give_up))
 
     def wait(self, timeout_s: float) -> list[FleetEvent]:

@@ -61,10 +61,10 @@ class Fleet(Protocol):
         """Start every server and the coordinator; `train` is the pickled training function."""
         ...
 
-    def join(self, server: int, life: int, give_up: threading.Event) -> None:
+    def join(self, server: int, incarnation: int, give_up: threading.Event) -> None:
         """Start a server that is gone, or was never there: it joins. What is left of it before is ended.
 
-        `life` is its incarnation, higher than that of any server that was started before.
+        `incarnation` is its number, higher than that of any server that was started before.
         Raises StartError if it does not come up, or soon after `give_up` is set.
         """
         ...
@@ -91,14 +91,14 @@ class Known:
 
     contacts: dict[int, Contact] = field(default_factory=dict)
     """Where each was found last."""
-    lives: dict[int, int] = field(default_factory=dict)
+    incarnations: dict[int, int] = field(default_factory=dict)
     """The incarnations of those that came while the job ran."""
     gone: dict[int, str] = field(default_factory=dict)
     """Those that died, and have not come again: why."""
 
-    def came(self, server: int, life: int, contact: Contact) -> None:
+    def came(self, server: int, incarnation: int, contact: Contact) -> None:
         """A server was started to join."""
-        self.lives[server], self.contacts[server] = life, contact
+        self.incarnations[server], self.contacts[server] = incarnation, contact
         self.gone.pop(server, None)
 
 

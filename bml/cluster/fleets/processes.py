@@ -124,25 +124,25 @@ class ProcessFleet:
             child.send(self._known.contacts, train)
         self._look_after_coordinator()
 
-    def join(self, server: int, life: int, give_up: threading.Event) -> None:
+    def join(self, server: int, incarnation: int, give_up: threading.Event) -> None:
         """See Fleet."""
         before = self._remove(server)
         if before is not None:
             self._lost(server, before)
-        spec = self._spec.for_joiner(again=server in self._known.lives)
+        spec = self._spec.for_joiner(again=server in self._known.incarnations)
         deadline = time.monotonic() + self._spec.start_s
         child = self._spawn()
-        child.send("server", self._place(server), spec, server, life)
+        child.send("server", self._place(server), spec, server, incarnation)
         try:
             contact = _contact(child, server, deadline, give_up)
         except StartError:
             child.end()
             raise
         with self._changed:  # a coordinator that is started meanwhile knows all of it or is told
-            self._known.came(server, life, contact)
+            self._known.came(server, incarnation, contact)
             self._servers[server] = child
             child.send(dict(self._known.contacts), self._train)
-            self._tell_coordinator("join", server, life, contact)
+            self._tell_coordinator("join", server, incarnation, contact)
 
     def wait(self, timeout_s: float) -> list[FleetEvent]:
         """See Fleet."""
@@ -281,7 +281,7 @@ class ProcessFleet:
             self._coordinator = coordinator
             place = self._place(None)
             known = self._known
-            coordinator.send("coordinator", place, self._spec, known.contacts, known.lives, term)
+            coordinator.send("coordinator", place, self._spec, known.contacts, known.incarnations, term)
             for server, why in known.gone.items():
                 coordinator.send("gone", server, why)
 

@@ -26,11 +26,11 @@ class Joining:
         self.coming: set[int] = set()
         """The servers that are being started, or were since `failed` was asked last."""
 
-    def begin(self, server: int, life: int) -> None:
+    def begin(self, server: int, incarnation: int) -> None:
         """Start this server, which is not `coming`, in this incarnation."""
         self.coming.add(server)
         thread = threading.Thread(
-            target=self._start, args=(server, life), name=f"bml-joining-{server}", daemon=True
+            target=self._start, args=(server, incarnation), name=f"bml-joining-{server}", daemon=True
         )
         self._threads = [*(each for each in self._threads if each.is_alive()), thread]
         thread.start()
@@ -53,9 +53,9 @@ class Joining:
         for thread in self._threads:
             thread.join()
 
-    def _start(self, server: int, life: int) -> None:
+    def _start(self, server: int, incarnation: int) -> None:
         try:
-            self._join(server, life, self._give_up)
+            self._join(server, incarnation, self._give_up)
         except BaseException as error:
             self._outcomes.put((server, error))
         else:

@@ -30,8 +30,8 @@ class Result:
 
     `abort` is the error with which the coordinator ended it, if nobody may be left to report that. `struck`:
     faults of which some server says that they struck; `told`: the servers that have said so of their last
-    life; `begun`: the joins of the plan for which a server was started; `not_injected`: faults that could not
-    be done when their time came, and why.
+    incarnation; `begun`: the joins of the plan for which a server was started; `not_injected`: faults that
+    could not be done when their time came, and why.
     """
 
     spec: JobSpec

@@ -61,7 +61,7 @@ class Job:
         self._thread = threading.Thread(target=self._run, name=f"follow-{spec.job}", daemon=True)
         self._socket: JobSocket | None = None
         self._wanted: list[tuple[int, str]] = []  # servers to be started, and the fault that asks for it
-        self._lives: dict[int, int] = {}  # the newest incarnations of servers that were to join
+        self._incarnations: dict[int, int] = {}  # the newest incarnations of servers that were to join
         self._asked = (0, 0)
         self._give_up_at: dict[int, float] = {}
 
@@ -292,7 +292,7 @@ class Job:
         A view that still has a server whose death was heard of says nothing about the next incarnation.
         """
         joined, dead = snapshot["joined"], self._result.dead
-        now = [each for each in snapshot["members"] if joined.get(each, 0) == self._lives.get(each, 0)]
+        now = [each for each in snapshot["members"] if joined.get(each, 0) == self._incarnations.get(each, 0)]
         return [each for each in now if each not in dead]
 
     # --- servers that come -----------------------------------------------------------------------
@@ -333,9 +333,9 @@ class Job:
             self._result.begun.add(asked)
             self._result.dead.pop(server, None)
             self._result.told.discard(server)
-            self._lives[server] = 1 + max(self._lives.values(), default=0)
+            self._incarnations[server] = 1 + max(self._incarnations.values(), default=0)
             missing.add(server)
-            self._joining.begin(server, self._lives[server])
+            self._joining.begin(server, self._incarnations[server])
 
 
 def _patience(servers: Iterable[int], members: Container[int]) -> dict[int, float]:

@@ -44,14 +44,14 @@ class CoordinatorLoop:
         self,
         spec: JobSpec,
         contacts: Contacts,
-        lives: Mapping[int, int],
+        incarnations: Mapping[int, int],
         term: int,
         on_change: Callable[[dict[str, Any]], None],
         on_beat: Callable[[], None],
     ):
         self._spec = spec
         self._contacts = dict(contacts)
-        self._lives = dict(lives)
+        self._incarnations = dict(incarnations)
         self._asked: deque[tuple[int, str]] = deque(maxlen=_ASKED_KEPT)
         self._n_asked = 0
         self._on_change, self._on_beat = on_change, on_beat
@@ -74,9 +74,9 @@ class CoordinatorLoop:
         """Bring an event (a death that a launcher noticed, an interrupt) from any thread."""
         self._soon(lambda: self._handle(event))
 
-    def join(self, server: int, life: int, contact: Contact) -> None:
+    def join(self, server: int, incarnation: int, contact: Contact) -> None:
         """A server was started to join, and is found there; from any thread."""
-        self._soon(lambda: self._meet(server, life, contact))
+        self._soon(lambda: self._meet(server, incarnation, contact))
 
     def _soon(self, action: Callable[[], None]) -> None:
         with self._lock:
@@ -130,8 +130,8 @@ class CoordinatorLoop:
             "suspicions": self._core.suspicions,
             "learners": list(view.learners) if view else [],
             "waiting": list(self._core.waiting),
-            "lives": dict(self._lives),
-            "joined": {life.server: life.number for life in view.joined} if view else {},
+            "incarnations": dict(self._incarnations),
+            "joined": {incarnation.server: incarnation.number for incarnation in view.joined} if view else {},
             "term": self._core.term,
             "highest": max(self._core.term, deposed_by),
             "asked": list(self._asked),
@@ -152,14 +152,14 @@ class CoordinatorLoop:
 
     def _handle(self, event: core.Event) -> None:
         self._execute(self._core.handle(event, time.monotonic()))
-        for life in self._core.view.joined if self._core.view else ():
-            self._meet(life.server, life.number, Contact.decode(life.contact))
+        for incarnation in self._core.view.joined if self._core.view else ():
+            self._meet(incarnation.server, incarnation.number, Contact.decode(incarnation.contact))
 
-    def _meet(self, server: int, life: int, contact: Contact) -> None:
-        """Call a server in its newest life, and no more in an older one."""
-        if life <= self._lives.get(server, 0) or self._finished is not None:
+    def _meet(self, server: int, incarnation: int, contact: Contact) -> None:
+        """Call a server in its newest incarnation, and no more in an older one."""
+        if incarnation <= self._incarnations.get(server, 0) or self._finished is not None:
             return
-        self._lives[server], self._contacts[server] = life, contact
+        self._incarnations[server], self._contacts[server] = incarnation, contact
         self._failing_since.pop(server, None)
         channel = self._channels.pop(server, None)
         if channel is not None:
@@ -196,7 +196,7 @@ class CoordinatorLoop:
             job=self._spec.job,
             server=control.COORDINATOR,
             expect_server=server,
-            expect_life=self._lives.get(server, 0),
+            expect_incarnation=self._incarnations.get(server, 0),
             poller=self._poller,
             on_open=lambda channel: self._opened(server, contact, channel),
             on_fail=lambda end: self._failed(server, contact, end),
@@ -206,7 +206,7 @@ class CoordinatorLoop:
     def _opened(self, server: int, contact: Contact, channel: control.Channel) -> None:
         if contact != self._contacts[server]:
             channel.close()
-            self._dial(server)  # that was an earlier life
+            self._dial(server)  # that was an earlier incarnation
             return
         self._failing_since.pop(server, None)
         self._dialling.discard(server)
@@ -224,7 +224,7 @@ class CoordinatorLoop:
     def _failed(self, server: int, contact: Contact, end: control.End) -> None:
         """A refused dial is proof of death; who cannot be reached is dialled on, to be told some day."""
         if contact != self._contacts[server]:
-            self._dial(server)  # that was an earlier life
+            self._dial(server)  # that was an earlier incarnation
             return
         if end.kind == "refused":
             self._dialling.discard(server)
@@ -240,7 +240,7 @@ class CoordinatorLoop:
             message = check_from_server(msg.decode(data), server, self._fabric)
             fault = self._asked_for(message) if isinstance(message, msg.Inject) else None
             if isinstance(message, msg.Status):
-                self._check_lives(message)
+                self._check_incarnations(message)
         except (msg.MessageError, UsageError) as error:
             _LOG.warning("the coordinator closed its connection to server %d: %s", server, error)
             channel.close()
@@ -259,11 +259,14 @@ class CoordinatorLoop:
             raise UsageError(f"{fault} is no matter of the coordinator's")
         return fault
 
-    def _check_lives(self, status: msg.Status) -> None:
+    def _check_incarnations(self, status: msg.Status) -> None:
         """Raise MessageError for a server that cannot be found from what is said."""
         known = [view for view in (status.installed, status.accepted) if view is not None]
-        lives = [life for view in known for life in view.joined]
-        check_contacts(lives if status.life is None else [*lives, status.life], self._fabric.levels)
+        incarnations = [incarnation for view in known for incarnation in view.joined]
+        check_contacts(
+            incarnations if status.incarnation is None else [*incarnations, status.incarnation],
+            self._fabric.levels,
+        )
 
     def _suffer(self, fault: Fault) -> None:
         if fault.kind == "coordinator":

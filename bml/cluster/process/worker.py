@@ -3,9 +3,9 @@
 The launcher holds the other end of its socket. What it sends is pickled, as it is our own parent;
 nothing else is ever unpickled. When the launcher is gone, so is this process.
 
-    launcher to server     place, specification, which life; contacts and the training function; then
+    launcher to server     place, specification, which incarnation; contacts and the training function; then
                            ("ask", number, request) and ("struck", fault)
-    launcher to coordinator  ("gone", server, why) and ("join", server, life, contact)
+    launcher to coordinator  ("gone", server, why) and ("join", server, incarnation, contact)
     coordinator to launcher  ("beat",), a sign of life, and ("changed", snapshot)
     server to launcher     its contact, or the error for which it cannot start; then
                            ("answer", number, answer), ("strike", fault), ("report", report)
@@ -92,11 +92,11 @@ class _Launcher:
             os._exit(1)
 
 
-def _serve(sock: socket.socket, place: Place, spec: JobSpec, number: int, life: int | None) -> None:
+def _serve(sock: socket.socket, place: Place, spec: JobSpec, number: int, incarnation: int | None) -> None:
     launcher = _Launcher(sock, spec.timeouts().detect_s / 2)
     strike = None if spec.emulated is None else launcher.strike
     try:
-        server = Server(spec, number, place.nics, place.control_host, strike, life)
+        server = Server(spec, number, place.nics, place.control_host, strike, incarnation)
     except (FabricError, UsageError) as error:
         launcher.say(error)
         launcher.flush()
@@ -109,10 +109,10 @@ def _serve(sock: socket.socket, place: Place, spec: JobSpec, number: int, life: 
     launcher.flush()
 
 
-def _coordinate(sock: socket.socket, spec: JobSpec, contacts: Any, lives: Any, term: int) -> None:
+def _coordinate(sock: socket.socket, spec: JobSpec, contacts: Any, incarnations: Any, term: int) -> None:
     outbox = Outbox(sock, most=1)  # each snapshot says all that is of interest, and so does each beat
     loop = CoordinatorLoop(
-        spec, contacts, lives, term, lambda now: outbox.put("changed", now), lambda: outbox.put("beat")
+        spec, contacts, incarnations, term, lambda now: outbox.put("changed", now), lambda: outbox.put("beat")
     )
     threading.Thread(target=_listen, args=(sock, loop), daemon=True).start()
     loop.run()

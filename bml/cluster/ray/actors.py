@@ -38,7 +38,7 @@ class ServerActor:
         spec: JobSpec,
         server: int,
         place: Place | None,
-        life: int | None = None,
+        incarnation: int | None = None,
         strikes: Endpoint | None = None,
     ):
         host = get_node_ip_address() if place is None else place.control_host
@@ -48,7 +48,7 @@ class ServerActor:
         self._obstacle: BmlError | None = None
         try:
             nics = (place and place.nics) or nic_addresses(server, spec.parsed_fabric().levels, host)
-            self._server = Server(spec, server, nics, host, strike or None, life)
+            self._server = Server(spec, server, nics, host, strike or None, incarnation)
         except (FabricError, UsageError) as error:  # Ray would tell of it in a page of text
             self._obstacle = error
             return
@@ -112,9 +112,9 @@ class CoordinatorActor:
         self._ended = False
         self._views: dict[int, dict[str, Any]] = {}
 
-    def begin(self, spec: JobSpec, contacts: Contacts, lives: Mapping[int, int], term: int) -> None:
+    def begin(self, spec: JobSpec, contacts: Contacts, incarnations: Mapping[int, int], term: int) -> None:
         """Start coordinating."""
-        self._loop = CoordinatorLoop(spec, contacts, lives, term, self._changed, self._beat)
+        self._loop = CoordinatorLoop(spec, contacts, incarnations, term, self._changed, self._beat)
         threading.Thread(target=self._run, name="bml-coordinator", daemon=True).start()
 
     def _run(self) -> None:
@@ -139,9 +139,9 @@ class CoordinatorActor:
         views[now["epoch"]] = now
         return Said([views[epoch] for epoch in sorted(views)], this_process(), self._beats, ended)
 
-    def join(self, server: int, life: int, contact: Contact) -> None:
+    def join(self, server: int, incarnation: int, contact: Contact) -> None:
         """A server was started to join."""
-        self._loop.join(server, life, contact)
+        self._loop.join(server, incarnation, contact)
 
     def gone(self, server: int, why: str) -> None:
         """Ray says that this server's actor is dead."""

@@ -104,10 +104,10 @@ class RayCoordinator:
         self._saying = self._saying or self._actor.said.remote()
         return self.heard() if ray.wait([self._saying], timeout=within_s)[0] else []
 
-    def join(self, server: int, life: int, contact: Contact) -> None:
+    def join(self, server: int, incarnation: int, contact: Contact) -> None:
         """Tell it, under the lock, that a server was started to join."""
         if self._actor is not None:
-            self._actor.join.remote(server, life, contact)
+            self._actor.join.remote(server, incarnation, contact)
 
     def gone(self, server: int, why: str) -> None:
         """Tell it, under the lock, that a server is dead."""
@@ -137,7 +137,7 @@ class RayCoordinator:
         with self._changing:
             known = self._known
             self._actor = actor
-            actor.begin.remote(self._spec, known.contacts, known.lives, term)
+            actor.begin.remote(self._spec, known.contacts, known.incarnations, term)
             self._tell_all()
 
     def _make(self, term: int) -> Any:
@@ -154,8 +154,8 @@ class RayCoordinator:
     def _tell_all(self) -> None:
         """Tell it what it may have missed, under the lock; what it knows does no harm."""
         known, self._missed = self._known, False
-        for server, life in known.lives.items():
-            self._actor.join.remote(server, life, known.contacts[server])
+        for server, incarnation in known.incarnations.items():
+            self._actor.join.remote(server, incarnation, known.contacts[server])
         for server, why in known.gone.items():
             self._actor.gone.remote(server, why)
 

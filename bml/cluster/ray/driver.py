@@ -5,7 +5,7 @@ The launcher cannot be it: its own process lives outside of the namespaces, wher
     launcher    specification, whether to print, this machine's address, every server's place, where to ask
                 for strikes; then
                 ("await", server)            tell when this server's node is up
-                ("start", train), ("join", server, life), ("lost", server, why),
+                ("start", train), ("join", server, incarnation), ("lost", server, why),
                 ("ask", number, request, timeout_s)
                 ("flush",)                   the job is over: have all prints printed
     driver      ("head", address)            nodes can be started
@@ -132,9 +132,11 @@ class _Driver:
                 if died is not None:
                     self.tell(died)
 
-    def _join(self, server: int, life: int) -> None:
+    def _join(self, server: int, incarnation: int) -> None:
         try:
-            self.say("joined", server, _error_of(lambda: self._fleet.join(server, life, self._give_up)))
+            self.say(
+                "joined", server, _error_of(lambda: self._fleet.join(server, incarnation, self._give_up))
+            )
         except Exception as error:
             self.say("failed", StartError(f"Ray's driver failed: {error!r}"))
 

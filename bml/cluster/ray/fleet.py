@@ -122,7 +122,7 @@ class RayFleet:
         for server in self._actors:
             self._run(server)
 
-    def _actor(self, server: int, life: int | None = None) -> Any:
+    def _actor(self, server: int, incarnation: int | None = None) -> Any:
         machines = self._machines
         options = {
             **self._reserves.options,
@@ -130,11 +130,14 @@ class RayFleet:
             "max_concurrency": _CALLS_AT_A_TIME,
             "scheduling_strategy": self._strategy(server),
         }
-        spec = self._spec if life is None else self._spec.for_joiner(again=server in self._known.lives)
+        spec = self._spec
+        if incarnation is not None:
+            spec = spec.for_joiner(again=server in self._known.incarnations)
         place = machines.places[server] if machines else Place() if self._one_machine else None
         strikes = machines.strikes if machines else None
         try:
-            return ray.remote(ServerActor).options(**options).remote(spec, server, place, life, strikes)
+            actor = ray.remote(ServerActor).options(**options)
+            return actor.remote(spec, server, place, incarnation, strikes)
         except ValueError as error:
             raise UsageError(f"Ray refuses to reserve {self._reserves}: {error}") from None
 
@@ -146,30 +149,30 @@ class RayFleet:
             return "SPREAD"  # it must be where that is free
         return on_node(self._homes[server])
 
-    def join(self, server: int, life: int, give_up: threading.Event) -> None:
+    def join(self, server: int, incarnation: int, give_up: threading.Event) -> None:
         """See Fleet."""
         if server in self._actors:
             self._end(server)
         deadline = time.monotonic() + self._spec.start_s
         try:
-            contact = self._come(server, life, deadline, give_up)
+            contact = self._come(server, incarnation, deadline, give_up)
         except StartError as error:
             if give_up.is_set():
                 raise
             if self._has_machine(server) and not isinstance(error.__cause__, ActorDiedError):
                 raise
             # Ray had put it on a machine that it did not know to be dead; now it does.
-            contact = self._come(server, life, deadline, give_up)
+            contact = self._come(server, incarnation, deadline, give_up)
         with self._changing:
-            self._known.came(server, life, contact)
+            self._known.came(server, incarnation, contact)
             self._run(server)
-            self._coordinator.join(server, life, contact)
+            self._coordinator.join(server, incarnation, contact)
 
-    def _come(self, server: int, life: int, deadline: float, give_up: threading.Event) -> Contact:
+    def _come(self, server: int, incarnation: int, deadline: float, give_up: threading.Event) -> Contact:
         """Start a server that joins, elsewhere if its machine is dead, and hear where it can be reached."""
         if not self._has_machine(server):
             self._homes[server] = blocks(list(self._homes), living_machines())[server]
-        self._actors[server] = self._actor(server, life)
+        self._actors[server] = self._actor(server, incarnation)
         return self._contact(server, deadline, give_up)
 
     def _has_machine(self, server: int) -> bool:

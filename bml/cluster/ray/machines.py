@@ -25,7 +25,7 @@ class Machines:
     head: str
     """Ray's id of the node where the coordinator lives."""
     nodes: dict[int, str] = field(default_factory=dict)
-    """Ray's ids of the servers' nodes, in their present lives."""
+    """Ray's ids of the servers' nodes, in their present incarnations."""
 
 
 def on_node(node: str) -> NodeAffinitySchedulingStrategy:

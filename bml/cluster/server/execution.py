@@ -38,7 +38,8 @@ _LINGER_S = 0.2
 class Execution:
     """What one server does in the loop's thread, and in the training thread where servers share memory.
 
-    `workspace` is the memory of the step that is under way. `contacts` and `lives` say where the others are.
+    `workspace` is the memory of the step that is under way. `contacts` says where the others are, and
+    `incarnations` which run of each is meant.
     `leave_at`: when the loop is to end, on the clock of time.monotonic; None: not yet.
     """
 
@@ -58,7 +59,7 @@ class Execution:
         self.follower: Follower | None = None
         self.lending: Lending | None = None
         self.contacts: dict[int, Contact] = {}
-        self.lives: dict[int, int] = {}
+        self.incarnations: dict[int, int] = {}
         self.leave_at: float | None = None
         self._core = core
         self._transport = transport
@@ -211,14 +212,19 @@ class Execution:
                 self._installed(view)
             case ev.Links(wanted):
                 self._transport.set_peers(
-                    {(peer, level): self.contacts[peer].nics[level] for peer, level in wanted}, self.lives
+                    {(peer, level): self.contacts[peer].nics[level] for peer, level in wanted},
+                    self.incarnations,
                 )
             case ev.Fence():
                 self._transport.fence()
             case ev.Beat(peer, level):
-                self._transport.beat(peer, level, self.contacts[peer].nics[level], self.lives.get(peer, 0))
+                self._transport.beat(
+                    peer, level, self.contacts[peer].nics[level], self.incarnations.get(peer, 0)
+                )
             case ev.Probe(peer, level):
-                self._transport.probe(peer, level, self.contacts[peer].nics[level], self.lives.get(peer, 0))
+                self._transport.probe(
+                    peer, level, self.contacts[peer].nics[level], self.incarnations.get(peer, 0)
+                )
             case ev.Tell(message):
                 self._tell(message)
             case ev.Leave():  # all are done: nobody needs anything of it
@@ -229,13 +235,13 @@ class Execution:
                 )
 
     def _installed(self, view: msg.View) -> None:
-        for life in view.joined:
-            self.contacts[life.server] = Contact.decode(life.contact)
-        self.lives = {life.server: life.number for life in view.joined}
+        for incarnation in view.joined:
+            self.contacts[incarnation.server] = Contact.decode(incarnation.contact)
+        self.incarnations = {incarnation.server: incarnation.number for incarnation in view.joined}
         if self.direct is not None:
             self.direct.admit({server: self.contacts[server].board for server in view.members})
         if self.lending is not None:
             self.lending.meet({server: self.contacts[server].plate for server in view.members})
-        joins = view.life(self._core.server) is not None
+        joins = view.incarnation(self._core.server) is not None
         self._injection.start(time.monotonic(), view.commit if joins else None)
         self._meeting.in_force.set()

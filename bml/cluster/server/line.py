@@ -17,7 +17,7 @@ _LOG = logging.getLogger("bml.cluster")
 
 
 class CoordinatorLine:
-    """Listens on `host` for the coordinator of `server` in its incarnation `life`.
+    """Listens on `host` for the coordinator of `server` in this `incarnation`.
 
     A newer connection replaces the older one. `told` is called with every message, `lost` when the connection
     is gone.
@@ -26,7 +26,7 @@ class CoordinatorLine:
     def __init__(
         self,
         server: int,
-        life: int,
+        incarnation: int,
         fabric: Fabric,
         spec: JobSpec,
         host: str,
@@ -41,7 +41,7 @@ class CoordinatorLine:
         self._channel: control.Channel | None = None
         self._listener = control.ControlListener(
             host, token=spec.token, job=spec.job, poller=poller, on_connect=self._connected, server=server,
-            life=life,
+            incarnation=incarnation,
         )  # fmt: skip
 
     @property

@@ -63,7 +63,7 @@ class ServerLoop:
         nics: Sequence[str],
         control_host: str,
         strike: Callable[[Fault], None] | None,
-        life: int | None,
+        incarnation: int | None,
     ):
         self.server = server
         self.fabric = spec.parsed_fabric()
@@ -74,7 +74,7 @@ class ServerLoop:
         self.one_host = False
         """Whether all servers share one machine."""
         self.meeting = Meeting()
-        self.handover = Handover(life is not None)
+        self.handover = Handover(incarnation is not None)
         self.poller = Poller(on_wake=self._take_requests)
         self.guard = self.poller.guard = threading.Lock()
         self._polling_lock = PollingLock(self.poller)
@@ -91,14 +91,14 @@ class ServerLoop:
             poller=self.poller,
             handler=self.trace or self,
             connect_s=spec.timeouts().connect_s,
-            life=life or 0,
+            incarnation=incarnation or 0,
             nic_rate=spec.nic_rate,
             traffic_class=spec.traffic_class,
             lends_among=self.fabric.n_servers if spec.lends else 0,
         )
         self.transport, self.memory = self.opened.transport, self.opened.memory
         self.line = CoordinatorLine(
-            server, life or 0, self.fabric, spec, control_host, self.poller, self._told,
+            server, incarnation or 0, self.fabric, spec, control_host, self.poller, self._told,
             self._coordinator_lost,
         )  # fmt: skip
         self.boards: Boards | None = None
@@ -110,7 +110,7 @@ class ServerLoop:
         self.contact = Contact(
             server, self.line.endpoint, self.transport.endpoints, self.opened.name, board, plate
         )
-        joins = None if life is None else msg.Life(server, life, self.contact.encode())
+        joins = None if incarnation is None else msg.Incarnation(server, incarnation, self.contact.encode())
         self.core = ServerCore(
             server, self.fabric, self._programs, spec.timeouts(), self._slice_nbytes, time.monotonic(), joins,
             int(spec.kept_mib * 2**20),

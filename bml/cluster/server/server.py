@@ -38,9 +38,9 @@ _SMALL_NBYTES = 64 << 10
 class Server:
     """One server of a job on this machine. `contact` is known at once; `start` needs everybody's.
 
-    `nics` are this server's own addresses, one per level. `life` numbers those of a server that joins a
-    running job, None: it is one of those with which the job begins. `strike` does a fault to real cables and
-    returns when it is done; None where there are none.
+    `nics` are this server's own addresses, one per level. `incarnation` is the number of a server that joins
+    a running job, None: it is one of those with which the job begins. `strike` does a fault to real cables
+    and returns when it is done; None where there are none.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class Server:
         nics: Sequence[str],
         control_host: str = "127.0.0.1",
         strike: Callable[[Fault], None] | None = None,
-        life: int | None = None,
+        incarnation: int | None = None,
     ):
         self.server = server
         self._spec = spec
-        self._loop = ServerLoop(spec, server, nics, control_host, strike, life)
+        self._loop = ServerLoop(spec, server, nics, control_host, strike, incarnation)
         self._meeting, self._handover = self._loop.meeting, self._loop.handover
         self.contact = self._loop.contact
         # This thread adds, too, and an overflow is a result, whatever the user has set. (np.errstate would

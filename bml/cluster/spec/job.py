@@ -17,7 +17,7 @@ from bml.faults import FaultPlan
 from bml.faults.notation import KINDS
 from bml.protocol.server.learner import KEPT_NBYTES
 from bml.protocol.timeouts import DEFAULT_DETECT_S, Timeouts
-from bml.protocol.wire.messages import Life, MessageError
+from bml.protocol.wire.messages import Incarnation, MessageError
 from bml.schedule import plan
 from bml.schedule.select.model import DEFAULTS, Constants
 from bml.sharedmem import BoardAddress, segment
@@ -174,7 +174,7 @@ class Contact:
     """Where is said what it lends to servers of its host; None if it lends nothing."""
 
     def encode(self) -> str:
-        """As JSON, for those who meet it later (messages.Life)."""
+        """As JSON, for those who meet it later (messages.Incarnation)."""
         return msgspec.json.encode(self).decode()
 
     @classmethod
@@ -194,12 +194,12 @@ class Contact:
 Contacts = Mapping[int, Contact]
 
 
-def check_contacts(lives: Iterable[Life], levels: int) -> None:
-    """Raise MessageError unless every life says where it is to be reached, at every level."""
-    for life in lives:
-        contact = Contact.decode(life.contact)
-        if contact.server != life.server or len(contact.nics) != levels:
-            raise MessageError(f"{life} is not to be reached at {levels} levels")
+def check_contacts(incarnations: Iterable[Incarnation], levels: int) -> None:
+    """Raise MessageError unless every incarnation says where it is to be reached, at every level."""
+    for incarnation in incarnations:
+        contact = Contact.decode(incarnation.contact)
+        if contact.server != incarnation.server or len(contact.nics) != levels:
+            raise MessageError(f"{incarnation} is not to be reached at {levels} levels")
 
 
 @dataclass(frozen=True)

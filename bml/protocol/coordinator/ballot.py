@@ -9,7 +9,7 @@ from msgspec import structs
 
 from bml.protocol.coordinator.decision import decide, final_everywhere
 from bml.protocol.wire import messages as msg
-from bml.protocol.wire.messages import Life, View
+from bml.protocol.wire.messages import Incarnation, View
 
 
 @dataclass
@@ -30,9 +30,9 @@ class Ballot:
         """Whose answers are needed."""
         return self.next.members
 
-    def life(self, server: int) -> Life | None:
-        """In which life it is asked."""
-        return self.next.life(server)
+    def incarnation(self, server: int) -> Incarnation | None:
+        """The incarnation of `server` that is asked; None: its first."""
+        return self.next.incarnation(server)
 
     @property
     def silent(self) -> list[int]:

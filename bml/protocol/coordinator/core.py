@@ -241,22 +241,22 @@ class Coordinator:
         return self._agreement.check_done()
 
     def _is_known(self, status: msg.Status) -> bool:
-        """Whether the server is in the life in which it is a member, or was one."""
+        """Whether the server is in the incarnation in which it is a member, or was one."""
         if self._agreement.ballot is not None and status.server in self._agreement.ballot.members:
-            return status.life == self._agreement.ballot.life(status.server)
-        return status.life == self._known.life(status.server)
+            return status.incarnation == self._agreement.ballot.incarnation(status.server)
+        return status.incarnation == self._known.incarnation(status.server)
 
     def _stranger(self, status: msg.Status, news: bool, now: float) -> list[Instruction]:
-        """A server in another life than the one in which it is, or was, a member."""
+        """A server in another incarnation than the one in which it is, or was, a member."""
         server, ballot = status.server, self._agreement.ballot
-        if status.life is None or status.installed is not None or status.outcome:
+        if status.incarnation is None or status.installed is not None or status.outcome:
             evict = Post(
                 server,
-                msg.Evict(self.term, self._known.epoch, "another life of it is in its place"),
+                msg.Evict(self.term, self._known.epoch, "another incarnation of it is in its place"),
             )
             return [evict, *(self._agreement.change(now) if news and ballot is not None else [])]
         if status.ready:
-            self._roster.asks_to_join(status.life)
+            self._roster.asks_to_join(status.incarnation)
         if server in self.members and server not in self._findings.dead:
             return self._lost(server, "it was started again", now)
         if ballot is not None and (news or server in ballot.newcomers):

@@ -38,7 +38,7 @@ class Ending:
         return step < earlier
 
     def forget_others(self, members: Iterable[int]) -> None:
-        """A view of these is in force: the others may come again, in another life."""
+        """A view of these is in force: the others may come again, in another incarnation."""
         self._returned = {each: self._returned[each] for each in members if each in self._returned}
 
     def tell_returned(self, servers: Iterable[int], contributors: Iterable[int]) -> list[Instruction]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from bml.protocol.wire.messages import Life, View
+from bml.protocol.wire.messages import Incarnation, View
 from bml.topology import Fabric, Failure
 
 
@@ -12,15 +12,15 @@ class Roster:
     """Joiners that wait to be let in, learners that have caught up, and who can give the state to them."""
 
     def __init__(self) -> None:
-        self._waiting: dict[int, Life] = {}
+        self._waiting: dict[int, Incarnation] = {}
         self._out_of_reach: dict[int, frozenset[str]] = {}  # with these failures
         self._gives: set[int] = set()
         self._caught_up: set[int] = set()
         self._need_state: set[int] = set()
 
-    def asks_to_join(self, life: Life) -> None:
-        """A server in a life that is in no view wants to be let in."""
-        self._waiting[life.server] = life
+    def asks_to_join(self, incarnation: Incarnation) -> None:
+        """A server in an incarnation that is in no view wants to be let in."""
+        self._waiting[incarnation.server] = incarnation
 
     @property
     def waiting(self) -> tuple[int, ...]:
@@ -51,28 +51,28 @@ class Roster:
         """A learner needs a later state than the one that it was given, or that is on its way."""
         self._need_state.add(server)
 
-    def admitted(self, view: View | None) -> dict[int, Life]:
-        """Who can be let in after this view: server -> its life. Nobody, unless all can give the state.
+    def admitted(self, view: View | None) -> dict[int, Incarnation]:
+        """The servers that can be let in after this view, by incarnation; none until all can send state.
 
-        Who could not be reached waits until something else is broken, or less.
+        A server that could not be reached waits until something else is broken, or less.
         """
         if view is None or not self._gives.issuperset(view.contributors):
             return {}
         failures = frozenset(view.failures)
         return {
-            server: life
-            for server, life in sorted(self._waiting.items())
+            server: incarnation
+            for server, incarnation in sorted(self._waiting.items())
             if server not in view.members and self._out_of_reach.get(server) != failures
         }
 
     def reached(
-        self, admitted: Mapping[int, Life], members: Iterable[int], failures: Iterable[Failure]
-    ) -> dict[int, Life]:
+        self, admitted: Mapping[int, Incarnation], members: Iterable[int], failures: Iterable[Failure]
+    ) -> dict[int, Incarnation]:
         """Those of `admitted` who are among the next members; the others wait on."""
         inside = {*members}
         for server in admitted.keys() - inside:
             self._out_of_reach[server] = frozenset(map(str, failures))
-        return {server: life for server, life in admitted.items() if server in inside}
+        return {server: incarnation for server, incarnation in admitted.items() if server in inside}
 
     def promoted(self, view: View | None) -> frozenset[int]:
         """The learners of this view that can contribute after it."""
@@ -84,9 +84,9 @@ class Roster:
 
     def settle(self, view: View) -> None:
         """A view is in force: who is in it waits no more, and who still learns must say so again."""
-        for life in view.joined:
-            if self._waiting.get(life.server) == life:
-                del self._waiting[life.server]
+        for incarnation in view.joined:
+            if self._waiting.get(incarnation.server) == incarnation:
+                del self._waiting[incarnation.server]
         self._caught_up.clear()
         self._need_state.clear()
 
@@ -94,8 +94,8 @@ class Roster:
 def works_again(fabric: Fabric, standing: Iterable[str], admitted: Iterable[int]) -> frozenset[str]:
     """What counts as dead no more when these are let in: they, and their links if they had none left.
 
-    That their links were dead is known of an earlier life; a server without any could not even show that
-    they work. If they do not, that will be noticed as it was before.
+    That their links were dead is known of an earlier incarnation. A server without any could not even show
+    that they work. If they do not, that will be noticed as it was before.
     """
     back = {f"server:{server}" for server in admitted}
     left = fabric.without(*(part for part in standing if part not in back))
@@ -105,15 +105,17 @@ def works_again(fabric: Fabric, standing: Iterable[str], admitted: Iterable[int]
 
 
 def learners_of(
-    members: Iterable[int], view: View | None, admitted: Mapping[int, Life], promoted: Iterable[int]
+    members: Iterable[int], view: View | None, admitted: Mapping[int, Incarnation], promoted: Iterable[int]
 ) -> tuple[int, ...]:
     """Those of the next members that contribute nothing yet."""
     learning = ({*view.learners} if view else set()) - {*promoted} | admitted.keys()
     return tuple(server for server in members if server in learning)
 
 
-def lives_of(members: Iterable[int], view: View | None, admitted: Mapping[int, Life]) -> tuple[Life, ...]:
-    """The lives of those of the next members that joined."""
-    known = {life.server: life for life in view.joined} if view else {}
-    lives = known | dict(admitted)
-    return tuple(lives[server] for server in members if server in lives)
+def incarnations_of(
+    members: Iterable[int], view: View | None, admitted: Mapping[int, Incarnation]
+) -> tuple[Incarnation, ...]:
+    """The incarnations of those of the next members that joined."""
+    known = {incarnation.server: incarnation for incarnation in view.joined} if view else {}
+    incarnations = known | dict(admitted)
+    return tuple(incarnations[server] for server in members if server in incarnations)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bml.protocol.coordinator.decision import epoch_of
 from bml.protocol.wire import messages as msg
-from bml.protocol.wire.messages import Life, View
+from bml.protocol.wire.messages import Incarnation, View
 
 
 class KnownViews:
@@ -51,9 +51,9 @@ class KnownViews:
             need = f"more than half of the {len(old)} before are needed (min_servers sets another limit)"
         return "" if enough else f"only {len(left)} of {len(old)} servers are left, {list(left)}: {need}"
 
-    def life(self, server: int) -> Life | None:
-        """The life in which the newest view has this server."""
-        return self.view.life(server) if self.view else None
+    def incarnation(self, server: int) -> Incarnation | None:
+        """The incarnation in which the newest view has this server."""
+        return self.view.incarnation(server) if self.view else None
 
     def learn(self, status: msg.Status) -> bool:
         """Take over what another coordinator did: newer promises and views. Returns whether there was any."""

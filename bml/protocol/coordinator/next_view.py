@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from bml.faults import Diagnosis, Settlement, diagnose, settle
 from bml.protocol.coordinator.evidence import Findings
-from bml.protocol.coordinator.joiners import Roster, learners_of, lives_of, works_again
-from bml.protocol.wire.messages import Life, View
+from bml.protocol.coordinator.joiners import Roster, incarnations_of, learners_of, works_again
+from bml.protocol.wire.messages import Incarnation, View
 from bml.topology import Fabric, ServerFailure
 
 
@@ -25,7 +25,7 @@ class Draft:
     failures: tuple[str, ...] = ()
     failed: tuple[tuple[str, int], ...] = ()
     learners: tuple[int, ...] = ()
-    joined: tuple[Life, ...] = ()
+    joined: tuple[Incarnation, ...] = ()
     newcomers: frozenset[int] = frozenset()
 
     @property
@@ -84,7 +84,7 @@ def draft(
         failures=failures,
         failed=_failed(view, standing, failures),
         learners=learners_of(settlement.members, view, admitted, promoted),
-        joined=lives_of(settlement.members, view, admitted),
+        joined=incarnations_of(settlement.members, view, admitted),
         newcomers=frozenset(admitted),
     )
 

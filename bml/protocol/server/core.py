@@ -5,7 +5,7 @@
     running    -- Freeze                              -->  frozen     (reports where it stands; see member.py)
     frozen     -- Install                             -->  committed, running on or idle, as the view says
 
-What arrives comes through here; the parts decide what it means. A later life joins (learner.py).
+What arrives comes through here; the parts decide what it means. A later incarnation joins (learner.py).
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ class ServerCore:
         timeouts: Timeouts,
         slice_nbytes: Callable[[int], int],
         now: float,
-        life: msg.Life | None = None,
+        incarnation: msg.Incarnation | None = None,
         kept_nbytes: int = KEPT_NBYTES,
     ):
         self.server = server
         self.timeouts = timeouts
         self._base = fabric
         self._planner = planner
-        self._member = Member(server, life, ready=life is None)
-        self._learner = Learner(server, kept_nbytes) if life else None
+        self._member = Member(server, incarnation, ready=incarnation is None)
+        self._learner = Learner(server, kept_nbytes) if incarnation else None
         self._donor = Donor(server, slice_nbytes)
         self._goes: msg.Leaves | None = None
         self._watch = Watch(server, fabric, timeouts.detect_s, now)

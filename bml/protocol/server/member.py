@@ -10,7 +10,7 @@ State table (the answers that keep two servers from ever disagreeing on a step):
     any        Freeze, ballot < promised              same       Refused
     running    Freeze, ballot = promised              running    Refused (it was late: that view is in force)
     frozen     Propose of the promised ballot         frozen     stores the view, Accepted (Refused if it
-                                                                 is meant for another life of this server)
+                                                                 names another incarnation of this server)
     any        Propose of any other ballot            same       Refused
     frozen     Install of the accepted view, or a     running    commits or retries as the view says
                data frame of its epoch (proof that
@@ -30,16 +30,16 @@ from dataclasses import dataclass, field
 
 from bml.protocol.server.events import Ended
 from bml.protocol.step.spans import Spans
-from bml.protocol.wire.messages import Accepted, Freeze, Life, Propose, Refused, Status, View
+from bml.protocol.wire.messages import Accepted, Freeze, Incarnation, Propose, Refused, Status, View
 from bml.topology.errors import BmlError
 
 
 @dataclass
 class Member:
-    """The membership state of `server`, in its first life or this one."""
+    """The membership state of `server`; `incarnation`: None for its first."""
 
     server: int
-    life: Life | None = None
+    incarnation: Incarnation | None = None
     promised: tuple[int, int] = (0, 0)
     accepted: View | None = None
     installed: View | None = None
@@ -80,7 +80,7 @@ class Member:
             complete=complete,
             outcome=ended.outcome,
             error=ended.error,
-            life=self.life,
+            incarnation=self.incarnation,
             final=final,
             n_elements=n_elements,
             ready=self.ready,
@@ -99,7 +99,9 @@ class Member:
     def propose(self, message: Propose) -> Accepted | Refused:
         """Store the view, unless something newer was promised meanwhile."""
         view = message.view
-        mine = view.life(self.server) == self.life  # an earlier life's promises are not this one's
+        mine = (
+            view.incarnation(self.server) == self.incarnation
+        )  # an earlier incarnation's promises are not this one's
         if (view.epoch, message.term) != self.promised or not self.frozen or not mine:
             return Refused(self.server, message.term, self.promised[0])
         self.accepted = view

@@ -15,8 +15,8 @@ class MessageError(FabricError):
     """A control message is malformed."""
 
 
-class Life(msgspec.Struct, frozen=True):
-    """A server that came later than the others, or again: one number for each of its lives.
+class Incarnation(msgspec.Struct, frozen=True):
+    """A server that came later than the others, or again: one number for each of its incarnations.
 
     `contact` says where it is to be reached; only the shells read it (bml.cluster.spec.job.Contact, as JSON).
     """
@@ -45,8 +45,8 @@ class View(msgspec.Struct, frozen=True):
     final: tuple[tuple[int, int], ...] = ()
     #: Members that contribute nothing yet: they follow the steps while the training state reaches them.
     learners: tuple[int, ...] = ()
-    #: The lives of those members that joined; the others are in their first.
-    joined: tuple[Life, ...] = ()
+    #: The incarnations of those members that joined; the others are in their first.
+    joined: tuple[Incarnation, ...] = ()
 
     @property
     def contributors(self) -> tuple[int, ...]:
@@ -55,9 +55,9 @@ class View(msgspec.Struct, frozen=True):
             return self.members
         return tuple(server for server in self.members if server not in self.learners)
 
-    def life(self, server: int) -> Life | None:
-        """In which life a member is one; None: in its first."""
-        return next((life for life in self.joined if life.server == server), None)
+    def incarnation(self, server: int) -> Incarnation | None:
+        """The incarnation of a member; None: its first."""
+        return next((incarnation for incarnation in self.joined if incarnation.server == server), None)
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True):
@@ -149,7 +149,8 @@ class Status(_Message, frozen=True):
     """Where a server stands: the answer to Who (epoch 0) and to Freeze (its epoch) of that `term`.
 
     `complete` is the step whose outputs are all final here although it is not committed, else -1.
-    `outcome` is "" while the training function runs, then "done" or "failed". `life`: None for the first.
+    `outcome` is "" while the training function runs, then "done" or "failed".
+    `incarnation`: None for the first.
     `final` are the elements of step `committed` + 1 that are final here, in the view that is installed, of
     `n_elements` in all (0: that step was not begun). `ready`: its training function is where a joiner can be
     given the state; before, it stays outside. `behind`: it is a learner that must not contribute yet, because
@@ -166,7 +167,7 @@ class Status(_Message, frozen=True):
     complete: int
     outcome: str
     error: str
-    life: Life | None = None
+    incarnation: Incarnation | None = None
     final: tuple[tuple[int, int], ...] = ()
     n_elements: int = 0
     ready: bool = True

@@ -67,9 +67,9 @@ def _check_status(status: msg.Status, fabric: Fabric) -> None:
     for view in (status.installed, status.accepted):
         if view is not None:
             _check_view(view, fabric)
-    if status.life is not None:
-        _check_life(status.life)
-        _same(status.life.server, status.server)
+    if status.incarnation is not None:
+        _check_incarnation(status.incarnation)
+        _same(status.incarnation.server, status.server)
 
 
 def _check_view(view: View, fabric: Fabric) -> None:
@@ -100,17 +100,17 @@ def _check_new_view(view: View, fabric: Fabric) -> None:
         raise MessageError(f"view {view.epoch} of {view.members}, alive and connected are {left.servers}")
     if not {*view.learners} < {*view.members}:
         raise MessageError(f"view {view.epoch} of {view.members} cannot have the learners {view.learners}")
-    joined = [life.server for life in view.joined]
+    joined = [incarnation.server for incarnation in view.joined]
     if not {*joined} <= {*view.members} or len(set(joined)) < len(joined):
         raise MessageError(f"view {view.epoch} of {view.members}: servers {joined} cannot have joined")
-    for life in view.joined:
-        _check_life(life)
+    for incarnation in view.joined:
+        _check_incarnation(incarnation)
     for _, times in view.failed:
         _within(times, 0, _MOST, "number of failures")
 
 
-def _check_life(life: msg.Life) -> None:
-    _within(life.number, 1, _MOST, "life")
+def _check_incarnation(incarnation: msg.Incarnation) -> None:
+    _within(incarnation.number, 1, _MOST, "incarnation")
 
 
 def _check_link(message: _OfLink, fabric: Fabric) -> None:

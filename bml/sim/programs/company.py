@@ -252,7 +252,7 @@ class Company:
 
 
 class Line:
-    """One server's communicator, see bml.train.communicator; `life` of its training function."""
+    """One server's communicator, see bml.train.communicator; `incarnation` of its training function."""
 
     def __init__(self, company: Company, server: int, joins: bool = False):
         self.server = server

@@ -57,9 +57,9 @@ def _schedules(fabric: Fabric, algorithm: str, constants: Constants) -> Schedule
 class Machine:
     """See the module's text."""
 
-    def __init__(self, server: int, world: World, life: msg.Life | None = None):
+    def __init__(self, server: int, world: World, incarnation: msg.Incarnation | None = None):
         self.server = server
-        self.life = life
+        self.incarnation = incarnation
         self.process = Process()
         self.channel: Channel | None = None
         self.over = False
@@ -71,13 +71,15 @@ class Machine:
             world.timeouts,
             lambda nbytes: world.slice_nbytes,
             world.network.now,
-            life,
+            incarnation,
             world.kept_nbytes,
         )
         self._workspace: Workspace | None = None
         self._lender = Lender(server)
         self._keeps: KeptResults[_Kept] = KeptResults()
-        self.user = User(server, world, self.core, self.process, self.handle, self._keeps if life else None)
+        self.user = User(
+            server, world, self.core, self.process, self.handle, self._keeps if incarnation else None
+        )
         self._entered: tuple[int, int] | None = None
         self._step_view: View | None = None
         self._wake_at = float("inf")
@@ -89,7 +91,7 @@ class Machine:
         """The process starts to run."""
         network = self._world.network
         self._wake(network.now + network.random.uniform(0, 0.02))
-        if self.life is not None:
+        if self.incarnation is not None:
             loads_s = network.random.choice((0.002, 0.05))
             network.after(network.random.uniform(0, loads_s), lambda: self.process.run(self._ready))
 
@@ -352,7 +354,7 @@ class Machine:
         what = f"view {view.epoch} of {view.members}, commit {view.commit}"
         self._world.point("installed", f"server {self.server} installs {what}", self.server)
         self._world.promises.installed(self.server, view)
-        if len(self.core.views) == 1 and self.life is None:
+        if len(self.core.views) == 1 and self.incarnation is None:
             self.user.come_to(1)
 
     def _stopped(self, error: BmlError) -> None:

@@ -227,7 +227,7 @@ class SimulatedCoordinators:
         self._tell(coordinator, partial(self._say, coordinator, coord.Gone(server, why)))
 
     def joined(self, server: int) -> None:
-        """A server was started in another life: the launcher tells the coordinator where it is."""
+        """A server was started in another incarnation: the launcher tells the coordinator where it is."""
         for coordinator in self.started:
             self._tell(coordinator, partial(self._dial, coordinator, server))
 

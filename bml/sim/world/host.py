@@ -15,7 +15,7 @@ NOTHING: Array = np.empty(0)
 
 @dataclass
 class Board:
-    """What one life of a server shows, and its memory.
+    """What one incarnation of a server shows, and its memory.
 
     Where it stands, its contribution, whether its user reads the result in place, which result set it has
     chosen, which ones its user still reads, and per result set its shares.
@@ -31,7 +31,7 @@ class Board:
 
 @dataclass
 class Host:
-    """The board of every server's newest life, and how those that wait look again."""
+    """The board of every server's newest incarnation, and how those that wait look again."""
 
     boards: dict[int, Board] = field(default_factory=dict)
     waiting: dict[int, Callable[[], None]] = field(default_factory=dict)

@@ -71,14 +71,14 @@ _PORT = {Role.DATA: Role.DATA, Role.CONTROL: Role.CONTROL, Role.PROBE: Role.DATA
 class Hello(NamedTuple):
     """Who one side of a connection is; `level` is 0 on control connections.
 
-    `life` numbers the lives of a server that came later than the others, or again; 0 is the first.
+    `incarnation` numbers the runs of a server that came later than the others, or again; 0 is the first.
     """
 
     role: Role
     job: bytes
     server: int
     level: int
-    life: int = 0
+    incarnation: int = 0
 
 
 class Refusal(enum.IntEnum):
@@ -90,7 +90,7 @@ class Refusal(enum.IntEnum):
     JOB = 3
     ROLE = 4
     SERVER = 5
-    LIFE = 6
+    INCARNATION = 6
     ADDRESS = 7
 
 
@@ -100,7 +100,7 @@ _REFUSAL_TEXT = {
     Refusal.JOB: "wrong job",
     Refusal.ROLE: "not the kind of connection, or not the level, that this port is for",
     Refusal.SERVER: "another server was wanted than the one that listens there",
-    Refusal.LIFE: "the server that listens there was wanted in another life",
+    Refusal.INCARNATION: "the server that listens there was wanted in another incarnation",
     Refusal.ADDRESS: "the two ends see different addresses: somebody relays or translates them",
 }
 
@@ -125,7 +125,7 @@ class _Claim(NamedTuple):
 
     me: Hello
     to_server: int
-    to_life: int
+    to_incarnation: int
     ends: bytes
     """The address of the dialer's end and of the acceptor's, packed."""
 
@@ -203,7 +203,7 @@ class AcceptorHandshake(_Handshake):
             return self._refuse(refusal)
         self.peer = claim.me
         self.done = True
-        proof = _Claim(self._me, self.peer.server, self.peer.life, self._ends)
+        proof = _Claim(self._me, self.peer.server, self.peer.incarnation, self._ends)
         answer = _pack_identity(proof, Refusal.OK, bytes(NONCE_NBYTES))
         return answer + self._mac(b"acceptor", self._challenge, message, answer)
 
@@ -216,8 +216,8 @@ class AcceptorHandshake(_Handshake):
             return Refusal.ROLE
         if claim.to_server != me.server:
             return Refusal.SERVER
-        if claim.to_life != me.life:
-            return Refusal.LIFE
+        if claim.to_incarnation != me.incarnation:
+            return Refusal.INCARNATION
         return Refusal.OK if claim.ends == self._ends else Refusal.ADDRESS
 
     def _refuse(self, code: Refusal) -> bytes:
@@ -228,11 +228,11 @@ class AcceptorHandshake(_Handshake):
 
 
 class DialerHandshake(_Handshake):
-    """The dialing side; it wants to reach `server` in its incarnation `life`, and nobody else."""
+    """The dialing side; it wants to reach `server` in this `incarnation`, and no other process."""
 
-    def __init__(self, token: bytes, me: Hello, nonce: bytes, server: int, life: int = 0) -> None:
+    def __init__(self, token: bytes, me: Hello, nonce: bytes, server: int, incarnation: int = 0) -> None:
         super().__init__(token, me, nonce)
-        self._wanted = me._replace(role=_PORT[me.role], server=server, life=life)
+        self._wanted = me._replace(role=_PORT[me.role], server=server, incarnation=incarnation)
         self._challenge = b""
         self._sent = b""
 
@@ -247,7 +247,7 @@ class DialerHandshake(_Handshake):
             self._check_answer(message)
             return b""
         self._challenge = message
-        claim = _Claim(self._me, self._wanted.server, self._wanted.life, self._ends)
+        claim = _Claim(self._me, self._wanted.server, self._wanted.incarnation, self._ends)
         identity = _pack_identity(claim, Refusal.OK, self._nonce)
         self._sent = identity + self._mac(b"dialer", self._challenge, identity)
         self._expected = _IDENTITY.size + _MAC_NBYTES
@@ -264,13 +264,13 @@ class DialerHandshake(_Handshake):
             self.error = "the other side does not have the token"
             return
         claim, wanted, me = _unpack_identity(identity), self._wanted, self._me
-        if claim is None or claim.me._replace(server=wanted.server, life=wanted.life) != wanted:
+        if claim is None or claim.me._replace(server=wanted.server, incarnation=wanted.incarnation) != wanted:
             self.error = "the other side answered as somebody else"
         elif claim.me.server != wanted.server:
             self.error = f"server {claim.me.server} answered instead of server {wanted.server}"
-        elif claim.me.life != wanted.life:
-            self.error = f"server {wanted.server} answered in another life"
-        elif (claim.to_server, claim.to_life) != (me.server, me.life):
+        elif claim.me.incarnation != wanted.incarnation:
+            self.error = f"server {wanted.server} answered in another incarnation"
+        elif (claim.to_server, claim.to_incarnation) != (me.server, me.incarnation):
             self.error = "the other side answered somebody else"
         elif claim.ends != self._ends:
             self.error = _REFUSAL_TEXT[Refusal.ADDRESS]
@@ -280,19 +280,43 @@ class DialerHandshake(_Handshake):
 
 
 def _pack_identity(claim: _Claim, code: Refusal, nonce: bytes) -> bytes:
-    who, to_server, to_life, ends = claim
-    head = (_MAGIC, VERSION, code, who.role, len(who.job), who.level, who.server, who.life, who.job, nonce)
-    return _IDENTITY.pack(*head, to_server, to_life, ends[:18], ends[18:])
+    who, to_server, to_incarnation, ends = claim
+    head = (
+        _MAGIC,
+        VERSION,
+        code,
+        who.role,
+        len(who.job),
+        who.level,
+        who.server,
+        who.incarnation,
+        who.job,
+        nonce,
+    )
+    return _IDENTITY.pack(*head, to_server, to_incarnation, ends[:18], ends[18:])
 
 
 def _unpack_identity(identity: bytes) -> _Claim | None:
-    _, _, _, role, job_nbytes, level, server, life, job, _, to_server, to_life, dialer, acceptor = (
-        _IDENTITY.unpack(identity)
-    )
+    (
+        _,
+        _,
+        _,
+        role,
+        job_nbytes,
+        level,
+        server,
+        incarnation,
+        job,
+        _,
+        to_server,
+        to_incarnation,
+        dialer,
+        acceptor,
+    ) = _IDENTITY.unpack(identity)
     if role not in tuple(Role) or job_nbytes > MAX_JOB_NBYTES or any(job[job_nbytes:]):
         return None
-    me = Hello(Role(role), job[:job_nbytes], server, level, life)
-    return _Claim(me, to_server, to_life, dialer + acceptor)
+    me = Hello(Role(role), job[:job_nbytes], server, level, incarnation)
+    return _Claim(me, to_server, to_incarnation, dialer + acceptor)
 
 
 def _packed(endpoint: Endpoint) -> bytes:
@@ -311,21 +335,21 @@ def _packed_host(host: str) -> bytes:
 class Beat(NamedTuple):
     """One heartbeat: `server` says to `dest`, over its NIC of `level`, that it is alive.
 
-    `life` and `dest_life` are the incarnations of the two in which it counts.
+    It counts for `incarnation` of its sender and `dest_incarnation` of its receiver only.
     """
 
     server: int
     dest: int
     level: int
     sequence: int
-    life: int = 0
-    dest_life: int = 0
+    incarnation: int = 0
+    dest_incarnation: int = 0
 
 
 def seal_beat(token: bytes, job: bytes, beat: Beat) -> bytes:
     """Return the datagram of a heartbeat, `BEAT_NBYTES` long."""
-    server, dest, level, sequence, life, dest_life = beat
-    body = _BEAT.pack(_BEAT_MAGIC, VERSION, 0, level, server, life, dest, dest_life, sequence)
+    server, dest, level, sequence, incarnation, dest_incarnation = beat
+    body = _BEAT.pack(_BEAT_MAGIC, VERSION, 0, level, server, incarnation, dest, dest_incarnation, sequence)
     return body + _beat_mac(token, job, body)
 
 
@@ -334,12 +358,12 @@ def open_beat(token: bytes, job: bytes, datagram: bytes) -> Beat | None:
     if len(datagram) != BEAT_NBYTES:
         return None
     body = datagram[: _BEAT.size]
-    magic, version, _, level, server, life, dest, dest_life, sequence = _BEAT.unpack(body)
+    magic, version, _, level, server, incarnation, dest, dest_incarnation, sequence = _BEAT.unpack(body)
     if magic != _BEAT_MAGIC or version != VERSION:
         return None  # before the hash, which is what garbage would have us spend time on
     if not hmac.compare_digest(datagram[_BEAT.size :], _beat_mac(token, job, body)):
         return None
-    return Beat(server, dest, level, sequence, life, dest_life)
+    return Beat(server, dest, level, sequence, incarnation, dest_incarnation)
 
 
 def _beat_mac(token: bytes, job: bytes, body: bytes) -> bytes:

@@ -184,7 +184,7 @@ class MessageStream(Stream):
 
 
 class ControlListener:
-    """Accepts control connections of `server` in its incarnation `life`.
+    """Accepts control connections of `server` in this `incarnation`.
 
     `on_connect(channel, hello)` is called for each dialer that wants this server and proves the token.
     Listens on `host` (a numeric address) and `port`, or on an inherited socket that is bound already. Raises
@@ -201,7 +201,7 @@ class ControlListener:
         poller: Poller,
         on_connect: Callable[[Channel, Hello], None],
         server: int = COORDINATOR,
-        life: int = 0,
+        incarnation: int = 0,
         listening: socket.socket | None = None,
         max_message_nbytes: int = MAX_MESSAGE_NBYTES,
         handshake_s: float = greeting.HANDSHAKE_S,
@@ -213,7 +213,7 @@ class ControlListener:
             _listening_socket(host, port) if listening is None else _adopt(listening),
             poller,
             token=check_token(token),
-            me=Hello(Role.CONTROL, job_bytes(job), server, 0, life),
+            me=Hello(Role.CONTROL, job_bytes(job), server, 0, incarnation),
             on_open=self._accept,
             timeout_s=handshake_s,
         )
@@ -242,7 +242,7 @@ def dial(
     on_open: Callable[[Channel], None],
     on_fail: Callable[[End], None],
     expect_server: int,
-    expect_life: int = 0,
+    expect_incarnation: int = 0,
     source: str | None = None,
     timeout_s: float = greeting.HANDSHAKE_S,
     max_message_nbytes: int = MAX_MESSAGE_NBYTES,
@@ -250,7 +250,7 @@ def dial(
     """Open a channel to a listener: one attempt, the caller decides whether to dial again.
 
     Ends in exactly one of `on_open(channel)` and `on_fail(end)`, from within a poll, or in `.cancel()` of
-    what is returned. `expect_server` is who must answer, in its incarnation `expect_life`; `source` is the
+    what is returned. `expect_server` must answer, in its incarnation `expect_incarnation`; `source` is the
     local address to dial from. Raises UsageError if `host` is not a numeric address.
     """
 
@@ -261,7 +261,7 @@ def dial(
         on_fail(End(kind, why))
 
     me = Hello(Role.CONTROL, job_bytes(job), server, 0)
-    handshake = DialerHandshake(token, me, greeting.fresh_nonce(), expect_server, expect_life)
+    handshake = DialerHandshake(token, me, greeting.fresh_nonce(), expect_server, expect_incarnation)
     return greeting.Dial((host, port), handshake, poller, opened, failed, source=source, timeout_s=timeout_s)
 
 

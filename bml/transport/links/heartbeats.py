@@ -26,7 +26,7 @@ class BeatSocket:
         poller: Poller,
         *,
         server: int,
-        life: int,
+        incarnation: int,
         level: int,
         token: bytes,
         job: bytes,
@@ -35,7 +35,7 @@ class BeatSocket:
         self._sock = sock
         self._poller = poller
         self._server = server
-        self._life = life
+        self._incarnation = incarnation
         self._level = level
         self._token = token
         self._job = job
@@ -48,22 +48,22 @@ class BeatSocket:
         """Datagrams that were not valid new beats for this NIC."""
         poller.add(sock.fileno(), READ, self._ready)
 
-    def send(self, peer: int, endpoint: Endpoint, life: int) -> None:
+    def send(self, peer: int, endpoint: Endpoint, incarnation: int) -> None:
         """Send one beat; never fails, as a lost beat is what the peer's detector is for."""
-        self.expect(peer, endpoint, life)
+        self.expect(peer, endpoint, incarnation)
         if self._muted:
             return
         self._sequence += 1
-        beat = Beat(self._server, peer, self._level, self._sequence, self._life, life)
+        beat = Beat(self._server, peer, self._level, self._sequence, self._incarnation, incarnation)
         try:
             self._sock.sendto(seal_beat(self._token, self._job, beat), endpoint)
         except OSError:
             return
 
-    def expect(self, peer: int, endpoint: Endpoint, life: int) -> None:
+    def expect(self, peer: int, endpoint: Endpoint, incarnation: int) -> None:
         """Beats of this peer come from there, from that incarnation, and count anew if it was not known."""
-        if self._known.get(peer) != (endpoint, life):
-            self._known[peer] = (endpoint, life)
+        if self._known.get(peer) != (endpoint, incarnation):
+            self._known[peer] = (endpoint, incarnation)
             self._latest.pop(peer, None)
 
     def mute(self) -> None:
@@ -93,7 +93,11 @@ class BeatSocket:
                 return
             datagram, source = received
             beat = open_beat(self._token, self._job, datagram)
-            if beat is None or self._known.get(beat.server) != (source, beat.life) or not self._is_new(beat):
+            if (
+                beat is None
+                or self._known.get(beat.server) != (source, beat.incarnation)
+                or not self._is_new(beat)
+            ):
                 self.rejected += 1
                 continue
             self._latest[beat.server] = beat.sequence
@@ -102,7 +106,11 @@ class BeatSocket:
                 return
 
     def _is_new(self, beat: Beat) -> bool:
-        for_us = (beat.dest, beat.dest_life, beat.level) == (self._server, self._life, self._level)
+        for_us = (beat.dest, beat.dest_incarnation, beat.level) == (
+            self._server,
+            self._incarnation,
+            self._level,
+        )
         return for_us and beat.sequence > self._latest.get(beat.server, -1)
 
     def _receive(self) -> tuple[bytes, Endpoint] | None:

@@ -82,7 +82,7 @@ class Link:
         self.level = level
         self.state = LinkState.UNWANTED
         self.endpoint: Endpoint = ("", 0)
-        self.life = 0
+        self.incarnation = 0
         self.opening: Opening | None = None
         self.connection: LinkConnection | None = None
         self.counters = Counters()

@@ -28,7 +28,7 @@ from bml.transport.handshake.greeting import (
     fresh_nonce,
 )
 from bml.transport.handshake.listening import Listener
-from bml.transport.interface import FIRST_LIVES, Endpoint, Handler, LinkKey, LinkStats, LostKind
+from bml.transport.interface import FIRST_INCARNATIONS, Endpoint, Handler, LinkKey, LinkStats, LostKind
 from bml.transport.links.heartbeats import BeatSocket
 from bml.transport.links.link import Link, LinkConnection, LinkState, OnEnd
 from bml.transport.links.opening import Opening
@@ -42,7 +42,7 @@ _LOG = logging.getLogger("bml.transport")
 class LinkTransport:
     """`Transport` over streams, with UDP heartbeats on the same port numbers; a subclass says `_connection`.
 
-    `life` numbers this server's own, 0 is the first.
+    `incarnation` is this server's own, 0 is the first.
     `nics` has one local IP address per level; `token` is the cluster's secret and `job` (at most 64 bytes)
     keeps jobs apart. A link that is wanted but not up after `connect_s` seconds is lost. `nic_rate` is
     that of every NIC in bytes per second, where it is known; `max_nbytes` the longest payload that is
@@ -63,10 +63,10 @@ class LinkTransport:
         nic_rate: float | None = None,
         max_nbytes: int = MAX_NBYTES,
         traffic_class: int = 0,
-        life: int = 0,
+        incarnation: int = 0,
     ) -> None:
         self._server = server
-        self._life = life
+        self._incarnation = incarnation
         self._nics = tuple(nics)
         self._token = check_token(token)
         self._job = job_bytes(job)
@@ -101,7 +101,9 @@ class LinkTransport:
         """See `Transport`."""
         return tuple(listener.endpoint for listener in self._listeners)
 
-    def set_peers(self, wanted: Mapping[LinkKey, Endpoint], lives: Mapping[int, int] = FIRST_LIVES) -> None:
+    def set_peers(
+        self, wanted: Mapping[LinkKey, Endpoint], incarnations: Mapping[int, int] = FIRST_INCARNATIONS
+    ) -> None:
         """See `Transport`; raises UsageError for a level or an address that cannot be."""
         if self._closed:
             return
@@ -110,13 +112,13 @@ class LinkTransport:
         for (peer, level), endpoint in endpoints.items():
             self._check_wanted(peer, level, endpoint)
         for key, link in self._links.items():
-            same = (endpoints.get(key), lives.get(link.peer, 0)) == (link.endpoint, link.life)
+            same = (endpoints.get(key), incarnations.get(link.peer, 0)) == (link.endpoint, link.incarnation)
             if link.state is not LinkState.UNWANTED and not same:
                 self._bury(link.level, link.detach(LinkState.UNWANTED))
         for (peer, level), endpoint in endpoints.items():
             link = self._link(peer, level)
-            link.endpoint, link.life = endpoint, lives.get(peer, 0)
-            self._beats[level].expect(peer, endpoint, link.life)
+            link.endpoint, link.incarnation = endpoint, incarnations.get(peer, 0)
+            self._beats[level].expect(peer, endpoint, link.incarnation)
             if link.state in (LinkState.UNWANTED, LinkState.LOST):
                 self._open(link)
             elif link.opening is not None:
@@ -150,14 +152,16 @@ class LinkTransport:
             for link in self._links.values():
                 link.set_sndbuf(wanted)
 
-    def beat(self, peer: int, level: int, endpoint: Endpoint, life: int = 0) -> None:
+    def beat(self, peer: int, level: int, endpoint: Endpoint, incarnation: int = 0) -> None:
         """See `Transport`."""
-        self._beats[level].send(peer, endpoint, life)
+        self._beats[level].send(peer, endpoint, incarnation)
 
-    def probe(self, peer: int, level: int, endpoint: Endpoint, life: int = 0) -> None:
+    def probe(self, peer: int, level: int, endpoint: Endpoint, incarnation: int = 0) -> None:
         """See `Transport`."""
         self._check_wanted(peer, level, endpoint)
-        self._probes.start((peer, level), partial(self._call, Role.PROBE, (peer, life), level, endpoint))
+        self._probes.start(
+            (peer, level), partial(self._call, Role.PROBE, (peer, incarnation), level, endpoint)
+        )
 
     def flows(self) -> dict[LinkKey, Flow]:
         """See `Transport`; silenced NICs do not count, their kernel goes on."""
@@ -261,7 +265,7 @@ class LinkTransport:
                 udp,
                 self._poller,
                 server=self._server,
-                life=self._life,
+                incarnation=self._incarnation,
                 level=level,
                 token=self._token,
                 job=self._job,
@@ -270,7 +274,7 @@ class LinkTransport:
         )
 
     def _open(self, link: Link) -> None:
-        parked = self._parking.take((link.peer, link.level), link.life)
+        parked = self._parking.take((link.peer, link.level), link.incarnation)
         if parked is not None:
             self._attach(link, parked)
             return
@@ -282,7 +286,9 @@ class LinkTransport:
         def opened(sock: socket.socket, hello: Hello) -> None:
             self._attach(link, sock)
 
-        return self._call(Role.DATA, (link.peer, link.life), link.level, link.endpoint, opened, on_fail)
+        return self._call(
+            Role.DATA, (link.peer, link.incarnation), link.level, link.endpoint, opened, on_fail
+        )
 
     def _call(
         self,
@@ -293,7 +299,7 @@ class LinkTransport:
         on_open: OnGreeted,
         on_fail: OnFailed,
     ) -> Dial | None:
-        """Dial `wanted`, a server in one of its lives, over a NIC; None if nothing can be sent now."""
+        """Dial `wanted`, a server in one of its incarnations, over a NIC; None if nothing can be sent now."""
         if level in self._silent:
             return None
         me = self._hello(level, role)
@@ -333,19 +339,21 @@ class LinkTransport:
             sock.close()
             return
         link = self._links.get((peer, level))
-        if link is not None and hello.life < link.life:
-            _LOG.warning("%s: closed a connection from an earlier life of %d", self._nic_name(level), peer)
+        if link is not None and hello.incarnation < link.incarnation:
+            _LOG.warning(
+                "%s: closed a connection from an earlier incarnation of %d", self._nic_name(level), peer
+            )
             sock.close()
             return
-        known = link is not None and hello.life == link.life
+        known = link is not None and hello.incarnation == link.incarnation
         if link is not None and known and link.state is LinkState.OPENING:
             self._attach(link, sock)
         elif link is not None and known and link.state is LinkState.UP and link.untouched:
             link.swap(sock, partial(self._lost, link), muted=False)
             link.set_sndbuf(self._sndbuf_nbytes)
         else:
-            # A later life than we know of waits for the view that says so; the earlier one keeps its place.
-            self._parking.put((peer, level), sock, hello.life)
+            # A later incarnation than the known one waits for the view that says so; the earlier one stays.
+            self._parking.put((peer, level), sock, hello.incarnation)
             if link is not None and known and link.state is LinkState.UP:
                 # Frames may have been lost with the old one, so the loss must be known.
                 self._lost(link, "reset", "the peer opened a new connection")
@@ -386,7 +394,7 @@ class LinkTransport:
         return link
 
     def _hello(self, level: int, role: Role = Role.DATA) -> Hello:
-        return Hello(role, self._job, self._server, level, self._life)
+        return Hello(role, self._job, self._server, level, self._incarnation)
 
     def _check_level(self, level: int) -> None:
         if not 0 <= level < len(self._nics):

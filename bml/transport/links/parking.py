@@ -16,17 +16,17 @@ MAX_PARKED = 256
 class Parking:
     """One socket per (peer, level), at most `MAX_PARKED` in all; one whose peer goes away is closed.
 
-    Each belongs to a life of its peer, and one of an earlier life never takes the place of a later one's.
+    Each belongs to an incarnation of its peer. One of an earlier incarnation never takes a later one's place.
     """
 
     def __init__(self, poller: Poller) -> None:
         self._poller = poller
         self._sockets: dict[LinkKey, socket.socket] = {}
-        self._lives: dict[LinkKey, int] = {}
+        self._incarnations: dict[LinkKey, int] = {}
 
-    def put(self, key: LinkKey, sock: socket.socket, life: int = 0) -> None:
-        """Keep a socket, in place of an older one of the same key; closed if that one's life is later."""
-        if self._lives.get(key, 0) > life:
+    def put(self, key: LinkKey, sock: socket.socket, incarnation: int = 0) -> None:
+        """Keep a socket in place of an older one of its key; closed if that one's incarnation is later."""
+        if self._incarnations.get(key, 0) > incarnation:
             sock.close()
             return
         self._drop(key)
@@ -35,16 +35,16 @@ class Parking:
             _LOG.warning("too many unwanted connections, closed that of server %d, level %d", *oldest)
             self._drop(oldest)
         self._sockets[key] = sock
-        self._lives[key] = life
+        self._incarnations[key] = incarnation
         self._watch(key)
 
-    def take(self, key: LinkKey, life: int = 0) -> socket.socket | None:
-        """Hand over the socket of this key, if there is one of this life; one of an earlier is closed."""
-        parked = self._lives.get(key, life)
-        if parked > life:
+    def take(self, key: LinkKey, incarnation: int = 0) -> socket.socket | None:
+        """Hand over the socket of this key, if it is of this incarnation; one of an earlier is closed."""
+        parked = self._incarnations.get(key, incarnation)
+        if parked > incarnation:
             return None
         sock = self._remove(key)
-        if sock is not None and parked < life:
+        if sock is not None and parked < incarnation:
             sock.close()
             return None
         return sock
@@ -72,7 +72,7 @@ class Parking:
     def _remove(self, key: LinkKey) -> socket.socket | None:
         sock = self._sockets.pop(key, None)
         if sock is not None:
-            del self._lives[key]
+            del self._incarnations[key]
             self._poller.remove(sock.fileno())
         return sock
 

@@ -55,7 +55,7 @@ class VerbsTransport(LinkTransport):
         pool: RegisteredPool | None = None,
         connect_s: float = 5.0,
         max_nbytes: int = MAX_NBYTES,
-        life: int = 0,
+        incarnation: int = 0,
         open_nic: OpenNic = open_nic,
     ) -> None:
         self.settings = settings or VerbsSettings()
@@ -81,7 +81,7 @@ class VerbsTransport(LinkTransport):
                 connect_s=connect_s,
                 max_nbytes=max_nbytes,
                 traffic_class=self.settings.traffic_class,
-                life=life,
+                incarnation=incarnation,
             )
         except BaseException:
             self._close_rdma()

@@ -1,4 +1,4 @@
-"""A server in a later life, and the one that it was, with the same token: only that of the view counts."""
+"""A server in a later incarnation, and an earlier one with the same token: only that of the view counts."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from bml.transport.handshake.auth import AcceptorHandshake, Beat, DialerHandshak
 from bml.transport.links.parking import Parking
 
 NOW = 7
-"""The life in which the view has server 0."""
+"""The incarnation in which the view has server 0."""
 
 
-def dial(wires: Wires, life: int, **options: object) -> tuple[Recorder, TcpTransport]:
-    """Server 0 in some life, dialling server 1."""
+def dial(wires: Wires, incarnation: int, **options: object) -> tuple[Recorder, TcpTransport]:
+    """Server 0 in some incarnation, dialling server 1."""
     handler = Recorder(4)
-    transport = wires.make(0, handler, life=life, **options)
+    transport = wires.make(0, handler, incarnation=incarnation, **options)
     transport.set_peers({(1, 0): wires.transports[1].endpoints[0]})
     return handler, transport
 
 
-def test_a_dialler_wants_a_certain_life() -> None:
-    me = Hello(Role.DATA, b"job", 1, 0, life=3)
+def test_a_dialler_wants_a_certain_incarnation() -> None:
+    me = Hello(Role.DATA, b"job", 1, 0, incarnation=3)
     here, there = ("127.0.0.1", 1), ("127.0.0.1", 2)
     for expected, ok in ((3, True), (0, False), (4, False)):
         acceptor = AcceptorHandshake(b"token", me, b"a" * 32)
-        dialer = DialerHandshake(b"token", me._replace(server=0, life=0), b"d" * 32, 1, expected)
+        dialer = DialerHandshake(b"token", me._replace(server=0, incarnation=0), b"d" * 32, 1, expected)
         dialer.start(there, here)
         dialer.feed(acceptor.feed(dialer.feed(acceptor.start(here, there))))
         assert dialer.done is acceptor.done is ok
-        assert acceptor.peer == (me._replace(server=0, life=0) if ok else None)
-        assert ok or "another life" in dialer.error
+        assert acceptor.peer == (me._replace(server=0, incarnation=0) if ok else None)
+        assert ok or "another incarnation" in dialer.error
 
 
 @pytest.mark.parametrize("used", [False, True])
@@ -47,8 +47,8 @@ def test_a_zombie_cannot_take_the_place_of_its_successor(used: bool) -> None:
         if used:
             one.send(0, 0, header(Kind.TOKEN), None)
             wires.until(lambda: handler.frames, "its connection is used")
-        for life in (0, NOW - 1):
-            zombie_handler, zombie = dial(wires, life, connect_s=0.3)
+        for incarnation in (0, NOW - 1):
+            zombie_handler, zombie = dial(wires, incarnation, connect_s=0.3)
             wires.until(lambda z=zombie_handler: z.losses, "the zombie is shown out", 10.0)  # type: ignore[misc]
             zombie.close()
         assert wires.handlers[1].losses == []
@@ -64,7 +64,7 @@ def test_a_successor_waits_for_the_view_and_takes_nobodys_place_before() -> None
         wires.connect()
         one = wires.transports[1]
         one.send(0, 0, header(Kind.TOKEN), None)
-        wires.until(lambda: wires.handlers[0].frames, "the first life is connected")
+        wires.until(lambda: wires.handlers[0].frames, "the first incarnation is connected")
         _, successor = dial(wires, NOW)
         successor.send(1, 0, header(0, 0, 4), memoryview(b"abcd"))
         wires.until(lambda: one._parking._sockets, "the successor waits")
@@ -90,16 +90,16 @@ def test_a_zombie_that_came_first_is_not_taken_for_its_successor() -> None:
             transport.close()
 
 
-def test_nobody_dials_into_another_life() -> None:
+def test_nobody_dials_into_another_incarnation() -> None:
     """Server 1 came again, and by chance listens where it did before."""
     with Wires(1, 1) as wires:
-        again = wires.make(1, Recorder(), life=NOW, connect_s=0.3)
+        again = wires.make(1, Recorder(), incarnation=NOW, connect_s=0.3)
         before = wires.make(0, wires.handlers[0], connect_s=0.3)
         before.set_peers({(1, 0): again.endpoints[0]})
         wires.until(lambda: wires.handlers[0].losses, "the deadline")
-        assert "another life" in wires.handlers[0].losses[0][3]
+        assert "another incarnation" in wires.handlers[0].losses[0][3]
         before.set_peers({(1, 0): again.endpoints[0]}, {1: NOW})
-        wires.until(lambda: before.is_up(1, 0), "the life that the view names")
+        wires.until(lambda: before.is_up(1, 0), "the incarnation that the view names")
         before.close()
         again.close()
 
@@ -118,18 +118,18 @@ def test_beats_of_a_zombie_keep_nobody_alive() -> None:
         wires.until(lambda: wires.handlers[1].heard_from, "a beat from where server 0 listens")
 
 
-def test_parking_keeps_the_latest_life() -> None:
+def test_parking_keeps_the_latest_incarnation() -> None:
     poller = Poller()
     parking = Parking(poller)
     pairs = [socket.socketpair() for _ in range(3)]
-    for (ours, _), life in zip(pairs, (3, 5, 4), strict=True):
-        parking.put((0, 0), ours, life)
+    for (ours, _), incarnation in zip(pairs, (3, 5, 4), strict=True):
+        parking.put((0, 0), ours, incarnation)
     assert [ours.fileno() < 0 for ours, _ in pairs] == [True, False, True]
-    assert parking.take((0, 0), 4) is None, "a later life is not for this view"
+    assert parking.take((0, 0), 4) is None, "a later incarnation is not for this view"
     assert parking.take((0, 0), 5) is pairs[1][0]
     parking.put((0, 0), pairs[1][0], 5)
     assert parking.take((0, 0), 6) is None
-    assert pairs[1][0].fileno() < 0, "an earlier life is of no use any more"
+    assert pairs[1][0].fileno() < 0, "an earlier incarnation is of no use any more"
     for _, theirs in pairs:
         theirs.close()
     polled(poller, 0.0)

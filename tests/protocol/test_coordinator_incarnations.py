@@ -1,4 +1,4 @@
-"""A coordinator across lives and takeovers: what it must forget, and what it must not."""
+"""A coordinator across incarnations and takeovers: what it must forget, and what it must not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from test_coordinator_table import TIMES, Driver, message, posts, takeover
 
 from bml.protocol.coordinator import core as coord
 from bml.protocol.wire import messages as msg
-from bml.protocol.wire.messages import Life
+from bml.protocol.wire.messages import Incarnation
 
 COMER = 2
 
@@ -37,7 +37,7 @@ def give_all(driver: Driver) -> list[coord.Instruction]:
 
 def comes_again(driver: Driver, number: int = 1) -> list[coord.Instruction]:
     """The process of COMER was started again, and answers Who."""
-    driver.at[COMER].update(promised=0, installed=None, accepted=None, life=Life(COMER, number))
+    driver.at[COMER].update(promised=0, installed=None, accepted=None, incarnation=Incarnation(COMER, number))
     return driver.appear(COMER)
 
 
@@ -148,7 +148,7 @@ def test_a_failure_that_is_told_before_the_status_ends_the_job_once() -> None:
 # --- a server that comes again ---------------------------------------------------------------------
 
 
-def test_the_end_of_an_earlier_life_does_not_end_the_job() -> None:
+def test_the_end_of_an_earlier_incarnation_does_not_end_the_job() -> None:
     driver = Driver("bcube:3x2").start()
     driver.heard(COMER, msg.Ended(COMER, "done", "", 3))
     lose(driver)
@@ -157,11 +157,11 @@ def test_the_end_of_an_earlier_life_does_not_end_the_job() -> None:
     others = [server for server in driver.fabric.servers if server != COMER]
     for server in others:
         done = driver.heard(server, msg.Ended(server, "done", "", 9))
-        assert posts(msg.Shutdown, done) == [], "server 2 is not done in this life"
+        assert posts(msg.Shutdown, done) == [], "server 2 is not done in this incarnation"
     assert posts(msg.Shutdown, driver.heard(COMER, msg.Ended(COMER, "done", "", 9)))
 
 
-def test_the_return_of_an_earlier_life_is_told_to_nobody() -> None:
+def test_the_return_of_an_earlier_incarnation_is_told_to_nobody() -> None:
     """It would be a StepMismatch: step 9, but server 2 returned after step 3."""
     driver = Driver("bcube:3x2").start()
     assert posts(msg.Returned, driver.heard(COMER, msg.Ended(COMER, "done", "", 3))) == list(range(9))
@@ -239,8 +239,8 @@ def test_a_learner_that_caught_up_in_an_older_view_has_not_in_this(without: Driv
     assert posts(msg.Freeze, without.heard(COMER, msg.CaughtUp(COMER, epoch)))
 
 
-def test_a_zombie_of_an_earlier_life_is_evicted_and_disturbs_no_view_change(without: Driver) -> None:
-    zombie = without.status(COMER, life=None, promised=1, accepted=None)
+def test_a_zombie_of_an_earlier_incarnation_is_evicted_and_disturbs_no_view_change(without: Driver) -> None:
+    zombie = without.status(COMER, incarnation=None, promised=1, accepted=None)
     contributes(without)
 
     def says(**other: Any) -> tuple[list[int], list[int]]:
