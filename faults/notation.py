@@ -5,7 +5,7 @@
 
 `when` is one of
 
-    step=N              the middle of step N (counted from 1) on the server that suffers or asks for it
+    step=N              the middle of step N (counted from 1), on the server that it strikes or that acts
     step=N,phase=PHASE  that part of the step: compute, reduce, broadcast, complete, recovery
     phase=PHASE         start, recovery or transfer (the first one), or shutdown
     t=1.5s              so long after the job's first view
@@ -94,7 +94,7 @@ class Kind:
     by_anybody: bool = False
     """Whether the part cannot do it to itself: the lowest live server has it done."""
     coordinator_too: bool = False
-    """Whether the coordinator can suffer it in place of a server, as the target `coordinator`."""
+    """Whether it can strike the coordinator in place of a server, as the target `coordinator`."""
 
 
 _COORDINATOR = "coordinator"
@@ -167,7 +167,7 @@ class Fault:
 
     @property
     def of_coordinator(self) -> bool:
-        """Whether it is the coordinator that suffers it."""
+        """Whether it strikes the coordinator."""
         return self.target is None
 
     @property

@@ -1,6 +1,7 @@
 """Which faults of a plan struck in a job that is over, from what its servers said and when others were lost.
 
-A server that dies cannot say what it suffered. Whatever was due on it by then counts as struck.
+A server that dies cannot report the faults that were applied to it. Those that were due by then count as
+struck.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -77,7 +78,7 @@ def never_struck(
 
 
 def _was_due(fault: Fault, stay: Stay, fabric: Fabric) -> bool:
-    """Whether the server may have suffered it before it was lost."""
+    """Whether it may have been applied to the server before that was lost."""
     if fault.by_anybody or not touches(fault, stay.server, fabric):
         return False
     match fault.trigger:

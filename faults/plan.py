@@ -128,7 +128,7 @@ class FaultPlan:
                 _check_peer(fault, fabric)
 
     def for_server(self, server: int, fabric: Fabric) -> tuple[Fault, ...]:
-        """The faults that `server` suffers: its own death and freeze, and the silence of its NICs.
+        """The faults that strike `server`: its own death and freeze, and the silence of its NICs.
 
         For a dead switch, each of its servers silences its own NIC on that level (`Fault.level`); each end of
         a connection makes it stand still.

@@ -184,7 +184,7 @@ class Fabric:
         """Whether at least one server is alive and all live ones reach one another."""
         alive, cabled = np.zeros(self.n_servers, np.bool_), self.nics
         alive[list(self.servers)] = True
-        # Everybody hands on the lowest id that he has heard of, until nobody hears of a lower one.
+        # Every server passes on the lowest id that it has heard of, until no server hears of a lower one.
         lowest = np.arange(self.n_servers)
         changed = True
         while changed:

@@ -83,11 +83,11 @@ class Condition:
         """Both rates, without the damage."""
         return self.rate_bit, self.one_switch_bit
 
-    def struck(self, damage: Damage) -> Condition:
+    def with_damage(self, damage: Damage) -> Condition:
         """With one more damage beside what its part has."""
         return replace(self, damages=self.damages | {damage})
 
-    def relieved(self, damage: Damage) -> Condition:
+    def without_damage(self, damage: Damage) -> Condition:
         """Without this very damage; what else its part has stays."""
         return replace(self, damages=self.damages - {damage})
 

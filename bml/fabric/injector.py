@@ -39,7 +39,7 @@ class FabricInjector:
         self._failed: deque[tuple[Fault, str]] = deque()
         self._thread: threading.Thread | None = None
 
-    def strike(self, fault: Fault, done: Task) -> None:
+    def apply_fault(self, fault: Fault, done: Task) -> None:
         """Do this fault now, and call `done` (in the injector's thread) when it is done, or cannot be."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="bml-cables", daemon=True)
@@ -70,7 +70,7 @@ class FabricInjector:
         while self._done:
             damage = self._done.pop()
             try:
-                self._network.relieve(damage)
+                self._network.undo(damage)
             except Exception as error:
                 _LOG.warning("%s of the emulated fabric is not healed: %s", damage, error)
 
@@ -99,7 +99,7 @@ class FabricInjector:
         if not self._holds.take(damage):
             return
         try:
-            if self._network.strike(damage):  # else somebody has done it by hand, and it is to stay
+            if self._network.apply(damage):  # else somebody has done it by hand, and it is to stay
                 self._done.add(damage)
         except Exception:
             self._done.add(damage)  # one end of the cable may be set: `close` undoes it
@@ -109,7 +109,7 @@ class FabricInjector:
     def _mend(self, damage: Damage) -> None:
         if self._holds.let_go(damage) and damage in self._done:
             self._done.remove(damage)
-            self._network.relieve(damage)
+            self._network.undo(damage)
             _LOG.info("%s of the emulated fabric is healed", damage)
 
     def _at(self, delay_s: float, task: Task) -> None:

@@ -102,16 +102,16 @@ class Emulated:
             loss.check()
         self._change(lambda now: now.damaged(damage))
 
-    def strike(self, damage: Damage) -> bool:
+    def apply(self, damage: Damage) -> bool:
         """Do this damage beside what the same part has; returns False if it had it already."""
         damage.cables(self.layout)
         if damage.kind == "loss":
             loss.check()
-        return self._change(lambda now: now.struck(damage))
+        return self._change(lambda now: now.with_damage(damage))
 
-    def relieve(self, damage: Damage) -> None:
+    def undo(self, damage: Damage) -> None:
         """Undo this very damage; what else the part has stays."""
-        self._change(lambda now: now.relieved(damage))
+        self._change(lambda now: now.without_damage(damage))
 
     def mend(self, damage: Damage) -> None:
         """Undo the damage of this part, whatever it is."""

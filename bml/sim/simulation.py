@@ -146,9 +146,9 @@ class Simulation:
         if mishap.when.point:
             self._tied[mishap.when.point, mishap.when.nth].append(mishap)
         else:
-            self.network.at(mishap.when.after_s, partial(self.strike, mishap))
+            self.network.at(mishap.when.after_s, partial(self.apply_mishap, mishap))
 
-    def strike(self, mishap: Mishap) -> None:
+    def apply_mishap(self, mishap: Mishap) -> None:
         """Let it go wrong now."""
         if all(machine.over for machine in self.machines.values()):
             return
@@ -192,7 +192,7 @@ class Simulation:
                 machine = self.machines[target[0]]
                 machine.process.run(machine.leave)
             case kind:
-                self.coordinators.strike(kind, mishap.for_s, *target)
+                self.coordinators.apply_mishap(kind, mishap.for_s, *target)
 
     def _reachable(self, servers: Iterable[int], view: msg.View) -> list[int]:
         """Those of these servers that run, and that every member of the view could reach."""
@@ -357,9 +357,9 @@ class Simulation:
             here = not planned.target and planned.kind in ("crash", "freeze", "control-hold")
             mishap = replace(planned, target=(server,)) if here and server is not None else planned
             if mishap.when.after_s:
-                self.network.after(mishap.when.after_s, partial(self.strike, mishap))
+                self.network.after(mishap.when.after_s, partial(self.apply_mishap, mishap))
             else:
-                self.strike(mishap)
+                self.apply_mishap(mishap)
 
     def turned(self, server: int, how: str, said: str) -> None:
         """See `World`; whoever computes without end is killed by an operator, once the job stands still."""

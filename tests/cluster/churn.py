@@ -127,7 +127,7 @@ class Churn:
         try:
             job.inject(spec)
         except BmlError:
-            self.refused[kind] += 1  # it was gone before it could suffer
+            self.refused[kind] += 1  # the server was gone before the fault could be applied
 
     def _fault(self, server: int) -> str:
         for_s = f"{self._chance.uniform(0.2, 1.5):.2f}s"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bml.cluster.fleets.strikes import strike_from
+from bml.cluster.fleets.actuators import apply_fault_through
 from bml.cluster.process.coordinator import CoordinatorLoop
 from bml.cluster.server.server import Server
 from bml.cluster.spec.job import Contact, JobSpec, check_contacts
@@ -171,6 +171,8 @@ def test_a_server_signs_no_challenge_with_the_token_itself() -> None:
 
         thread = threading.Thread(target=launcher)
         thread.start()
-        strike_from(listener.getsockname(), SPEC.token, DEADLINE_S)(Fault.parse("cut:1/0", at_once=True))
+        apply_fault_through(listener.getsockname(), SPEC.token, DEADLINE_S)(
+            Fault.parse("cut:1/0", at_once=True)
+        )
         thread.join(DEADLINE_S)
     assert refused == [True]

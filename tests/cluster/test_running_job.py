@@ -112,7 +112,7 @@ def test_status_and_inject_from_python(tmp_path: Path, own_folder: Path) -> None
         assert "switch 1/0" in job.status()["reason"]
         busy = wait_for(lambda: [nic for nic in job.status()["servers"][1]["nics"] if nic["sent_per_s"] > 0])
         assert busy[0]["nbytes_sent"] > 0
-        with pytest.raises(FabricError, match="nobody can suffer kill:4"):
+        with pytest.raises(FabricError, match="no server can apply kill:4"):
             job.inject("kill:4")
         with pytest.raises(UsageError, match="no server 12"):
             job.inject("kill:12")

@@ -1,4 +1,4 @@
-"""What makes a machine of a namespace: processes that end together, folders of its own, and strikes."""
+"""A namespace as a machine: its processes end together, it has its own folders, faults break its cables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 
 from bml.cluster.emulated import ray_nodes
 from bml.cluster.emulated.ray_nodes import EmulatedRayFleet
-from bml.cluster.fleets.strikes import StrikeListener, strike_from
+from bml.cluster.fleets.actuators import FaultListener, apply_fault_through
 from bml.cluster.fleets.supervisor import MACHINE_FOLDER, Supervisor
 from bml.cluster.spec.job import JobSpec, Place
 from bml.errors import StartError
@@ -143,30 +143,36 @@ def test_a_supervisor_that_may_not_says_why() -> None:
 
 
 def test_servers_have_cables_broken_over_the_management_network(network: Emulated) -> None:
-    struck: list[Fault] = []
+    applied: list[Fault] = []
 
-    def strike(fault: Fault, done: object) -> None:
+    def apply_fault(fault: Fault, done: object) -> None:
         assert callable(done)
-        struck.append(fault)
+        applied.append(fault)
         threading.Timer(0.05, done).start()
 
     host = network.layout.coordinator_address
-    listener = StrikeListener(Path(network.namespace_path(None)).name, host, TOKEN, strike)
+    listener = FaultListener(Path(network.namespace_path(None)).name, host, TOKEN, apply_fault)
     try:
         fault = Fault.parse("cut:1/0", at_once=True)
         before = time.monotonic()
-        namespace.inside(network.namespace(1), lambda: strike_from(listener.endpoint, TOKEN, 5.0)(fault))
-        assert struck == [fault]
+        namespace.inside(
+            network.namespace(1), lambda: apply_fault_through(listener.endpoint, TOKEN, 5.0)(fault)
+        )
+        assert applied == [fault]
         assert 0.05 <= time.monotonic() - before < 5.0, "it returns when it is done"
         # Whoever has another token, or none, is refused, and the next one is served all the same.
-        namespace.inside(network.namespace(1), lambda: strike_from(listener.endpoint, b"x" * 32, 5.0)(fault))
+        namespace.inside(
+            network.namespace(1), lambda: apply_fault_through(listener.endpoint, b"x" * 32, 5.0)(fault)
+        )
         with namespace.inside(
             network.namespace(1), lambda: socket.create_connection(listener.endpoint)
         ) as sock:
             sock.sendall(b"cut:1/0")
-        assert struck == [fault]
-        namespace.inside(network.namespace(0), lambda: strike_from(listener.endpoint, TOKEN, 5.0)(fault))
-        assert struck == [fault, fault]
+        assert applied == [fault]
+        namespace.inside(
+            network.namespace(0), lambda: apply_fault_through(listener.endpoint, TOKEN, 5.0)(fault)
+        )
+        assert applied == [fault, fault]
     finally:
         listener.close()
 

@@ -1,4 +1,4 @@
-"""Every kind of fault in the notation can be suffered, is described, and is in the documents."""
+"""Every kind of fault in the notation can be applied, is described, and is in the documents."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bml.cluster.server import injection
-from bml.cluster.server.injection import Hands, Injection
+from bml.cluster.server.injection import Actuators, Injection
 from bml.faults import Fault, FaultPlan
 from bml.faults.notation import KINDS
 from bml.faults.plan import touches
@@ -39,12 +39,14 @@ def test_a_server_does_what_the_fault_says(
     server = 0 if fault.by_anybody else min(s for s in FABRIC.servers if touches(fault, s, FABRIC))
     transport = SimpleNamespace(**{name: note(name) for name in ("silence", "unsilence", "stall", "unstall")})
     poller = SimpleNamespace(now_s=lambda: 0.0, after=lambda *_: None)
-    strike = note("strike") if emulated or KINDS[kind].emulated else None
-    hands = Hands(transport, poller, note("tell"), note("throw"), note("feel"), note("leave"), strike)  # type: ignore[arg-type]
+    on_fabric = note("fabric") if emulated or KINDS[kind].emulated else None
+    actuators = Actuators(
+        transport, poller, note("tell"), note("throw"), note("dispatch"), note("leave"), on_fabric
+    )  # type: ignore[arg-type]
     core: Any = SimpleNamespace(step=1, phase="", view=None, progress=0.0)
-    suffers = Injection(server, FaultPlan(), FABRIC, hands)
-    assert suffers.add(str(fault).partition("@")[0] + _settings(fault), core, 0.0).startswith("server ")
-    suffers.poll(core, 0.0)
+    injection_of = Injection(server, FaultPlan(), FABRIC, actuators)
+    assert injection_of.add(str(fault).partition("@")[0] + _settings(fault), core, 0.0).startswith("server ")
+    injection_of.poll(core, 0.0)
     assert done
 
 

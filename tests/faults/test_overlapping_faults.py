@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bml.cluster.server.injection import Hands, Injection
+from bml.cluster.server.injection import Actuators, Injection
 from bml.fabric.condition import Condition, Damage, setting
 from bml.fabric.injector import FabricInjector
 from bml.fabric.layout import Layout
@@ -42,8 +42,8 @@ class Bench:
         )
         poller = SimpleNamespace(now_s=lambda: self.now, after=self._after)
         nothing = lambda *_: None  # noqa: E731
-        hands = Hands(transport, poller, nothing, nothing, nothing, nothing)  # type: ignore[arg-type]
-        self._injection = Injection(1, FaultPlan.parse(plan), FABRIC, hands)
+        actuators = Actuators(transport, poller, nothing, nothing, nothing, nothing)  # type: ignore[arg-type]
+        self._injection = Injection(1, FaultPlan.parse(plan), FABRIC, actuators)
         self._injection.start(0.0, None)
         self._core = SimpleNamespace(step=1, phase="", view=None, progress=0.0)
 
@@ -91,11 +91,11 @@ class Network:
         self.condition = Condition(10**6, 10**6, frozenset(map(Damage.parse, by_hand)))
         self.changed = threading.Condition()
 
-    def strike(self, damage: Damage) -> bool:
-        return self._set(self.condition.struck(damage))
+    def apply(self, damage: Damage) -> bool:
+        return self._set(self.condition.with_damage(damage))
 
-    def relieve(self, damage: Damage) -> None:
-        self._set(self.condition.relieved(damage))
+    def undo(self, damage: Damage) -> None:
+        self._set(self.condition.without_damage(damage))
 
     def _set(self, condition: Condition) -> bool:
         with self.changed:
@@ -122,7 +122,7 @@ def test_on_cables_every_fault_ends_by_itself() -> None:
         "switch:0/0",
         "cut:7/0,for=0.05s",
     ):
-        injector.strike(Fault.parse(text, at_once=True), lambda: None)
+        injector.apply_fault(Fault.parse(text, at_once=True), lambda: None)
     network.until("blackhole:1/0", "switch:0/0", "cut:1/0", "cut:7/0")
     network.until("blackhole:1/0", "switch:0/0", "cut:7/0")
     injector.close()
@@ -134,11 +134,11 @@ def test_a_cable_does_what_its_damages_do_together() -> None:
     cable = layout.cable((1, 0))
     condition = Condition(10**8, 10**8)
     for text in ("cut:1/0", "slow:1/0,rate=10mbit", "slow:1/0,rate=20mbit", "switch:0/0"):
-        condition = condition.struck(Damage.parse(text))
+        condition = condition.with_damage(Damage.parse(text))
     assert not setting(cable, cable.far, condition).up
-    condition = condition.relieved(Damage.parse("cut:1/0"))
+    condition = condition.without_damage(Damage.parse("cut:1/0"))
     assert not setting(cable, cable.far, condition).up, "its switch is dead"
-    condition = condition.relieved(Damage.parse("switch:0/0"))
+    condition = condition.without_damage(Damage.parse("switch:0/0"))
     assert setting(cable, cable.far, condition).up
     assert setting(cable, cable.far, condition).rate_bit == 10**7
     assert setting(cable, cable.far, condition.healed(Damage.parse("cut:1/0"))).rate_bit == 10**8
@@ -147,10 +147,10 @@ def test_a_cable_does_what_its_damages_do_together() -> None:
 class Gone:
     """A network of which somebody has removed a part."""
 
-    def strike(self, damage: Damage) -> bool:
+    def apply(self, damage: Damage) -> bool:
         raise FabricError(f"no device for {damage}")
 
-    def relieve(self, damage: Damage) -> None:
+    def undo(self, damage: Damage) -> None:
         raise OSError("it is not whole")
 
     def kill_machine(self, server: int) -> int:
@@ -162,7 +162,7 @@ def test_a_fault_that_cannot_be_done_is_said_and_stops_no_other() -> None:
     texts = ["node:3", "cut:1/0", "flap:1/1"]
     for text in texts:
         answered = threading.Event()
-        injector.strike(Fault.parse(text, at_once=True), answered.set)
+        injector.apply_fault(Fault.parse(text, at_once=True), answered.set)
         assert answered.wait(DEADLINE_S), f"the server that asked for {text} stands still"
     assert [(str(fault), why) for fault, why in injector.take_failed()] == [
         ("node:3", "3"),
@@ -177,9 +177,9 @@ def test_what_a_server_was_to_have_done_when_it_died_is_done_by_the_next() -> No
     said: list[str] = []
     nothing = lambda *_: None  # noqa: E731
     poller, transport = SimpleNamespace(), SimpleNamespace()
-    hands = Hands(transport, poller, lambda what: said.append(what.fault), nothing, nothing, nothing)  # type: ignore[arg-type, union-attr]
+    actuators = Actuators(transport, poller, lambda what: said.append(what.fault), nothing, nothing, nothing)  # type: ignore[arg-type, union-attr]
     plan = FaultPlan.parse("coordinator@step=5 join:0@step=5 coordinator@step=7")
-    injection = Injection(1, plan, FABRIC, hands)
+    injection = Injection(1, plan, FABRIC, actuators)
     injection.start(0.0, None)
 
     def at(step: int, commit: int, *members: int) -> list[str]:

@@ -50,7 +50,7 @@ def bring_home_after_looking(patch: pytest.MonkeyPatch) -> None:
 
         def rest() -> None:
             sharing.fetch()
-            sharing._feel(ev.Gathered(*post))
+            sharing._dispatch(ev.Gathered(*post))
 
         def half() -> None:
             sharing._fetch(len(sharing._result) // 2)
@@ -73,7 +73,7 @@ def commit_before_all_are_complete(patch: pytest.MonkeyPatch) -> None:
 
     def hasty(sharing: Sharing, post: Post) -> None:
         if post.stage is Stage.COMPLETE:
-            sharing._feel(ev.Gathered(*post))
+            sharing._dispatch(ev.Gathered(*post))
         else:
             look(sharing, post)
 

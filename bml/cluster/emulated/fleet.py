@@ -56,10 +56,10 @@ class EmulatedFleet:
         goodput = self._network.condition.rate_bit / 8 * fabric.GOODPUT
         constants = constants_of_emulated(spec.constants, goodput, up.n_servers)
         known = replace(spec, emulated=self._network.name, nic_rate=goodput, constants=constants)
-        strike = self._injector.strike
+        apply_fault = self._injector.apply_fault
         if launcher == "processes":
-            return ProcessFleet(known, prints, self._place, strike)
-        return EmulatedRayFleet(known, prints, self._place, strike, on_start)
+            return ProcessFleet(known, prints, self._place, apply_fault)
+        return EmulatedRayFleet(known, prints, self._place, apply_fault, on_start)
 
     def start(self, train: bytes) -> None:
         """See Fleet."""

@@ -20,10 +20,10 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from bml.cluster.fleets.fleet import Answers, FleetEvent
+from bml.cluster.fleets.actuators import FaultListener
+from bml.cluster.fleets.fleet import Answers, ApplyFault, FleetEvent
 from bml.cluster.fleets.fork_server import what_we_import
 from bml.cluster.fleets.processes import Placement
-from bml.cluster.fleets.strikes import Strike, StrikeListener
 from bml.cluster.fleets.supervisor import MACHINE_FOLDER, SUPERVISOR, Supervisor
 from bml.cluster.process.mail import Inbox, Outbox
 from bml.cluster.ray import auth as ray_auth
@@ -54,16 +54,21 @@ _SETTINGS = {
 
 
 class EmulatedRayFleet:
-    """See bml.cluster.fleets.fleet.Fleet. `place` says where a server lives, `strike` breaks real cables."""
+    """See bml.cluster.fleets.fleet.Fleet. `place` says where a server lives.
 
-    def __init__(self, spec: JobSpec, prints: bool, place: Placement, strike: Strike, on_start: OnStart):
+    `apply_fault` breaks real cables.
+    """
+
+    def __init__(
+        self, spec: JobSpec, prints: bool, place: Placement, apply_fault: ApplyFault, on_start: OnStart
+    ):
         self.spec = spec.settled(one_host=False)
-        self._prints, self._strike, self._on_start = prints, strike, on_start
+        self._prints, self._apply_fault, self._on_start = prints, apply_fault, on_start
         self._head = place(None)
         self._places: Mapping[int, Place] = {each: place(each) for each in spec.parsed_fabric().servers}
         self._supervisor: Supervisor | None = None
         self._driver: _DriverEnd | None = None
-        self._strikes: StrikeListener | None = None
+        self._listener: FaultListener | None = None
         self._answered = threading.Condition()
         self._answers: dict[int, Answers | None] = {}
         self._numbers = count(1)
@@ -127,9 +132,9 @@ class EmulatedRayFleet:
         if self._driver is not None:
             self._driver.close()
             self._driver = None
-        if self._strikes is not None:
-            self._strikes.close()
-            self._strikes = None
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
 
     # --- starting --------------------------------------------------------------------------------
 
@@ -147,8 +152,8 @@ class EmulatedRayFleet:
 
     def _start_driver(self) -> None:
         assert self._head.namespace is not None
-        self._strikes = StrikeListener(
-            Path(self._head.namespace).name, self._head.control_host, self.spec.token, self._strike
+        self._listener = FaultListener(
+            Path(self._head.namespace).name, self._head.control_host, self.spec.token, self._apply_fault
         )
         ours, theirs = socket.socketpair()
         with theirs:
@@ -156,7 +161,7 @@ class EmulatedRayFleet:
             self._driver = _DriverEnd(ours)
             command = [sys.executable, "-c", _DRIVER, str(theirs.fileno())]
             self._supervisor.start(_HEAD, self._head.namespace, command, self._environment, logged=False)
-        self._say(self.spec, self._prints, self._head.control_host, self._places, self._strikes.endpoint)
+        self._say(self.spec, self._prints, self._head.control_host, self._places, self._listener.endpoint)
         self._address = self._reply("head", self.spec.start_s)
 
     def _start_nodes(self, servers: tuple[int, ...], give_up: threading.Event | None = None) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from bml.cluster.spec.job import Contact, JobSpec, Request, ServerReport
 from bml.errors import BmlError, StartError
+from bml.faults import Fault
 from bml.protocol.coordinator.succession import GiveUp, Kill, Start, Succession
 
 
@@ -43,6 +44,9 @@ class NotInjected:
 
 
 FleetEvent = Reported | Died | Changed | NotInjected
+
+ApplyFault = Callable[[Fault, Callable[[], None]], None]
+"""Applies a fault to real cables or a machine, and calls the function when it is in force or has failed."""
 
 Answers = Mapping[int, dict[str, Any]]
 """Server -> its answer (see `Server.answer`); a server that did not answer in time is missing."""

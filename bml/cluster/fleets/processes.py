@@ -12,6 +12,7 @@ from typing import Any
 
 from bml.cluster.fleets.fleet import (
     Answers,
+    ApplyFault,
     Changed,
     Died,
     FleetEvent,
@@ -38,9 +39,6 @@ _LOOK_S = 0.2
 
 Placement = Callable[[int | None], Place]
 """Says where a server is to live; None stands for the coordinator."""
-
-Strike = Callable[[Fault, Callable[[], None]], None]
-"""Does a fault to real cables, and calls the function when it is done."""
 
 
 class _Child:
@@ -86,13 +84,17 @@ class _Child:
 
 
 class ProcessFleet:
-    """See bml.cluster.fleets.fleet.Fleet. `strike` breaks real cables, when a server says that it is time."""
+    """See bml.cluster.fleets.fleet.Fleet. `apply_fault` breaks real cables when a server asks for it."""
 
     def __init__(
-        self, spec: JobSpec, prints: bool, place: Placement | None = None, strike: Strike | None = None
+        self,
+        spec: JobSpec,
+        prints: bool,
+        place: Placement | None = None,
+        apply_fault: ApplyFault | None = None,
     ):
         self.spec = self._spec = spec.settled(one_host=place is None)
-        self._strike = strike
+        self._apply_fault = apply_fault
         self._place = place or self._on_loopback
         self._prints = prints
         self._fork_server: ForkServer | None = None
@@ -208,9 +210,9 @@ class ProcessFleet:
             match what:
                 case "answer":
                     self._take_answer(server, child, *rest)
-                case "strike":
-                    assert self._strike is not None
-                    self._strike(Fault.parse(rest[0], at_once=True), lambda: child.send("struck"))
+                case "apply":
+                    assert self._apply_fault is not None
+                    self._apply_fault(Fault.parse(rest[0], at_once=True), lambda: child.send("applied"))
                 case "report" if self._remove(server, child) is not None:
                     with self._changed:  # it shows its last prints, and may have to wait for room
                         self._leaving.append(child)

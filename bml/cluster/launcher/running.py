@@ -124,7 +124,7 @@ class Job:
         """Inject one fault: `kill:4`, `freeze:2,for=3s`, `switch:0/2`; with `@step=9` or `@t=2s` it waits.
 
         Times count from now. Returns `{"fault", "job", "done"}`, the latter a list of what is done to whom.
-        Raises UsageError for what is no fault of this fabric, FabricError if nobody is left to suffer it.
+        Raises UsageError if it is no fault of this fabric, FabricError if no server is left to apply it.
         """
         fault = Fault.parse(str(spec), at_once=True)
         check_possible(FaultPlan((fault,)), self.spec.emulated is not None)
@@ -137,8 +137,9 @@ class Job:
         done = [answers[server]["done"] for server in sorted(answers) if answers[server]["done"]]
         if not done:
             raise FabricError(
-                f"nobody can suffer {fault}: servers {sorted(answers)} answered, lost are "
-                f"{sorted(self._result.dead) or 'none'}; who does not answer suffers it when it wakes"
+                f"no server can apply {fault}: servers {sorted(answers)} answered, lost are "
+                f"{sorted(self._result.dead) or 'none'}; "
+                "a server that did not answer applies it when it wakes"
             )
         return {"fault": str(fault), "job": self.name, "done": done}
 

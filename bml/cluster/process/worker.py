@@ -4,11 +4,11 @@ The launcher holds the other end of its socket. What it sends is pickled, as it 
 nothing else is ever unpickled. When the launcher is gone, so is this process.
 
     launcher to server     place, specification, which incarnation; contacts and the training function; then
-                           ("ask", number, request) and ("struck", fault)
+                           ("ask", number, request) and ("applied",)
     launcher to coordinator  ("gone", server, why) and ("join", server, incarnation, contact)
     coordinator to launcher  ("beat",), a sign of life, and ("changed", snapshot)
     server to launcher     its contact, or the error for which it cannot start; then
-                           ("answer", number, answer), ("strike", fault), ("report", report)
+                           ("answer", number, answer), ("apply", fault), ("report", report)
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ def serve(descriptor: int) -> None:
 class _Launcher:
     """The server's end of the socket: several threads speak, and never wait; one listens."""
 
-    def __init__(self, sock: socket.socket, struck_within_s: float):
+    def __init__(self, sock: socket.socket, applied_within_s: float):
         self._sock = sock
         self._outbox = Outbox(sock, _MOST_UNSENT)
-        self._struck = threading.Event()
-        self._struck_within_s = struck_within_s
+        self._applied = threading.Event()
+        self._applied_within_s = applied_within_s
 
     def say(self, *message: Any) -> None:
         self._outbox.put(*message)
@@ -71,19 +71,19 @@ class _Launcher:
         """Wait until everything is said."""
         self._outbox.flush()
 
-    def strike(self, fault: Fault) -> None:
+    def apply_to_fabric(self, fault: Fault) -> None:
         """Have a fault done to the cables. The server stands still meanwhile: so it strikes in its step."""
-        self._struck.clear()
-        self.say("strike", str(fault))
-        self._struck.wait(self._struck_within_s)
+        self._applied.clear()
+        self.say("apply", str(fault))
+        self._applied.wait(self._applied_within_s)
 
     def listen(self, server: Server) -> None:
         """Pass on what the launcher asks; ends this process when it is gone."""
         try:
             while True:
                 what, *rest = receive(self._sock)
-                if what == "struck":
-                    self._struck.set()
+                if what == "applied":
+                    self._applied.set()
                 else:
                     number, request = rest
                     server.answer(request, lambda answer, number=number: self.say("answer", number, answer))  # type: ignore[misc]
@@ -94,9 +94,9 @@ class _Launcher:
 
 def _serve(sock: socket.socket, place: Place, spec: JobSpec, number: int, incarnation: int | None) -> None:
     launcher = _Launcher(sock, spec.timeouts().detect_s / 2)
-    strike = None if spec.emulated is None else launcher.strike
+    apply_to_fabric = None if spec.emulated is None else launcher.apply_to_fabric
     try:
-        server = Server(spec, number, place.nics, place.control_host, strike, incarnation)
+        server = Server(spec, number, place.nics, place.control_host, apply_to_fabric, incarnation)
     except (FabricError, UsageError) as error:
         launcher.say(error)
         launcher.flush()

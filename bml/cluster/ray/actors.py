@@ -14,8 +14,8 @@ import cloudpickle
 import ray
 from ray.util import get_node_ip_address
 
+from bml.cluster.fleets.actuators import apply_fault_through
 from bml.cluster.fleets.handles import ProcessId, this_process
-from bml.cluster.fleets.strikes import strike_from
 from bml.cluster.process.coordinator import CoordinatorLoop
 from bml.cluster.process.exiting import end_children, end_process
 from bml.cluster.process.preemption import leave_on_sigterm
@@ -39,16 +39,18 @@ class ServerActor:
         server: int,
         place: Place | None,
         incarnation: int | None = None,
-        strikes: Endpoint | None = None,
+        fault_endpoint: Endpoint | None = None,
     ):
         host = get_node_ip_address() if place is None else place.control_host
-        strike = strikes and strike_from(strikes, spec.token, spec.timeouts().detect_s / 2)
+        apply_to_fabric = fault_endpoint and apply_fault_through(
+            fault_endpoint, spec.token, spec.timeouts().detect_s / 2
+        )
         self._runs = threading.Lock()
         self._report: bytes | None = None
         self._obstacle: BmlError | None = None
         try:
             nics = (place and place.nics) or nic_addresses(server, spec.parsed_fabric().levels, host)
-            self._server = Server(spec, server, nics, host, strike or None, incarnation)
+            self._server = Server(spec, server, nics, host, apply_to_fabric or None, incarnation)
         except (FabricError, UsageError) as error:  # Ray would tell of it in a page of text
             self._obstacle = error
             return

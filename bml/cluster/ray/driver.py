@@ -3,7 +3,7 @@
 The launcher cannot be it: its own process lives outside of the namespaces, where no node reaches it.
 
     launcher    specification, whether to print, this machine's address, every server's place, where to ask
-                for strikes; then
+                for faults of cables; then
                 ("await", server)            tell when this server's node is up
                 ("start", train), ("join", server, incarnation), ("lost", server, why),
                 ("ask", number, request, timeout_s)
@@ -61,8 +61,8 @@ class _Driver:
         self._give_up = threading.Event()
 
     def run(self) -> None:
-        spec, prints, host, places, strikes = self._hear()
-        self._machines = Machines(places, strikes, _start_ray(host, prints))
+        spec, prints, host, places, fault_endpoint = self._hear()
+        self._machines = Machines(places, fault_endpoint, _start_ray(host, prints))
         self._fleet = RayFleet(spec, None, prints, machines=self._machines)
         self.say("head", ray.get_runtime_context().gcs_address)
         threading.Thread(target=self._listen, name="bml-launcher", daemon=True).start()

@@ -134,10 +134,10 @@ class RayFleet:
         if incarnation is not None:
             spec = spec.for_joiner(again=server in self._known.incarnations)
         place = machines.places[server] if machines else Place() if self._one_machine else None
-        strikes = machines.strikes if machines else None
+        fault_endpoint = machines.fault_endpoint if machines else None
         try:
             actor = ray.remote(ServerActor).options(**options)
-            return actor.remote(spec, server, place, incarnation, strikes)
+            return actor.remote(spec, server, place, incarnation, fault_endpoint)
         except ValueError as error:
             raise UsageError(f"Ray refuses to reserve {self._reserves}: {error}") from None
 

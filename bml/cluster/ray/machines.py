@@ -20,8 +20,8 @@ class Machines:
 
     places: Mapping[int, Place]
     """The addresses of every server."""
-    strikes: Endpoint
-    """Where somebody breaks cables when a server says so."""
+    fault_endpoint: Endpoint
+    """Where the launcher listens for servers that ask it to break cables."""
     head: str
     """Ray's id of the node where the coordinator lives."""
     nodes: dict[int, str] = field(default_factory=dict)

@@ -49,8 +49,8 @@ class Shell:
     """The faults that are still to come."""
     stopped: Callable[[], bool]
     """Whether the job is over for this server."""
-    suffer: Callable[[Header | None], None]
-    """Suffer those that are due: now (None), or as if a frame of this header moved."""
+    apply_faults: Callable[[Header | None], None]
+    """Apply the faults that are due: now (None), or as if a frame with this header moved."""
     deferral: Deferral
     """Puts off handlers of signals; one that came is announced by `Signalled` among the replies."""
 
@@ -118,7 +118,7 @@ class DirectSync:
                 self._over = shell.replies.qsize
                 self._bring(submit, vector, op, Use.READ if shared else Use.OWN, view.members)
                 if shell.injection.pending:
-                    shell.suffer(None)
+                    shell.apply_faults(None)
                 self._carry_on(shell.core.handle, submit)
             try:
                 self._go_through(submit)
@@ -232,7 +232,7 @@ class DirectSync:
     def _results_are_there(self, epoch: int, step: int) -> None:
         me = self._boards.server
         if self._shell.injection.pending:
-            self._shell.suffer(Header(Kind.DOWN, epoch, step, me, me, 0, 0, 0, 0))
+            self._shell.apply_faults(Header(Kind.DOWN, epoch, step, me, me, 0, 0, 0, 0))
 
     def _what_became(self) -> Committed | None:
         """Of a followed step; None: it is not committed, or its result is nobody's any more."""
@@ -260,7 +260,7 @@ class DirectSync:
         with shell.guard:
             shell.execute(handle(event, time.monotonic()))
         if shell.injection.pending:
-            shell.suffer(None)
+            shell.apply_faults(None)
 
     def _finish(self, timeout_s: float | None = None) -> Outcome | ev.Replay | Exception | None:
         """What becomes of the step; None: a signal came. Raises queue.Empty if nothing does for so long."""

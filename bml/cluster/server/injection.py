@@ -76,8 +76,8 @@ class Core(Protocol):
 
 
 @dataclass(frozen=True)
-class Hands:
-    """What a fault does its work with, on the server that suffers it."""
+class Actuators:
+    """The means by which a fault takes effect on the server that it strikes."""
 
     transport: Transport
     poller: Poller
@@ -85,21 +85,21 @@ class Hands:
     """Say something to the coordinator."""
     throw: Callable[[Exception], None]
     """Raise in the training function."""
-    feel: Callable[[ev.Event], None]
+    dispatch: Callable[[ev.Event], None]
     """Bring an event to the core."""
     leave: Callable[[str], None]
     """Ask this server to go."""
-    strike: Callable[[Fault], None] | None = None
+    apply_to_fabric: Callable[[Fault], None] | None = None
     """Have it done to real cables, and wait for it; None where there are none."""
 
 
 class Injection:
     """The faults that are still to come on `server`, which are `pending`; steps are the session's, from 1."""
 
-    def __init__(self, server: int, plan: FaultPlan, fabric: Fabric, hands: Hands):
+    def __init__(self, server: int, plan: FaultPlan, fabric: Fabric, actuators: Actuators):
         self._server = server
         self._fabric = fabric
-        self._hands = hands
+        self._actuators = actuators
         self.pending = plan.for_server(server, fabric) + plan.for_anybody
         self.struck: list[str] = []
         """Those whose time has come, as texts."""
@@ -144,18 +144,18 @@ class Injection:
         return min(times, default=now + _FOREVER_S)
 
     def poll(self, core: Core, now: float) -> None:
-        """Suffer what is due now."""
+        """Apply the faults that are due now."""
         self._poll(core, Moment(core.step, core.progress or 0.0, self.phase(core), self._since_s(now)))
 
     def before_token(self, step: int, core: Core, now: float) -> None:
-        """Suffer what is due when all outputs of `step` are final and its first token is about to leave.
+        """Apply the faults that are due when all outputs of `step` are final, before its first token leaves.
 
         The core may be past it already: what it did is done when its instructions are carried out.
         """
         self._poll(core, Moment(step, 1.0, "complete", self._since_s(now)))
 
     def before_state(self, core: Core, now: float) -> None:
-        """Suffer what is due when a joiner's state is about to leave."""
+        """Apply the faults that are due when a joiner's state is about to leave."""
         self._poll(core, Moment(core.step, 0.0, TRANSFER, self._since_s(now)))
 
     def _since_s(self, now: float) -> float | None:
@@ -165,7 +165,7 @@ class Injection:
         firings, self.pending = due(self.pending, moment)
         for firing in firings:
             self.struck.append(str(firing.fault))
-            self._suffer(firing.fault, core)
+            self._apply_fault(firing.fault, core)
         if self._left:
             self._take_over(core)
         self.armed = bool(self.pending or self._left)
@@ -192,7 +192,7 @@ class Injection:
             return "has the coordinator stopped"
         if fault.level is None:
             return _DEEDS[fault.kind]
-        if self._hands.strike is not None and fault.kind != "stall":
+        if self._actuators.apply_to_fabric is not None and fault.kind != "stall":
             return f"has it done to the cables of {fault.target}"
         return f"{_DEEDS[fault.kind]}, {self._server}/{fault.level}"
 
@@ -203,7 +203,7 @@ class Injection:
         members = core.view.contributors if core.view is not None else self._fabric.servers
         if fault.by_anybody:
             return self._server == members[0]
-        if self._hands.strike is None or fault.kind == "stall":
+        if self._actuators.apply_to_fabric is None or fault.kind == "stall":
             return True  # each silences its own NIC, or its end of the connection
         concerned = [server for server in members if touches(fault, server, self._fabric)]
         return bool(concerned) and concerned[0] == self._server
@@ -222,18 +222,18 @@ class Injection:
                     self._left.append((fault, actor, step))
             elif core.view.commit <= step:
                 if members[0] == self._server:
-                    self._suffer(fault, core)
+                    self._apply_fault(fault, core)
                 else:
                     self._left.append((fault, members[0], step))
 
-    def _suffer(self, fault: Fault, core: Core) -> None:
+    def _apply_fault(self, fault: Fault, core: Core) -> None:
         if not self._acts(fault, core):
             if fault.by_anybody and core.view is not None:
                 self._left.append((fault, core.view.contributors[0], core.step))
             return
         match fault.kind:
             case _ if fault.by_anybody:
-                self._hands.tell(msg.Inject(str(fault)))
+                self._actuators.tell(msg.Inject(str(fault)))
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "exit":
@@ -241,21 +241,21 @@ class Injection:
             case "freeze":
                 stop_this_process(fault.duration_s)
             case "exception":
-                self._hands.throw(InjectedError(f"injected by {fault}"))
+                self._actuators.throw(InjectedError(f"injected by {fault}"))
             case "gil":
                 _hold_the_gil(fault.duration_s or 0.0)
             case "leave":
-                self._hands.leave(f"asked to by {fault}")
+                self._actuators.leave(f"asked to by {fault}")
             case "stall":
                 self._stall(fault)
             case "cut" | "blackhole" | "switch" | "flap" | "slow" | "loss" | "node":
                 self._break(fault)
             case _:
-                raise InvariantError(f"no server knows how to suffer the fault {fault}")
+                raise InvariantError(f"no server knows how to apply the fault {fault}")
 
     def _stall(self, fault: Fault) -> None:
         """Have this server's own kernel drop what the connection brings: cables know no connections."""
-        level, transport = fault.level, self._hands.transport
+        level, transport = fault.level, self._actuators.transport
         assert isinstance(fault.target, LinkFailure)
         assert level is not None
         assert fault.peer is not None
@@ -268,19 +268,19 @@ class Injection:
         if self._holds.take((peer, level)):
             transport.stall(peer, level)
         if fault.duration_s is not None:
-            self._hands.poller.after(fault.duration_s, end)
+            self._actuators.poller.after(fault.duration_s, end)
 
     def _break(self, fault: Fault) -> None:
         """Break the cables or the machine where there are real ones, else do as if."""
-        if self._hands.strike is not None:
-            self._hands.strike(fault)
+        if self._actuators.apply_to_fabric is not None:
+            self._actuators.apply_to_fabric(fault)
         else:
             self._silence(fault)
 
     # --- NICs without a cable ------------------------------------------------------------------
 
     def _silence(self, fault: Fault) -> None:
-        level, poller = fault.level, self._hands.poller
+        level, poller = fault.level, self._actuators.poller
         assert level is not None
         if fault.kind == "flap":
             self._flap(fault, None if fault.duration_s is None else poller.now_s() + fault.duration_s)
@@ -289,10 +289,10 @@ class Injection:
         if fault.duration_s is not None:
             poller.after(fault.duration_s, lambda: self._let_go(level))
         if fault.kind == "cut":  # unlike a black hole, the end of a cable notices
-            self._hands.feel(ev.OwnNicLost(level, f"NIC {self._server}/{level} has no carrier"))
+            self._actuators.dispatch(ev.OwnNicLost(level, f"NIC {self._server}/{level} has no carrier"))
 
     def _flap(self, fault: Fault, until_s: float | None) -> None:
-        level, poller = fault.level, self._hands.poller
+        level, poller = fault.level, self._actuators.poller
         assert level is not None
         if until_s is not None and poller.now_s() >= until_s:
             return
@@ -304,11 +304,11 @@ class Injection:
     def _take(self, level: int) -> None:
         """One more fault strikes the NIC, or the switch that it is on."""
         if self._holds.take(level):
-            self._hands.transport.silence(level)
+            self._actuators.transport.silence(level)
 
     def _let_go(self, level: int) -> None:
         if self._holds.let_go(level):
-            self._hands.transport.unsilence(level)
+            self._actuators.transport.unsilence(level)
 
 
 def _comes(fault: Fault, step: int) -> bool:

@@ -19,7 +19,7 @@ from bml.cluster.server.direct import DirectSync, Shell
 from bml.cluster.server.execution import Execution
 from bml.cluster.server.following import Follower
 from bml.cluster.server.handover import Handover
-from bml.cluster.server.injection import Hands, Injection
+from bml.cluster.server.injection import Actuators, Injection
 from bml.cluster.server.line import CoordinatorLine
 from bml.cluster.server.meeting import Meeting, Reply, Signalled
 from bml.cluster.server.polling_lock import PollingLock
@@ -62,7 +62,7 @@ class ServerLoop:
         server: int,
         nics: Sequence[str],
         control_host: str,
-        strike: Callable[[Fault], None] | None,
+        apply_to_fabric: Callable[[Fault], None] | None,
         incarnation: int | None,
     ):
         self.server = server
@@ -115,11 +115,11 @@ class ServerLoop:
             server, self.fabric, self._programs, spec.timeouts(), self._slice_nbytes, time.monotonic(), joins,
             int(spec.kept_mib * 2**20),
         )  # fmt: skip
-        hands = Hands(
-            self.transport, self.poller, self.line.tell, self.meeting.throw, self._feel,
-            self.handover.ask_to_leave, strike,
+        actuators = Actuators(
+            self.transport, self.poller, self.line.tell, self.meeting.throw, self._dispatch,
+            self.handover.ask_to_leave, apply_to_fabric,
         )  # fmt: skip
-        self.injection = Injection(server, spec.fault_plan(), self.fabric, hands)
+        self.injection = Injection(server, spec.fault_plan(), self.fabric, actuators)
         self.execution = Execution(
             self.core, self.transport, self.memory, self.injection, self.handover,
             self.meeting, self.line.tell, self.trace,
@@ -315,16 +315,16 @@ class ServerLoop:
             if callable(request):
                 request()
                 continue
-            self._feel(request)
+            self._dispatch(request)
             if isinstance(request, ev.Ended):
                 self.execution.user_ended()
 
     def _inject(self) -> None:
-        """Suffer the faults that are due; called wherever something may have brought a moment of the plan."""
+        """Apply the faults that are due; called wherever something may have brought a moment of the plan."""
         if self.injection.armed:
             self.injection.poll(self.core, time.monotonic())
 
-    def _feel(self, event: ev.Event) -> None:
+    def _dispatch(self, event: ev.Event) -> None:
         self._execute(self.core.handle(event, time.monotonic()))
 
     # --- what the core and its steps are made with -----------------------------------------------
@@ -346,7 +346,7 @@ class ServerLoop:
             self._execute_beside,
             injection=self.injection,
             stopped=lambda: self.meeting.error is not None or self.meeting.left.is_set(),
-            suffer=self._suffer,
+            apply_faults=self._apply_faults,
             deferral=self.deferral,
         )
         give_up_s = self._spec.timeouts().orphan_s
@@ -364,7 +364,7 @@ class ServerLoop:
         self.poller.wake()
         self.meeting.replies.put(Signalled())
 
-    def _suffer(self, header: Header | None) -> None:
+    def _apply_faults(self, header: Header | None) -> None:
         with self.guard:
             if header is not None:
                 self.injection.saw(header)
@@ -420,16 +420,16 @@ class ServerLoop:
 
     def lost(self, peer: int, level: int, kind: str, why: str) -> None:
         """See bml.transport.interface.Handler."""
-        self._feel(ev.PeerLost(peer, level, kind, why))
+        self._dispatch(ev.PeerLost(peer, level, kind, why))
 
     def proved(self, peer: int, level: int) -> None:
         """See bml.transport.interface.Handler."""
-        self._feel(ev.Proved(peer, level))
+        self._dispatch(ev.Proved(peer, level))
 
     # --- the coordinator and the NICs ------------------------------------------------------------
 
     def _told(self, message: msg.ToServer) -> None:
-        self._feel(ev.Control(message))
+        self._dispatch(ev.Control(message))
         self._inject()
 
     def _coordinator_lost(self) -> None:
@@ -438,7 +438,7 @@ class ServerLoop:
 
     def _carrier_changed(self, level: int, up: bool, why: str) -> None:
         if not up:
-            self._feel(ev.OwnNicLost(level, why))
+            self._dispatch(ev.OwnNicLost(level, why))
 
 
 def _prepare(spec: JobSpec, fabric: Fabric) -> None:

@@ -39,8 +39,8 @@ class Server:
     """One server of a job on this machine. `contact` is known at once; `start` needs everybody's.
 
     `nics` are this server's own addresses, one per level. `incarnation` is the number of a server that joins
-    a running job, None: it is one of those with which the job begins. `strike` does a fault to real cables
-    and returns when it is done; None where there are none.
+    a running job, None: it is one of those with which the job begins. `apply_to_fabric`
+    applies a fault to real cables and returns when it is in force; None where there are no real cables.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class Server:
         server: int,
         nics: Sequence[str],
         control_host: str = "127.0.0.1",
-        strike: Callable[[Fault], None] | None = None,
+        apply_to_fabric: Callable[[Fault], None] | None = None,
         incarnation: int | None = None,
     ):
         self.server = server
         self._spec = spec
-        self._loop = ServerLoop(spec, server, nics, control_host, strike, incarnation)
+        self._loop = ServerLoop(spec, server, nics, control_host, apply_to_fabric, incarnation)
         self._meeting, self._handover = self._loop.meeting, self._loop.handover
         self.contact = self._loop.contact
         # This thread adds, too, and an overflow is a result, whatever the user has set. (np.errstate would

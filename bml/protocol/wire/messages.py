@@ -133,7 +133,7 @@ class Noted(_Message, frozen=True):
 
 
 class Inject(_Message, frozen=True):
-    """Suffer this fault now (fault injection; see faults/plan.py for the notation)."""
+    """Apply this fault now (fault injection; see faults/plan.py for the notation)."""
 
     fault: str
 

@@ -91,7 +91,7 @@ class Mishap:
 
 Mishaps: TypeAlias = tuple[Mishap, ...]
 
-#: kind: weight. See `Simulation.strike` for what each does.
+#: kind: weight. See `Simulation.apply_mishap` for what each does.
 KINDS = {
     "crash": 5,
     "freeze": 4,

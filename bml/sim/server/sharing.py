@@ -29,19 +29,19 @@ _IN_PLACE = 0.3
 
 
 class Sharing:
-    """The training thread of one server: it works, waits, and tells the core through `feel`.
+    """The training thread of one server: it works, waits, and tells the core through `dispatch`.
 
     One thing at a time: what it is at when it is asked to try again is finished before, so it counts no more.
     """
 
     def __init__(
-        self, server: int, host: Host, world: World, process: Process, feel: Callable[[ev.Event], None]
+        self, server: int, host: Host, world: World, process: Process, dispatch: Callable[[ev.Event], None]
     ):
         self._server = server
         self._host = host
         self._world = world
         self._process = process
-        self._feel = feel
+        self._dispatch = dispatch
         self._work_s = world.network.random.uniform(*_WORK_S)
         self._own = host.boards[server] = Board()
         self._tries = 0
@@ -99,7 +99,7 @@ class Sharing:
 
         def look() -> None:
             newest = max(epoch_of(board.standing) for board in self._boards)
-            self._later(_LOOK_S, lambda: self._feel(ev.Home(what.epoch, what.step, newest)))
+            self._later(_LOOK_S, lambda: self._dispatch(ev.Home(what.epoch, what.step, newest)))
 
         self._bring_home(look)
 
@@ -177,7 +177,7 @@ class Sharing:
         elif self._sum is not None:
             self._begin_to_add()
         else:
-            self._feel(ev.Gathered(*post))
+            self._dispatch(ev.Gathered(*post))
 
     def _begin_to_add(self) -> None:
         done, self._sum = self._sum, None
@@ -197,7 +197,7 @@ class Sharing:
         def summed() -> None:
             if not self._whole and not self._own.in_place:
                 self._result[start:stop] = out[start:stop]
-            self._feel(ev.Summed(done.epoch, done.step, self._whole))
+            self._dispatch(ev.Summed(done.epoch, done.step, self._whole))
 
         self._add(done, out, (start + stop) // 2, stop, summed)
 

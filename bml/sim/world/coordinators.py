@@ -178,7 +178,7 @@ class SimulatedCoordinators:
             self._dial(coordinator, server)
         return coordinator
 
-    def strike(self, kind: str, for_s: float, amount: int = 0) -> None:
+    def apply_mishap(self, kind: str, for_s: float, amount: int = 0) -> None:
         """A mishap of a coordinator or of the launcher; see bml.sim.mishaps.chaos."""
         match kind:
             case "coordinator-crash":

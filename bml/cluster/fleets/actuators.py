@@ -1,9 +1,10 @@
-"""How servers that the launcher has no socket to ask it to break their cables: over the management network.
+"""Faults of real cables and machines, for servers that share no socket with the launcher.
 
-A connection for each strike: both ends prove that they have the job's token, then
+Such a server, a Ray actor on an emulated fabric, asks the launcher over the management network to apply a
+fault. It opens a connection for each fault. Both ends prove that they have the job's token; then
 
-    server      the fault
-    launcher    "struck", when it is done
+    server      sends the fault as text
+    launcher    sends "applied" when the fault is in force, or could not be applied
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
 
+from bml.cluster.fleets.fleet import ApplyFault
 from bml.cluster.spec.job import Endpoint
 from bml.errors import UsageError
 from bml.fabric import namespace
@@ -26,34 +28,31 @@ from bml.faults import Fault
 
 _LOG = logging.getLogger("bml.cluster")
 
-_STRUCK = b"struck"
+_APPLIED = b"applied"
 _MOST_NBYTES = 1 << 12
 _POLL_S = 0.1
 _ASK_S = 5.0
 
-Strike = Callable[[Fault, Callable[[], None]], None]
-"""Does a fault to real cables, and calls the function when it is done."""
 
+class FaultListener:
+    """Listens at `host` in a network namespace and calls `apply_fault` for each fault."""
 
-class StrikeListener:
-    """Hears servers at `host` in a network namespace, in a thread of its own, and has it done by `strike`."""
-
-    def __init__(self, space: str, host: str, token: bytes, strike: Strike):
-        self._key, self._strike = _key(token), strike
+    def __init__(self, space: str, host: str, token: bytes, apply_fault: ApplyFault):
+        self._key, self._apply_fault = _key(token), apply_fault
         self._sock = namespace.inside(space, lambda: socket.create_server((host, 0)))
         self._sock.settimeout(_POLL_S)
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="bml-strikes", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="bml-actuators", daemon=True)
         self._thread.start()
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where it listens."""
+        """Address and port where it listens."""
         host, port = self._sock.getsockname()
         return host, port
 
     def close(self) -> None:
-        """Listen no more. Idempotent."""
+        """Stop listening. Idempotent."""
         self._closed.set()
         self._thread.join()
         self._sock.close()
@@ -62,9 +61,9 @@ class StrikeListener:
         while not self._closed.is_set():
             try:
                 sock, _ = self._sock.accept()
-            except OSError:  # nobody called, or has gone again
+            except OSError:  # no call within the time, or the caller has gone again
                 continue
-            threading.Thread(target=self._serve, args=(sock,), name="bml-strike", daemon=True).start()
+            threading.Thread(target=self._serve, args=(sock,), name="bml-actuator", daemon=True).start()
 
     def _serve(self, sock: socket.socket) -> None:
         with _patient(sock, _ASK_S) as connection, suppress(OSError, EOFError):
@@ -73,21 +72,23 @@ class StrikeListener:
                 answer_challenge(connection, self._key)
                 fault = Fault.parse(connection.recv_bytes(_MOST_NBYTES).decode(), at_once=True)
             except (AuthenticationError, AssertionError, UsageError, ValueError) as error:
-                _LOG.warning("somebody was refused who wanted a cable broken: %s", error)
+                _LOG.warning("refused a connection that asked for a fault: %s", error)
                 return
-            struck = threading.Event()
-            self._strike(fault, struck.set)
-            while not struck.wait(_POLL_S) and not self._closed.is_set():
+            applied = threading.Event()
+            self._apply_fault(fault, applied.set)
+            while not applied.wait(_POLL_S) and not self._closed.is_set():
                 pass
-            connection.send_bytes(_STRUCK)
+            connection.send_bytes(_APPLIED)
 
 
-def strike_from(endpoint: Endpoint, token: bytes, within_s: float) -> Callable[[Fault], None]:
-    """What a server has faults of real cables done with; returns when one is done, or after so long."""
+def apply_fault_through(endpoint: Endpoint, token: bytes, within_s: float) -> Callable[[Fault], None]:
+    """Return the function with which a server asks for a fault at `endpoint`.
+
+    That function returns when the fault is in force, or after `within_s` seconds."""
 
     key = _key(token)
 
-    def strike(fault: Fault) -> None:
+    def apply_fault(fault: Fault) -> None:
         try:
             sock = socket.create_connection(endpoint, timeout=within_s)
             with _patient(sock, within_s) as connection:
@@ -98,16 +99,16 @@ def strike_from(endpoint: Endpoint, token: bytes, within_s: float) -> Callable[[
         except (OSError, EOFError, AuthenticationError, AssertionError) as error:
             _LOG.error("%s was not injected, the launcher cannot be reached: %r", fault, error)
 
-    return strike
+    return apply_fault
 
 
 def _key(token: bytes) -> bytes:
     """A key for this purpose alone: the standard library signs whatever the other side challenges it with."""
-    return hmac.digest(token, b"bml strikes", "sha256")
+    return hmac.digest(token, b"bml actuators", "sha256")
 
 
 def _patient(sock: socket.socket, read_s: float) -> Connection[Any, Any]:
-    """A connection whose reads fail after so long."""
+    """Return a connection whose reads fail after `read_s` seconds."""
     sock.settimeout(None)
     seconds, rest = divmod(read_s, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(seconds), int(rest * 1e6)))
