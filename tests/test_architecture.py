@@ -1,4 +1,4 @@
-"""The two rules of the house: imports point to rooms before one's own, and the pure part stays pure.
+"""The rules of the house: imports point to rooms before one's own, never in a circle; pure parts stay pure.
 
 The folders topology/ and faults/ are imported, and installed, as bml.topology and bml.faults.
 
@@ -196,6 +196,40 @@ def purity_faults(module: str, tree: ast.AST) -> list[str]:
 @pytest.mark.parametrize("module", SOURCES)
 def test_imports_point_to_rooms_before(module: str) -> None:
     assert not import_faults(module, TREES[module])
+
+
+def circles(arrows: dict[str, set[str]]) -> set[frozenset[str]]:
+    """The sets of modules of which each reaches all others, and itself, along imports."""
+
+    def reached(start: str) -> set[str]:
+        found: set[str] = set()
+        ahead = [start]
+        while ahead:
+            new = arrows.get(ahead.pop(), set()) - found
+            found |= new
+            ahead += new
+        return found
+
+    all_reached = {module: reached(module) for module in arrows}
+    return {
+        frozenset(other for other in ahead if module in all_reached.get(other, ()))
+        for module, ahead in all_reached.items()
+        if module in ahead
+    }
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Not even where only types are checked, or inside of functions."""
+    arrows = {
+        module: {name for _, name in imports(module, tree) if name in SOURCES}
+        for module, tree in TREES.items()
+    }
+    assert not circles(arrows)
+
+
+def test_circles_are_found() -> None:
+    arrows = {"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set(), "e": {"e"}}
+    assert circles(arrows) == {frozenset("bc"), frozenset("e")}
 
 
 # A pure module may import pure modules of ours only, so purity of each is purity of all it reaches.

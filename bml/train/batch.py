@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -17,33 +17,28 @@ from bml.protocol.step.workspace import Array
 from bml.protocol.wire.messages import View
 from bml.topology.errors import UsageError
 from bml.train.batches import GlobalBatch, Indices, assignment, shares, used_indices
+from bml.train.collectives import CHANGED, Collectives
 from bml.train.communicator import Committed
 from bml.train.ledger import Ledger
 from bml.train.pending import Pending
-from bml.train.vectors import divide, flatten, unflatten
-
-if TYPE_CHECKING:
-    from bml.train.session import Arrays, Session
+from bml.train.vectors import Arrays, divide, flatten, unflatten
 
 Recompute = Callable[[Indices], Any]
-CHANGED = (
-    "{what} was changed before its step was committed: what is given to allreduce_async is not yours until "
-    "wait has returned"
-)
 
 
 class Batch:
     """This server's share of one global batch; `indices` (int64) are its samples."""
 
-    def __init__(self, session: Session, whole: GlobalBatch, ledger: Ledger):
+    def __init__(self, collectives: Collectives, whole: GlobalBatch, ledger: Ledger):
         self.epoch_no = whole.epoch_no
         self.batch_no = whole.batch_no
         self.whole = whole
         # Every server has the same contributors of the last step, so all split the batch alike, even
         # while one of them already knows of a new view.
-        self.base = session.contributors
-        self.indices: Indices = shares(whole.indices, self.base).get(session.server, whole.indices[:0])
-        self._session = session
+        self.base = collectives.contributors
+        server = collectives.communicator.server
+        self.indices: Indices = shares(whole.indices, self.base).get(server, whole.indices[:0])
+        self._collectives = collectives
         self._ledger = ledger
         self._parts: list[_Part] = []
         self._begun: list[Pending] = []
@@ -78,7 +73,7 @@ class Batch:
             self._end_part(early)
             return mean
 
-        return self._session._call(part.work, finish)
+        return self._collectives.run(part.work, finish)
 
     def allreduce_async(
         self, gradient: Arrays, recompute: Recompute | None = None, *, early: bool = False
@@ -97,7 +92,7 @@ class Batch:
             self._end_part(early or self._parts[-1] is not part)
             return mean
 
-        begun = self._session._begin(part.work, finish, None if early else self._begun)
+        begun = self._collectives.begin(part.work, finish, None if early else self._begun)
         self._begun.append(begun)
         return begun
 
@@ -117,8 +112,7 @@ class Batch:
         return self._used is not None
 
     def _part(self, gradient: Arrays, recompute: Recompute | None) -> _Part:
-        self._session._n_calls += 1
-        self._session._check_may_call()
+        self._collectives.admit()
         if self._state != "open":
             raise UsageError(
                 f"{self} is {self._state}: begin all parts with allreduce_async before you wait "
@@ -126,7 +120,7 @@ class Batch:
                 if self.committed
                 else f"{self} was left: its loop went on, or ended, without it"
             )
-        part = _Part(self, self._session, gradient, recompute)
+        part = _Part(self, self._collectives, gradient, recompute)
         self._parts.append(part)
         return part
 
@@ -168,17 +162,18 @@ class _Done(NamedTuple):
 class _Part:
     """One part of a batch's gradient, from the user's memory to the mean."""
 
-    def __init__(self, batch: Batch, session: Session, gradient: Arrays, recompute: Recompute | None):
+    def __init__(self, batch: Batch, collectives: Collectives, gradient: Arrays, recompute: Recompute | None):
         self.committed = False
         self._batch = batch
-        self._session = session
+        self._collectives = collectives
         self._recompute = recompute
-        self._flat, self._shapes, self._dtype = flatten(gradient, session._communicator.empty, widened=True)
+        empty = collectives.communicator.empty
+        self._flat, self._shapes, self._dtype = flatten(gradient, empty, widened=True)
         self._many = isinstance(gradient, list | tuple)
         self._is_aside = False
-        self._check_sum = zlib.crc32(self._flat.data) if session.debug else 0
+        self._check_sum = zlib.crc32(self._flat.data) if collectives.debug else 0
         call = "batch.allreduce" if recompute is None else "batch.allreduce with recompute"
-        self._described = session._describe(call, self._dtype, self._shapes)
+        self._described = collectives.describe(call, self._dtype, self._shapes)
 
     def set_aside(self) -> None:
         """Have a copy of one's own from here on."""
@@ -188,36 +183,36 @@ class _Part:
     def work(self) -> _Done:
         """Synchronise it, in the thread that waits for the step."""
         # The sum is only read: the mean takes the place of the result in memory of its own.
-        outcome = self._session._step(self._described, "sum", self._prepare, shared=True)
+        outcome = self._collectives.step(self._described, "sum", self._prepare, shared=True)
         used = self._batch.used(outcome, self._recompute is not None)
         n_used = sum(map(len, used.values()))
-        return _Done(outcome, used, divide(outcome.result, n_used, self._session._communicator.empty))
+        return _Done(outcome, used, divide(outcome.result, n_used, self._collectives.communicator.empty))
 
     def finish(self, done: _Done) -> Any:
         """What the user gets, in the training thread."""
         outcome, used, mean = done
-        if self._session.debug and zlib.crc32(self._flat.data) != self._check_sum:
+        if self._collectives.debug and zlib.crc32(self._flat.data) != self._check_sum:
             raise UsageError(CHANGED.format(what=f"the gradient of {self._batch}"))
         self.committed = True
         self._flat = np.empty(0, self._dtype)  # its memory is the user's again, or free
-        self._session._contributors = outcome.contributors
+        self._collectives.contributors = outcome.contributors
         self._batch.take_note(outcome, used)
         return unflatten(mean, self._shapes, self._many)
 
     def _prepare(self, view: View) -> Array:
-        batch, session = self._batch, self._session
-        mine = assignment(batch.whole.indices, batch.base, view.contributors).get(session.server)
+        batch, server = self._batch, self._collectives.communicator.server
+        mine = assignment(batch.whole.indices, batch.base, view.contributors).get(server)
         if self._recompute is None or mine is None or not len(mine.extra):
             return self._flat
-        return cast(Array, session._steps.ask(lambda: self._with(mine.extra)))
+        return cast(Array, self._collectives.steps.ask(lambda: self._with(mine.extra)))
 
     def _with(self, extra: Indices) -> Array:
         """The contribution with that of samples whose server was lost; in the training thread."""
         recompute = self._recompute
         assert recompute is not None
         self._batch.set_aside()
-        recomputed = self._session._calls.compute(lambda: recompute(extra))
-        added, shapes, dtype = flatten(recomputed, self._session._communicator.empty, widened=True)
+        recomputed = self._collectives.calls.compute(lambda: recompute(extra))
+        added, shapes, dtype = flatten(recomputed, self._collectives.communicator.empty, widened=True)
         if shapes != self._shapes or dtype != self._dtype:
             raise UsageError(
                 f"recompute returned {dtype} {shapes}, the gradient is {self._dtype} {self._shapes}"

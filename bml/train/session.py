@@ -17,8 +17,6 @@ are begins with their state, at their step.
 from __future__ import annotations
 
 import operator
-import os
-import zlib
 from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
@@ -26,51 +24,38 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bml.protocol.step.workspace import OPS, Array
+from bml.protocol.step.workspace import Array
 from bml.protocol.wire.messages import View
 from bml.topology.errors import UsageError
 from bml.train.agreement import Prepare, agree
-from bml.train.batch import CHANGED, Batch, Recompute
+from bml.train.batch import Batch, Recompute
 from bml.train.batches import BatchPlan
-from bml.train.calls import Calls, warn_user
+from bml.train.calls import warn_user
+from bml.train.collectives import Collectives
 from bml.train.communicator import Committed, Communicator
 from bml.train.ledgers import Ledgers, LedgerSummary
-from bml.train.pending import Finish, Pending, Steps, Work
-from bml.train.position import Loop, Position
+from bml.train.pending import Pending
+from bml.train.position import Loop
 from bml.train.snapshot import manifest_of, restore, snapshot
 from bml.train.state import Load, NamedState, Save
-from bml.train.vectors import Bucket, check_dtype, describe, flatten, unflatten
+from bml.train.vectors import Arrays, Bucket, check_dtype
 
 __all__ = ["Arrays", "Batch", "Recompute", "Session"]
-
-Arrays = npt.ArrayLike | Sequence[Array]
-Called = tuple[str, int]
-"""A call in words, and the hash that all servers must agree on."""
 
 
 class Session:
     """A server's part in the job; handed to the training function."""
 
     def __init__(self, communicator: Communicator):
-        self.debug = os.environ.get("BML_DEBUG", "0") not in ("", "0")
         self._communicator = communicator
-        # Not the members of the first view: a server that is lost at start-up may be in one that only
-        # some have seen, and all must split the first batch alike.
-        self._contributors = communicator.servers
-        # Where several arrays are gathered into one vector, step after step.
+        self._collectives = Collectives(communicator)
+        self._position = self._collectives.position
         self._state = NamedState()
-        self._position = Position()
         self._ledgers = Ledgers()
         self._drawn: tuple[Loop, Batch] | None = None
         self.own_steps = 0
         """Steps that no call of the training function asked for: they made the named state equal."""
-        self._n_steps = 0
-        self._n_calls = 0
-        """Since the last boundary: of two calls that look alike, servers must not take one for the other."""
         self._warning = ""
-        self._has_begun = not communicator.joins
-        self._calls = Calls()
-        self._steps = Steps(self._calls.later)
         self._given: memoryview | None = None
         """The others' state, on the way to the place in the program where it belongs."""
 
@@ -101,7 +86,7 @@ class Session:
     @property
     def contributors(self) -> tuple[int, ...]:
         """The servers whose contributions are in the last committed step; at first all servers."""
-        return self._contributors
+        return self._collectives.contributors
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = "float32") -> Array:
         """An uninitialised array of this shape and dtype, in memory that is sent without a copy."""
@@ -158,9 +143,11 @@ class Session:
         are in it. Raises StepMismatch when servers call different things, and the error that ends the job;
         after an exception every later call raises it, or SessionBroken.
         """
-        work, finish = self._collective(arrays, op, shared)
-        with self._calls:  # with a star, a signal's handler could raise after it
-            return self._steps.run(work, finish)
+        collectives = self._collectives
+        work, finish = collectives.allreduce(arrays, op, shared)
+        # Nothing follows the step: a signal's handler that raised after it would lose the result.
+        with collectives.calls:
+            return collectives.steps.run(work, finish)
 
     def allreduce_async(self, arrays: Arrays, op: str = "sum", *, shared: bool = False) -> Pending:
         """Begin what `allreduce` does; the handle's `wait` returns the result.
@@ -169,27 +156,7 @@ class Session:
         server; the blocking calls wait for those before. Arrays must not change until `wait` has returned (a
         list is copied, a `bucket` is not). All must be waited for before a training loop goes on.
         """
-        return self._begin(*self._collective(arrays, op, shared))
-
-    def _collective(self, arrays: Arrays, op: str, shared: bool) -> tuple[Work, Finish]:
-        self._n_calls += 1  # also of one that is refused: others may have made it
-        self._check_may_call()
-        if op not in OPS:
-            raise UsageError(f"op is {op!r}: give one of {', '.join(OPS)}")
-        flat, shapes, dtype = flatten(arrays, self._communicator.empty, widened=op in ("sum", "prod"))
-        many = isinstance(arrays, list | tuple)
-        described = self._describe(f"allreduce {op}", dtype, shapes)
-        check_sum = zlib.crc32(flat.data) if self.debug else 0
-
-        def finish(outcome: Committed) -> Any:
-            if self.debug and zlib.crc32(flat.data) != check_sum:
-                raise UsageError(CHANGED.format(what="an array"))
-            self._contributors = outcome.contributors
-            if shared:
-                outcome.result.flags.writeable = False
-            return unflatten(outcome.result, shapes, many)
-
-        return lambda: self._step(described, op, lambda view: flat, shared), finish
+        return self._collectives.begin(*self._collectives.allreduce(arrays, op, shared))
 
     def barrier(self) -> None:
         """Return once every live server has called it."""
@@ -206,7 +173,7 @@ class Session:
         plan = BatchPlan(n_samples, global_batch, epochs, seed)
         loop = self._position.enter(str(plan), len(plan), lambda: self._end_batches(loop))
         for index in self._iterate(loop):
-            batch = Batch(self, plan.batch(index), self._ledgers.open(loop.id, plan))
+            batch = Batch(self._collectives, plan.batch(index), self._ledgers.open(loop.id, plan))
             self._drawn = (loop, batch)
             yield batch
 
@@ -250,10 +217,11 @@ class Session:
 
     def _boundary(self, loop: Loop, index: int) -> int:
         """Between two steps of a loop: give the state, or take it; returns the step that comes next."""
-        self._calls.check()
-        if self._steps.n_owed:
+        collectives = self._collectives
+        collectives.calls.check()
+        if n_owed := collectives.steps.n_owed:
             raise UsageError(
-                f"{self._steps.n_owed} steps were begun and not waited for: call wait() of everything that "
+                f"{n_owed} steps were begun and not waited for: call wait() of everything that "
                 "allreduce_async returned before the training loop goes on"
             )
         if self._drawn is not None:
@@ -261,7 +229,7 @@ class Session:
             if of is loop and not batch.is_touched:
                 raise UsageError(f"{batch} was not ended: call batch.allreduce before the loop goes on")
             self._close_batch()
-        with self._calls:
+        with collectives.calls:
             index = self._pass(loop, index)
         self._warn()
         return index
@@ -269,7 +237,7 @@ class Session:
     def _warn(self) -> None:
         """Outside of calls: a user may have warnings raised."""
         text, self._warning = self._warning, ""
-        watched = "" if self._position.aims else self._state.watch(self._n_steps)
+        watched = "" if self._position.aims else self._state.watch(self._collectives.n_steps)
         for each in filter(None, (text, watched)):
             warn_user(each)
 
@@ -290,7 +258,7 @@ class Session:
             self._given = taken
             self._position.go_to(manifest_of(taken).path)
         index = self._position.advance(loop, index)
-        self._n_calls = 0
+        self._collectives.n_calls = 0
         if self._position.aims:
             return index
         if self._given is not None:
@@ -298,7 +266,7 @@ class Session:
         if self._state.is_new:
             self._agree_on_state()
         self._communicator.boundary(
-            lambda: snapshot(self._state, self._position.path, self._contributors, self._ledgers.dump())
+            lambda: snapshot(self._state, self._position.path, self.contributors, self._ledgers.dump())
         )
         if index < loop.length:
             self._communicator.draw_level()
@@ -306,69 +274,32 @@ class Session:
 
     def _take(self, state: memoryview) -> None:
         manifest = restore(state, self._state)
-        self._given, self._has_begun = None, True
+        self._given, self._collectives.has_begun = None, True
         self._state.is_new = False  # the others have made it equal
-        self._contributors = manifest.contributors
+        self._collectives.contributors = manifest.contributors
         self._ledgers = Ledgers.load(manifest.ledgers)
 
     def _agree_on_state(self) -> None:
+        collectives = self._collectives
+
         def step(call: str, op: str, dtype: npt.DTypeLike, size: int, prepare: Prepare) -> Committed:
-            done = self._step(self._describe(call, np.dtype(dtype), ((size,),)), op, prepare)
+            done = collectives.step(collectives.describe(call, np.dtype(dtype), ((size,),)), op, prepare)
             self.own_steps += 1  # it is committed: a report counts the others
             return done
 
         self._warning = agree(self._state, self.server, step)
 
-    # --- calls -----------------------------------------------------------------------------------
-
-    def _check_may_call(self) -> None:
-        self._calls.check()
-        if self._position.aims:
-            raise UsageError(
-                f"server {self.server} joins a running job and is catching up, the others are in "
-                f"{self._position.aim}: it cannot be given what is called outside of that "
-                "loop; move this call into it"
-            )
-        if not self._has_begun:
-            raise UsageError(
-                f"server {self.server} joins a running job: it can call nothing that others take part in "
-                "before its first session.batches or session.steps begins"
-            )
-
-    def _describe(self, call: str, dtype: np.dtype[Any], shapes: tuple[tuple[int, ...], ...]) -> Called:
-        """A call and its place in the program, in words and as the hash that all servers must agree on."""
-        what, what_signature = describe(call, dtype, shapes)
-        where, where_signature = self._position.described
-        # What differs in one of the three has another signature.
-        return what + where, ((what_signature ^ where_signature) + self._n_calls) & 0xFFFFFFFF
-
-    def _call(self, work: Work, finish: Finish) -> Any:
-        with self._calls:
-            return self._steps.run(work, finish)
-
-    def _begin(self, work: Work, finish: Finish, whole: Sequence[Pending] | None = None) -> Pending:
-        with self._calls:
-            return self._steps.begin(work, finish, whole)
-
-    def _step(self, call: Called, op: str, prepare: Prepare, shared: bool = False) -> Committed:
-        """Synchronise one step, preparing the contribution anew for every view until it is committed."""
-        text, signature = call
-        while True:
-            view = self._communicator.view
-            outcome = self._communicator.sync(view.epoch, prepare(view), op, text, signature, shared)
-            if isinstance(outcome, Committed):
-                self._n_steps += 1
-                return outcome
+    # --- the end ---------------------------------------------------------------------------------
 
     def finish(self) -> None:
         """Wait for steps that were begun; called when the training function has returned.
 
         Raises what broke the session, and UsageError on a joiner that has not come to where the others are.
         """
-        with self._calls:
-            self._steps.wait_for_all()
+        with self._collectives.calls:
+            self._collectives.steps.wait_for_all()
             self._position.leave_all()
-            if not self._has_begun:
+            if not self._collectives.has_begun:
                 raise UsageError(
                     f"server {self.server} joins a running job, and its training function ended before its "
                     "first session.batches or session.steps"
@@ -376,7 +307,7 @@ class Session:
 
     def close(self) -> None:
         """End what belongs to the session, once the job is over."""
-        self._steps.close()
+        self._collectives.steps.close()
 
 
 def _checked_shape(shape: int | tuple[int, ...]) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -13,9 +13,10 @@ import numpy.typing as npt
 from bml.protocol.step.workspace import Array
 from bml.topology.errors import UsageError
 
+Arrays = npt.ArrayLike | Sequence[Array]
+"""The argument of a collective: one array, or a list of arrays of one dtype."""
 Empty = Callable[[int, np.dtype[Any]], Array]
 """Makes an uninitialised one-dimensional array."""
-
 
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 

@@ -45,7 +45,7 @@ def interrupted(seed: int, in_last: bool) -> Callable[[bml.Session], None]:
         chance = random.Random(seed)
 
         def ring(*_: Any) -> None:
-            if session._calls._inside:
+            if session._collectives.calls._inside:
                 raise TimeIsUp
             signal.setitimer(
                 signal.ITIMER_REAL, chance.uniform(1e-5, 1e-3)

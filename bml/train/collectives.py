@@ -1,0 +1,116 @@
+"""The collectives of one session: calls that every server makes alike, and the steps that carry them out.
+
+A collective is a pair of functions. `Work` synchronises a step with the other servers, in the thread that
+waits for the step. `Finish` makes the user's result of what the work returned, in the training thread.
+`Collectives.allreduce` makes the pair of a plain collective; a `Batch` makes its own.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bml.protocol.step.workspace import OPS
+from bml.topology.errors import UsageError
+from bml.train.agreement import Prepare
+from bml.train.calls import Calls
+from bml.train.communicator import Committed, Communicator
+from bml.train.pending import Finish, Pending, Steps, Work
+from bml.train.position import Position
+from bml.train.vectors import Arrays, describe, flatten, unflatten
+
+CHANGED = (
+    "{what} was changed before its step was committed: what is given to allreduce_async is not yours until "
+    "wait has returned"
+)
+Called = tuple[str, int]
+"""A call in words, and the hash that all servers must agree on."""
+
+
+class Collectives:
+    """Checks and describes the calls of one session, and carries them out in order."""
+
+    def __init__(self, communicator: Communicator):
+        self.communicator = communicator
+        self.calls = Calls()
+        self.steps = Steps(self.calls.later)
+        self.position = Position()
+        self.contributors = communicator.servers
+        """The servers whose contributions are in the last committed step. At first these are all servers of
+        the job, not the members of the first view: if a server is lost at start-up, only some may have seen
+        that view, and all must split the first batch alike."""
+        self.has_begun = not communicator.joins
+        """False on a server that joins, until it has taken the others' state."""
+        self.n_steps = 0
+        """How many steps were committed."""
+        self.n_calls = 0
+        """Calls since the last boundary. They tell apart two calls that look alike."""
+        self.debug = os.environ.get("BML_DEBUG", "0") not in ("", "0")
+        """Whether check sums show that an array was changed before its step was committed."""
+
+    def admit(self) -> None:
+        """Count a call that the training function makes. Raises an error if it may not be made now."""
+        self.n_calls += 1  # a refused call counts, as other servers may have made it
+        self.calls.check()
+        if self.position.aims:
+            raise UsageError(
+                f"server {self.communicator.server} joins a running job and is catching up, the others are "
+                f"in {self.position.aim}: it cannot be given the results of calls outside of that loop; move "
+                "this call into it"
+            )
+        if not self.has_begun:
+            raise UsageError(
+                f"server {self.communicator.server} joins a running job: it can make no call in which others "
+                "take part before its first session.batches or session.steps begins"
+            )
+
+    def allreduce(self, arrays: Arrays, op: str, shared: bool) -> tuple[Work, Finish]:
+        """Make the collective of Session.allreduce. Raises UsageError for what cannot be reduced."""
+        self.admit()
+        if op not in OPS:
+            raise UsageError(f"op is {op!r}: give one of {', '.join(OPS)}")
+        flat, shapes, dtype = flatten(arrays, self.communicator.empty, widened=op in ("sum", "prod"))
+        many = isinstance(arrays, list | tuple)
+        described = self.describe(f"allreduce {op}", dtype, shapes)
+        check_sum = zlib.crc32(flat.data) if self.debug else 0
+
+        def finish(outcome: Committed) -> Any:
+            if self.debug and zlib.crc32(flat.data) != check_sum:
+                raise UsageError(CHANGED.format(what="an array"))
+            self.contributors = outcome.contributors
+            if shared:
+                outcome.result.flags.writeable = False
+            return unflatten(outcome.result, shapes, many)
+
+        return lambda: self.step(described, op, lambda view: flat, shared), finish
+
+    def describe(self, call: str, dtype: np.dtype[Any], shapes: tuple[tuple[int, ...], ...]) -> Called:
+        """A call and its place in the program, in words and as the hash that all servers must agree on."""
+        what, what_signature = describe(call, dtype, shapes)
+        where, where_signature = self.position.described
+        # What differs in one of the three has another signature.
+        return what + where, ((what_signature ^ where_signature) + self.n_calls) & 0xFFFFFFFF
+
+    def run(self, work: Work, finish: Finish) -> Any:
+        """Carry out a collective, and return its result."""
+        with self.calls:
+            return self.steps.run(work, finish)
+
+    def begin(self, work: Work, finish: Finish, whole: Sequence[Pending] | None = None) -> Pending:
+        """Put a collective behind those that were begun before; see Steps.begin."""
+        with self.calls:
+            return self.steps.begin(work, finish, whole)
+
+    def step(self, call: Called, op: str, prepare: Prepare, shared: bool = False) -> Committed:
+        """Synchronise one step. The contribution is prepared again for every view until it is committed."""
+        text, signature = call
+        while True:
+            view = self.communicator.view
+            outcome = self.communicator.sync(view.epoch, prepare(view), op, text, signature, shared)
+            if isinstance(outcome, Committed):
+                self.n_steps += 1
+                return outcome
