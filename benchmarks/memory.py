@@ -1,7 +1,7 @@
 """How much memory and how many descriptors servers take when every step has a vector of another size.
 
     python benchmarks/memory.py --transport shm --largest 128MiB --steps 1000
-    python benchmarks/memory.py --transport auto --algorithm bml --largest 128MiB     # lent payloads
+    python benchmarks/memory.py --transport auto --algorithm bml --largest 128MiB     # zero-copy payloads
 
 What is shared is divided among the processes that have it mapped (Pss of /proc/self/smaps_rollup), looked at
 all the time by a thread of each server; what a server takes before the first step is subtracted.
@@ -78,7 +78,7 @@ def training(largest: int, steps: int, seed: int, foreign: bool) -> Callable[[bm
 @click.command()
 @click.option("--fabric", default="bcube:2x2", show_default=True)
 @click.option("--transport", default="shm", show_default=True)
-@click.option("--algorithm", default=None, help="With the transport auto: payloads are lent.")
+@click.option("--algorithm", default=None, help="With the transport auto: payloads are sent without a copy.")
 @click.option("--largest", default="128MiB", show_default=True)
 @click.option("--steps", default=1000, show_default=True)
 @click.option("--seed", default=0, show_default=True)

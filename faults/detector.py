@@ -21,7 +21,7 @@ from bml.topology import UsageError
 Link: TypeAlias = tuple[int, int]
 """(peer, level): the neighbour `peer` as seen over this server's NIC on `level`."""
 
-BEATS_PER_DETECT = 5
+HEARTBEATS_PER_DETECT = 5
 """Heartbeats that are sent in detect_s: four may be lost or late before anybody is suspected."""
 
 MOST_PATIENT = 3.0
@@ -72,9 +72,9 @@ class Detector:
     """The failure detector of server `observer` for its `links`, a set of (peer, level).
 
     The loop that owns it calls `heard` for anything that arrives over a link (data counts as well), sends
-    what `beats_due` returns, reports what `check` returns, and waits no longer than `next_deadline`. After a
-    pause of the loop itself (the process was stopped, the machine overloaded) the time of the pause is not
-    held against the peers. Raises UsageError when `detect_s` is not positive.
+    what `heartbeats_due` returns, reports what `check` returns, and waits no longer than `next_deadline`.
+    After a pause of the loop itself (the process was stopped, the machine overloaded) the time of the pause
+    is not held against the peers. Raises UsageError when `detect_s` is not positive.
     """
 
     def __init__(self, observer: int, links: Iterable[Link], detect_s: float, now: float) -> None:
@@ -82,13 +82,13 @@ class Detector:
             raise UsageError(f"detect_s must be a positive number of seconds, it is {detect_s}")
         self.observer = observer
         self.detect_s = detect_s
-        self.interval_s = detect_s / BEATS_PER_DETECT
+        self.interval_s = detect_s / HEARTBEATS_PER_DETECT
         self.patience_s = 0.0
         self._lines: dict[Link, _Line] = {}
         self._withdrawn: dict[Link, Suspicion] = {}
         self._last_check_s = now
         self._back_s = -inf
-        self._next_beat_s = now
+        self._next_heartbeat_s = now
         self.set_links(links, now)
 
     @property
@@ -135,12 +135,12 @@ class Detector:
         self._forgive_own_pause(now)
         return now - self._back_s <= self.interval_s
 
-    def beats_due(self, now: float) -> list[Link]:
+    def heartbeats_due(self, now: float) -> list[Link]:
         """The links on which a heartbeat is to be sent now: all of them, once an interval, else none."""
-        if now < self._next_beat_s:
+        if now < self._next_heartbeat_s:
             return []
-        late = now - self._next_beat_s >= self.interval_s
-        self._next_beat_s = (now if late else self._next_beat_s) + self.interval_s
+        late = now - self._next_heartbeat_s >= self.interval_s
+        self._next_heartbeat_s = (now if late else self._next_heartbeat_s) + self.interval_s
         return list(self._lines)
 
     def check(self, now: float) -> list[Suspicion]:
@@ -180,10 +180,10 @@ class Detector:
         return taken
 
     def next_deadline(self, now: float) -> float:
-        """The time (same clock, never before `now`) at which a beat is due or a silence becomes suspect."""
+        """The time (same clock, never before `now`) when heartbeats are due or a silence becomes suspect."""
         patience_s = self.patience_s
         silences = [line.suspect_at_s(patience_s) for line in self._lines.values() if line.suspicion is None]
-        return max(now, min([self._next_beat_s, *silences]))
+        return max(now, min([self._next_heartbeat_s, *silences]))
 
     def _forgive_own_pause(self, now: float) -> None:
         """Take the time in which this loop did not run off the silence of the others.

@@ -63,7 +63,7 @@ class Recovery:
 
     @property
     def links(self) -> tuple[Link, ...]:
-        """The links that are listened to, and on which beats are to be sent."""
+        """The links that are listened to, and on which heartbeats are to be sent."""
         return tuple(self._lines)
 
     @property

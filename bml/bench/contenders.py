@@ -178,7 +178,8 @@ class Own(_Ordered):
                 break
             time.sleep(_POLL_S)
         names = {
-            said["name"] + (" with lent payloads" if said["lends_to"] else "") for said in all_said.values()
+            said["name"] + (" with zero-copy payloads" if said["zero_copy_to"] else "")
+            for said in all_said.values()
         }
         return ", ".join(sorted(names)) or self._settings.transport
 

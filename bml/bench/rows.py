@@ -21,8 +21,8 @@ class Traffic(NamedTuple):
     nbytes_received: int
     nbytes_copied_sent: int
     nbytes_copied_received: int
-    nbytes_lent: int = 0
-    nbytes_borrowed: int = 0
+    nbytes_zero_copy_sent: int = 0
+    nbytes_zero_copy_received: int = 0
 
     def since(self, before: Traffic) -> Traffic:
         """What was added since then."""
@@ -129,7 +129,10 @@ def copies(blocks: Sequence[Block]) -> tuple[float | None, float | None]:
     moved = Traffic(*map(sum, zip(*traffic, strict=True))) if traffic else None
     if moved is None or not moved.nbytes_sent or not moved.nbytes_received:
         return None, None
-    sent, received = moved.nbytes_sent + moved.nbytes_lent, moved.nbytes_received + moved.nbytes_borrowed
+    sent, received = (
+        moved.nbytes_sent + moved.nbytes_zero_copy_sent,
+        moved.nbytes_received + moved.nbytes_zero_copy_received,
+    )
     return moved.nbytes_copied_sent / sent, moved.nbytes_copied_received / received
 
 

@@ -163,7 +163,7 @@ def _emulated_fabric() -> Check:
 
 def _transport_shm() -> Check:
     reason = segment.why_not()
-    can = "servers of this host can read each other's memory: transport shm, lent payloads"
+    can = "servers of this host can read each other's memory: transport shm, zero-copy payloads"
     return Check("shared memory of servers", not reason, reason or can)
 
 

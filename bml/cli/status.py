@@ -67,8 +67,8 @@ def _transport_lines(servers: dict[str, Any]) -> list[str]:
             text += f", traffic class {transport['traffic_class']}"
         if transport["fallback"]:
             text += f", instead of verbs: {transport['fallback']}"
-        if transport["lends_to"]:
-            text += f", but payloads to {_servers(transport['lends_to'])} through shared memory"
+        if transport["zero_copy_to"]:
+            text += f", but payloads to {_servers(transport['zero_copy_to'])} through shared memory"
         if transport["devices"]:
             text += ", " + "; ".join(f"NIC {i} {name}" for i, name in enumerate(transport["devices"]))
         said.setdefault(text, []).append(server)

@@ -68,7 +68,7 @@ class Located(NamedTuple):
 
 
 class Block(np.ndarray[Any, Any]):
-    """What an array in memory that is lent has as its base: `on_gone` is called when its last view is gone.
+    """The base of an array in pool memory: `on_gone` is called when its last view is gone.
 
     It must be made from the memory itself: numpy leaves out an array between a view and another array. In any
     thread, as a finalizer is, but made with less: a step that makes one finds little of it in the cache.

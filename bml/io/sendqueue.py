@@ -22,12 +22,12 @@ class Counters:
     __slots__ = (
         "frames_received",
         "frames_sent",
-        "nbytes_borrowed",
         "nbytes_copied_received",
         "nbytes_copied_sent",
-        "nbytes_lent",
         "nbytes_received",
         "nbytes_sent",
+        "nbytes_zero_copy_received",
+        "nbytes_zero_copy_sent",
     )
 
     def __init__(self) -> None:
@@ -39,8 +39,8 @@ class Counters:
         self.nbytes_copied_sent = 0
         self.nbytes_copied_received = 0
         # Payload that was read where it lay in the sender's memory; no part of what was sent and received.
-        self.nbytes_lent = 0
-        self.nbytes_borrowed = 0
+        self.nbytes_zero_copy_sent = 0
+        self.nbytes_zero_copy_received = 0
 
 
 class SendQueue:

@@ -27,7 +27,7 @@ _CLEARLY = 0.75
 _sched_getcpu = ctypes.CDLL(None).sched_getcpu
 
 
-class Crowding:
+class CoreContention:
     """Decides when a thread that gives way is to move: by how much of its core's time others have had.
 
     It is the one of number `rank` of `n_threads` that have about the same to do, on `n_cores`. If there are
@@ -55,10 +55,10 @@ class Crowding:
         all_s = to_s - self._since_s
         if all_s < self._window_s or self._n_given < _FEWEST:
             return False
-        crowded = self._given_s > self._most_given * all_s
-        self._window_s = min(2 * self._window_s, _LONGEST_S) if crowded else self._shortest_s
+        contended = self._given_s > self._most_given * all_s
+        self._window_s = min(2 * self._window_s, _LONGEST_S) if contended else self._shortest_s
         self._begin(to_s)
-        return crowded
+        return contended
 
     def waits(self) -> None:
         """A wait begins: for as long as moving may take, it is not to sleep beside somebody who may move."""
@@ -77,21 +77,21 @@ class Crowding:
         self._since_s, self._given_s, self._n_given = now_s, 0.0, 0
 
 
-def give_way(crowding: Crowding) -> bool:
+def yield_core(contention: CoreContention) -> bool:
     """Let others run that are ready to; then go to another core if it is time for that.
 
     Returns whether this counts for who gives way so often before it sleeps. Beside somebody who moves it does
     not: the kernel may put a thread that it wakes on the core of whoever wakes it, and all was in vain.
     """
-    if not crowding.moves:
+    if not contention.moves:
         os.sched_yield()
         return True
     from_s = perf_counter()
     os.sched_yield()
     to_s = perf_counter()
-    if to_s - from_s > _GIVEN_S and crowding.gave(from_s, to_s):
+    if to_s - from_s > _GIVEN_S and contention.gave(from_s, to_s):
         _move()
-    return not crowding.stays_awake(to_s)
+    return not contention.stays_awake(to_s)
 
 
 def n_cores() -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from bml.io.memory import idle
 from bml.sharedmem.joined import Joined
 from bml.sharedmem.segment import Segment
-from bml.sharedmem.status_page import Board, PeerBoard
+from bml.sharedmem.status_page import PeerStatusPage, StatusPage
 
 _MOST_JOINED = 16
 _PAGE_NBYTES = 4096
@@ -42,8 +42,8 @@ class Pieces:
     mapped: all see the same steps.
     """
 
-    def __init__(self, board: Board):
-        self._board = board
+    def __init__(self, page: StatusPage):
+        self._page = page
         self._own: dict[int, _Piece] = {}
         self._joined: OrderedDict[tuple[int, ...], _Shares] = OrderedDict()
         # Bytes of a share that steps have had so far: the clock.
@@ -71,24 +71,24 @@ class Pieces:
             # A bit more than is wanted: it costs nothing before it is used.
             piece = _Piece(Segment(-(-(nbytes + nbytes // 4) // _PAGE_NBYTES) * _PAGE_NBYTES))
             self._own[result_set] = piece
-            self._board.put_piece(result_set, piece.segment.address)
+            self._page.put_piece(result_set, piece.segment.address)
         if nbytes > piece.touched_nbytes:
             piece.touched_nbytes = nbytes
         if 4 * nbytes >= piece.touched_nbytes:
             piece.needed_at = self._volume
         return piece.segment.memory[:nbytes]
 
-    def join(self, result_set: int, boards: Sequence[PeerBoard], nbytes: int) -> Joined:
+    def join(self, result_set: int, pages: Sequence[PeerStatusPage], nbytes: int) -> Joined:
         """The shares of these servers, mapped one behind the other; kept, as the same are wanted each step.
 
         Raises OSError or ValueError if one of them is gone.
         """
-        serials = tuple([board.piece_key(result_set) for board in boards])
+        serials = tuple([page.piece_key(result_set) for page in pages])
         key = (nbytes, *serials)
         shares = self._joined.pop(key, None)
         if shares is None:
-            self._forget_what_is_gone(result_set, boards)
-            joined = Joined([board.piece(result_set) for board in boards], nbytes)
+            self._forget_what_is_gone(result_set, pages)
+            joined = Joined([page.piece(result_set) for page in pages], nbytes)
             shares = _Shares(joined, result_set, nbytes, serials)
         shares.needed_at = self._volume
         self._joined[key] = shares
@@ -105,9 +105,9 @@ class Pieces:
         for piece in self._own.values():
             piece.segment.close()
 
-    def _forget_what_is_gone(self, result_set: int, boards: Sequence[PeerBoard]) -> None:
+    def _forget_what_is_gone(self, result_set: int, pages: Sequence[PeerStatusPage]) -> None:
         """Somebody has a larger place in this result set, as a rule: unmap what it had before."""
-        now = [board.piece_key(result_set) for board in boards]
+        now = [page.piece_key(result_set) for page in pages]
         for key, shares in list(self._joined.items()):
             if shares.result_set == result_set and any(
                 old != new for old, new in zip(shares.serials, now, strict=False)

@@ -1,4 +1,4 @@
-"""Memory that others of this host may read: what lies there is contributed, or lent, without a copy."""
+"""Memory that others of this host may read: what lies there is contributed, or sent, without a copy."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from bml.sharedmem.joined import Joined
 from bml.sharedmem.pieces import Pieces
 from bml.sharedmem.pool import SharedPool
 from bml.sharedmem.segment import SegmentAddress, map_to_read
-from bml.sharedmem.status_page import InputPlace, PeerBoard
-from bml.sharedmem.status_pages import Boards
+from bml.sharedmem.status_page import InputPlace, PeerStatusPage
+from bml.sharedmem.status_pages import StatusPages
 
 _BLOCK_NBYTES = 512 << 10
 """Additions go block by block through all contributions, so that the sum stays in the cache meanwhile."""
@@ -42,17 +42,17 @@ class Reduction:
     they find there may be anything: they raise OSError or ValueError, or return numbers that mean nothing.
     """
 
-    def __init__(self, boards: Boards, pool: SharedPool):
+    def __init__(self, pages: StatusPages, pool: SharedPool):
         self.nbytes_copied = 0
         """Contributions that lay outside of the pool and were copied into it."""
-        self._boards = boards
+        self._pages = pages
         self._pool = pool
         self._results = private_pool()
         self._regions: dict[tuple[int, int], Array] = {}
         self._found: dict[tuple[object, ...], list[Array]] = {}
         self._changes: dict[int, int] = {}
         """Of whose memory regions are mapped, and which of its changes they are of."""
-        self._pieces = Pieces(boards.own)
+        self._pieces = Pieces(pages.own)
         self._vector = _NOTHING
         self._located: weakref.ref[Array] = weakref.ref(_NOTHING)
         """The contribution that lies in the pool at `_place`; nothing while that is a copy, or it is gone."""
@@ -93,7 +93,7 @@ class Reduction:
         text: str,
         members: tuple[int, ...],
     ) -> None:
-        """Take this contribution to the next step of these servers, and describe it on the board.
+        """Take this contribution to the next step of these servers, and describe it on the status page.
 
         `vector` is one-dimensional and contiguous, and must not change until the step is committed or
         brought anew. `use`: what becomes of the result.
@@ -103,12 +103,12 @@ class Reduction:
             self._place = self._locate(vector)
         self._vector, self._op, self._use = vector, OPS[op], use
         if self._entry is not None:
-            self._boards.own.let_go(self._entry)  # of a try that came to nothing
+            self._pages.own.let_go(self._entry)  # of a try that came to nothing
         self._sum = self._home = self._result = self._entry = self._shares = None
         # Nobody looks at what others choose; and everybody may add the whole vector in any case.
-        chooses = self._boards.server == members[0] and not adds_whole(len(members), vector.nbytes, True)
-        choice = self._boards.free_set() if chooses else 0
-        self._boards.own.describe(signature, text, self._place, choice, use is Use.READ)
+        chooses = self._pages.server == members[0] and not adds_whole(len(members), vector.nbytes, True)
+        choice = self._pages.free_set() if chooses else 0
+        self._pages.own.describe(signature, text, self._place, choice, use is Use.READ)
 
     def add(self, instruction: Sum) -> bool:
         """Carry out a `Sum`: all members are ready. Returns whether it was everything, not a share.
@@ -118,13 +118,13 @@ class Reduction:
         self._sum = instruction
         start, stop, members = instruction.start, instruction.stop, instruction.members
         dtype = self._vector.dtype
-        self._whole = instruction.adds_whole(self._boards.in_place(members))
+        self._whole = instruction.adds_whole(self._pages.in_place(members))
         if self._whole:
             self._result = self._empty_result()
             if self._vector.size:
                 self._add(self._contributions(members), self._result, 0, self._vector.size)
             return True
-        self._set = self._boards[members[0]].result_set
+        self._set = self._pages[members[0]].result_set
         if self._use is not Use.READ:
             self._home = self._empty_result()
         self._pieces.begin(instruction.share * dtype.itemsize)
@@ -143,13 +143,13 @@ class Reduction:
         if not self._whole:
             assert self._sum is not None
             nbytes = self._sum.share * self._vector.itemsize
-            used = self._boards.of(self._sum.members)[: -(-self._vector.nbytes // nbytes)]
+            used = self._pages.of(self._sum.members)[: -(-self._vector.nbytes // nbytes)]
             self._shares = self._pieces.join(self._set, used, nbytes)
 
     def hold(self) -> None:
         """If the user will read the result in place, let nobody write there any more; before COMPLETE."""
         if self._use is Use.READ and self._sum is not None and not self._whole:
-            self._entry = self._boards.own.hold(self._set)
+            self._entry = self._pages.own.hold(self._set)
 
     def fetch(self) -> None:
         """Bring the result home, once: all members are done. New memory, or memory that all share.
@@ -163,7 +163,7 @@ class Reduction:
             joined, self._shares = self._shares, None
             if self._entry is not None:
                 entry, self._entry = self._entry, None
-                self._result = joined.array(size, dtype, partial(self._boards.own.let_go, entry))
+                self._result = joined.array(size, dtype, partial(self._pages.own.let_go, entry))
             else:
                 self._result = self._bring_home(joined.view(size, dtype), self._sum)
 
@@ -217,31 +217,31 @@ class Reduction:
 
     def _contributions(self, members: tuple[int, ...]) -> list[Array]:
         """What these servers bring; as a rule it lies where it lay in a step before."""
-        vector, boards = self._vector, self._boards.of(members)
-        key = (members, vector.size, vector.dtype, *[board.input_key for board in boards])
+        vector, pages = self._vector, self._pages.of(members)
+        key = (members, vector.size, vector.dtype, *[page.input_key for page in pages])
         found = self._found.get(key)
         if found is None:
             if len(self._found) >= _MOST_FOUND:
                 self._found.clear()
-            self._forget_what_is_gone(boards)
-            found = self._found[key] = [self._contribution(board) for board in boards]
+            self._forget_what_is_gone(pages)
+            found = self._found[key] = [self._contribution(page) for page in pages]
         parts = found.copy()
-        parts[members.index(self._boards.server)] = vector
+        parts[members.index(self._pages.server)] = vector
         return parts
 
-    def _forget_what_is_gone(self, boards: list[PeerBoard]) -> None:
+    def _forget_what_is_gone(self, pages: list[PeerStatusPage]) -> None:
         """Unmap the memory of servers that have made or dropped some: what they have no more is not kept."""
-        changed = {board.server for board in boards if self._changes.get(board.server) != board.input.changes}
+        changed = {page.server for page in pages if self._changes.get(page.server) != page.input.changes}
         if changed:
             self._found.clear()
             self._regions = {key: region for key, region in self._regions.items() if key[0] not in changed}
-            self._changes.update((board.server, board.input.changes) for board in boards)
+            self._changes.update((page.server, page.input.changes) for page in pages)
 
-    def _contribution(self, board: PeerBoard) -> Array:
-        if board.server == self._boards.server:
+    def _contribution(self, page: PeerStatusPage) -> Array:
+        if page.server == self._pages.server:
             return _NOTHING  # to keep its memory would keep it from being used again
-        vector, (segment, offset, _) = self._vector, board.input
-        return self._region(board.server, segment)[offset : offset + vector.nbytes].view(vector.dtype)
+        vector, (segment, offset, _) = self._vector, page.input
+        return self._region(page.server, segment)[offset : offset + vector.nbytes].view(vector.dtype)
 
     def _region(self, server: int, segment: SegmentAddress) -> Array:
         region = self._regions.get((server, segment.serial))

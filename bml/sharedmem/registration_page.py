@@ -1,12 +1,12 @@
 """What a server shows to those of its host that may read its memory in place of payloads on the wire.
 
-A page of words, which its owner alone writes and every word at once (see `board` for why that is enough):
+A page of words, which its owner alone writes and every word at once (`status_page` says why that is enough):
 
-    0   fences    how often its owner has fenced: what it lent before must not be used any more
+    0   fences    how often its owner has fenced: references sent before must not be used any more
     1   dropped   how often pieces of memory have gone from the table: who has some mapped must look anew
     2.. proof     that the owner has the cluster's token, 32 bytes
-    8.. segments  descriptor and size of each piece of memory that it lends from, 0 where there is none
-    520 readable  per server the nonce of its plate, if the owner can read what that server lends
+    8.. segments  descriptor and size of each piece of memory that it refers to, 0 where there is none
+    520 readable  per server the nonce of its registration page, if the owner can read that server's memory
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ MOST_SEGMENTS = 256
 
 _FENCES, _DROPPED, _PROOF, _TABLE = 0, 1, 2, 8
 _READABLE = _TABLE + 2 * MOST_SEGMENTS
-_WHAT = "plate"
+_WHAT = "registration page"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
-class PlateAddress(NamedTuple):
-    """How others find a server's plate: on which running machine, in which container, of which process.
+class RegistrationPageAddress(NamedTuple):
+    """How others find a server's registration page: by the running machine, the container and the process.
 
-    `nonce` is different for every plate.
+    `nonce` is different for every registration page.
     """
 
     boot: str
@@ -54,7 +54,7 @@ def host() -> tuple[str, int]:
     return boot_id(), process_namespace()
 
 
-class Plate:
+class RegistrationPage:
     """This server's own, with room for `n_servers`. Raises NoRoom when there is no memory."""
 
     def __init__(self, token: bytes, job: str, server: int, n_servers: int):
@@ -62,7 +62,7 @@ class Plate:
         self._segment = Segment(-(-8 * n_words // mmap.PAGESIZE) * mmap.PAGESIZE)
         self._words = self._segment.memory.cast("Q")
         process, fd, _, nbytes = self._segment.address
-        self.address = PlateAddress(*host(), process, fd, nbytes, secrets.randbits(62) + 1)
+        self.address = RegistrationPageAddress(*host(), process, fd, nbytes, secrets.randbits(62) + 1)
         proof = proof_of(token, _WHAT, job, server, self.address)
         self._segment.memory[8 * _PROOF : 8 * _PROOF + PROOF_NBYTES] = proof
 
@@ -72,7 +72,7 @@ class Plate:
         return self._words[_FENCES]
 
     def fence(self) -> None:
-        """From now on nothing that was lent before is used."""
+        """From now on no reference that was sent before is used."""
         self._words[_FENCES] = (self._words[_FENCES] + 1) & 0xFFFFFFFF
 
     def add(self, segments: Iterable[SegmentAddress]) -> list[int]:
@@ -93,7 +93,7 @@ class Plate:
             self._words[_DROPPED] += 1
 
     def reads(self, server: int, nonce: int) -> None:
-        """Say that this server can read what the one with this plate lends; nonce 0: that it cannot."""
+        """Say that this server can read the memory of the server with this nonce; 0: that it cannot."""
         self._words[_READABLE + server] = nonce
 
     def close(self) -> None:
@@ -101,13 +101,13 @@ class Plate:
         self._segment.close()
 
 
-class PeerPlate:
-    """Another server's plate, to be read, and its memory.
+class PeerRegistrationPage:
+    """Another server's registration page, to be read, and its memory.
 
     Raises OSError or ValueError if it cannot be mapped, or is not what its address says.
     """
 
-    def __init__(self, token: bytes, job: str, server: int, address: PlateAddress):
+    def __init__(self, token: bytes, job: str, server: int, address: RegistrationPageAddress):
         self.address = address
         memory = map_to_read(SegmentAddress(address.process, address.fd, 0, address.nbytes))
         shown = bytes(memory[8 * _PROOF : 8 * _PROOF + PROOF_NBYTES])
@@ -123,7 +123,7 @@ class PeerPlate:
         return self._words[_FENCES]
 
     def reads(self, server: int) -> int:
-        """The nonce of that server's plate, if this peer can read what it lends."""
+        """The nonce of that server's registration page, if this peer can read its memory."""
         return self._words[_READABLE + server]
 
     def region(self, number: int) -> memoryview:

@@ -33,7 +33,7 @@ from bml.sharedmem.segment import Segment, SegmentAddress, map_to_read
 N_HELD = 32
 """Result sets that users may read in place; the one after them is always free."""
 N_SETS = N_HELD + 1
-BOARD_NBYTES = 3 * mmap.PAGESIZE
+STATUS_PAGE_NBYTES = 3 * mmap.PAGESIZE
 
 STANDING, CALL, ASLEEP = 1, 2, 12
 """Words that are looked at in every wait."""
@@ -43,12 +43,12 @@ _CHANGES, _INPUT, _SET, _PROOF = 0, 3, 7, 8
 _HELD, _PIECES, _TEXT = 32, 64, 512
 _PIECE_WORDS = 3
 _TEXT_AT = 8 * (_TEXT + 1)
-_WHAT = "board"
+_WHAT = "status page"
 _NOTHING_HELD = bytes(8 * N_HELD)
 
 
-class BoardAddress(NamedTuple):
-    """How others find a server's board."""
+class StatusPageAddress(NamedTuple):
+    """How others find a server's status page."""
 
     process: int
     fd: int
@@ -67,15 +67,15 @@ class InputPlace(NamedTuple):
     changes: int
 
 
-class Board:
-    """This server's own board."""
+class StatusPage:
+    """This server's own status page."""
 
     def __init__(self, token: bytes, job: str, server: int):
-        self._segment = Segment(BOARD_NBYTES)
+        self._segment = Segment(STATUS_PAGE_NBYTES)
         self._words = self._segment.memory.cast("Q")
         self._changes_at = self._segment.start
         process, fd, _, _ = self._segment.address
-        self.address = BoardAddress(process, fd, process_namespace())
+        self.address = StatusPageAddress(process, fd, process_namespace())
         proof = proof_of(token, _WHAT, job, server, self.address)
         self._segment.memory[8 * _PROOF : 8 * _PROOF + PROOF_NBYTES] = proof
         forks.tell(self)
@@ -147,19 +147,19 @@ class Board:
 
     def forked(self) -> None:
         """What this process drops of the results that its parent holds must not be let go of there."""
-        self._words = memoryview(bytearray(BOARD_NBYTES)).cast("Q")
+        self._words = memoryview(bytearray(STATUS_PAGE_NBYTES)).cast("Q")
 
 
-class PeerBoard:
-    """Another server's board, or this one's, to be read: `words`.
+class PeerStatusPage:
+    """Another server's status page, or this one's, to be read: `words`.
 
     Raises OSError if it cannot be mapped, NoRoom if this process can map no more.
     """
 
-    def __init__(self, server: int, address: BoardAddress):
+    def __init__(self, server: int, address: StatusPageAddress):
         self.server = server
         self.address = address
-        self._memory = map_to_read(SegmentAddress(address.process, address.fd, 0, BOARD_NBYTES))
+        self._memory = map_to_read(SegmentAddress(address.process, address.fd, 0, STATUS_PAGE_NBYTES))
         self.words = self._memory.cast("Q")
         self._held = self._memory[8 * _HELD : 8 * (_HELD + N_HELD)]
         self._changes_at = address_of(self._memory)

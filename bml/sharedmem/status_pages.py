@@ -1,4 +1,4 @@
-"""The boards of all servers of a host, as one of them sees them: who is there, who lags, what is free."""
+"""The status pages of all servers of a host, as one server sees them: members, stages, free result sets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from bml.io.limits import NoRoom
-from bml.io.spin import Crowding, give_way, n_cores
+from bml.io.spin import CoreContention, n_cores, yield_core
 from bml.protocol.step.direct import Stage, epoch_of, standings
 from bml.sharedmem.status_page import (
     ASLEEP,
@@ -14,9 +14,9 @@ from bml.sharedmem.status_page import (
     IN_PLACE,
     N_SETS,
     STANDING,
-    Board,
-    BoardAddress,
-    PeerBoard,
+    PeerStatusPage,
+    StatusPage,
+    StatusPageAddress,
 )
 from bml.topology.errors import FabricError
 
@@ -30,76 +30,76 @@ _NAP_S = 0.005
 
 
 class _Known(NamedTuple):
-    """The boards of all servers' newest incarnations, and of former ones whose processes may still run."""
+    """The pages of all servers' newest incarnations, and of former ones whose processes may still run."""
 
-    boards: dict[int, PeerBoard]
-    former: tuple[PeerBoard, ...] = ()
+    pages: dict[int, PeerStatusPage]
+    former: tuple[PeerStatusPage, ...] = ()
 
 
-class Boards:
+class StatusPages:
     """`own` is this server's; the others' are known after `open`.
 
     One thread at a time calls `admit` and `post`, another one may call everything else meanwhile: it sees
-    all boards as they were before a view, or as they are after it.
+    all status pages as they were before a view, or as they are after it.
     """
 
     def __init__(self, server: int, token: bytes, job: str):
         self.server = server
-        self.own = Board(token, job, server)
+        self.own = StatusPage(token, job, server)
         self._token = token
         self._job = job
         self._known = _Known({})
-        self._asked: tuple[_Known, Iterable[int], list[PeerBoard]] = self._known, (), []
+        self._asked: tuple[_Known, Iterable[int], list[PeerStatusPage]] = self._known, (), []
         self._missing: dict[int, OSError | NoRoom] = {}
-        self._small = self._large = Crowding(0, 1, 1, most_per_core=1)
+        self._small = self._large = CoreContention(0, 1, 1, most_per_core=1)
 
-    def __getitem__(self, server: int) -> PeerBoard:
-        """Its board. Raises OSError if it could not be mapped, NoRoom if that was this process' limit."""
-        return self._board(self._known, server)
+    def __getitem__(self, server: int) -> PeerStatusPage:
+        """Its page. Raises OSError if it could not be mapped, NoRoom if that was this process' limit."""
+        return self._page(self._known, server)
 
-    def open(self, addresses: Mapping[int, BoardAddress | None]) -> None:
-        """Map everybody's board, this server's too; of whoever is dead already there is none.
+    def open(self, addresses: Mapping[int, StatusPageAddress | None]) -> None:
+        """Map everybody's status page, this server's too; of whoever is dead already there is none.
 
         Raises FabricError that says whose cannot be, and why.
         """
-        boards: dict[int, PeerBoard] = {}
+        pages: dict[int, PeerStatusPage] = {}
         for server, address in addresses.items():
             if address is None:
                 raise FabricError(f"server {server} shares no memory, server {self.server} does: use tcp")
             try:
-                boards[server] = self._map(server, BoardAddress(*address))
+                pages[server] = self._map(server, StatusPageAddress(*address))
             except FileNotFoundError as error:
                 self._missing[server] = OSError(f"the process of server {server} is gone: {error}")
             except OSError as error:
                 raise FabricError(self._refused(server, error)) from error
-        self._known = _Known(boards)
+        self._known = _Known(pages)
         self._small, self._large = (
-            Crowding(self.server, len(addresses), n_cores(), most) for most in (_MOST_PER_CORE, 1)
+            CoreContention(self.server, len(addresses), n_cores(), most) for most in (_MOST_PER_CORE, 1)
         )
 
-    def admit(self, addresses: Mapping[int, BoardAddress | None]) -> None:
-        """These are the members of a view; those who came, or came again, have new boards.
+    def admit(self, addresses: Mapping[int, StatusPageAddress | None]) -> None:
+        """These are the members of a view; those who came, or came again, have new status pages.
 
         What cannot be mapped is missing until then or for ever, and whoever needs it is told.
         """
-        boards, former = dict(self._known.boards), self._known.former
+        pages, former = dict(self._known.pages), self._known.former
         for server, address in addresses.items():
-            known = boards.get(server)
+            known = pages.get(server)
             if address is None or (known is not None and known.address == address):
                 continue
             if known is not None:
-                former = (*former, boards.pop(server))
+                former = (*former, pages.pop(server))
             try:
-                boards[server] = self._map(server, BoardAddress(*address))
+                pages[server] = self._map(server, StatusPageAddress(*address))
             except NoRoom as error:
                 self._missing[server] = error
             except (OSError, FabricError) as error:
                 self._missing[server] = OSError(self._refused(server, error))
-        self._known = _Known(boards, tuple(board for board in former if board.lives))
+        self._known = _Known(pages, tuple(page for page in former if page.lives))
 
-    def _board(self, known: _Known, server: int) -> PeerBoard:
+    def _page(self, known: _Known, server: int) -> PeerStatusPage:
         try:
-            return known.boards[server]
+            return known.pages[server]
         except KeyError:
             raise self._missing.get(server, OSError(f"server {server} shares no memory")) from None
 
@@ -109,13 +109,13 @@ class Boards:
             "for servers on one host, of one user, in one container: use tcp"
         )
 
-    def _map(self, server: int, address: BoardAddress) -> PeerBoard:
+    def _map(self, server: int, address: StatusPageAddress) -> PeerStatusPage:
         if address.namespace != self.own.address.namespace:
             raise FabricError(self._refused(server, "it is in another container"))
-        board = PeerBoard(server, address)
-        if not board.proves(self._token, self._job):
+        page = PeerStatusPage(server, address)
+        if not page.proves(self._token, self._job):
             raise FabricError(f"what server {server} shares is not of this job, or without its token")
-        return board
+        return page
 
     def post(self, epoch: int, step: int, stage: Stage) -> None:
         """Let everybody see where this server stands.
@@ -124,8 +124,8 @@ class Boards:
         before it looks for the last time; should it miss this post all the same, it sleeps a nap longer.
         """
         self.own.post(epoch, step, stage)
-        for board in self._known.boards.values():
-            if board.words[ASLEEP]:
+        for page in self._known.pages.values():
+            if page.words[ASLEEP]:
                 self.own.wake()
                 return
 
@@ -144,11 +144,11 @@ class Boards:
 
         Returns False as soon as `interrupted()` says so, which is asked again and again. Waits by giving the
         processor to others first, as they are usually about to post, and by sleeping later. Raises OSError
-        when a member's board is missing.
+        when a member's status page is missing.
         """
         low, high = standings(epoch, step, stage)
         waiting = list(self.of(members))
-        crowding = self._small if nbytes <= _SMALL_NBYTES else self._large
+        contention = self._small if nbytes <= _SMALL_NBYTES else self._large
         spins, waits = 0, False
         while True:
             while waiting and low <= waiting[-1].words[STANDING] < high:
@@ -159,59 +159,57 @@ class Boards:
                 return False
             if not waits:
                 waits = True
-                crowding.waits()
+                contention.waits()
             if spins < _SPINS:
-                spins += give_way(crowding)
+                spins += yield_core(contention)
                 continue
-            board = waiting[-1]
-            changes = board.changes
+            page = waiting[-1]
+            changes = page.changes
             self.own.sleeps(True)
-            if not low <= board.words[STANDING] < high:
-                board.wait(changes, _NAP_S)
+            if not low <= page.words[STANDING] < high:
+                page.wait(changes, _NAP_S)
             self.own.sleeps(False)
 
-    def of(self, members: Iterable[int]) -> list[PeerBoard]:
-        """Their boards; as a rule those that were asked for last. Raises OSError if one is missing."""
-        known, asked, boards = self._asked
+    def of(self, members: Iterable[int]) -> list[PeerStatusPage]:
+        """Their status pages; as a rule those that were asked for last. Raises OSError if one is missing."""
+        known, asked, pages = self._asked
         if known is not self._known or members != asked:
             known = self._known
-            boards = [self._board(known, server) for server in members]
-            self._asked = known, members, boards
-        return boards
+            pages = [self._page(known, server) for server in members]
+            self._asked = known, members, pages
+        return pages
 
     def behind(self, epoch: int, step: int, stage: Stage, members: Iterable[int]) -> list[int]:
         """Members that do not stand there now."""
         low, high = standings(epoch, step, stage)
-        boards = {server: self._known.boards.get(server) for server in members}
-        return [
-            each for each, board in boards.items() if not board or not low <= board.words[STANDING] < high
-        ]
+        pages = {server: self._known.pages.get(server) for server in members}
+        return [each for each, page in pages.items() if not page or not low <= page.words[STANDING] < high]
 
     def newest_epoch(self, members: Iterable[int]) -> int:
         """The newest epoch in which one of them stands."""
-        boards = filter(None, map(self._known.boards.get, members))
-        return max(epoch_of(board.words[STANDING]) for board in boards)
+        pages = filter(None, map(self._known.pages.get, members))
+        return max(epoch_of(page.words[STANDING]) for page in pages)
 
-    def differing(self, signature: int, members: Iterable[int]) -> PeerBoard | None:
+    def differing(self, signature: int, members: Iterable[int]) -> PeerStatusPage | None:
         """One who called something else; ask when all are ready."""
-        for board in self.of(members):
-            if board.words[CALL] & ~IN_PLACE != signature:
-                return board
+        for page in self.of(members):
+            if page.words[CALL] & ~IN_PLACE != signature:
+                return page
         return None
 
     def in_place(self, members: Iterable[int]) -> bool:
         """Whether anyone would read the result where it lies; ask when all are ready."""
-        calls = [board.words[CALL] for board in self.of(members)]
+        calls = [page.words[CALL] for page in self.of(members)]
         return max(calls) >= IN_PLACE
 
     def free_set(self) -> int:
         """The first result set that no server of the job reads, in or out of the view, of any incarnation."""
         held: set[int] = set()
-        boards, former = self._known
-        for board in (*boards.values(), *former):
-            held |= board.held()
+        pages, former = self._known
+        for page in (*pages.values(), *former):
+            held |= page.held()
         return min(set(range(N_SETS)) - held) if held else 0
 
     def close(self) -> None:
-        """Let nobody open this server's board any more; all stay mapped."""
+        """Let nobody open this server's status page any more; all stay mapped."""
         self.own.close()

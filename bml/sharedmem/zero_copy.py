@@ -7,13 +7,15 @@ wire, or, if they are a term of a sum, reads them there when it makes that sum. 
 - Within a step no server overwrites what it has sent until whoever got it has used it: a place is written
   again only with what depends on that (bml.protocol.step.engine). When a step is committed every server is
   complete, so every server has used everything.
-- Who leaves an epoch in another way has fenced first, and said so on its plate. Whoever copies looks there
-  afterwards: what was fenced meanwhile was never received. Partial sums need no look afterwards: whoever lent
-  one cannot become complete before the sum is made. If he fenced before, he never does in that epoch, so the
-  step cannot be committed in it; and he writes there only in a view of whose members none makes that sum.
+- A server that leaves an epoch in another way fences first, and says so on its registration page. A receiver
+  that copies looks there afterwards: a payload that was fenced meanwhile was never received. Partial sums
+  need no look afterwards: the server that sent one cannot become complete before the sum is made. If it
+  fenced before, it never becomes complete in that epoch, so the step cannot be committed in it; and it writes
+  there only in a view in which no member makes that sum.
 
-A pair lends only where each has opened the other's plate and found the proof there that it is who it should
-be: of the same job, user and container. Else its payloads are sent, as is what lies outside of the pool.
+A pair makes zero-copy sends only where each has opened the other's registration page and found the proof
+there that the other is of the same job, user and container. Else the payloads' bytes are sent, and so are
+those of payloads outside of the pool.
 """
 
 from __future__ import annotations
@@ -25,9 +27,14 @@ import numpy.typing as npt
 
 from bml.io.limits import NoRoom
 from bml.io.memory import Array, address_of
-from bml.protocol.wire.frame import FrameError, Header, Loan
+from bml.protocol.wire.frame import FrameError, Header, Reference
 from bml.sharedmem.pool import SharedPool
-from bml.sharedmem.registration_page import PeerPlate, Plate, PlateAddress, host
+from bml.sharedmem.registration_page import (
+    PeerRegistrationPage,
+    RegistrationPage,
+    RegistrationPageAddress,
+    host,
+)
 from bml.sharedmem.segment import Segment
 
 _LOG = logging.getLogger("bml.transport")
@@ -36,109 +43,112 @@ LEAST_NBYTES = 64 << 10
 """Shorter payloads are sent: they are copied faster than they are looked for."""
 
 
-class Lending:
-    """What one server lends and borrows. `pool` has the memory that can be lent; one thread uses the rest.
+class ZeroCopy:
+    """The zero-copy sends of one server, and those to it. `pool` has the memory that can be referred to;
+    one thread uses the rest.
 
-    `server` is one of `n_servers`. Raises NoRoom when there is no memory for a plate.
+    `server` is one of `n_servers`. Raises NoRoom when there is no memory for a registration page.
     """
 
     def __init__(self, token: bytes, job: str, server: int, n_servers: int):
         self._token = token
         self._job = job
         self._server = server
-        self._plate = Plate(token, job, server, n_servers)
+        self._page = RegistrationPage(token, job, server, n_servers)
         self.pool = SharedPool(least_nbytes=LEAST_NBYTES)
         self._host = host()
-        self._shown: dict[int, Segment] = {}  # by their numbers on the plate
+        self._shown: dict[int, Segment] = {}  # by their numbers on the registration page
         self._changes = 0
-        """Of the pool's, those that the plate shows."""
-        self._peers: dict[int, PeerPlate] = {}
-        self._refused: set[PlateAddress] = set()
+        """Of the pool's, those that the registration page shows."""
+        self._peers: dict[int, PeerRegistrationPage] = {}
+        self._refused: set[RegistrationPageAddress] = set()
         self.nbytes_copied = 0
-        """Of what was borrowed: what was copied from where it lay."""
-        self.refer: Callable[[Header, memoryview], bool] = _never
+        """Of the payloads received by reference: bytes that were copied from where they lay."""
+        self.read_in_place: Callable[[Header, memoryview], bool] = _never
         """Has the payload of an admitted frame read where it lies, later; says whether it will be."""
 
     @property
-    def address(self) -> PlateAddress:
-        """Where others find this server's plate."""
-        return self._plate.address
+    def address(self) -> RegistrationPageAddress:
+        """Where others find this server's registration page."""
+        return self._page.address
 
     @property
     def partners(self) -> tuple[int, ...]:
-        """The servers that payloads are lent to."""
-        return tuple(peer for peer in sorted(self._peers) if self._may_lend(peer))
+        """The servers to which zero-copy sends are made."""
+        return tuple(peer for peer in sorted(self._peers) if self._is_read_by(peer))
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-        """See bml.io.memory.Memory; what is too short to be lent is no memory of the pool."""
+        """See bml.io.memory.Memory; an array that is too short to be referred to is no memory of the pool."""
         return self.pool.empty(shape, dtype)
 
-    def meet(self, plates: Mapping[int, PlateAddress | None]) -> None:
-        """These are the others from now on, and where their plates are; nobody else's memory stays mapped."""
-        for server in self._peers.keys() - plates.keys():
+    def meet(self, pages: Mapping[int, RegistrationPageAddress | None]) -> None:
+        """These are the others from now on, with their pages' addresses; no other memory stays mapped."""
+        for server in self._peers.keys() - pages.keys():
             self._forget(server)
-        for server, address in plates.items():
+        for server, address in pages.items():
             known = self._peers.get(server)
             if known is not None and known.address != address:
                 self._forget(server)
             if address is not None and server != self._server and server not in self._peers:
-                self._open(server, PlateAddress(*address))
+                self._open(server, RegistrationPageAddress(*address))
 
     def reads(self, peer: int) -> bool:
-        """Whether what this peer lends can be read here, until `meet` says otherwise."""
+        """Whether this server can read the memory of this peer, until `meet` says otherwise."""
         return peer in self._peers
 
-    def lend(self, peer: int, payload: memoryview) -> Loan | None:
+    def reference_for(self, peer: int, payload: memoryview) -> Reference | None:
         """Where this peer can read a payload; None if it must be sent."""
-        if not self._may_lend(peer):
+        if not self._is_read_by(peer):
             return None
         if self._changes != self.pool.changes:
             self._show_all()
         start, nbytes = address_of(payload), len(payload)
         for number, segment in self._shown.items():
             if segment.has(start, nbytes):
-                return Loan(number, self._plate.fences, start - segment.start)
+                return Reference(number, self._page.fences, start - segment.start)
         return None
 
-    def borrow(self, peer: int, header: Header, loan: Loan, into: memoryview) -> bool:
-        """Take what a peer has lent: refer to it if `refer` allows that, else copy it.
+    def receive(self, peer: int, header: Header, reference: Reference, into: memoryview) -> bool:
+        """Take a payload by reference: leave it there if `read_in_place` allows that, else copy it.
 
         False if it is not good any more; then `into` may have anything in it. Raises FrameError for what the
-        peer cannot have lent, or if its memory cannot be mapped.
+        peer cannot have sent, or if its memory cannot be mapped.
         """
-        plate = self._peers.get(peer)
-        if plate is None:
-            raise FrameError(f"server {peer} lends what cannot be read here")
+        page = self._peers.get(peer)
+        if page is None:
+            raise FrameError(f"server {peer} sent a reference to memory that this server has not mapped")
         try:
-            lent = plate.region(loan.segment)[loan.offset : loan.offset + len(into)]
+            referenced = page.region(reference.segment)[reference.offset : reference.offset + len(into)]
         except (OSError, ValueError, NoRoom) as error:
-            if plate.fences != loan.fences:
+            if page.fences != reference.fences:
                 return False  # its memory may be gone since
             self._forget(peer)  # on the next connection everything is sent
-            self._refused.add(plate.address)
-            raise FrameError(f"server {peer} lends what cannot be mapped: {error}") from error
-        if len(lent) != len(into):
-            if plate.fences != loan.fences:
+            self._refused.add(page.address)
+            raise FrameError(
+                f"server {peer} sent a reference to memory that cannot be mapped: {error}"
+            ) from error
+        if len(referenced) != len(into):
+            if page.fences != reference.fences:
                 return False
-            raise FrameError(f"server {peer} lends {loan}, which is not {len(into)} bytes of its memory")
-        if not self.refer(header, lent):
-            into[:] = lent
+            raise FrameError(f"server {peer} sent {reference}, which is not {len(into)} bytes of its memory")
+        if not self.read_in_place(header, referenced):
+            into[:] = referenced
             self.nbytes_copied += len(into)
-        return plate.fences == loan.fences
+        return page.fences == reference.fences
 
     def fence(self) -> None:
-        """From now on nobody uses what was lent before."""
-        self._plate.fence()
+        """From now on no server uses a reference that was sent before."""
+        self._page.fence()
 
     def close(self) -> None:
         """Let nobody open this server's memory any more; what is mapped stays. Idempotent."""
-        self._plate.close()
+        self._page.close()
         self.pool.close()
         self._peers.clear()
 
-    def _may_lend(self, peer: int) -> bool:
+    def _is_read_by(self, peer: int) -> bool:
         other = self._peers.get(peer)
-        return other is not None and other.reads(self._server) == self._plate.address.nonce
+        return other is not None and other.reads(self._server) == self._page.address.nonce
 
     def _show_all(self) -> None:
         """Show the segments that the pool has now, as far as there is room."""
@@ -146,27 +156,27 @@ class Lending:
         gone = [number for number, segment in self._shown.items() if segment not in there]
         for number in gone:
             del self._shown[number]
-        self._plate.drop(gone)
+        self._page.drop(gone)
         shown = set(self._shown.values())
         new = [segment for segment in there if segment not in shown]
-        numbers = self._plate.add([segment.address for segment in new])
+        numbers = self._page.add([segment.address for segment in new])
         self._shown.update(zip(numbers, new, strict=False))
 
-    def _open(self, server: int, address: PlateAddress) -> None:
+    def _open(self, server: int, address: RegistrationPageAddress) -> None:
         if address[:2] != self._host or address in self._refused:
             return
         try:
-            self._peers[server] = PeerPlate(self._token, self._job, server, address)
+            self._peers[server] = PeerRegistrationPage(self._token, self._job, server, address)
         except (OSError, ValueError, NoRoom) as error:
             self._refused.add(address)
             _LOG.info("server %d sends payloads to server %d: %s", self._server, server, error)
             return
-        self._plate.reads(server, address.nonce)
+        self._page.reads(server, address.nonce)
 
     def _forget(self, server: int) -> None:
-        self._plate.reads(server, 0)
+        self._page.reads(server, 0)
         self._peers.pop(server, None)
 
 
-def _never(header: Header, lent: memoryview) -> bool:
+def _never(header: Header, referenced: memoryview) -> bool:
     return False

@@ -116,7 +116,7 @@ class Simulation:
         )
         self.host = Host() if shared_memory else None
         #: Slices are read in their senders' memory, so those that are fenced meanwhile never arrive.
-        self.lends = seed % 2 == 0
+        self.zero_copy = seed % 2 == 0
         self.machines = {server: Machine(server, self) for server in fabric.servers}
         for server in absent:
             self.machines[server].process.die()

@@ -13,7 +13,7 @@ from bml.io.memory import Memory, private_pool
 from bml.io.poller import Poller
 from bml.sharedmem import segment
 from bml.sharedmem.pool import SharedPool
-from bml.sharedmem.zero_copy import Lending
+from bml.sharedmem.zero_copy import ZeroCopy
 from bml.topology.errors import FabricError, UsageError
 from bml.transport.interface import Handler, Transport
 from bml.transport.tcp.transport import TcpTransport
@@ -39,7 +39,7 @@ class Opened(NamedTuple):
     """The RDMA device, port and GID of each level, if there are any."""
     fallback: str = ""
     """Why it is not the transport that was asked for first."""
-    lending: Lending | None = None
+    zero_copy: ZeroCopy | None = None
     """By which servers of one host read each other's payloads; None: not in this job, or not here."""
 
 
@@ -63,15 +63,15 @@ def open_transport(
     incarnation: int = 0,
     nic_rate: float | None = None,
     traffic_class: int | None = None,
-    lends_among: int = 0,
+    zero_copy_servers: int = 0,
     environ: Mapping[str, str] = os.environ,
 ) -> Opened:
     """Open the transport of this name with the settings of the environment.
 
     `nic_rate` is that of every NIC in bytes per second, where it is known. `traffic_class` is the job's;
     None: that of this machine's environment. With shm the data lies in shared memory (bml.sharedmem);
-    links, and with them heartbeats, are tcp's. `lends_among`: the number of servers that may lend each other
-    payloads, in a job that uses tcp and wants that; else 0.
+    links, and with them heartbeats, are tcp's. `zero_copy_servers`: the number of servers that may make
+    zero-copy sends to each other, in a job that uses tcp and wants that; else 0.
 
     Raises FabricError when the NICs cannot do it, UsageError for settings that cannot be.
     """
@@ -101,7 +101,11 @@ def open_transport(
                 raise
             why = str(error)
             _LOG.warning("server %d uses tcp instead of verbs: %s", server, why)
-    lending = _lending(token, job, server, lends_among) if first == "tcp" and lends_among else None
+    zero_copy = (
+        _open_zero_copy(token, job, server, zero_copy_servers)
+        if first == "tcp" and zero_copy_servers
+        else None
+    )
     tcp = TcpTransport(
         server,
         nics,
@@ -113,21 +117,21 @@ def open_transport(
         incarnation=incarnation,
         nic_rate=nic_rate,
         traffic_class=settings.traffic_class,
-        lending=lending,
+        zero_copy=zero_copy,
     )
     if first == "shm":
         return Opened(tcp, "shm", SharedPool(), settings.traffic_class)
-    memory = lending or private_pool()
-    return Opened(tcp, "tcp", memory, settings.traffic_class, fallback=why, lending=lending)
+    memory = zero_copy or private_pool()
+    return Opened(tcp, "tcp", memory, settings.traffic_class, fallback=why, zero_copy=zero_copy)
 
 
-def _lending(token: bytes, job: str, server: int, n_servers: int) -> Lending | None:
+def _open_zero_copy(token: bytes, job: str, server: int, n_servers: int) -> ZeroCopy | None:
     """What this machine can do; without it the server sends all payloads."""
     reason = segment.why_not()
     if not reason:
         try:
-            return Lending(token, job, server, n_servers)
+            return ZeroCopy(token, job, server, n_servers)
         except (OSError, NoRoom) as error:
             reason = str(error)
-    _LOG.info("server %d lends no payloads: %s", server, reason)
+    _LOG.info("server %d makes no zero-copy sends: %s", server, reason)
     return None

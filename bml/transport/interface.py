@@ -1,8 +1,8 @@
 """What every transport does for a server, and what it asks of it: the contract of tcp, shm and verbs.
 
 One thread owns a transport, its poller and its handler. A transport calls its handler only from inside
-`Poller.poll`, never from inside `send`, `set_peers`, `fence`, `resume` or `beat`; the handler may call any
-of those, and `close`, from inside its own methods.
+`Poller.poll`, never from inside `send`, `set_peers`, `fence`, `resume` or `heartbeat`; the handler may call
+any of those, and `close`, from inside its own methods.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bml.faults.stalls import Flow
 from bml.protocol.wire.frame import Header
 
 Endpoint = tuple[str, int]
-"""(host, port) at which a NIC listens: TCP for connections, and UDP of the same number for beats."""
+"""(host, port) at which a NIC listens: TCP for connections, and UDP of the same number for heartbeats."""
 LinkKey = tuple[int, int]
 """(peer, level): the connection to server `peer` over this server's NIC of that level."""
 FIRST_INCARNATIONS: Final[Mapping[int, int]] = MappingProxyType({})
@@ -51,9 +51,9 @@ class LinkStats(NamedTuple):
     nbytes_copied_sent: int = 0
     """Payload that this process copied before sending it; over nbytes_sent: copies per byte."""
     nbytes_copied_received: int = 0
-    nbytes_lent: int = 0
+    nbytes_zero_copy_sent: int = 0
     """Payload that the peer reads in this server's memory; it is not in nbytes_sent."""
-    nbytes_borrowed: int = 0
+    nbytes_zero_copy_received: int = 0
     """Payload that was read in the peer's memory; it is not in nbytes_received."""
 
 
@@ -73,7 +73,7 @@ class Handler(Protocol):
         ...
 
     def heard(self, peer: int, level: int) -> None:
-        """A sign of life: a valid beat, or bytes on the connection (at most once a pass and connection)."""
+        """A sign of life: a valid heartbeat, or bytes on the connection (at most once a pass each)."""
         ...
 
     def lost(self, peer: int, level: int, kind: LostKind, why: str) -> None:
@@ -133,7 +133,7 @@ class Transport(Protocol):
         """Say whether, from now on, this process computes while steps go on; at first it does not."""
         ...
 
-    def beat(self, peer: int, level: int, endpoint: Endpoint, incarnation: int = 0) -> None:
+    def heartbeat(self, peer: int, level: int, endpoint: Endpoint, incarnation: int = 0) -> None:
         """Send one heartbeat over this NIC to a peer, wanted or not; best effort, never fails.
 
         It counts for this `incarnation` of the peer only.

@@ -19,14 +19,14 @@ GIDS = [
 ]
 
 
-def said(name, traffic_class=0, devices=(), fallback="", lends_to=()):
+def said(name, traffic_class=0, devices=(), fallback="", zero_copy_to=()):
     return {
         "transport": {
             "name": name,
             "traffic_class": traffic_class,
             "devices": list(devices),
             "fallback": fallback,
-            "lends_to": list(lends_to),
+            "zero_copy_to": list(zero_copy_to),
         }
     }
 
@@ -38,8 +38,8 @@ def test_status_says_it_once_for_all_servers_alike():
         "10": said("tcp"),
         "2": said("tcp"),
         "3": {"answers": False},
-        "4": said("tcp", lends_to=[5]),
-        "5": said("tcp", lends_to=[4, 6]),
+        "4": said("tcp", zero_copy_to=[5]),
+        "5": said("tcp", zero_copy_to=[4, 6]),
     }
     assert _transport_lines(servers) == [
         "transport of server 0: verbs, traffic class 104, "
@@ -83,8 +83,8 @@ def test_copies_are_per_byte_moved_over_all_turns():
     assert (row.copies_sent, row.copies_received) == (0.1, 0.5)
     assert rows.line(row).split()[-1] == "0.10/0.50"
     assert rows.copies([Block((0.1,), 0.1)]) == (None, None)
-    lent = Block((0.1,), 0.1, Traffic(10, 10, 0, 500, 990, 990))
-    assert rows.copies([lent]) == (0, 0.5)
+    referenced = Block((0.1,), 0.1, Traffic(10, 10, 0, 500, 990, 990))
+    assert rows.copies([referenced]) == (0, 0.5)
 
 
 @pytest.mark.parametrize("traffic_class", [-1, 256])

@@ -7,7 +7,7 @@ import random
 #: How many cases each test tries; together more than 100,000.
 CASES = {
     "handshakes": 20_000,
-    "beats": 10_000,
+    "heartbeats": 10_000,
     "headers": 30_000,
     "frames to a server": 30_000,
     "frames to a learner": 30_000,

@@ -19,7 +19,7 @@ import bml
 from bml.cluster.spec.job import Contact
 from bml.protocol.wire import messages as msg
 from bml.protocol.wire.frame import Header, Kind, pack
-from bml.transport.handshake.auth import NONCE_NBYTES, Beat, DialerHandshake, Hello, Role, seal_beat
+from bml.transport.handshake.auth import NONCE_NBYTES, DialerHandshake, Heartbeat, Hello, Role, seal_heartbeat
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
 
@@ -59,7 +59,7 @@ class Attacker:
     """Knows where everybody listens, the job's name and how all is written, but not the token."""
 
     def __init__(
-        self, contacts: dict[int, Contact], job: bytes, recorded: dict[Endpoint, bytes], beat: bytes
+        self, contacts: dict[int, Contact], job: bytes, recorded: dict[Endpoint, bytes], heartbeat: bytes
     ) -> None:
         self.tried: dict[str, int] = {}
         self.answered = 0
@@ -67,7 +67,7 @@ class Attacker:
         self._chance = random.Random(5)
         self._job = job
         self._recorded = recorded
-        self._beat = beat
+        self._heartbeat = heartbeat
         self._data = [(e, Role.DATA, level) for c in contacts.values() for level, e in enumerate(c.nics)]
         self._control = [(c.control, Role.CONTROL, 0) for c in contacts.values()]
         self._servers = {e: server for server, c in contacts.items() for e in (c.control, *c.nics)}
@@ -131,8 +131,8 @@ class Attacker:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             for datagram in (
                 self._chance.randbytes(self._chance.randrange(100)),
-                seal_beat(b"not the token", self._job, Beat(1, 0, level, time.time_ns())),
-                self._beat,
+                seal_heartbeat(b"not the token", self._job, Heartbeat(1, 0, level, time.time_ns())),
+                self._heartbeat,
             ):
                 for _ in range(5):
                     sock.sendto(datagram, endpoint)
@@ -159,7 +159,7 @@ def test_without_the_token_nobody_joins_reads_or_disturbs() -> None:
                 recorded[endpoint] = recording(token, Hello(Role.DATA, name, 0, level), server, endpoint)
             hello = Hello(Role.CONTROL, name, 0xFFFF_FFFF, 0)
             recorded[contact.control] = recording(token, hello, server, contact.control)
-        attacker = Attacker(contacts, name, recorded, seal_beat(token, name, Beat(1, 0, 0, 1)))
+        attacker = Attacker(contacts, name, recorded, seal_heartbeat(token, name, Heartbeat(1, 0, 0, 1)))
         with attacker.at_work():
             time.sleep(ATTACK_S)
         result = job.wait(60)

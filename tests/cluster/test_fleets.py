@@ -270,10 +270,10 @@ def unavailable() -> Exception:
     return ActorUnavailableError("the connection broke", None)
 
 
-def said(beats: int, term: int = 1) -> Any:
+def said(heartbeats: int, term: int = 1) -> Any:
     from bml.cluster.ray.actors import Said
 
-    return Said([{"term": term, "state": "steady", "highest": term}], NOBODY, beats, False)
+    return Said([{"term": term, "state": "steady", "highest": term}], NOBODY, heartbeats, False)
 
 
 def waits(fleet: Any, until: Callable[[], object]) -> list[Any]:
@@ -340,14 +340,14 @@ def test_a_coordinator_that_ray_does_not_reach_is_replaced_only_if_it_stays_sile
     ray: FakeRay, fleet: Any
 ) -> None:
     ray.answers["CoordinatorActor", "said"] = said(1)
-    waits(fleet, lambda: fleet._coordinator._beats == 1)
+    waits(fleet, lambda: fleet._coordinator._heartbeats == 1)
     fleet._died(1, "killed")
     told = len(ray.asked("CoordinatorActor", "gone"))
     ray.answers["CoordinatorActor", "said"] = unavailable()
     asked = len(ray.asked("CoordinatorActor", "said"))
     waits(fleet, lambda: len(ray.asked("CoordinatorActor", "said")) > asked + 1)
     ray.answers["CoordinatorActor", "said"] = said(2)
-    waits(fleet, lambda: fleet._coordinator._beats == 2)
+    waits(fleet, lambda: fleet._coordinator._heartbeats == 2)
     assert len(ray.asked("CoordinatorActor", "new")) == 1, "it was out of reach for a moment"
     assert len(ray.asked("CoordinatorActor", "gone")) == told + 1, "it is told what it may have missed"
     ray.answers["CoordinatorActor", "said"] = unavailable()
@@ -382,7 +382,7 @@ def test_what_has_the_number_of_a_dead_server_is_not_killed(ray: FakeRay, fleet:
         fleet.join(1, 1, threading.Event())
         told = said(1)
         ray.answers["CoordinatorActor", "said"] = told._replace(process=named)
-        waits(fleet, lambda: fleet._coordinator._beats == 1)
+        waits(fleet, lambda: fleet._coordinator._heartbeats == 1)
         fleet.close()
         assert process.poll() is None
 

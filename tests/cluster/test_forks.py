@@ -18,7 +18,7 @@ import pytest
 
 import bml
 from bml.errors import UsageError
-from bml.sharedmem.status_page import Board, PeerBoard
+from bml.sharedmem.status_page import PeerStatusPage, StatusPage
 
 pytestmark = [
     pytest.mark.real,
@@ -159,7 +159,7 @@ def test_what_a_server_starts_has_none_of_its_descriptors() -> None:
 TRANSPORTS = {
     "shm": {"transport": "shm"},
     "tcp": {"transport": "tcp"},
-    "lent": {"transport": "auto", "algorithm": "bml"},
+    "zero-copy": {"transport": "auto", "algorithm": "bml"},
 }
 
 
@@ -207,13 +207,13 @@ def test_what_children_write_changes_nothing(how: str) -> None:
 
 
 def test_a_child_does_not_let_go_of_results_that_its_parent_reads() -> None:
-    board = Board(b"x" * 32, "job", 0)
-    entry = board.hold(3)
+    page = StatusPage(b"x" * 32, "job", 0)
+    entry = page.hold(3)
     assert entry is not None
     child = os.fork()
     if child == 0:
-        board.let_go(entry)
+        page.let_go(entry)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    assert PeerBoard(0, board.address).held() == {3}
-    board.close()
+    assert PeerStatusPage(0, page.address).held() == {3}
+    page.close()

@@ -1,8 +1,8 @@
 """More than 100,000 messages that nobody of ours would send: refused, dropped, or valid; never a crash.
 
-Everything is drawn from fixed seeds. What is fuzzed is the real thing up to the socket: handshakes, beats,
-control messages, and whole connections into a server (its core, its memory, its shell) that is in the middle
-of a step, or that learns. Afterwards that server must take an honest step, exactly.
+Everything is drawn from fixed seeds. What is fuzzed is the real thing up to the socket: handshakes,
+heartbeats, control messages, and whole connections into a server (its core, its memory, its shell) that is in
+the middle of a step, or that learns. Afterwards that server must take an honest step, exactly.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from bml.train.communicator import Committed
 from bml.transport.handshake.auth import (
     HANDSHAKE_NBYTES,
     AcceptorHandshake,
-    Beat,
     DialerHandshake,
+    Heartbeat,
     Hello,
     Role,
-    open_beat,
-    seal_beat,
+    open_heartbeat,
+    seal_heartbeat,
 )
 from bml.transport.tcp.incoming import Intake
 
@@ -77,14 +77,14 @@ def test_handshakes_without_the_token_never_succeed() -> None:
         assert taken <= HANDSHAKE_NBYTES
 
 
-def test_datagrams_without_the_token_are_no_beats() -> None:
+def test_datagrams_without_the_token_are_no_heartbeats() -> None:
     chance = random.Random(2)
-    for _ in range(CASES["beats"]):
-        beat = Beat(chance.choice(EDGES) & 0xFFFFFFFF, 2, 0, chance.choice(EDGES))
-        assert open_beat(b"token", b"job", seal_beat(b"Token", b"job", beat)) is None
-        good = seal_beat(b"token", b"job", beat)
+    for _ in range(CASES["heartbeats"]):
+        heartbeat = Heartbeat(chance.choice(EDGES) & 0xFFFFFFFF, 2, 0, chance.choice(EDGES))
+        assert open_heartbeat(b"token", b"job", seal_heartbeat(b"Token", b"job", heartbeat)) is None
+        good = seal_heartbeat(b"token", b"job", heartbeat)
         data = damaged(chance, good)
-        assert (open_beat(b"token", b"job", data) == beat) is (data == good)
+        assert (open_heartbeat(b"token", b"job", data) == heartbeat) is (data == good)
 
 
 # --- frames ----------------------------------------------------------------------------------------

@@ -55,9 +55,9 @@ def test_who_sends_never_waits_and_a_slow_reader_gets_the_newest(pair: Pair) -> 
     begun = time.monotonic()
     for number in range(1000):
         outbox.put("changed", number)
-        outbox.put("beat")
+        outbox.put("heartbeat")
     assert time.monotonic() - begun < 1.0
-    assert [receive(pair[1]) for _ in range(3)] == [(BULK,), ("changed", 999), ("beat",)]
+    assert [receive(pair[1]) for _ in range(3)] == [(BULK,), ("changed", 999), ("heartbeat",)]
     outbox.flush()
     outbox.put("it goes on")
     assert receive(pair[1]) == ("it goes on",)

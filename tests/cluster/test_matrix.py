@@ -147,18 +147,18 @@ SHARING = [
     for cell in CELLS
     if cell.kind not in ("blackhole", "cut", "switch") and cell.phase != "recovery"
 ]
-#: Servers of one host that lend each other payloads, by the schedules of tcp.
-LENDING = [replace(cell, transport="auto") for cell in SHARING]
+#: Servers of one host that make zero-copy sends to each other, by the schedules of tcp.
+ZERO_COPY = [replace(cell, transport="auto") for cell in SHARING]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     wanted = os.environ.get("BML_MATRIX", str(SAMPLE))
     if "cell" in metafunc.fixturenames:
         rng = random.Random(seed_of(metafunc.config))
-        cells = CELLS + SHARING + LENDING
+        cells = CELLS + SHARING + ZERO_COPY
         if wanted != "all":
             cells = rng.sample(CELLS, int(wanted)) + rng.sample(SHARING, int(wanted) // 4)
-            cells += rng.sample(LENDING, int(wanted) // 16)
+            cells += rng.sample(ZERO_COPY, int(wanted) // 16)
         metafunc.parametrize("cell", cells, ids=str)
 
 

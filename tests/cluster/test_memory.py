@@ -90,7 +90,7 @@ def test_a_fault_in_a_step(fault: str) -> None:
 TRANSPORTS = {
     "shm": {"transport": "shm"},
     "tcp": {"transport": "tcp"},
-    "lent": {"transport": "auto", "algorithm": "bml"},
+    "zero-copy": {"transport": "auto", "algorithm": "bml"},
 }
 
 

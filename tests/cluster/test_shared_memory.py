@@ -200,7 +200,7 @@ def asleep_between_complete_and_home(session: bml.Session, told: Path) -> int:
 
     def slowly(*args: Any) -> Any:
         if step == STEP and session.server == 4:
-            while loop.boards.behind(1, 1 + STEP, Stage.COMPLETE, range(5)):
+            while loop.status_pages.behind(1, 1 + STEP, Stage.COMPLETE, range(5)):
                 time.sleep(0)
             os.kill(os.getpid(), signal.SIGKILL)
         if step == STEP and session.server == 1:
@@ -337,8 +337,8 @@ def test_what_is_read_in_place_is_not_copied() -> None:
     """A result that a user reads where it lies takes its memory as long as it is used; a copy takes none."""
 
     def train(session: bml.Session) -> tuple[int, int, int]:
-        boards = session._communicator._loop.boards  # type: ignore[attr-defined]
-        own, held = boards[session.server], []
+        pages = session._communicator._loop.status_pages  # type: ignore[attr-defined]
+        own, held = pages[session.server], []
         x = session.empty(2 * LARGE)
         x[:] = 1
         there = session.allreduce(x, shared=True)

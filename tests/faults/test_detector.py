@@ -1,4 +1,4 @@
-"""The detector on a virtual clock: beats with delays, losses and stalls from seeds."""
+"""The detector on a virtual clock: heartbeats with delays, losses and stalls from seeds."""
 
 import heapq
 
@@ -21,7 +21,7 @@ def run(
     stalls: list[tuple[float, float]] | None = None,
     late_s: float = 0.0,
 ) -> list[tuple[float, Suspicion]]:
-    """Drive the detector like a real loop: wake at its deadline or an arrival, read, beat, check.
+    """Drive the detector like a real loop: wake at its deadline or an arrival, read, heartbeat, check.
 
     In a stall (from, to) the loop does not run; `late_s` is how late every wake-up by time is.
     """
@@ -36,12 +36,12 @@ def run(
         while queue and queue[0][0] <= now:
             _, peer, level = heapq.heappop(queue)
             detector.heard(peer, level, now)
-        detector.beats_due(now)
+        detector.heartbeats_due(now)
         raised += [(now, suspicion) for suspicion in detector.check(now)]
     return raised
 
 
-def beats(
+def heartbeats(
     rng: np.random.Generator, until_s: float, mean_delay_s: float = 0.0, loss: float = 0.0
 ) -> list[tuple[float, int, int]]:
     """Arrivals of all links: sent once an interval, delayed (gamma, shape 2), some lost, in order."""
@@ -58,7 +58,7 @@ def beats(
 def test_a_silent_link_is_noticed_in_time_and_nothing_else(seed: int) -> None:
     rng = np.random.default_rng(seed)
     dead_from_s = float(rng.uniform(1, 3))
-    arrivals = [a for a in beats(rng, 6, mean_delay_s=0.002) if a[1:] != (3, 1) or a[0] < dead_from_s]
+    arrivals = [a for a in heartbeats(rng, 6, mean_delay_s=0.002) if a[1:] != (3, 1) or a[0] < dead_from_s]
     detector = Detector(0, LINKS, DETECT_S, 0.0)
     raised = run(detector, arrivals, 6)
     assert [(s.observer, s.peer, s.level, s.kind) for _, s in raised] == [(0, 3, 1, "silence")]
@@ -72,13 +72,15 @@ def test_a_silent_link_is_noticed_in_time_and_nothing_else(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_random_delays_under_load_are_no_failure(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    assert run(Detector(0, LINKS, DETECT_S, 0.0), beats(rng, 60, mean_delay_s=0.08), 60, late_s=0.01) == []
+    assert (
+        run(Detector(0, LINKS, DETECT_S, 0.0), heartbeats(rng, 60, mean_delay_s=0.08), 60, late_s=0.01) == []
+    )
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_lost_beats_are_no_failure(seed: int) -> None:
+def test_lost_heartbeats_are_no_failure(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    assert run(Detector(0, LINKS, DETECT_S, 0.0), beats(rng, 60, 0.005, loss=0.03), 60) == []
+    assert run(Detector(0, LINKS, DETECT_S, 0.0), heartbeats(rng, 60, 0.005, loss=0.03), 60) == []
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -96,7 +98,7 @@ def test_the_loop_does_not_spin_at_a_deadline_that_rounds_down() -> None:
         detector = Detector(0, [(1, 0)], DETECT_S, last_s)
         now = last_s
         for _ in range(8):
-            detector.beats_due(now)
+            detector.heartbeats_due(now)
             detector.check(now)
             deadline = detector.next_deadline(now)
             assert deadline > now
@@ -122,14 +124,14 @@ def test_a_server_that_was_itself_frozen_suspects_nobody(seed: int, stall_s: flo
     rng = np.random.default_rng(seed)
     start_s = float(rng.uniform(1, 2))
     # What arrives during the stall waits in the sockets; here it is even lost.
-    arrivals = [a for a in beats(rng, stall_s + 5) if not start_s < a[0] < start_s + stall_s]
+    arrivals = [a for a in heartbeats(rng, stall_s + 5) if not start_s < a[0] < start_s + stall_s]
     stalls = [(start_s, start_s + stall_s)]
     assert run(Detector(0, LINKS, DETECT_S, 0.0), arrivals, stall_s + 5, stalls=stalls) == []
 
 
 def test_after_its_own_freeze_it_still_finds_who_died_meanwhile() -> None:
     rng = np.random.default_rng(0)
-    arrivals = [a for a in beats(rng, 10) if a[1] != 2 or a[0] < 2]
+    arrivals = [a for a in heartbeats(rng, 10) if a[1] != 2 or a[0] < 2]
     raised = run(Detector(0, LINKS, DETECT_S, 0.0), arrivals, 10, stalls=[(1.9, 5.0)])
     assert [s.peer for _, s in raised] == [2]
     assert 5.0 + DETECT_S <= raised[0][0] <= 5.0 + DETECT_S + 1.5 * INTERVAL_S
@@ -137,7 +139,7 @@ def test_after_its_own_freeze_it_still_finds_who_died_meanwhile() -> None:
 
 def test_a_loop_that_is_always_late_still_detects() -> None:
     rng = np.random.default_rng(0)
-    arrivals = [a for a in beats(rng, 10) if a[1:] != (6, 1) or a[0] < 2]
+    arrivals = [a for a in heartbeats(rng, 10) if a[1:] != (6, 1) or a[0] < 2]
     stalls = [(i * 0.16, i * 0.16 + 0.155) for i in range(100)]
     raised = run(Detector(0, LINKS, DETECT_S, 0.0), arrivals, 10, stalls=stalls)
     assert [s.peer for _, s in raised] == [6]
@@ -181,12 +183,12 @@ def test_who_did_not_run_himself_has_not_heard_that_all_are_silent() -> None:
     assert detector.deaf(0, 1, 3.0) == []
 
 
-def test_all_links_beat_together_once_an_interval() -> None:
+def test_all_links_send_heartbeats_together_once_an_interval() -> None:
     detector = Detector(0, LINKS, DETECT_S, 0.0)
-    sent = [i for i in range(100) if detector.beats_due(i * 0.01 + 1e-9) == LINKS]
+    sent = [i for i in range(100) if detector.heartbeats_due(i * 0.01 + 1e-9) == LINKS]
     assert sent == [0, 10, 20, 30, 40, 50, 60, 70, 80, 90]
-    assert detector.beats_due(7.03) == LINKS
-    assert detector.beats_due(7.1) == []
+    assert detector.heartbeats_due(7.03) == LINKS
+    assert detector.heartbeats_due(7.1) == []
     assert detector.next_deadline(7.1) <= 7.03 + INTERVAL_S
 
 
@@ -202,9 +204,9 @@ def test_a_new_view_gives_a_suspected_link_another_chance_once() -> None:
     assert again == [(13, 1), (13, 5)]
 
 
-def test_deadline_without_links_is_the_next_beat() -> None:
+def test_deadline_without_links_is_the_next_heartbeat() -> None:
     detector = Detector(0, [], DETECT_S, 3.0)
-    assert detector.beats_due(3.0) == []
+    assert detector.heartbeats_due(3.0) == []
     assert detector.next_deadline(3.05) == pytest.approx(3.1)
     assert detector.next_deadline(9.0) == 9.0
 

@@ -12,7 +12,7 @@ from bml.topology import bcube, parse_failure
 INTERVAL_S, DETECT_S = 0.1, 0.5
 
 
-def beats(recovery: Recovery, start_s: float, stop_s: float) -> tuple[list[float], list[float]]:
+def heartbeats(recovery: Recovery, start_s: float, stop_s: float) -> tuple[list[float], list[float]]:
     """Hear (1, 0) every interval; returns when it became trusted and when no longer."""
     came, went = [], []
     for tick in range(round(start_s * 100), round(stop_s * 100)):
@@ -30,7 +30,7 @@ def beats(recovery: Recovery, start_s: float, stop_s: float) -> tuple[list[float
 def test_trusted_after_the_needed_time_and_not_before() -> None:
     recovery = Recovery(INTERVAL_S, DETECT_S)
     recovery.set_links({(1, 0): 1.0})
-    (came,), went = beats(recovery, 5.0, 8.0)
+    (came,), went = heartbeats(recovery, 5.0, 8.0)
     assert came == pytest.approx(6.01)
     assert not went
     assert recovery.trusted == ((1, 0),)
@@ -39,9 +39,9 @@ def test_trusted_after_the_needed_time_and_not_before() -> None:
 def test_a_gap_starts_the_time_anew_and_takes_trust_back() -> None:
     recovery = Recovery(INTERVAL_S, DETECT_S)
     recovery.set_links({(1, 0): 1.0})
-    assert beats(recovery, 0.0, 0.9) == ([], [])
-    assert beats(recovery, 1.5, 2.4) == ([], [])  # silent in between
-    (came,), _ = beats(recovery, 2.4, 4.0)
+    assert heartbeats(recovery, 0.0, 0.9) == ([], [])
+    assert heartbeats(recovery, 1.5, 2.4) == ([], [])  # silent in between
+    (came,), _ = heartbeats(recovery, 2.4, 4.0)
     assert came == pytest.approx(2.51)
     assert recovery.check(4.5) == ([], [(1, 0)], [])
 

@@ -549,7 +549,7 @@ def test_silence_is_borne_for_longer_during_the_first_steps(running: Driver) -> 
 def test_heartbeats_go_out_and_silence_is_told(running: Driver) -> None:
     running.warm_up()
     running.now = 0.1
-    assert only(ev.Beat, running.give(ev.Tick())) == ev.Beat(PEER, 0)
+    assert only(ev.Heartbeat, running.give(ev.Tick())) == ev.Heartbeat(PEER, 0)
     told: list[msg.ToCoordinator] = []
     for tick in range(2, 20):
         running.now = tick * 0.05

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bml.protocol.step.slices import LAN_RATE, LENT_RATE, SAME_HOST_RATE, rate_of, slice_nbytes
+from bml.protocol.step.slices import LAN_RATE, SAME_HOST_RATE, ZERO_COPY_RATE, rate_of, slice_nbytes
 
 MIB = 1 << 20
 
@@ -24,7 +24,7 @@ def test_size_of_slices(nbytes: int, rate: float, wanted: float) -> None:
 
 
 def test_larger_vectors_and_faster_nics_have_larger_slices() -> None:
-    for rate in (25e6, LAN_RATE, SAME_HOST_RATE, LENT_RATE):
+    for rate in (25e6, LAN_RATE, SAME_HOST_RATE, ZERO_COPY_RATE):
         sizes = [slice_nbytes(1 << power, rate) for power in range(32)]
         assert sizes == sorted(sizes)
     assert slice_nbytes(MIB, 25e6) <= slice_nbytes(MIB, LAN_RATE) <= slice_nbytes(MIB, SAME_HOST_RATE)
@@ -36,5 +36,5 @@ def test_one_address_elsewhere_makes_it_a_network() -> None:
 
 
 def test_payloads_that_stay_where_they_are_have_larger_slices() -> None:
-    assert rate_of(["127.10.0.1", "127.11.0.9"], lends=True) == LENT_RATE > SAME_HOST_RATE
-    assert rate_of(["127.10.0.1", "10.10.0.1"], lends=True) == LAN_RATE
+    assert rate_of(["127.10.0.1", "127.11.0.9"], zero_copy=True) == ZERO_COPY_RATE > SAME_HOST_RATE
+    assert rate_of(["127.10.0.1", "10.10.0.1"], zero_copy=True) == LAN_RATE

@@ -32,13 +32,13 @@ class Driver:
         self.orders += found
         return found
 
-    def run(self, for_s: float, beats: bool = True) -> list[Order]:
+    def run(self, for_s: float, heartbeats: bool = True) -> list[Order]:
         found: list[Order] = []
         until = self.now + for_s
         while self.now < until:
             self.now = min(self.succession.next_deadline(self.now), self.now + TIMES.heartbeat_s, until)
-            if beats:
-                self.succession.beat(self.term, self.now)
+            if heartbeats:
+                self.succession.heartbeat(self.term, self.now)
             found += self.look()
         return found
 
@@ -83,7 +83,7 @@ def test_what_an_older_coordinator_says_counts_for_its_term_alone(working: Drive
 
 
 def test_a_silent_one_is_killed_and_replaced(working: Driver) -> None:
-    kill, start = working.run(0.7, beats=False)
+    kill, start = working.run(0.7, heartbeats=False)
     assert isinstance(kill, Kill)
     assert "was silent for 0." in kill.why
     assert start == Start(2)
@@ -91,25 +91,27 @@ def test_a_silent_one_is_killed_and_replaced(working: Driver) -> None:
 
 def test_silence_is_judged_by_how_regular_the_signs_of_life_were(working: Driver) -> None:
     for gap_s in (0.1, 0.45) * 20:
-        working.run(gap_s, beats=False)
-        working.succession.beat(1, working.now)
-    assert working.run(1.0, beats=False) == []
-    assert [type(order) for order in working.run(0.6, beats=False)] == [Kill, Start], "3 detect_s at most"
+        working.run(gap_s, heartbeats=False)
+        working.succession.heartbeat(1, working.now)
+    assert working.run(1.0, heartbeats=False) == []
+    assert [type(order) for order in working.run(0.6, heartbeats=False)] == [Kill, Start], (
+        "3 detect_s at most"
+    )
 
 
 def test_the_launcher_forgives_its_own_pause(working: Driver) -> None:
     working.now += 30.0
     assert working.look() == [], "it did not run itself: what came meanwhile is not read yet"
-    assert working.run(0.4, beats=False) == []
+    assert working.run(0.4, heartbeats=False) == []
     assert working.run(0.3) == []
-    assert [type(order) for order in working.run(0.7, beats=False)] == [Kill, Start]
+    assert [type(order) for order in working.run(0.7, heartbeats=False)] == [Kill, Start]
 
 
 def test_before_its_first_sign_of_life_it_has_time_to_start() -> None:
     driver = Driver()
     driver.look()
-    assert driver.run(STARTS_S - 0.2, beats=False) == []
-    kill, start = driver.run(0.4, beats=False)
+    assert driver.run(STARTS_S - 0.2, heartbeats=False) == []
+    kill, start = driver.run(0.4, heartbeats=False)
     assert kill == Kill("gave no sign of life within 10 s")
     assert start == Start(2)
 
@@ -131,7 +133,7 @@ def test_of_those_that_come_to_nothing_there_is_an_end_with_the_cause() -> None:
     driver = Driver()
     began = driver.now
     while not driver.succession.over:
-        driver.run(0.05, beats=False)
+        driver.run(0.05, heartbeats=False)
         driver.ended(f"exited with status {driver.term}")
         assert driver.now < began + 10.0
     *starts, end = driver.orders
@@ -148,20 +150,20 @@ def test_those_that_are_replaced_for_silence_again_and_again_get_more_time() -> 
     for _ in range(6):
         driver.run(0.2)
         lived_s.append(-driver.now)
-        while not any(isinstance(order, Kill) for order in driver.run(0.1, beats=False)):
+        while not any(isinstance(order, Kill) for order in driver.run(0.1, heartbeats=False)):
             pass
         lived_s[-1] += driver.now
-        driver.run(2.0, beats=False)
+        driver.run(2.0, heartbeats=False)
     assert lived_s == pytest.approx([0.5, 1.0, 2.0, 4.0, 4.0, 4.0], abs=0.25)
     driver.run(0.2)
     driver.said("steady")
     driver.ended()
     driver.run(0.3)
-    assert driver.run(3.0, beats=False) == [], "that one came to something is no sign that it is fast"
+    assert driver.run(3.0, heartbeats=False) == [], "that one came to something is no sign that it is fast"
     driver.run(33.0)
     driver.ended()
     driver.run(0.3)
-    assert [type(order) for order in driver.run(0.7, beats=False)] == [Kill, Start], "one lived for long"
+    assert [type(order) for order in driver.run(0.7, heartbeats=False)] == [Kill, Start], "one lived for long"
 
 
 def test_one_that_is_steady_and_silent_in_turn_is_not_replaced_as_fast_for_ever() -> None:
@@ -170,7 +172,7 @@ def test_one_that_is_steady_and_silent_in_turn_is_not_replaced_as_fast_for_ever(
     for _ in range(20):
         driver.run(0.3)
         driver.said("steady")
-        driver.run(1.2, beats=False)
+        driver.run(1.2, heartbeats=False)
     assert driver.term <= 3, "a silence of 1.2 s is borne by then"
 
 

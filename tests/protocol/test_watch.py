@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bml.faults.stalls import Flow
-from bml.protocol.server.events import Beat, Probe, Tell
+from bml.protocol.server.events import Heartbeat, Probe, Tell
 from bml.protocol.server.watch import Watch
 from bml.protocol.wire import messages as msg
 from bml.topology import parse
@@ -25,14 +25,14 @@ class Driver:
         self.watch = Watch(0, parse("bcube:3x2"), DETECT_S, 0.0)
         self.watch.set_view(view(), LINKS, 0.0)
         self.now = 0.0
-        self.beating = set(LINKS)
+        self.alive = set(LINKS)
         self.flows: dict[tuple[int, int], Flow] = {}
 
     def run(self, seconds: float) -> list[msg.ToCoordinator]:
         told: list[msg.ToCoordinator] = []
         for _ in range(round(seconds * 10)):
             self.now += 0.1
-            for peer, level in self.beating:
+            for peer, level in self.alive:
                 self.watch.heard(peer, level, self.now)
             self.watch.flows(self.flows, self.now)
             told += [one.message for one in self.watch.tick(self.now) if isinstance(one, Tell)]
@@ -62,7 +62,7 @@ def test_a_stall_is_borne_as_long_as_silence() -> None:
 
 def test_without_heartbeats_it_is_silence_and_a_server_that_is_to_blame() -> None:
     driver = Driver()
-    driver.beating -= {(1, 0)}
+    driver.alive -= {(1, 0)}
     driver.flows = {(1, 0): Flow(True, 5, 3)}
     kinds = [one.kind for one in driver.run(3.0) if isinstance(one, msg.Suspect)]
     assert kinds == ["silence"]
@@ -70,10 +70,10 @@ def test_without_heartbeats_it_is_silence_and_a_server_that_is_to_blame() -> Non
 
 def test_a_stall_comes_up_again_when_silence_that_hid_it_is_over() -> None:
     driver = Driver()
-    driver.beating -= {(1, 0)}
+    driver.alive -= {(1, 0)}
     driver.flows = {(1, 0): Flow(True, 5, 3)}
     driver.run(1.0)
-    driver.beating |= {(1, 0)}
+    driver.alive |= {(1, 0)}
     told = driver.run(0.3)
     assert told[0] == msg.Withdraw(0, 1, 0)
     assert [one.kind for one in told[1:] if isinstance(one, msg.Suspect)] == ["stall"]
@@ -88,7 +88,7 @@ def test_flows_of_links_that_are_not_watched_do_not_count() -> None:
 @pytest.mark.parametrize(("heard", "kinds"), [(True, ["stall"]), (False, ["reset"])])
 def test_a_time_out_is_a_stall_while_the_peer_is_heard(heard: bool, kinds: list[str]) -> None:
     driver = Driver()
-    driver.beating = set(LINKS) if heard else LINKS - {(1, 0)}
+    driver.alive = set(LINKS) if heard else LINKS - {(1, 0)}
     driver.run(0.4)
     told = driver.watch.lost(1, 0, "timeout", "no answer", driver.now)
     assert [one.message.kind for one in told if isinstance(one.message, msg.Suspect)] == kinds
@@ -104,16 +104,16 @@ def to_a_new_coordinator(driver: Driver) -> list[str]:
 @pytest.mark.parametrize("kind", ["timeout", "reset"])
 def test_a_lost_connection_is_no_suspicion_once_its_peer_has_been_heard_for_long(kind: str) -> None:
     driver = Driver()
-    driver.beating -= {(1, 0)}
+    driver.alive -= {(1, 0)}
     driver.run(1.0)
     driver.watch.lost(1, 0, kind, "it broke", driver.now)
     assert to_a_new_coordinator(driver) == ["reset"]
-    driver.beating |= {(1, 0)}
+    driver.alive |= {(1, 0)}
     driver.run(0.3)
     assert to_a_new_coordinator(driver) == ["reset"], "who heard it last before it died would say as much"
     driver.run(0.5)
     assert to_a_new_coordinator(driver) == ["Interrupted"]
-    driver.beating -= {(1, 0)}
+    driver.alive -= {(1, 0)}
     driver.run(0.5)
     assert to_a_new_coordinator(driver) == ["reset"]
     driver.watch.set_view(view(2), LINKS, driver.now)
@@ -138,7 +138,7 @@ def test_a_part_that_is_out_is_trusted_after_a_probe_only() -> None:
     driver = Driver()
     links = LINKS - {(1, 0), (2, 0)}
     driver.watch.set_view(view(2, ("link:0/0",)), frozenset(links), 0.0)
-    probes, healthy, beats = [], [], []
+    probes, healthy, heartbeats = [], [], []
     for tick in range(1, 60):
         now = tick / 10
         for peer, level in LINKS:
@@ -151,9 +151,9 @@ def test_a_part_that_is_out_is_trusted_after_a_probe_only() -> None:
                         assert driver.watch.proved(peer, level) == []
                 case Tell(msg.Healthy(_, peer, level)):
                     healthy.append((peer, level))
-                case Beat(peer, level) if level == 0:
-                    beats.append(peer)
-    assert {*beats} == {1, 2}
+                case Heartbeat(peer, level) if level == 0:
+                    heartbeats.append(peer)
+    assert {*heartbeats} == {1, 2}
     assert healthy == [(1, 0)]
     assert [peer for peer, _, _ in probes].count(1) == 1
     assert [now for peer, _, now in probes if peer == 2] == pytest.approx([1.1, 2.7, 4.3, 5.9], abs=0.21)
@@ -163,12 +163,12 @@ def test_a_server_without_links_is_heard_all_the_same() -> None:
     """Else no link of it could ever be trusted again."""
     driver = Driver()
     driver.watch.set_view(view(2, ("link:0/0", "link:0/1")), frozenset(), 0.0)
-    beats = {(one.peer, one.level) for one in driver.watch.tick(0.1) if isinstance(one, Beat)}
-    assert beats == LINKS
+    heartbeats = {(one.peer, one.level) for one in driver.watch.tick(0.1) if isinstance(one, Heartbeat)}
+    assert heartbeats == LINKS
 
 
-def test_lost_links_are_beaten_with_the_others_and_no_oftener() -> None:
+def test_lost_links_get_heartbeats_with_the_others_and_no_oftener() -> None:
     driver = Driver()
     driver.watch.set_view(view(2, ("link:1/0",)), LINKS - {(1, 0)}, 0.0)
-    assert any(isinstance(one, Beat) for one in driver.watch.tick(0.2))
-    assert not [one for one in driver.watch.tick(0.2 + 1e-6) if isinstance(one, Beat)]
+    assert any(isinstance(one, Heartbeat) for one in driver.watch.tick(0.2))
+    assert not [one for one in driver.watch.tick(0.2 + 1e-6) if isinstance(one, Heartbeat)]

@@ -241,13 +241,13 @@ def read_terms_from_a_clock(patch: Patch) -> None:
 
 def never_miss_a_coordinator(patch: Patch) -> None:
     """A coordinator that has lived once is replaced only if its process ends, not if it is stopped."""
-    beat = Succession.beat
+    heartbeat = Succession.heartbeat
 
     def trusted(self: Succession, term: int, now: float) -> None:
-        beat(self, term, now)
+        heartbeat(self, term, now)
         self._detector.set_links((), now)
 
-    patch.setattr(Succession, "beat", trusted)
+    patch.setattr(Succession, "heartbeat", trusted)
 
 
 def ignore_stalls(patch: Patch) -> None:

@@ -20,7 +20,7 @@ class Ends:
         self.processes = {0: Process(), 1: Process()}
         self.seen: list[tuple[int, int]] = []
         self.lost: list[tuple[int, str]] = []
-        self.beats: list[int] = []
+        self.heartbeats: list[int] = []
         self.proofs: list[int] = []
         self.wires = Wires(
             self.network,
@@ -28,7 +28,7 @@ class Ends:
             process=lambda server: self.processes[server],
             arrived=self.arrived,
             lost=lambda server, peer, level, why: self.lost.append((server, why)),
-            heard=lambda to, origin, level: self.beats.append(to),
+            heard=lambda to, origin, level: self.heartbeats.append(to),
             proved=lambda to, origin, level: self.proofs.append(to),
             delays=NONE,
         )
@@ -118,9 +118,9 @@ def test_a_blocked_path_gives_no_sign_and_is_late_when_it_heals() -> None:
     ends.run()
     ends.wires.paths.block("silent", (1, 0))
     ends.send(1, 2)
-    ends.wires.beat(0, 1, 0)
+    ends.wires.heartbeat(0, 1, 0)
     ends.run()
-    assert (ends.seen, ends.lost, ends.beats) == ([], [], [])
+    assert (ends.seen, ends.lost, ends.heartbeats) == ([], [], [])
     ends.wires.heal("silent", (1, 0))
     ends.send(3)
     ends.run()
@@ -146,9 +146,9 @@ def test_the_sender_knows_what_is_acknowledged_and_a_stall_holds_back_that_alone
     assert not ends.wires.flows(0)[1, 0].outstanding
     ends.wires.paths.block("stall", (0, 1, 0))
     ends.send(1)
-    ends.wires.beat(0, 1, 0)
+    ends.wires.heartbeat(0, 1, 0)
     ends.run()
-    assert (ends.seen, ends.beats) == ([], [1])
+    assert (ends.seen, ends.heartbeats) == ([], [1])
     assert ends.wires.flows(0)[1, 0].outstanding
     ends.wires.heal("stall", (0, 1, 0))
     ends.run()

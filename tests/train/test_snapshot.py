@@ -127,18 +127,18 @@ def refusal_of(made: NamedState) -> str:
     return manifest_of(whole(snapshot(made, (), (0,), b""))).refusal
 
 
-class Lent(np.ndarray):  # type: ignore[type-arg]
+class NoOwner(np.ndarray):  # type: ignore[type-arg]
     """As the base of an array of session.empty, see bml.io.memory.Block."""
 
     on_gone = print
 
 
-def in_lent_memory() -> "np.ndarray[tuple[int, ...], np.dtype[np.float64]]":
+def in_foreign_memory() -> "np.ndarray[tuple[int, ...], np.dtype[np.float64]]":
     memory = np.zeros(24, np.uint8)
-    return np.ndarray(3, np.float64, Lent((24,), np.uint8, memory))
+    return np.ndarray(3, np.float64, NoOwner((24,), np.uint8, memory))
 
 
-@pytest.mark.parametrize("make", [lambda: np.zeros(3), in_lent_memory, lambda: np.zeros(6)[::2]])
+@pytest.mark.parametrize("make", [lambda: np.zeros(3), in_foreign_memory, lambda: np.zeros(6)[::2]])
 @pytest.mark.parametrize("shape", [lambda w: w, lambda w: [w], lambda w: {"a": (w,)}])
 def test_an_array_that_was_bound_anew_is_given_to_no_joiner(make: object, shape: object) -> None:
     w = make()  # type: ignore[operator]

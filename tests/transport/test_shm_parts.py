@@ -1,4 +1,4 @@
-"""Shared memory in parts: who may write and read, what boards say, results mapped in one piece, waiting."""
+"""Shared memory in parts: who may write and read, status pages, results mapped in one piece, waiting."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ import pytest
 
 from bml.io import mapping
 from bml.protocol.step.direct import Stage, Sum, standing
-from bml.sharedmem import Boards, Reduction, SharedPool, Use, futex
+from bml.sharedmem import Reduction, SharedPool, StatusPages, Use, futex
 from bml.sharedmem.joined import Joined
 from bml.sharedmem.segment import Segment, map_to_read, why_not
-from bml.sharedmem.status_page import ASLEEP, CALL, N_HELD, STANDING, Board, PeerBoard
+from bml.sharedmem.status_page import ASLEEP, CALL, N_HELD, STANDING, PeerStatusPage, StatusPage
 from bml.topology.errors import FabricError
 
 pytestmark = [
@@ -65,16 +65,16 @@ def test_a_segment_longer_than_it_is_cannot_be_mapped() -> None:
         map_to_read(address)
 
 
-def test_a_board_says_what_was_posted() -> None:
-    board = Board(TOKEN, JOB, 3)
+def test_a_status_page_says_what_was_posted() -> None:
+    page = StatusPage(TOKEN, JOB, 3)
     pool = SharedPool(1 << 20)
     array = pool.empty(100, "float32")
     place = pool.locate(array)
-    seen = PeerBoard(3, board.address)
+    seen = PeerStatusPage(3, page.address)
     before = seen.changes
-    board.describe(0xFFFFFFFF, "allreduce sum ä" * 300, place, 2)
-    board.post(7, 12, Stage.DONE)
-    board.put_piece(2, Segment(4096).address)
+    page.describe(0xFFFFFFFF, "allreduce sum ä" * 300, place, 2)
+    page.post(7, 12, Stage.DONE)
+    page.put_piece(2, Segment(4096).address)
     assert seen.words[STANDING] == standing(7, 12, Stage.DONE)
     assert seen.changes == before + 1
     assert (seen.words[CALL], seen.result_set, seen.input) == (0xFFFFFFFF, 2, place)
@@ -83,16 +83,16 @@ def test_a_board_says_what_was_posted() -> None:
     assert seen.piece(2).nbytes == 4096
 
 
-def test_only_a_board_of_this_job_and_token_is_believed() -> None:
-    seen = PeerBoard(3, Board(TOKEN, JOB, 3).address)
+def test_only_a_status_page_of_this_job_and_token_is_believed() -> None:
+    seen = PeerStatusPage(3, StatusPage(TOKEN, JOB, 3).address)
     assert seen.proves(TOKEN, JOB)
     assert not seen.proves(b"u" * 32, JOB)
     assert not seen.proves(TOKEN, "job-2")
-    assert not PeerBoard(4, seen.address).proves(TOKEN, JOB)
+    assert not PeerStatusPage(4, seen.address).proves(TOKEN, JOB)
 
 
-def test_boards_that_cannot_be_used_are_named() -> None:
-    mine, other = Boards(0, TOKEN, JOB), Boards(1, b"u" * 32, JOB)
+def test_status_pages_that_cannot_be_used_are_named() -> None:
+    mine, other = StatusPages(0, TOKEN, JOB), StatusPages(1, b"u" * 32, JOB)
     with pytest.raises(FabricError, match="server 1 shares is not of this job"):
         mine.open({0: mine.own.address, 1: other.own.address})
     with pytest.raises(FabricError, match="server 1 shares no memory"):
@@ -101,8 +101,8 @@ def test_boards_that_cannot_be_used_are_named() -> None:
         mine.open({0: mine.own.address, 1: other.own.address._replace(namespace=1)})
 
 
-def test_who_is_dead_already_has_no_board_and_is_named_when_it_is_needed() -> None:
-    mine, other = Boards(0, TOKEN, JOB), Boards(1, TOKEN, JOB)
+def test_who_is_dead_already_has_no_status_page_and_is_named_when_it_is_needed() -> None:
+    mine, other = StatusPages(0, TOKEN, JOB), StatusPages(1, TOKEN, JOB)
     dead = other.own.address._replace(fd=9999)
     mine.open({0: mine.own.address, 1: dead})
     with pytest.raises(OSError, match="the process of server 1 is gone"):
@@ -116,7 +116,7 @@ def test_who_is_dead_already_has_no_board_and_is_named_when_it_is_needed() -> No
 
 
 def test_what_an_earlier_incarnation_reads_is_not_free_while_it_may_run() -> None:
-    mine, first, second = (Boards(server, TOKEN, JOB) for server in (0, 1, 1))
+    mine, first, second = (StatusPages(server, TOKEN, JOB) for server in (0, 1, 1))
     first.own.hold(0)
     mine.open({0: mine.own.address, 1: first.own.address})
     mine.admit({0: mine.own.address, 1: second.own.address})
@@ -124,9 +124,9 @@ def test_what_an_earlier_incarnation_reads_is_not_free_while_it_may_run() -> Non
     assert mine.free_set() == 1, "this process is the earlier incarnation's, too, and runs"
 
 
-def test_a_view_that_comes_while_boards_are_looked_up_is_not_missed() -> None:
-    """The loop admits another incarnation of server 1 while the training thread asks for its board."""
-    mine, first, second = (Boards(server, TOKEN, JOB) for server in (0, 1, 1))
+def test_a_view_that_comes_while_status_pages_are_looked_up_is_not_missed() -> None:
+    """The loop admits another incarnation of server 1 while the training thread asks for its page."""
+    mine, first, second = (StatusPages(server, TOKEN, JOB) for server in (0, 1, 1))
     mine.open({0: mine.own.address, 1: first.own.address})
 
     class Members(tuple[int, ...]):
@@ -134,19 +134,19 @@ def test_a_view_that_comes_while_boards_are_looked_up_is_not_missed() -> None:
             yield from super().__iter__()
             mine.admit({0: mine.own.address, 1: second.own.address})
 
-    assert [board.server for board in mine.of(Members((0, 1)))] == [0, 1]
-    assert [board.address for board in mine.of((0, 1))] == [mine.own.address, second.own.address]
+    assert [page.server for page in mine.of(Members((0, 1)))] == [0, 1]
+    assert [page.address for page in mine.of((0, 1))] == [mine.own.address, second.own.address]
 
 
 def test_result_sets_are_free_when_nobody_holds_them() -> None:
-    board = Boards(0, TOKEN, JOB)
-    board.open({0: board.own.address})
-    entries = [board.own.hold(number) for number in range(N_HELD)]
-    assert board.free_set() == N_HELD
-    assert board.own.hold(N_HELD) is None, "one set must stay free for ever"
+    page = StatusPages(0, TOKEN, JOB)
+    page.open({0: page.own.address})
+    entries = [page.own.hold(number) for number in range(N_HELD)]
+    assert page.free_set() == N_HELD
+    assert page.own.hold(N_HELD) is None, "one set must stay free for ever"
     assert entries[4] is not None
-    board.own.let_go(entries[4])
-    assert board.free_set() == 4
+    page.own.let_go(entries[4])
+    assert page.free_set() == 4
 
 
 def test_segments_are_mapped_one_behind_the_other_and_stay_until_the_last_array() -> None:
@@ -185,8 +185,8 @@ def fall_asleep(sleeper: threading.Thread) -> None:
 
 
 def test_a_wait_ends_when_something_is_posted() -> None:
-    board = Board(TOKEN, JOB, 0)
-    seen = PeerBoard(0, board.address)
+    page = StatusPage(TOKEN, JOB, 0)
+    seen = PeerStatusPage(0, page.address)
     before = seen.changes
     took_s: list[float] = []
 
@@ -198,8 +198,8 @@ def test_a_wait_ends_when_something_is_posted() -> None:
     thread = threading.Thread(target=wait)
     thread.start()
     fall_asleep(thread)
-    board.post(1, 1, Stage.READY)
-    board.wake()
+    page.post(1, 1, Stage.READY)
+    page.wake()
     thread.join()
     wait()
     assert max(took_s) < LONG_S / 2, (
@@ -210,12 +210,12 @@ def test_a_wait_ends_when_something_is_posted() -> None:
 def test_who_falls_asleep_while_it_waits_is_woken(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the post itself: at the end of a nap it would look again, but here that is far away."""
     monkeypatch.setattr("bml.sharedmem.status_pages._NAP_S", LONG_S)
-    (boards, _, _), (others, _, _), _ = host
+    (pages, _, _), (others, _, _), _ = host
     naps: list[float] = []
 
     def gather() -> None:
         since_s = time.monotonic()
-        assert boards.gather(1, 1, Stage.READY, (1,), 8, lambda: False)
+        assert pages.gather(1, 1, Stage.READY, (1,), 8, lambda: False)
         naps.append(time.monotonic() - since_s)
 
     thread = threading.Thread(target=gather)
@@ -235,7 +235,7 @@ def test_a_wait_has_an_end() -> None:
     futex.wait(segment.start, 0, 0.001)
 
 
-Host = list[tuple[Boards, SharedPool, Reduction]]
+Host = list[tuple[StatusPages, SharedPool, Reduction]]
 
 
 @pytest.fixture
@@ -243,14 +243,14 @@ def host() -> Iterator[Host]:
     """Three servers, in one process."""
     servers: Host = []
     for server in range(3):
-        boards, pool = Boards(server, TOKEN, JOB), SharedPool(4 << 20)
-        servers.append((boards, pool, Reduction(boards, pool)))
+        pages, pool = StatusPages(server, TOKEN, JOB), SharedPool(4 << 20)
+        servers.append((pages, pool, Reduction(pages, pool)))
     addresses = {server: each[0].own.address for server, each in enumerate(servers)}
-    for boards, _, _ in servers:
-        boards.open(addresses)
+    for pages, _, _ in servers:
+        pages.open(addresses)
     yield servers
-    for boards, _, reduction in servers:
-        boards.close()
+    for pages, _, reduction in servers:
+        pages.close()
         reduction.close()
 
 
@@ -351,8 +351,8 @@ def test_extra_memory_is_bounded(host: Host) -> None:
     """Copied results take one result set, however many steps there are."""
     for number in range(10):
         step(host, [np.full(300_000, float(number)) for _ in host])
-    for boards, pool, reduction in host:
-        assert boards.free_set() == 0
+    for pages, pool, reduction in host:
+        assert pages.free_set() == 0
         assert reduction.shared_nbytes <= 300_000 * 8 // 3 + 4096
         assert reduction.nbytes_copied == 10 * 300_000 * 8
         assert pool.nbytes == 4 << 20
@@ -416,7 +416,7 @@ def test_a_limit_of_this_process_is_named_and_no_other_server_blamed(
 
 @pytest.mark.parametrize("foreign", [False, True])
 def test_vectors_of_changing_sizes_leave_nothing_mapped(host: Host, foreign: bool) -> None:
-    """As many files as there are servers, for boards, contributions and shares in two sets, stay mapped."""
+    """As many files as there are servers, for pages, contributions and shares in two sets, stay mapped."""
 
     def mapped() -> set[str]:
         lines = Path("/proc/self/maps").read_text().splitlines()

@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 from bml.topology.errors import UsageError
 from bml.transport.handshake.auth import (
     _IDENTITY,
-    BEAT_NBYTES,
     HANDSHAKE_NBYTES,
+    HEARTBEAT_NBYTES,
     AcceptorHandshake,
-    Beat,
     DialerHandshake,
+    Heartbeat,
     Hello,
     Refusal,
     Role,
     job_bytes,
-    open_beat,
-    seal_beat,
+    open_heartbeat,
+    seal_heartbeat,
 )
 
 TOKEN = b"token"
@@ -298,20 +298,20 @@ U32 = st.integers(0, 2**32 - 1)
 
 
 @given(U32, U32, st.integers(0, 2**16 - 1), st.integers(0, 2**64 - 1))
-def test_beats_round_trip(server: int, dest: int, level: int, sequence: int) -> None:
-    beat = Beat(server, dest, level, sequence, dest, sequence)
-    datagram = seal_beat(TOKEN, b"job", beat)
-    assert len(datagram) == BEAT_NBYTES
-    assert open_beat(TOKEN, b"job", datagram) == beat
-    assert open_beat(TOKEN, b"other", datagram) is None
-    assert open_beat(b"other", b"job", datagram) is None
+def test_heartbeats_round_trip(server: int, dest: int, level: int, sequence: int) -> None:
+    heartbeat = Heartbeat(server, dest, level, sequence, dest, sequence)
+    datagram = seal_heartbeat(TOKEN, b"job", heartbeat)
+    assert len(datagram) == HEARTBEAT_NBYTES
+    assert open_heartbeat(TOKEN, b"job", datagram) == heartbeat
+    assert open_heartbeat(TOKEN, b"other", datagram) is None
+    assert open_heartbeat(b"other", b"job", datagram) is None
 
 
-def test_fuzzed_beats() -> None:
+def test_fuzzed_heartbeats() -> None:
     rng = random.Random(3)
-    good = seal_beat(TOKEN, b"job", Beat(1, 2, 0, 5))
+    good = seal_heartbeat(TOKEN, b"job", Heartbeat(1, 2, 0, 5))
     for _ in range(2000):
         data = bytearray(good)
         data[rng.randrange(len(data))] ^= rng.randrange(1, 256)
-        assert open_beat(TOKEN, b"job", bytes(data)) is None
-        assert open_beat(TOKEN, b"job", rng.randbytes(rng.randrange(200))) is None
+        assert open_heartbeat(TOKEN, b"job", bytes(data)) is None
+        assert open_heartbeat(TOKEN, b"job", rng.randbytes(rng.randrange(200))) is None

@@ -6,12 +6,12 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from wires import JOB, TOKEN, Wires, beat, header, nic, open_fds, polled, read_all
+from wires import JOB, TOKEN, Wires, header, heartbeat, nic, open_fds, polled, read_all
 
 from bml.io.sendqueue import Counters, SendQueue
 from bml.protocol.wire.frame import pack
 from bml.transport import Kind
-from bml.transport.handshake.auth import Beat, DialerHandshake, Hello, Role, seal_beat
+from bml.transport.handshake.auth import DialerHandshake, Heartbeat, Hello, Role, seal_heartbeat
 
 
 @pytest.fixture(autouse=True)
@@ -28,11 +28,11 @@ def test_a_silent_nic_says_nothing_and_hears_nothing() -> None:
         silent.silence(0)
         data = memoryview(bytes(1 << 20))
         for me, peer in ((0, 1), (1, 0)):
-            beat(wires, me, peer, 0)
+            heartbeat(wires, me, peer, 0)
             wires.transports[me].send(peer, 0, header(0, 0, 1 << 20), data)
         # The other NIC of both works as before.
         for me, peer in ((0, 1), (1, 0)):
-            beat(wires, me, peer, 1)
+            heartbeat(wires, me, peer, 1)
             wires.transports[me].send(peer, 1, header(Kind.TOKEN), None)
         wires.until(lambda: all(h.frames and len(h.heard_from) >= 2 for h in wires.handlers), "the other NIC")
         polled(wires.poller, 0.05)
@@ -134,8 +134,8 @@ def test_a_stranger_is_shown_out(difference: dict[str, object], caplog: pytest.L
         assert "closed a connection" in caplog.text
         assert_still_works(wires, 1, 2)
         before = list(wires.handlers[1].heard_from)
-        stranger.beat(1, 0, wires.transports[1].endpoints[0])
-        wires.until(lambda: wires.transports[1]._beats[0].rejected, "the stranger's beat")
+        stranger.heartbeat(1, 0, wires.transports[1].endpoints[0])
+        wires.until(lambda: wires.transports[1]._heartbeats[0].rejected, "the stranger's heartbeat")
         assert wires.handlers[1].heard_from == before
 
 
@@ -214,27 +214,33 @@ def test_bad_datagrams_are_ignored() -> None:
     with Wires(2, 1) as wires, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         wires.connect()
         target = wires.transports[1].endpoints[0]
-        beats = wires.transports[1]._beats[0]
+        heartbeats = wires.transports[1]._heartbeats[0]
         sock.bind((nic(0, 0), 0))
         for server in (0, 7):
-            beats.expect(server, sock.getsockname(), 0)
+            heartbeats.expect(server, sock.getsockname(), 0)
 
         def say(*datagrams: bytes) -> None:
             for datagram in datagrams:
                 sock.sendto(datagram, target)
 
         job = JOB.encode()
-        good = seal_beat(TOKEN, job, Beat(0, 1, 0, 10))
+        good = seal_heartbeat(TOKEN, job, Heartbeat(0, 1, 0, 10))
         say(good)
-        wires.until(lambda: wires.handlers[1].heard_from == [(0, 0)], "a good beat")
+        wires.until(lambda: wires.handlers[1].heard_from == [(0, 0)], "a good heartbeat")
         bad = [rng.randbytes(rng.randrange(1500)) for _ in range(50)]
-        bad += [good, seal_beat(TOKEN, job, Beat(0, 1, 0, 9))]  # replayed, and older
-        bad += [seal_beat(TOKEN, job, Beat(0, 2, 0, 11)), seal_beat(TOKEN, job, Beat(0, 1, 1, 11))]
+        bad += [good, seal_heartbeat(TOKEN, job, Heartbeat(0, 1, 0, 9))]  # replayed, and older
+        bad += [
+            seal_heartbeat(TOKEN, job, Heartbeat(0, 2, 0, 11)),
+            seal_heartbeat(TOKEN, job, Heartbeat(0, 1, 1, 11)),
+        ]
         say(*bad)
-        wires.until(lambda: beats.rejected == len(bad), "all are rejected")
+        wires.until(lambda: heartbeats.rejected == len(bad), "all are rejected")
         assert len(wires.handlers[1].heard_from) == 1
         # A server of the job without a wanted link is heard too: so a healed cable is noticed.
-        say(seal_beat(TOKEN, job, Beat(7, 1, 0, 1)), seal_beat(TOKEN, job, Beat(0, 1, 0, 11)))
+        say(
+            seal_heartbeat(TOKEN, job, Heartbeat(7, 1, 0, 1)),
+            seal_heartbeat(TOKEN, job, Heartbeat(0, 1, 0, 11)),
+        )
         wires.until(lambda: len(wires.handlers[1].heard_from) == 3, "the next good ones")
         assert wires.handlers[1].heard_from == [(0, 0), (7, 0), (0, 0)]
 

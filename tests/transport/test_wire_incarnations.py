@@ -5,11 +5,18 @@ from __future__ import annotations
 import socket
 
 import pytest
-from wires import JOB, TOKEN, Recorder, Wires, beat, header, nic, over, polled
+from wires import JOB, TOKEN, Recorder, Wires, header, heartbeat, nic, over, polled
 
 from bml.io.poller import Poller
 from bml.transport import Kind, TcpTransport
-from bml.transport.handshake.auth import AcceptorHandshake, Beat, DialerHandshake, Hello, Role, seal_beat
+from bml.transport.handshake.auth import (
+    AcceptorHandshake,
+    DialerHandshake,
+    Heartbeat,
+    Hello,
+    Role,
+    seal_heartbeat,
+)
 from bml.transport.links.parking import Parking
 
 NOW = 7
@@ -104,18 +111,18 @@ def test_nobody_dials_into_another_incarnation() -> None:
         again.close()
 
 
-def test_beats_of_a_zombie_keep_nobody_alive() -> None:
+def test_heartbeats_of_a_zombie_keep_nobody_alive() -> None:
     with Wires(2, 1) as wires, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as zombie:
         wires.connect()
         zombie.bind((nic(0, 0), 0))
         target = wires.transports[1].endpoints[0]
         for sequence in range(1 << 62, (1 << 62) + 20):
-            zombie.sendto(seal_beat(TOKEN, JOB.encode(), Beat(0, 1, 0, sequence)), target)
-        beats = wires.transports[1]._beats[0]
-        wires.until(lambda: beats.rejected == 20, "all are rejected")
+            zombie.sendto(seal_heartbeat(TOKEN, JOB.encode(), Heartbeat(0, 1, 0, sequence)), target)
+        heartbeats = wires.transports[1]._heartbeats[0]
+        wires.until(lambda: heartbeats.rejected == 20, "all are rejected")
         assert wires.handlers[1].heard_from == []
-        beat(wires, 0, 1, 0)
-        wires.until(lambda: wires.handlers[1].heard_from, "a beat from where server 0 listens")
+        heartbeat(wires, 0, 1, 0)
+        wires.until(lambda: wires.handlers[1].heard_from, "a heartbeat from where server 0 listens")
 
 
 def test_parking_keeps_the_latest_incarnation() -> None:

@@ -6,11 +6,11 @@ import socket
 
 import pytest
 from relays import Relay
-from wires import JOB, TOKEN, Recorder, Wires, beat, header, nic, over, polled
+from wires import JOB, TOKEN, Recorder, Wires, header, heartbeat, nic, over, polled
 
 from bml.protocol.wire.frame import pack
 from bml.transport import Kind
-from bml.transport.handshake.auth import NONCE_NBYTES, Beat, DialerHandshake, Hello, Role, seal_beat
+from bml.transport.handshake.auth import NONCE_NBYTES, DialerHandshake, Heartbeat, Hello, Role, seal_heartbeat
 
 FORGED = pack(header(Kind.TOKEN))
 LEVELS = 2
@@ -114,9 +114,9 @@ def test_heartbeats_that_were_overheard_never_count_again() -> None:
     """Not after its server has connected anew, nor for a later incarnation at its address, at either end."""
     with Wires(2, 1) as wires, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.bind((nic(0, 0), 0))
-        target, beats = wires.transports[1].endpoints[0], wires.transports[1]._beats[0]
+        target, heartbeats = wires.transports[1].endpoints[0], wires.transports[1]._heartbeats[0]
         heard = wires.handlers[1].heard_from
-        recorded = [seal_beat(TOKEN, JOB.encode(), Beat(0, 1, 0, number)) for number in range(1, 6)]
+        recorded = [seal_heartbeat(TOKEN, JOB.encode(), Heartbeat(0, 1, 0, number)) for number in range(1, 6)]
         wires.transports[1].set_peers({(0, 0): sock.getsockname()})
         for datagram in recorded:
             sock.sendto(datagram, target)
@@ -124,16 +124,17 @@ def test_heartbeats_that_were_overheard_never_count_again() -> None:
         _connect_as_server_0(wires, sock.getsockname())
         for datagram in recorded:
             sock.sendto(datagram, target)
-        wires.until(lambda: beats.rejected == 5, "they are old, whoever has connected")
+        wires.until(lambda: heartbeats.rejected == 5, "they are old, whoever has connected")
         wires.transports[1].set_peers({(0, 0): sock.getsockname()}, {0: 7})
-        for datagram in (*recorded, seal_beat(TOKEN, JOB.encode(), Beat(0, 1, 0, 99, 7, 3))):
+        for datagram in (*recorded, seal_heartbeat(TOKEN, JOB.encode(), Heartbeat(0, 1, 0, 99, 7, 3))):
             sock.sendto(datagram, target)
         wires.until(
-            lambda: beats.rejected == 11, "they are of an incarnation, or for an incarnation, that is over"
+            lambda: heartbeats.rejected == 11,
+            "they are of an incarnation, or for an incarnation, that is over",
         )
         assert len(heard) == 5
-        sock.sendto(seal_beat(TOKEN, JOB.encode(), Beat(0, 1, 0, 1, 7)), target)
-        wires.until(lambda: len(heard) == 6, "the first beat of the later incarnation")
+        sock.sendto(seal_heartbeat(TOKEN, JOB.encode(), Heartbeat(0, 1, 0, 1, 7)), target)
+        wires.until(lambda: len(heard) == 6, "the first heartbeat of the later incarnation")
 
 
 def _connect_as_server_0(wires: Wires, listens_at: tuple[str, int]) -> None:
@@ -148,7 +149,7 @@ def test_a_beat_goes_to_the_incarnation_that_is_known() -> None:
         one = wires.make(1, later, incarnation=9)
         wires.transports.append(one)
         one.set_peers({(0, 0): wires.transports[0].endpoints[0]})
-        beat(wires, 0, 1, 0)
-        wires.until(lambda: one._beats[0].rejected == 1, "it is for an earlier incarnation")
-        wires.transports[0].beat(1, 0, one.endpoints[0], 9)
+        heartbeat(wires, 0, 1, 0)
+        wires.until(lambda: one._heartbeats[0].rejected == 1, "it is for an earlier incarnation")
+        wires.transports[0].heartbeat(1, 0, one.endpoints[0], 9)
         wires.until(lambda: later.heard_from == [(0, 0)], "it is for this one")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from multiprocessing import get_context
 
 import pytest
-from wires import Wires, beat, header, open_fds, polled
+from wires import Wires, header, heartbeat, open_fds, polled
 
 from bml.faults.stalls import Flow, Stalls
 from bml.transport import WAIT, Kind
@@ -47,7 +47,7 @@ def test_a_stalled_connection_is_seen_by_its_sender_though_heartbeats_pass() -> 
         assert DETECT_S <= took_s < 1.3
         assert not wires.transports[0].flows()[2, 0].outstanding
         wires.handlers[1].heard_from.clear()
-        beat(wires, 0, 1, 0)
+        heartbeat(wires, 0, 1, 0)
         wires.until(lambda: wires.handlers[1].heard_from == [(0, 0)], "the heartbeat")
 
 

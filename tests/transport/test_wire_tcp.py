@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from wires import JOB, TOKEN, Recorder, Wires, beat, header, nic, open_fds, polled, until
+from wires import JOB, TOKEN, Recorder, Wires, header, heartbeat, nic, open_fds, polled, until
 
 from bml.protocol.wire.frame import HEADER_NBYTES
 from bml.topology.errors import FabricError, InvariantError, UsageError
@@ -361,19 +361,21 @@ def test_a_listener_that_comes_late_is_found() -> None:
         accepted[0].close()
 
 
-def test_beats_are_heard_and_bytes_too() -> None:
+def test_heartbeats_are_heard_and_bytes_too() -> None:
     with Wires(2, 2) as wires:
         wires.connect()
         one, other = wires.transports
-        beat(wires, 0, 1, 1)
-        wires.until(lambda: wires.handlers[1].heard_from, "the beat")
+        heartbeat(wires, 0, 1, 1)
+        wires.until(lambda: wires.handlers[1].heard_from, "the heartbeat")
         assert wires.handlers[1].heard_from == [(0, 1)]
         one.send(1, 0, header(Kind.TOKEN), None)
         wires.until(lambda: wires.handlers[1].frames, "the token")
         assert wires.handlers[1].heard_from == [(0, 1), (0, 0)]
         other.set_peers({})
-        beat(wires, 0, 1, 1)
-        wires.until(lambda: len(wires.handlers[1].heard_from) > 2, "a beat where no connection is wanted")
+        heartbeat(wires, 0, 1, 1)
+        wires.until(
+            lambda: len(wires.handlers[1].heard_from) > 2, "a heartbeat where no connection is wanted"
+        )
         wires.until(lambda: wires.handlers[0].losses, "the other side closed")
 
 

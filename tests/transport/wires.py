@@ -159,6 +159,6 @@ def read_all(sock: socket.socket, poller: Poller, deadline_s: float = DEADLINE_S
     raise AssertionError(f"the connection was still open after {deadline_s} s")
 
 
-def beat(wires: Wires, server: int, peer: int, level: int) -> None:
+def heartbeat(wires: Wires, server: int, peer: int, level: int) -> None:
     """One heartbeat from `server` to `peer`."""
-    wires.transports[server].beat(peer, level, wires.transports[peer].endpoints[level])
+    wires.transports[server].heartbeat(peer, level, wires.transports[peer].endpoints[level])

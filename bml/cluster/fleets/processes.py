@@ -260,7 +260,7 @@ class ProcessFleet:
         succession, now = self._succession, time.monotonic()
         events: list[FleetEvent] = []
         for what, *rest in coordinator.inbox.take():
-            succession.beat(succession.term, now)
+            succession.heartbeat(succession.term, now)
             if what == "changed":
                 snapshot = self._snapshot = rest[0]
                 succession.said(snapshot["term"], snapshot["state"], snapshot["highest"])

@@ -47,14 +47,14 @@ class CoordinatorLoop:
         incarnations: Mapping[int, int],
         term: int,
         on_change: Callable[[dict[str, Any]], None],
-        on_beat: Callable[[], None],
+        on_heartbeat: Callable[[], None],
     ):
         self._spec = spec
         self._contacts = dict(contacts)
         self._incarnations = dict(incarnations)
         self._asked: deque[tuple[int, str]] = deque(maxlen=_ASKED_KEPT)
         self._n_asked = 0
-        self._on_change, self._on_beat = on_change, on_beat
+        self._on_change, self._on_heartbeat = on_change, on_heartbeat
         self._timeouts = spec.timeouts()
         self._poller = Poller(on_wake=self._take_events)
         self._events: list[Callable[[], None]] = []
@@ -68,7 +68,7 @@ class CoordinatorLoop:
         now = time.monotonic()
         self._fabric = spec.parsed_fabric()
         self._core = core.Coordinator(self._fabric, term, self._timeouts, spec.min_servers, now, spec.absent)
-        self._beat_at = now
+        self._heartbeat_at = now
 
     def say(self, event: core.Event) -> None:
         """Bring an event (a death that a launcher noticed, an interrupt) from any thread."""
@@ -89,20 +89,20 @@ class CoordinatorLoop:
             self._dial(server)
         while not self._over():
             now = time.monotonic()
-            due = min(self._core.next_deadline(now), self._over_at, self._beat_at)
+            due = min(self._core.next_deadline(now), self._over_at, self._heartbeat_at)
             self._poller.poll(max(0.0, due - now))
             self._handle(core.Tick())
             self._report()
-            self._beat()
+            self._heartbeat()
         for channel in list(self._channels.values()):
             channel.close()
         self._poller.close()
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         now = time.monotonic()
-        if now >= self._beat_at:
-            self._beat_at = now + self._timeouts.heartbeat_s
-            self._on_beat()
+        if now >= self._heartbeat_at:
+            self._heartbeat_at = now + self._timeouts.heartbeat_s
+            self._on_heartbeat()
 
     def _over(self) -> bool:
         """The job is over, and everybody who can still be told has been."""

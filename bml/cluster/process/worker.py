@@ -6,7 +6,7 @@ nothing else is ever unpickled. When the launcher is gone, so is this process.
     launcher to server     place, specification, which incarnation; contacts and the training function; then
                            ("ask", number, request) and ("applied",)
     launcher to coordinator  ("gone", server, why) and ("join", server, incarnation, contact)
-    coordinator to launcher  ("beat",), a sign of life, and ("changed", snapshot)
+    coordinator to launcher  ("heartbeat",), a sign of life, and ("changed", snapshot)
     server to launcher     its contact, or the error for which it cannot start; then
                            ("answer", number, answer), ("apply", fault), ("report", report)
 """
@@ -110,9 +110,14 @@ def _serve(sock: socket.socket, place: Place, spec: JobSpec, number: int, incarn
 
 
 def _coordinate(sock: socket.socket, spec: JobSpec, contacts: Any, incarnations: Any, term: int) -> None:
-    outbox = Outbox(sock, most=1)  # each snapshot says all that is of interest, and so does each beat
+    outbox = Outbox(sock, most=1)  # each snapshot says all that is of interest, and so does each heartbeat
     loop = CoordinatorLoop(
-        spec, contacts, incarnations, term, lambda now: outbox.put("changed", now), lambda: outbox.put("beat")
+        spec,
+        contacts,
+        incarnations,
+        term,
+        lambda now: outbox.put("changed", now),
+        lambda: outbox.put("heartbeat"),
     )
     threading.Thread(target=_listen, args=(sock, loop), daemon=True).start()
     loop.run()

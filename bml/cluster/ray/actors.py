@@ -93,12 +93,12 @@ class ServerActor:
 
 
 class Said(NamedTuple):
-    """What a coordinator's actor answers; `beats` counts its loop's signs of life."""
+    """What a coordinator's actor answers; `heartbeats` counts its loop's signs of life."""
 
     snapshots: list[dict[str, Any]]
     """The last of every view since it was asked before; the newest is that of now."""
     process: ProcessId
-    beats: int
+    heartbeats: int
     ended: bool
 
 
@@ -110,13 +110,13 @@ class CoordinatorActor:
     """
 
     def __init__(self) -> None:
-        self._beats = 0
+        self._heartbeats = 0
         self._ended = False
         self._views: dict[int, dict[str, Any]] = {}
 
     def begin(self, spec: JobSpec, contacts: Contacts, incarnations: Mapping[int, int], term: int) -> None:
         """Start coordinating."""
-        self._loop = CoordinatorLoop(spec, contacts, incarnations, term, self._changed, self._beat)
+        self._loop = CoordinatorLoop(spec, contacts, incarnations, term, self._changed, self._heartbeat)
         threading.Thread(target=self._run, name="bml-coordinator", daemon=True).start()
 
     def _run(self) -> None:
@@ -127,8 +127,8 @@ class CoordinatorActor:
             os._exit(1)  # an actor without its loop would answer for ever, and coordinate nothing
         self._ended = True
 
-    def _beat(self) -> None:
-        self._beats += 1
+    def _heartbeat(self) -> None:
+        self._heartbeats += 1
 
     def _changed(self, snapshot: dict[str, Any]) -> None:
         self._views[snapshot["epoch"]] = snapshot
@@ -139,7 +139,7 @@ class CoordinatorActor:
         self._views = {}
         now = self._loop.snapshot()
         views[now["epoch"]] = now
-        return Said([views[epoch] for epoch in sorted(views)], this_process(), self._beats, ended)
+        return Said([views[epoch] for epoch in sorted(views)], this_process(), self._heartbeats, ended)
 
     def join(self, server: int, incarnation: int, contact: Contact) -> None:
         """A server was started to join."""

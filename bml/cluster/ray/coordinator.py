@@ -39,7 +39,7 @@ class RayCoordinator:
         self._saying: Any = None
         self._missed = False
         self._said_at = 0.0
-        self._beats = 0
+        self._heartbeats = 0
         timeouts = spec.timeouts()
         self._succession = Succession(timeouts, timeouts.start_s, time.monotonic())
 
@@ -85,9 +85,9 @@ class RayCoordinator:
         if self._missed:
             with self._changing:
                 self._tell_all()
-        if said.beats != self._beats:
-            self._beats = said.beats
-            succession.beat(succession.term, now)
+        if said.heartbeats != self._heartbeats:
+            self._heartbeats = said.heartbeats
+            succession.heartbeat(succession.term, now)
         snapshot = said.snapshots[-1]
         self._hold(said.process)
         succession.said(snapshot["term"], snapshot["state"], snapshot["highest"])
@@ -132,7 +132,7 @@ class RayCoordinator:
         self._let_go()
 
     def _start(self, term: int) -> None:
-        self._beats = 0
+        self._heartbeats = 0
         actor, self._prepared = self._prepared or self._make(term), None
         with self._changing:
             known = self._known

@@ -27,7 +27,7 @@ from bml.protocol.step.direct import Post, Quit, Stage, Sum
 from bml.protocol.step.workspace import Array
 from bml.protocol.wire.call import Call, neutral
 from bml.protocol.wire.frame import Header, Kind
-from bml.sharedmem import BoardAddress, Boards, Reduction, Use
+from bml.sharedmem import Reduction, StatusPageAddress, StatusPages, Use
 from bml.topology.errors import FabricError
 from bml.train.communicator import Committed, Outcome
 
@@ -61,8 +61,8 @@ class DirectSync:
     `post` and `add` are called from inside them.
     """
 
-    def __init__(self, boards: Boards, reduction: Reduction, shell: Shell, give_up_s: float):
-        self._boards = boards
+    def __init__(self, pages: StatusPages, reduction: Reduction, shell: Shell, give_up_s: float):
+        self._pages = pages
         self._reduction = reduction
         self._shell = shell
         self._give_up_s = give_up_s
@@ -81,7 +81,7 @@ class DirectSync:
     @property
     def server(self) -> int:
         """Whose it is."""
-        return self._boards.server
+        return self._pages.server
 
     def sync(self, submit: ev.Submit, vector: Array, op: str, shared: bool) -> Outcome | ev.Replay:
         """See Server.sync; `Replay` stands for the result of a step that was followed."""
@@ -146,9 +146,9 @@ class DirectSync:
             kept = self._what_became()
             return None if kept is None else self._with_result(kept)
 
-    def admit(self, addresses: Mapping[int, BoardAddress | None]) -> None:
-        """A view of these servers is in force, under the guard; those that came show boards there."""
-        self._boards.admit(addresses)
+    def admit(self, addresses: Mapping[int, StatusPageAddress | None]) -> None:
+        """A view of these servers is in force, under the guard; those that came show status pages there."""
+        self._pages.admit(addresses)
 
     def keep(self, what: Committed | ev.BringHome) -> None:
         """The step that `follow` is in is committed, or a view commits it, under the guard."""
@@ -156,13 +156,13 @@ class DirectSync:
 
     def quit(self, instruction: Quit) -> None:
         """Carry out a `Quit`, under the guard."""
-        self._boards.post(instruction.epoch, 0, Stage.NONE)
+        self._pages.post(instruction.epoch, 0, Stage.NONE)
 
     def post(self, post: Post) -> None:
         """Carry out a `Post`, under the guard."""
         if post.stage is Stage.COMPLETE:
             self._reduction.hold()
-        self._boards.post(*post)
+        self._pages.post(*post)
         self._posted = post
 
     def add(self, instruction: Sum) -> None:
@@ -174,7 +174,7 @@ class DirectSync:
         post, members = self._meeting, self._members
         if post is None:
             return ""
-        behind = self._boards.behind(*post, members)
+        behind = self._pages.behind(*post, members)
         return f"servers {behind} to be {post.stage.name} in step {post.step}"
 
     def _bring(self, submit: ev.Submit, vector: Array, op: str, use: Use, members: tuple[int, ...]) -> None:
@@ -213,13 +213,13 @@ class DirectSync:
             self._reduction.fetch()  # before looking for COMPLETE; see bml.protocol.step.direct
         members = self._members
         self._meeting = post
-        there = self._boards.gather(epoch, step, stage, members, self._nbytes, self._over)
+        there = self._pages.gather(epoch, step, stage, members, self._nbytes, self._over)
         self._meeting = None
         if not there:
             self._posted = post  # to go on from, if it was a signal
             return
         if stage is Stage.READY:
-            other = self._boards.differing(signature, members)
+            other = self._pages.differing(signature, members)
             if other is not None:
                 self._sum = None
                 self._carry_on(self._shell.core.met, ev.Differs(epoch, step, other.server, other.text))
@@ -230,7 +230,7 @@ class DirectSync:
         self._carry_on(self._shell.core.met, ev.Gathered(epoch, step, stage))
 
     def _results_are_there(self, epoch: int, step: int) -> None:
-        me = self._boards.server
+        me = self._pages.server
         if self._shell.injection.pending:
             self._shell.apply_faults(Header(Kind.DOWN, epoch, step, me, me, 0, 0, 0, 0))
 
@@ -252,7 +252,7 @@ class DirectSync:
     def _bring_home(self, what: ev.BringHome) -> None:
         """Look where all stand when the result is home: it may be torn, see bml.protocol.step.direct."""
         self._reduction.fetch()
-        newest = self._boards.newest_epoch(self._members)
+        newest = self._pages.newest_epoch(self._members)
         self._carry_on(self._shell.core.met, ev.Home(what.epoch, what.step, newest))
 
     def _carry_on(self, handle: Callable[[Any, float], list[ev.Instruction]], event: ev.Event) -> None:
@@ -296,4 +296,4 @@ class DirectSync:
             time.sleep(_NAP_S)
 
     def _lost(self, error: Exception) -> FabricError:
-        return FabricError(f"server {self._boards.server} cannot read what the others share: {error}")
+        return FabricError(f"server {self._pages.server} cannot read what the others share: {error}")

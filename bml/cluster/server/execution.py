@@ -24,7 +24,7 @@ from bml.protocol.step.workspace import Array, Workspace
 from bml.protocol.wire import messages as msg
 from bml.protocol.wire.call import Call, neutral
 from bml.protocol.wire.frame import Kind
-from bml.sharedmem.zero_copy import Lending
+from bml.sharedmem.zero_copy import ZeroCopy
 from bml.topology.errors import BmlError, InvariantError
 from bml.train.communicator import Committed, Retried
 from bml.transport.interface import Transport
@@ -57,7 +57,7 @@ class Execution:
         self.workspace: Workspace | None = None
         self.direct: DirectSync | None = None
         self.follower: Follower | None = None
-        self.lending: Lending | None = None
+        self.zero_copy: ZeroCopy | None = None
         self.contacts: dict[int, Contact] = {}
         self.incarnations: dict[int, int] = {}
         self.leave_at: float | None = None
@@ -217,8 +217,8 @@ class Execution:
                 )
             case ev.Fence():
                 self._transport.fence()
-            case ev.Beat(peer, level):
-                self._transport.beat(
+            case ev.Heartbeat(peer, level):
+                self._transport.heartbeat(
                     peer, level, self.contacts[peer].nics[level], self.incarnations.get(peer, 0)
                 )
             case ev.Probe(peer, level):
@@ -239,9 +239,9 @@ class Execution:
             self.contacts[incarnation.server] = Contact.decode(incarnation.contact)
         self.incarnations = {incarnation.server: incarnation.number for incarnation in view.joined}
         if self.direct is not None:
-            self.direct.admit({server: self.contacts[server].board for server in view.members})
-        if self.lending is not None:
-            self.lending.meet({server: self.contacts[server].plate for server in view.members})
+            self.direct.admit({server: self.contacts[server].status_page for server in view.members})
+        if self.zero_copy is not None:
+            self.zero_copy.meet({server: self.contacts[server].registration_page for server in view.members})
         joins = view.incarnation(self._core.server) is not None
         self._injection.start(time.monotonic(), view.commit if joins else None)
         self._meeting.in_force.set()

@@ -28,7 +28,7 @@ from bml.cluster.spec.job import Contact, Contacts, JobSpec
 from bml.cluster.spec.trace import Trace
 from bml.faults import Fault
 from bml.io.poller import Poller
-from bml.io.spin import Crowding, give_way, n_cores
+from bml.io.spin import CoreContention, n_cores, yield_core
 from bml.protocol.server import events as ev
 from bml.protocol.server.core import ServerCore
 from bml.protocol.step.dataflow import Buffer, Place
@@ -37,7 +37,7 @@ from bml.protocol.wire import messages as msg
 from bml.protocol.wire.frame import Header, Kind
 from bml.schedule import AnyPrograms, DirectProgram, OneProgram, Programs, Schedules
 from bml.schedule.packed.packing import prepare
-from bml.sharedmem import Boards, Reduction, SharedPool
+from bml.sharedmem import Reduction, SharedPool, StatusPages
 from bml.topology import Fabric
 from bml.topology.errors import BmlError, FabricError, InvariantError
 from bml.transport import interface as wire
@@ -78,8 +78,8 @@ class ServerLoop:
         self.poller = Poller(on_wake=self._take_requests)
         self.guard = self.poller.guard = threading.Lock()
         self._polling_lock = PollingLock(self.poller)
-        # Servers have unequal parts in most schedules: who has less to do than another is not crowded out.
-        self._crowding = Crowding(server, self.fabric.n_servers, n_cores(), most_per_core=1)
+        # Servers have unequal parts in most schedules: one that has less to do must not move.
+        self._contention = CoreContention(server, self.fabric.n_servers, n_cores(), most_per_core=1)
         self.deferral = Deferral(self._signalled)
         self.trace = Trace(server, self) if spec.trace else None
         self.opened = open_transport(
@@ -94,21 +94,26 @@ class ServerLoop:
             incarnation=incarnation or 0,
             nic_rate=spec.nic_rate,
             traffic_class=spec.traffic_class,
-            lends_among=self.fabric.n_servers if spec.lends else 0,
+            zero_copy_servers=self.fabric.n_servers if spec.zero_copy else 0,
         )
         self.transport, self.memory = self.opened.transport, self.opened.memory
         self.line = CoordinatorLine(
             server, incarnation or 0, self.fabric, spec, control_host, self.poller, self._told,
             self._coordinator_lost,
         )  # fmt: skip
-        self.boards: Boards | None = None
+        self.status_pages: StatusPages | None = None
         if isinstance(self.memory, SharedPool):
-            self.boards = Boards(server, spec.token, spec.job)
-        board = None if self.boards is None else self.boards.own.address
-        self._lending = self.opened.lending
-        plate = None if self._lending is None else self._lending.address
+            self.status_pages = StatusPages(server, spec.token, spec.job)
+        status_page = None if self.status_pages is None else self.status_pages.own.address
+        self._zero_copy = self.opened.zero_copy
+        registration_page = None if self._zero_copy is None else self._zero_copy.address
         self.contact = Contact(
-            server, self.line.endpoint, self.transport.endpoints, self.opened.name, board, plate
+            server,
+            self.line.endpoint,
+            self.transport.endpoints,
+            self.opened.name,
+            status_page,
+            registration_page,
         )
         joins = None if incarnation is None else msg.Incarnation(server, incarnation, self.contact.encode())
         self.core = ServerCore(
@@ -124,13 +129,13 @@ class ServerLoop:
             self.core, self.transport, self.memory, self.injection, self.handover,
             self.meeting, self.line.tell, self.trace,
         )  # fmt: skip
-        self.execution.lending = self._lending
-        if self._lending is not None:
-            self._lending.refer = self._refer
+        self.execution.zero_copy = self._zero_copy
+        if self._zero_copy is not None:
+            self._zero_copy.read_in_place = self._read_in_place
         self._execute = self.execution.execute
         self.direct: DirectSync | None = None
-        if isinstance(self.memory, SharedPool) and self.boards is not None:
-            self._share_memory(self.memory, self.boards)
+        if isinstance(self.memory, SharedPool) and self.status_pages is not None:
+            self._share_memory(self.memory, self.status_pages)
         self.carrier = CarrierWatch(server, nics, self.poller, self._carrier_changed)
         self.rates = Rates(self.fabric.levels, time.monotonic())
         self._requests: deque[ev.Event | Callable[[], None]] = deque()
@@ -152,11 +157,11 @@ class ServerLoop:
         hosts = [host for contact in contacts.values() for host, _ in contact.nics]
         self.one_host = on_one_host(hosts)
         if self._spec.nic_rate is None:
-            self._rate = rate_of(hosts, self._spec.lends)
-        if self.boards is not None:
-            self.boards.open({server: contact.board for server, contact in contacts.items()})
-        if self._lending is not None:
-            self._lending.meet({server: contact.plate for server, contact in contacts.items()})
+            self._rate = rate_of(hosts, self._spec.zero_copy)
+        if self.status_pages is not None:
+            self.status_pages.open({server: contact.status_page for server, contact in contacts.items()})
+        if self._zero_copy is not None:
+            self._zero_copy.meet({server: contact.registration_page for server, contact in contacts.items()})
         self._thread.start()
 
     def request(self, what: ev.Event | Callable[[], None]) -> None:
@@ -216,10 +221,10 @@ class ServerLoop:
         self.line.close()
         self.transport.close()
         self.poller.close()
-        if self.boards is not None:
+        if self.status_pages is not None:
             if self.execution.follower is not None:
                 self.execution.follower.close()
-            self.boards.close()
+            self.status_pages.close()
             self._reduction.close()
 
     def _over(self) -> bool:
@@ -264,16 +269,16 @@ class ServerLoop:
         with self.guard:
             self.transport.beside_computation(beside)
             self._take_requests()
-        self._crowding.waits()
+        self._contention.waits()
         while replies.empty():
             if left == 0:
                 self._turn(max(0.0, self._due() - time.monotonic()))
                 left = yields
             elif self._turn(0.0):
-                self._crowding.waits()
+                self._contention.waits()
                 left = yields
             else:
-                left -= give_way(self._crowding)
+                left -= yield_core(self._contention)
         if self._due() < self._rests_until:
             self.poller.wake()
 
@@ -337,8 +342,8 @@ class ServerLoop:
     def _slice_nbytes(self, nbytes: int) -> int:
         return slice_nbytes(nbytes, self._rate)
 
-    def _share_memory(self, pool: SharedPool, boards: Boards) -> None:
-        self._reduction = Reduction(boards, pool)
+    def _share_memory(self, pool: SharedPool, pages: StatusPages) -> None:
+        self._reduction = Reduction(pages, pool)
         shell = Shell(
             self.core,
             self.guard,
@@ -350,7 +355,7 @@ class ServerLoop:
             deferral=self.deferral,
         )
         give_up_s = self._spec.timeouts().orphan_s
-        self.direct = self.execution.direct = DirectSync(boards, self._reduction, shell, give_up_s)
+        self.direct = self.execution.direct = DirectSync(pages, self._reduction, shell, give_up_s)
         if self.handover.joins:
             self.execution.follower = Follower(self.direct, self.handover.keep, self._cannot_follow)
 
@@ -393,13 +398,13 @@ class ServerLoop:
             return memoryview(self._texts[peer, level])
         return wire.WAIT if verdict is ev.Verdict.WAIT else wire.DROP
 
-    def _refer(self, header: Header, lent: memoryview) -> bool:
-        """See bml.sharedmem.zero_copy.Lending.refer; what it reads stays as it is until the sum is made."""
+    def _read_in_place(self, header: Header, referenced: memoryview) -> bool:
+        """See ZeroCopy.read_in_place (bml.sharedmem.zero_copy); what it reads stays until the sum is made."""
         place = self.core.term(header)
         if place is None:
             return False
         assert self.execution.workspace is not None
-        self.execution.workspace.refer(place, lent)
+        self.execution.workspace.refer(place, referenced)
         return True
 
     def received(self, peer: int, level: int, header: Header) -> None:

@@ -16,8 +16,8 @@ _COUNTERS = (
     "nbytes_received",
     "nbytes_copied_sent",
     "nbytes_copied_received",
-    "nbytes_lent",
-    "nbytes_borrowed",
+    "nbytes_zero_copy_sent",
+    "nbytes_zero_copy_received",
 )
 
 
@@ -38,7 +38,7 @@ def status(loop: ServerLoop, now: float) -> dict[str, Any]:
             "traffic_class": opened.traffic_class,
             "devices": list(opened.devices),
             "fallback": opened.fallback,
-            "lends_to": [] if opened.lending is None else list(opened.lending.partners),
+            "zero_copy_to": [] if opened.zero_copy is None else list(opened.zero_copy.partners),
             **{each: sum(getattr(link, each) for link in stats.values()) for each in _COUNTERS},
         },
         "waits_for": (loop.direct.waits_for() if loop.direct else "") or core.waits_for(),

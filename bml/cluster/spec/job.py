@@ -20,8 +20,8 @@ from bml.protocol.timeouts import DEFAULT_DETECT_S, Timeouts
 from bml.protocol.wire.messages import Incarnation, MessageError
 from bml.schedule import plan
 from bml.schedule.select.model import DEFAULTS, Constants
-from bml.sharedmem import BoardAddress, segment
-from bml.sharedmem.registration_page import PlateAddress
+from bml.sharedmem import StatusPageAddress, segment
+from bml.sharedmem.registration_page import RegistrationPageAddress
 from bml.topology import Fabric, LinkFailure, ServerFailure, SwitchFailure, parse
 from bml.topology.errors import UsageError
 from bml.transport.choice import AUTO, check_transport
@@ -42,7 +42,7 @@ class JobSpec:
     `min_servers`: fewer survivors stop the job; None: a view must keep more than half of the one before.
     `transport`: "tcp", "shm" (the servers share the memory of one host), "verbs" (RDMA), "verbs,tcp", which
     is tcp where there is no RDMA, or "auto", which `settled` makes one of shm and tcp.
-    `lends`: of tcp, servers of one host read each other's payloads in memory; `settled` decides that, too.
+    `zero_copy`: with tcp, servers of one host read each other's payloads in memory; `settled` sets it, too.
     `traffic_class`: the byte that marks all packets of the job for the switches, a DSCP times 4; None: what
     `BML_TRAFFIC_CLASS` says on each machine.
     `absent` servers are not started; they may join later. `rejoin`: a server that is lost is started again.
@@ -60,7 +60,7 @@ class JobSpec:
     min_servers: int | None = None
     emulated: str | None = None
     transport: str = "tcp"
-    lends: bool = False
+    zero_copy: bool = False
     traffic_class: int | None = None
     absent: tuple[int, ...] = ()
     rejoin: bool = False
@@ -130,15 +130,15 @@ class JobSpec:
     def settled(self, one_host: bool) -> JobSpec:
         """The same with the transport decided: shm if all are on one host and nothing needs links.
 
-        Else tcp; those servers that are on one host lend each other payloads, unless all are to be on wires.
+        Else tcp; servers of one host make zero-copy sends to each other, unless all are to be on wires.
         """
         if self.transport != AUTO:
             return self
         # Who gives NICs, marks packets, or wants to see what goes over links wants links.
         wanted = os.environ.get("BML_NICS") or self.traffic_class is not None or self.trace
         shared = one_host and not (wanted or self._unsharable() or segment.why_not())
-        lends = not (shared or self.traffic_class is not None or self._needs_wires())
-        return replace(self, transport="shm" if shared else "tcp", lends=lends)
+        zero_copy = not (shared or self.traffic_class is not None or self._needs_wires())
+        return replace(self, transport="shm" if shared else "tcp", zero_copy=zero_copy)
 
     def _needs_wires(self) -> str:
         """Why all bytes must go over links; empty if they need not."""
@@ -168,10 +168,10 @@ class Contact:
     control: Endpoint
     nics: tuple[Endpoint, ...]
     transport: str = "tcp"
-    board: BoardAddress | None = None
+    status_page: StatusPageAddress | None = None
     """Where its part of the memory is found that servers of one host share; None if it shares none."""
-    plate: PlateAddress | None = None
-    """Where is said what it lends to servers of its host; None if it lends nothing."""
+    registration_page: RegistrationPageAddress | None = None
+    """Where servers of its host find its registration page; None if it makes no zero-copy sends."""
 
     def encode(self) -> str:
         """As JSON, for those who meet it later (messages.Incarnation)."""

@@ -106,7 +106,7 @@ class Succession:
             due = max(now, min(self._start_at, due))
         return due
 
-    def beat(self, term: int, now: float) -> None:
+    def heartbeat(self, term: int, now: float) -> None:
         """A sign of life of the coordinator of this term."""
         if term != self.term or self._state not in ("starting", "working"):
             return

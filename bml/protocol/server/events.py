@@ -303,7 +303,7 @@ class Resume(Struct, frozen=True):
     """Frames that had to wait may be welcome now: ask again."""
 
 
-class Beat(Struct, frozen=True):
+class Heartbeat(Struct, frozen=True):
     """Send a heartbeat."""
 
     peer: int
@@ -352,7 +352,7 @@ Instruction = (
     | Links
     | Fence
     | Resume
-    | Beat
+    | Heartbeat
     | Probe
     | Tell
     | Leave

@@ -8,7 +8,7 @@ from math import inf
 from bml.faults import Detector, Suspicion
 from bml.faults.healing import Recovery, listened
 from bml.faults.stalls import Flow, Stalls
-from bml.protocol.server.events import Beat, Instruction, Probe, Tell
+from bml.protocol.server.events import Heartbeat, Instruction, Probe, Tell
 from bml.protocol.wire import messages as msg
 from bml.topology import Fabric
 
@@ -71,12 +71,12 @@ class Watch:
         self._recovery.proved(peer, level)
         return []
 
-    def tick(self, now: float) -> list[Beat | Tell | Probe]:
+    def tick(self, now: float) -> list[Heartbeat | Tell | Probe]:
         """Heartbeats that are due, and what became known since."""
-        done: list[Beat | Tell | Probe] = []
-        beats = self._detector.beats_due(now)
-        if beats or not self.links:
-            done += [Beat(peer, level) for peer, level in (*beats, *self._recovery.links)]
+        done: list[Heartbeat | Tell | Probe] = []
+        heartbeats = self._detector.heartbeats_due(now)
+        if heartbeats or not self.links:
+            done += [Heartbeat(peer, level) for peer, level in (*heartbeats, *self._recovery.links)]
         done += map(self._silence, self._detector.check(now))
         for gone in self._detector.take_withdrawn():
             suspect = self._suspicions.get((gone.peer, gone.level))

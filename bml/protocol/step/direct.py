@@ -45,8 +45,8 @@ What the memory adds to the argument:
 6. *Whoever is complete can bring the result home*, even if all others die now: it has mapped the shares
    of all before.
 7. *A learner is a member like the others*: it adds its share, posts, and is waited for. All that it brings is
-   a contribution that changes nothing. Another incarnation of a server has a board and memory of its own,
-   known by the view that has it; nothing of the incarnation before is read any more.
+   a contribution that changes nothing. Another incarnation of a server has a status page and memory of its
+   own, known by the view that has it; nothing of the incarnation before is read any more.
 """
 
 from __future__ import annotations

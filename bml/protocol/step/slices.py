@@ -15,7 +15,7 @@ LAN_RATE = 1.25e9
 """Bytes per second of a NIC of which nothing is known: 10 Gbit/s."""
 SAME_HOST_RATE = 12.5e9
 """Where all servers share one machine: no wire is kept waiting, so few large slices cost least."""
-LENT_RATE = 25e9
+ZERO_COPY_RATE = 25e9
 """Where, besides, payloads are read where they lie (bml.sharedmem.zero_copy): bytes cost even less."""
 
 _START_UP_S = 5.12e-6
@@ -35,11 +35,11 @@ def on_one_host(hosts: Iterable[str]) -> bool:
     return all(ip_address(host).is_loopback for host in hosts)
 
 
-def rate_of(hosts: Iterable[str], lends: bool = False) -> float:
+def rate_of(hosts: Iterable[str], zero_copy: bool = False) -> float:
     """What to take for the rate of NICs with these addresses, which are all servers' and all levels'.
 
-    `lends`: servers of one host lend each other payloads.
+    `zero_copy`: servers of one host make zero-copy sends to each other.
     """
     if on_one_host(hosts):
-        return LENT_RATE if lends else SAME_HOST_RATE
+        return ZERO_COPY_RATE if zero_copy else SAME_HOST_RATE
     return LAN_RATE

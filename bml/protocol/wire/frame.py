@@ -4,8 +4,9 @@ Pure: bytes in, `Header` out, or `FrameError`. A frame is one header of `HEADER_
 `nbytes` of payload; the payload is opaque here. Relays pass frames on unchanged, so a header names the
 two servers of its tree edge (`origin`, `dest`) and not the two ends of the connection it travels on.
 
-Between servers that share a host the payload of a slice may stay where it is: a lent frame is the header,
-with a magic number of its own, and the `LOAN_NBYTES` bytes of a `Loan`, which says where to read it.
+Between servers that share a host the payload of a slice may stay where it is (a zero-copy send). A reference
+frame is the header, with a magic number of its own, and the `REFERENCE_NBYTES` bytes of a `Reference`, which
+says where to read the payload.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from typing import NamedTuple
 from bml.topology.errors import FabricError, InvariantError
 
 MAGIC = b"BML\xf1"
-LENT_MAGIC = b"BML\xf2"
+REFERENCE_MAGIC = b"BML\xf2"
 """Of a frame whose payload is not behind it."""
-LENT_AT = 3
-LENT_BYTE = LENT_MAGIC[LENT_AT]
+REFERENCE_AT = 3
+REFERENCE_BYTE = REFERENCE_MAGIC[REFERENCE_AT]
 """What tells it from others, for those who look at every frame."""
 VERSION = 1
 MAX_TEXT_NBYTES = 4096
@@ -32,10 +33,10 @@ MAX_NBYTES = 64 << 20
 _LAYOUT = struct.Struct(">4sBBHHHIIQQQI")
 HEADER_NBYTES = _LAYOUT.size
 # segment, fences, offset
-_LOAN = struct.Struct(">IIQ")
-LOAN_NBYTES = _LOAN.size
-LENT_NBYTES = HEADER_NBYTES + LOAN_NBYTES
-"""All of a lent frame."""
+_REFERENCE = struct.Struct(">IIQ")
+REFERENCE_NBYTES = _REFERENCE.size
+REFERENCE_FRAME_NBYTES = HEADER_NBYTES + REFERENCE_NBYTES
+"""All of a reference frame."""
 
 
 class FrameError(FabricError):
@@ -82,10 +83,10 @@ class Header(NamedTuple):
     nbytes: int
 
 
-class Loan(NamedTuple):
-    """Where the payload of a lent frame lies in the memory of the server that sent it (not of `origin`).
+class Reference(NamedTuple):
+    """Where the payload of a reference frame lies in the memory of the server that sent it (not of `origin`).
 
-    `segment` is the number of a piece of its memory and `offset` bytes into it; the loan is good for as long
+    `segment` is the number of a piece of its memory and `offset` bytes into it; it is good for as long
     as its owner has fenced `fences` times (modulo 2**32), see bml.sharedmem.zero_copy.
     """
 
@@ -146,19 +147,19 @@ def _check_small(kind: int, start: int, stop: int, nbytes: int) -> None:
         raise FrameError(f"unknown kind {kind}")
 
 
-def pack_lent(head: bytes, loan: Loan) -> bytes:
-    """Return the `LENT_NBYTES` bytes of a lent frame, of a packed header and where its payload lies."""
-    return LENT_MAGIC + head[len(MAGIC) :] + _LOAN.pack(*loan)
+def pack_reference(head: bytes, reference: Reference) -> bytes:
+    """Return a reference frame, of `REFERENCE_FRAME_NBYTES`: a packed header and where its payload lies."""
+    return REFERENCE_MAGIC + head[len(MAGIC) :] + _REFERENCE.pack(*reference)
 
 
-def unpack_lent(
+def unpack_reference(
     buffer: bytes | bytearray | memoryview, offset: int = 0, max_nbytes: int = MAX_NBYTES
-) -> tuple[Header, Loan]:
-    """Read the lent frame at `offset`, of `LENT_NBYTES` bytes; raises FrameError as `unpack` does."""
-    lent = bytes(buffer[offset : offset + LENT_NBYTES])
-    if len(lent) < LENT_NBYTES or not lent.startswith(LENT_MAGIC):
-        raise FrameError(f"no lent frame: {lent!r}")
-    header = unpack(MAGIC + lent[len(MAGIC) :], 0, max_nbytes)
+) -> tuple[Header, Reference]:
+    """Read the reference frame at `offset`; raises FrameError as `unpack` does."""
+    referenced = bytes(buffer[offset : offset + REFERENCE_FRAME_NBYTES])
+    if len(referenced) < REFERENCE_FRAME_NBYTES or not referenced.startswith(REFERENCE_MAGIC):
+        raise FrameError(f"no reference frame: {referenced!r}")
+    header = unpack(MAGIC + referenced[len(MAGIC) :], 0, max_nbytes)
     if header.kind > Kind.DOWN or not header.nbytes:
-        raise FrameError(f"only slices are lent, not {header}")
-    return header, Loan(*_LOAN.unpack_from(lent, HEADER_NBYTES))
+        raise FrameError(f"only slices are sent by reference, not {header}")
+    return header, Reference(*_REFERENCE.unpack_from(referenced, HEADER_NBYTES))

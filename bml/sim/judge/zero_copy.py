@@ -1,8 +1,8 @@
 """Payloads that are read where they lie: the check of what bml.sharedmem.zero_copy takes for granted.
 
-Every slice travels as bytes and as a loan of its sender's memory. Whoever takes it, and was not told that it
-is fenced, must find the bytes there, and must come before its sender's user is given the step: from then on
-he may write there.
+Every slice travels as bytes and as a reference to its sender's memory. A server that takes it, and was not
+told that it is fenced, must find the bytes there, and must come before the sender's user is given the step:
+from then on the user may write there.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from bml.sim.judge.promises import PromiseBroken
 
 
 @dataclass
-class Lender:
+class ZeroCopySender:
     """One server's memory: how often it was fenced, and the last step that its user was given."""
 
     server: int
     fences: int = 0
     committed: int = 0
 
-    def lend(self, memory: memoryview) -> Loan:
-        """Lend it as it is from now on."""
-        return Loan(self, self.fences, memory)
+    def reference_for(self, memory: memoryview) -> Reference:
+        """A reference to it as it is from now on."""
+        return Reference(self, self.fences, memory)
 
 
-class Loan(NamedTuple):
-    """Memory of a server, lent when it had fenced so often."""
+class Reference(NamedTuple):
+    """Memory of a server, referred to when it had fenced so often."""
 
-    owner: Lender
+    owner: ZeroCopySender
     fences: int
     memory: memoryview
 

@@ -33,7 +33,7 @@ class World(Protocol):
     network: Network
     wires: Wires
     host: Host | None
-    lends: bool
+    zero_copy: bool
     kept_nbytes: int
     per_iteration: int
     history: History

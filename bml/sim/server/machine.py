@@ -19,7 +19,7 @@ from bml.protocol.wire.messages import View
 from bml.schedule import AnyPrograms, DirectProgram, OneProgram, Programs, Schedules
 from bml.schedule.select.model import Constants
 from bml.sim.judge.promises import PromiseBroken
-from bml.sim.judge.zero_copy import Lender
+from bml.sim.judge.zero_copy import ZeroCopySender
 from bml.sim.server.context import World
 from bml.sim.server.sharing import Sharing
 from bml.sim.server.user import User
@@ -75,7 +75,7 @@ class Machine:
             world.kept_nbytes,
         )
         self._workspace: Workspace | None = None
-        self._lender = Lender(server)
+        self._zero_copy_sender = ZeroCopySender(server)
         self._keeps: KeptResults[_Kept] = KeptResults()
         self.user = User(
             server, world, self.core, self.process, self.handle, self._keeps if incarnation else None
@@ -177,8 +177,8 @@ class Machine:
             self.user.gift[verdict.offset : verdict.offset + header.nbytes] = parcel.payload
         elif isinstance(verdict, Place):
             assert self._workspace is not None
-            assert parcel.loan is not None
-            if not parcel.loan.good(self.server, header, parcel.payload) and self._world.lends:
+            assert parcel.reference is not None
+            if not parcel.reference.good(self.server, header, parcel.payload) and self._world.zero_copy:
                 return
             self._workspace.view(verdict, header.stop - header.start)[:] = parcel.payload
         self._carry_out_all(self.core.received(peer, header, text, self._world.network.now))
@@ -220,8 +220,8 @@ class Machine:
                 self._send(peer, level, header, place)
             case ev.SendText(peer, level, header, text):
                 world.wires.send(self.server, peer, level, Parcel(header, text, self.core.view))
-            case ev.Beat(peer, level):
-                world.wires.beat(self.server, peer, level)
+            case ev.Heartbeat(peer, level):
+                world.wires.heartbeat(self.server, peer, level)
             case ev.Probe(peer, level):
                 world.wires.probe(self.server, peer, level)
             case ev.Tell(message):
@@ -286,7 +286,7 @@ class Machine:
             case ev.Commit(step, epoch, contributors):
                 assert self._workspace is not None
                 assert self._step_view is not None
-                self._lender.committed = step
+                self._zero_copy_sender.committed = step
                 self.user.take_back(step)
                 if self._sharing is not None:
                     self._sharing.take()
@@ -302,7 +302,7 @@ class Machine:
             case ev.Links(wanted):
                 world.wires.want(self.server, wanted)
             case ev.Fence():
-                self._lender.fences += 1
+                self._zero_copy_sender.fences += 1
                 world.wires.fence(self.server)
             case ev.Resume():
                 for peer, level in world.wires.waiting(self.server):
@@ -325,7 +325,7 @@ class Machine:
             self._world.point("complete", f"server {self.server} is complete in step {step}", self.server)
 
     def _send(self, peer: int, level: int, header: Header, place: Place | None) -> None:
-        payload, loan = b"", None
+        payload, reference = b"", None
         if place is not None and place.buffer == Buffer.STATE:
             payload = bytes(self.user.gift[place.offset : place.offset + header.nbytes])
             world = self._world
@@ -334,13 +334,13 @@ class Machine:
             )
         elif place is not None:
             assert self._workspace is not None
-            lent = self._workspace.view(place, header.stop - header.start)
-            payload, loan = bytes(lent), self._lender.lend(lent)
+            referenced = self._workspace.view(place, header.stop - header.start)
+            payload, reference = bytes(referenced), self._zero_copy_sender.reference_for(referenced)
         if header.kind == Kind.TOKEN:
             self._enter(header.step, header.epoch)
         # What is sent is what the core said in the view of its stamp, even if it is carried out later.
         view = self.core.view if self.core.epoch == header.epoch else None
-        self._world.wires.send(self.server, peer, level, Parcel(header, payload, view, loan))
+        self._world.wires.send(self.server, peer, level, Parcel(header, payload, view, reference))
 
     # --- the beginning and the end ---------------------------------------------------------------
 

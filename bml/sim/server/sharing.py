@@ -16,7 +16,7 @@ from bml.protocol.step.direct import Post, Stage, Sum, epoch_of, standing, stand
 from bml.protocol.step.workspace import Array
 from bml.sim.judge.promises import PromiseBroken
 from bml.sim.server.context import World
-from bml.sim.world.host import NOTHING, Board, Host
+from bml.sim.world.host import NOTHING, Host, StatusPage
 from bml.sim.world.process import Process
 
 _LOOK_S = 0.02
@@ -43,7 +43,7 @@ class Sharing:
         self._process = process
         self._dispatch = dispatch
         self._work_s = world.network.random.uniform(*_WORK_S)
-        self._own = host.boards[server] = Board()
+        self._own = host.status_pages[server] = StatusPage()
         self._tries = 0
         self._step = 0
         self._sum: Sum | None = None
@@ -51,7 +51,7 @@ class Sharing:
         self._whole = False
         self._set = 0
         self._members: tuple[int, ...] = ()
-        self._boards: list[Board] = []
+        self._pages: list[StatusPage] = []
         self._result: Array = NOTHING
         self._fetched = 0
 
@@ -68,7 +68,7 @@ class Sharing:
         if self._reads_in_place:
             own.held.discard(self._set)  # of a try that came to nothing
         self._result, self._members = result, members
-        self._boards = [self._host.boards[member] for member in members]
+        self._pages = [self._host.status_pages[member] for member in members]
         self._sum = self._done = None
         self._whole = False
         self._fetched = 0
@@ -98,7 +98,7 @@ class Sharing:
         self._host.waiting.pop(self._server, None)
 
         def look() -> None:
-            newest = max(epoch_of(board.standing) for board in self._boards)
+            newest = max(epoch_of(page.standing) for page in self._pages)
             self._later(_LOOK_S, lambda: self._dispatch(ev.Home(what.epoch, what.step, newest)))
 
         self._bring_home(look)
@@ -115,14 +115,14 @@ class Sharing:
         if not self._reads_in_place:
             self._fetch(len(self._result))
             return
-        done, result_set, boards, step = self._done, self._set, self._boards, self._step
+        done, result_set, pages, step = self._done, self._set, self._pages, self._step
         assert done is not None
         self._done = None  # a next try must not let go of it
-        _read(self._result, 0, len(self._result), done, boards, result_set)
+        _read(self._result, 0, len(self._result), done, pages, result_set)
         again, before = np.empty_like(self._result), self._result.copy()
 
         def read_again() -> None:
-            _read(again, 0, len(again), done, boards, result_set)
+            _read(again, 0, len(again), done, pages, result_set)
             self._own.held.discard(result_set)
             if again.tobytes() != before.tobytes():
                 raise PromiseBroken(
@@ -166,12 +166,12 @@ class Sharing:
     def _fetch(self, upto: int) -> None:
         if self._done is not None and not self._whole and not self._own.in_place:
             own = self._own
-            _read(self._result, self._fetched, upto, self._done, self._boards, self._set, own)
+            _read(self._result, self._fetched, upto, self._done, self._pages, self._set, own)
         self._fetched = max(self._fetched, upto)
 
     def _look(self, post: Post) -> None:
         low, high = standings(*post)
-        if not all(low <= board.standing < high for board in self._boards):
+        if not all(low <= page.standing < high for page in self._pages):
             look = partial(self._later, _LOOK_S, partial(self._look, post))
             self._host.waiting[self._server] = look
         elif self._sum is not None:
@@ -184,8 +184,8 @@ class Sharing:
         assert done is not None
         self._world.point("add", f"server {self._server} begins to add in step {done.step}", self._server)
         self._done = done
-        self._whole = done.adds_whole(any(board.in_place for board in self._boards))
-        self._set = self._boards[0].chosen
+        self._whole = done.adds_whole(any(page.in_place for page in self._pages))
+        self._set = self._pages[0].chosen
         start, stop = (0, len(self._result)) if self._whole else (done.start, done.stop)
         if self._whole:
             out = self._result
@@ -205,7 +205,7 @@ class Sharing:
         """Some time later add these elements of all contributions, then go on."""
 
         def act() -> None:
-            parts = [board.contribution[start:stop] for board in self._boards]
+            parts = [page.contribution[start:stop] for page in self._pages]
             total = parts[0]
             for part in parts[1:]:
                 total = np.add(total, part)
@@ -230,15 +230,15 @@ def _read(
     start: int,
     stop: int,
     done: Sum,
-    boards: list[Board],
+    pages: list[StatusPage],
     result_set: int,
-    without: Board | None = None,
+    without: StatusPage | None = None,
 ) -> None:
-    """Copy elements [start, stop) from where the members' shares of them lie, but for those of one board."""
-    for index, board in enumerate(boards):
+    """Copy elements [start, stop) from where the members' shares of them lie, but for those of one page."""
+    for index, page in enumerate(pages):
         first, last = max(start, index * done.share), min(stop, (index + 1) * done.share)
-        share = board.shares.get(result_set)
-        if first < last and board is not without and share is not None:
+        share = page.shares.get(result_set)
+        if first < last and page is not without and share is not None:
             out[first:last] = share[first:last]
 
 

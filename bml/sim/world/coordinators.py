@@ -69,11 +69,11 @@ class SimulatedCoordinator:
         self._schedule()
         self._report()
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Give the launcher a sign of life, and again and again."""
         if self.process.alive:
-            self.among.launcher.beat(self.term)
-            again = partial(self.process.run, self.beat)
+            self.among.launcher.heartbeat(self.term)
+            again = partial(self.process.run, self.heartbeat)
             self.among.network.after(self.among.launcher.succession.interval_s, again)
 
     def end(self) -> None:
@@ -172,7 +172,7 @@ class SimulatedCoordinators:
         self.started.append(coordinator)
         self._on_event("takeover", f"coordinator {term} starts")
         self._load.weigh(coordinator.process)
-        coordinator.beat()
+        coordinator.heartbeat()
         coordinator.handle(coord.Tick())
         for server in self._servers:
             self._dial(coordinator, server)

@@ -1,4 +1,4 @@
-"""The memory that the simulated servers of one host see of each other: a board per server, and its shares."""
+"""The memory that the simulated servers of one host see of each other: status pages and shares."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOTHING: Array = np.empty(0)
 
 
 @dataclass
-class Board:
+class StatusPage:
     """What one incarnation of a server shows, and its memory.
 
     Where it stands, its contribution, whether its user reads the result in place, which result set it has
@@ -31,12 +31,12 @@ class Board:
 
 @dataclass
 class Host:
-    """The board of every server's newest incarnation, and how those that wait look again."""
+    """The status page of every server's newest incarnation, and how those that wait look again."""
 
-    boards: dict[int, Board] = field(default_factory=dict)
+    status_pages: dict[int, StatusPage] = field(default_factory=dict)
     waiting: dict[int, Callable[[], None]] = field(default_factory=dict)
 
     def free_set(self) -> int:
         """The first result set that nobody reads in place."""
-        held = set[int]().union(*(board.held for board in self.boards.values()))
+        held = set[int]().union(*(page.held for page in self.status_pages.values()))
         return next(number for number in count() if number not in held)

@@ -79,9 +79,9 @@ class Launcher:
         if not self.succession.over:
             self._schedule(self.succession.next_deadline(now))
 
-    def beat(self, term: int) -> None:
+    def heartbeat(self, term: int) -> None:
         """A sign of life of a coordinator."""
-        self._hear(lambda: self.succession.beat(term, self._network.now))
+        self._hear(lambda: self.succession.heartbeat(term, self._network.now))
 
     def said(self, term: int, state: str, highest: int) -> None:
         """A coordinator says where it stands."""

@@ -49,7 +49,7 @@ class Paths:
         """Whether frames get through both ways, as a connection needs that is being made."""
         return self.carries(a, b, level) and self.carries(b, a, level)
 
-    def beats(self, origin: int, dest: int, level: int, chance: random.Random) -> bool:
+    def heartbeat_passes(self, origin: int, dest: int, level: int, chance: random.Random) -> bool:
         """Whether this heartbeat gets from one to the other."""
         between = pair(origin, dest, level)
         if between in self._blocked["unheard"] or not self._passes(origin, dest, level):

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 from bml.faults.stalls import Flow
 from bml.protocol.wire.frame import Header
 from bml.protocol.wire.messages import View
-from bml.sim.judge.zero_copy import Loan
+from bml.sim.judge.zero_copy import Reference
 from bml.sim.world.delays import Delays
 from bml.sim.world.network import Network
 from bml.sim.world.paths import Pair, Paths, Where, pair
@@ -36,7 +36,7 @@ class Parcel(NamedTuple):
     header: Header
     payload: bytes
     view: View | None
-    loan: Loan | None = None
+    reference: Reference | None = None
 
 
 @dataclass
@@ -173,15 +173,15 @@ class Wires:
             if owner == server:
                 end.queue.clear()
 
-    def beat(self, server: int, peer: int, level: int) -> None:
+    def heartbeat(self, server: int, peer: int, level: int) -> None:
         """Send a heartbeat: a datagram of its own."""
 
         def arrive() -> None:
-            if self.paths.beats(server, peer, level, self._network.random):
+            if self.paths.heartbeat_passes(server, peer, level, self._network.random):
                 self._process(peer).run(lambda: self._heard(peer, server, level))
 
         way_s = self._delays.link(server, peer, level)
-        self._network.deliver((server, peer, level, "beat"), arrive, way_s)
+        self._network.deliver((server, peer, level, "heartbeat"), arrive, way_s)
 
     def probe(self, server: int, peer: int, level: int) -> None:
         """See `Transport.probe`."""

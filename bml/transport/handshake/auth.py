@@ -48,11 +48,11 @@ _IDENTITY = struct.Struct(f">4sBBBBHIQ{MAX_JOB_NBYTES}s{NONCE_NBYTES}sIQ18s18s")
 _PREFIX = _MAGIC + bytes([VERSION])
 _IPV4_MAPPED = bytes(10) + b"\xff\xff"
 
-_BEAT_MAGIC = b"BMLb"
-_BEAT_MAC_NBYTES = 16
+_HEARTBEAT_MAGIC = b"BMLb"
+_HEARTBEAT_MAC_NBYTES = 16
 # magic, version, reserved, level, from server and its incarnation, to server and its, sequence number
-_BEAT = struct.Struct(">4sBBHIQIQQ")
-BEAT_NBYTES = _BEAT.size + _BEAT_MAC_NBYTES
+_HEARTBEAT = struct.Struct(">4sBBHIQIQQ")
+HEARTBEAT_NBYTES = _HEARTBEAT.size + _HEARTBEAT_MAC_NBYTES
 
 
 class Role(enum.IntEnum):
@@ -332,7 +332,7 @@ def _packed_host(host: str) -> bytes:
     return _IPV4_MAPPED + address if len(address) == 4 else address
 
 
-class Beat(NamedTuple):
+class Heartbeat(NamedTuple):
     """One heartbeat: `server` says to `dest`, over its NIC of `level`, that it is alive.
 
     It counts for `incarnation` of its sender and `dest_incarnation` of its receiver only.
@@ -346,25 +346,27 @@ class Beat(NamedTuple):
     dest_incarnation: int = 0
 
 
-def seal_beat(token: bytes, job: bytes, beat: Beat) -> bytes:
+def seal_heartbeat(token: bytes, job: bytes, heartbeat: Heartbeat) -> bytes:
     """Return the datagram of a heartbeat, `BEAT_NBYTES` long."""
-    server, dest, level, sequence, incarnation, dest_incarnation = beat
-    body = _BEAT.pack(_BEAT_MAGIC, VERSION, 0, level, server, incarnation, dest, dest_incarnation, sequence)
-    return body + _beat_mac(token, job, body)
+    server, dest, level, sequence, incarnation, dest_incarnation = heartbeat
+    body = _HEARTBEAT.pack(
+        _HEARTBEAT_MAGIC, VERSION, 0, level, server, incarnation, dest, dest_incarnation, sequence
+    )
+    return body + _heartbeat_mac(token, job, body)
 
 
-def open_beat(token: bytes, job: bytes, datagram: bytes) -> Beat | None:
+def open_heartbeat(token: bytes, job: bytes, datagram: bytes) -> Heartbeat | None:
     """Return the heartbeat in a datagram, or None if it is not one made with this token for this job."""
-    if len(datagram) != BEAT_NBYTES:
+    if len(datagram) != HEARTBEAT_NBYTES:
         return None
-    body = datagram[: _BEAT.size]
-    magic, version, _, level, server, incarnation, dest, dest_incarnation, sequence = _BEAT.unpack(body)
-    if magic != _BEAT_MAGIC or version != VERSION:
+    body = datagram[: _HEARTBEAT.size]
+    magic, version, _, level, server, incarnation, dest, dest_incarnation, sequence = _HEARTBEAT.unpack(body)
+    if magic != _HEARTBEAT_MAGIC or version != VERSION:
         return None  # before the hash, which is what garbage would have us spend time on
-    if not hmac.compare_digest(datagram[_BEAT.size :], _beat_mac(token, job, body)):
+    if not hmac.compare_digest(datagram[_HEARTBEAT.size :], _heartbeat_mac(token, job, body)):
         return None
-    return Beat(server, dest, level, sequence, incarnation, dest_incarnation)
+    return Heartbeat(server, dest, level, sequence, incarnation, dest_incarnation)
 
 
-def _beat_mac(token: bytes, job: bytes, body: bytes) -> bytes:
-    return hmac.digest(token, b"bml beat" + job + b"\0" + body, "sha256")[:_BEAT_MAC_NBYTES]
+def _heartbeat_mac(token: bytes, job: bytes, body: bytes) -> bytes:
+    return hmac.digest(token, b"bml heartbeat" + job + b"\0" + body, "sha256")[:_HEARTBEAT_MAC_NBYTES]

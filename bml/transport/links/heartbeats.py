@@ -1,8 +1,8 @@
 """Heartbeats of one NIC: sealed UDP datagrams on the same address and port number as its TCP listener.
 
-A beat counts only if it comes from where its server is known to listen, was made in the incarnation that the
-server is known to be in, for ours, and is newer than all before. Its numbers are never forgotten while that
-incarnation is known, so that no beat that was overheard counts a second time.
+A heartbeat counts only if it comes from where its server is known to listen, was made in the incarnation that
+the server is known to be in, for ours, and is newer than all before. Its numbers are never forgotten while
+that incarnation is known, so that no heartbeat that was overheard counts a second time.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import socket
 from collections.abc import Callable
 
 from bml.io.poller import READ, Poller
-from bml.transport.handshake.auth import BEAT_NBYTES, Beat, open_beat, seal_beat
+from bml.transport.handshake.auth import HEARTBEAT_NBYTES, Heartbeat, open_heartbeat, seal_heartbeat
 from bml.transport.interface import Endpoint
 
-_BEATS_PER_PASS = 64
+_HEARTBEATS_PER_PASS = 64
 
 
-class BeatSocket:
-    """Sends beats over one NIC, reports valid ones with `on_beat(peer)`, and counts anything else."""
+class HeartbeatSocket:
+    """Sends heartbeats over one NIC, reports valid ones by `on_heartbeat(peer)`, and counts anything else."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class BeatSocket:
         level: int,
         token: bytes,
         job: bytes,
-        on_beat: Callable[[int], None],
+        on_heartbeat: Callable[[int], None],
     ) -> None:
         self._sock = sock
         self._poller = poller
@@ -39,29 +39,29 @@ class BeatSocket:
         self._level = level
         self._token = token
         self._job = job
-        self._on_beat = on_beat
+        self._on_heartbeat = on_heartbeat
         self._muted = False
         self._sequence = 0
         self._latest: dict[int, int] = {}
         self._known: dict[int, tuple[Endpoint, int]] = {}
         self.rejected = 0
-        """Datagrams that were not valid new beats for this NIC."""
+        """Datagrams that were not valid new heartbeats for this NIC."""
         poller.add(sock.fileno(), READ, self._ready)
 
     def send(self, peer: int, endpoint: Endpoint, incarnation: int) -> None:
-        """Send one beat; never fails, as a lost beat is what the peer's detector is for."""
+        """Send one heartbeat; never fails, as a lost heartbeat is what the peer's detector is for."""
         self.expect(peer, endpoint, incarnation)
         if self._muted:
             return
         self._sequence += 1
-        beat = Beat(self._server, peer, self._level, self._sequence, self._incarnation, incarnation)
+        heartbeat = Heartbeat(self._server, peer, self._level, self._sequence, self._incarnation, incarnation)
         try:
-            self._sock.sendto(seal_beat(self._token, self._job, beat), endpoint)
+            self._sock.sendto(seal_heartbeat(self._token, self._job, heartbeat), endpoint)
         except OSError:
             return
 
     def expect(self, peer: int, endpoint: Endpoint, incarnation: int) -> None:
-        """Beats of this peer come from there, from that incarnation, and count anew if it was not known."""
+        """Heartbeats of this peer come from there, in this incarnation; a new one's numbers begin anew."""
         if self._known.get(peer) != (endpoint, incarnation):
             self._known[peer] = (endpoint, incarnation)
             self._latest.pop(peer, None)
@@ -87,35 +87,35 @@ class BeatSocket:
             self._sock.close()
 
     def _ready(self, events: int) -> None:
-        for _ in range(_BEATS_PER_PASS):
+        for _ in range(_HEARTBEATS_PER_PASS):
             received = self._receive()
             if received is None:
                 return
             datagram, source = received
-            beat = open_beat(self._token, self._job, datagram)
+            heartbeat = open_heartbeat(self._token, self._job, datagram)
             if (
-                beat is None
-                or self._known.get(beat.server) != (source, beat.incarnation)
-                or not self._is_new(beat)
+                heartbeat is None
+                or self._known.get(heartbeat.server) != (source, heartbeat.incarnation)
+                or not self._is_new(heartbeat)
             ):
                 self.rejected += 1
                 continue
-            self._latest[beat.server] = beat.sequence
-            self._on_beat(beat.server)
+            self._latest[heartbeat.server] = heartbeat.sequence
+            self._on_heartbeat(heartbeat.server)
             if self._muted or self._sock.fileno() < 0:
                 return
 
-    def _is_new(self, beat: Beat) -> bool:
-        for_us = (beat.dest, beat.dest_incarnation, beat.level) == (
+    def _is_new(self, heartbeat: Heartbeat) -> bool:
+        for_us = (heartbeat.dest, heartbeat.dest_incarnation, heartbeat.level) == (
             self._server,
             self._incarnation,
             self._level,
         )
-        return for_us and beat.sequence > self._latest.get(beat.server, -1)
+        return for_us and heartbeat.sequence > self._latest.get(heartbeat.server, -1)
 
     def _receive(self) -> tuple[bytes, Endpoint] | None:
         try:
-            datagram, source = self._sock.recvfrom(BEAT_NBYTES + 1)
+            datagram, source = self._sock.recvfrom(HEARTBEAT_NBYTES + 1)
         except OSError:
             return None
         return datagram, source[:2]

@@ -180,8 +180,8 @@ class Link:
             self.queued_nbytes,
             counters.nbytes_copied_sent,
             counters.nbytes_copied_received,
-            counters.nbytes_lent,
-            counters.nbytes_borrowed,
+            counters.nbytes_zero_copy_sent,
+            counters.nbytes_zero_copy_received,
         )
 
     @property

@@ -1,7 +1,7 @@
 """What tcp and verbs have in common: one TCP stream per (peer, level), bound to that NIC's address.
 
-Listening, dialling, the handshake, beats, parking, silence and which links are wanted are the same; what a
-link does with its authenticated stream is the transport's own, in the connection that it makes.
+Listening, dialling, the handshake, heartbeats, parking, silence and which links are wanted are the same; what
+a link does with its authenticated stream is the transport's own, in the connection that it makes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bml.transport.handshake.greeting import (
 )
 from bml.transport.handshake.listening import Listener
 from bml.transport.interface import FIRST_INCARNATIONS, Endpoint, Handler, LinkKey, LinkStats, LostKind
-from bml.transport.links.heartbeats import BeatSocket
+from bml.transport.links.heartbeats import HeartbeatSocket
 from bml.transport.links.link import Link, LinkConnection, LinkState, OnEnd
 from bml.transport.links.opening import Opening
 from bml.transport.links.parking import Parking
@@ -85,7 +85,7 @@ class LinkTransport:
             level: [] for level in range(len(self._nics))
         }
         self._listeners: list[Listener] = []
-        self._beats: list[BeatSocket] = []
+        self._heartbeats: list[HeartbeatSocket] = []
         self._closed = False
         try:
             for level in range(len(self._nics)):
@@ -118,7 +118,7 @@ class LinkTransport:
         for (peer, level), endpoint in endpoints.items():
             link = self._link(peer, level)
             link.endpoint, link.incarnation = endpoint, incarnations.get(peer, 0)
-            self._beats[level].expect(peer, endpoint, link.incarnation)
+            self._heartbeats[level].expect(peer, endpoint, link.incarnation)
             if link.state in (LinkState.UNWANTED, LinkState.LOST):
                 self._open(link)
             elif link.opening is not None:
@@ -152,9 +152,9 @@ class LinkTransport:
             for link in self._links.values():
                 link.set_sndbuf(wanted)
 
-    def beat(self, peer: int, level: int, endpoint: Endpoint, incarnation: int = 0) -> None:
+    def heartbeat(self, peer: int, level: int, endpoint: Endpoint, incarnation: int = 0) -> None:
         """See `Transport`."""
-        self._beats[level].send(peer, endpoint, incarnation)
+        self._heartbeats[level].send(peer, endpoint, incarnation)
 
     def probe(self, peer: int, level: int, endpoint: Endpoint, incarnation: int = 0) -> None:
         """See `Transport`."""
@@ -193,7 +193,7 @@ class LinkTransport:
             return
         self._silent.add(level)
         self._deferred_closes[level] += self._listeners[level].mute()
-        self._beats[level].mute()
+        self._heartbeats[level].mute()
         self._parking.mute(level)
         self._deferred_closes[level] += self._probes.abandon(level)
         for link in self._links.values():
@@ -211,7 +211,7 @@ class LinkTransport:
         self._silent.remove(level)
         self._close_deferred(level)
         self._listeners[level].unmute()
-        self._beats[level].unmute()
+        self._heartbeats[level].unmute()
         self._parking.unmute(level)
         for link in self._links.values():
             if link.level == level and link.connection is not None:
@@ -245,8 +245,8 @@ class LinkTransport:
         self._parking.close()
         for listener in self._listeners:
             listener.close()
-        for beats in self._beats:
-            beats.close()
+        for heartbeats in self._heartbeats:
+            heartbeats.close()
         for level in self._deferred_closes:
             self._close_deferred(level)
 
@@ -260,8 +260,8 @@ class LinkTransport:
         self._listeners.append(
             Listener(tcp, self._poller, token=self._token, me=me, on_open=partial(self._incoming, level))
         )
-        self._beats.append(
-            BeatSocket(
+        self._heartbeats.append(
+            HeartbeatSocket(
                 udp,
                 self._poller,
                 server=self._server,
@@ -269,7 +269,7 @@ class LinkTransport:
                 level=level,
                 token=self._token,
                 job=self._job,
-                on_beat=partial(self._heard_beat, level),
+                on_heartbeat=partial(self._heard_heartbeat, level),
             )
         )
 
@@ -369,7 +369,7 @@ class LinkTransport:
         name = f"{self._nic_name(link.level)}: connection to server {link.peer} ({kind})"
         self._handler.lost(link.peer, link.level, kind, f"{name}: {why}")
 
-    def _heard_beat(self, level: int, peer: int) -> None:
+    def _heard_heartbeat(self, level: int, peer: int) -> None:
         self._handler.heard(peer, level)
 
     def _bury(self, level: int, sock: socket.socket | None) -> None:

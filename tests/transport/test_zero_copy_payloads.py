@@ -1,4 +1,4 @@
-"""Payloads that servers of one host read in each other's memory: what is lent, sent, refused."""
+"""Payloads that servers of one host read in each other's memory: what is referred to, sent, refused."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from wires import JOB, TOKEN, Recorder, Wires, header
 
-from bml.protocol.wire.frame import FrameError, Loan, pack, pack_lent, unpack, unpack_lent
+from bml.protocol.wire.frame import FrameError, Reference, pack, pack_reference, unpack, unpack_reference
 from bml.sharedmem import segment
-from bml.sharedmem.zero_copy import LEAST_NBYTES, Lending
+from bml.sharedmem.zero_copy import LEAST_NBYTES, ZeroCopy
 from bml.transport import WAIT, Kind
 
 pytestmark = pytest.mark.skipif(bool(segment.why_not()), reason=segment.why_not() or "it can")
@@ -22,22 +22,22 @@ LONG = 2 * LEAST_NBYTES
 
 
 class Neighbours(Wires):
-    """Servers of one host that lend; `strangers` are told of nobody's plate, and show theirs to nobody."""
+    """Servers of one host; `strangers` are told of nobody's registration page, and show theirs to nobody."""
 
     def __init__(self, strangers: tuple[int, ...] = (), nbytes: int = 16 * LONG):
-        self.lendings: list[Lending] = []
+        self.zero_copies: list[ZeroCopy] = []
         super().__init__(servers=2, nbytes=nbytes)
-        plates = {each: one.address for each, one in enumerate(self.lendings) if each not in strangers}
-        for server, lending in enumerate(self.lendings):
-            lending.meet({} if server in strangers else plates)
+        pages = {each: one.address for each, one in enumerate(self.zero_copies) if each not in strangers}
+        for server, zero_copy in enumerate(self.zero_copies):
+            zero_copy.meet({} if server in strangers else pages)
         self.connect()
 
     def make(self, server: int, handler: Recorder, **options: Any) -> Any:
-        self.lendings.append(Lending(TOKEN, JOB, server, 2))
-        return super().make(server, handler, lending=self.lendings[-1], **options)
+        self.zero_copies.append(ZeroCopy(TOKEN, JOB, server, 2))
+        return super().make(server, handler, zero_copy=self.zero_copies[-1], **options)
 
     def array(self, nbytes: int = LONG, server: int = 0) -> Any:
-        found = self.lendings[server].pool.empty(nbytes, np.uint8)
+        found = self.zero_copies[server].pool.empty(nbytes, np.uint8)
         found[:] = np.arange(nbytes) % 251
         return found
 
@@ -51,9 +51,9 @@ class Neighbours(Wires):
         return bytes(there.memory)
 
     def moved(self) -> tuple[int, int]:
-        """Bytes lent by server 0, and borrowed by server 1."""
-        lent = self.transports[0].stats()[1, 0].nbytes_lent
-        return lent, self.transports[1].stats()[0, 0].nbytes_borrowed
+        """Bytes of zero-copy sends: as server 0 counts them, and as server 1 does."""
+        referenced = self.transports[0].stats()[1, 0].nbytes_zero_copy_sent
+        return referenced, self.transports[1].stats()[0, 0].nbytes_zero_copy_received
 
 
 def test_a_long_payload_of_the_pool_is_read_where_it_lies() -> None:
@@ -63,19 +63,19 @@ def test_a_long_payload_of_the_pool_is_read_where_it_lies() -> None:
         assert wires.got(1)[:LONG] == x.tobytes()
         assert wires.moved() == (LONG, LONG)
         assert wires.transports[0].stats()[1, 0].nbytes_sent < 100
-        assert wires.lendings[0].partners == (1,)
+        assert wires.zero_copies[0].partners == (1,)
         assert wires.transports[1].stats()[0, 0].nbytes_copied_received == LONG, "nobody refers to it here"
 
 
-def test_what_is_referred_to_is_borrowed_and_not_copied() -> None:
+def test_a_payload_that_is_read_in_place_is_not_copied() -> None:
     with Neighbours() as wires:
         x, seen = wires.array(), []
 
-        def refer(header: Any, lent: memoryview) -> bool:
-            seen.append(bytes(lent))
+        def read_in_place(header: Any, referenced: memoryview) -> bool:
+            seen.append(bytes(referenced))
             return True
 
-        wires.lendings[1].refer = refer
+        wires.zero_copies[1].read_in_place = read_in_place
         wires.send(0, x)
         wires.got(1)
         assert seen == [x.tobytes()]
@@ -93,7 +93,7 @@ def test_what_is_short_or_lies_elsewhere_is_sent(which: str) -> None:
 
 
 @pytest.mark.parametrize("stranger", [0, 1])
-def test_a_pair_lends_only_if_both_can_read(stranger: int) -> None:
+def test_a_pair_sends_references_only_if_both_can_read(stranger: int) -> None:
     with Neighbours(strangers=(stranger,)) as wires:
         x = wires.array()
         wires.send(0, x)
@@ -101,8 +101,8 @@ def test_a_pair_lends_only_if_both_can_read(stranger: int) -> None:
         assert wires.moved() == (0, 0)
 
 
-def test_lent_and_sent_frames_mix_beyond_a_turn() -> None:
-    """More than is borrowed in one turn, with long payloads behind that are sent."""
+def test_references_and_sent_frames_mix_beyond_a_turn() -> None:
+    """More than is received in one turn, with long payloads behind that are sent."""
     with Neighbours(nbytes=200 * LONG) as wires:
         x, foreign = wires.array(), np.full(LONG, 7, np.uint8)
         for number in range(200):
@@ -141,13 +141,17 @@ def test_a_frame_that_waits_is_read_when_it_need_not_wait() -> None:
         assert wires.got(1)[:LONG] == x.tobytes()
 
 
-@pytest.mark.parametrize("loan", [Loan(0, 0, 1 << 40), Loan(9, 0, 0), Loan(0, 0, (64 << 20) - LONG + 1)])
-def test_a_loan_of_what_there_is_not_ends_the_connection(loan: Loan, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "reference", [Reference(0, 0, 1 << 40), Reference(9, 0, 0), Reference(0, 0, (64 << 20) - LONG + 1)]
+)
+def test_a_reference_to_memory_that_does_not_exist_ends_the_connection(
+    reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Neighbours() as wires:
         x = wires.array()
         wires.send(0, x)
         wires.got(1)
-        monkeypatch.setattr(Lending, "lend", lambda *_: loan)
+        monkeypatch.setattr(ZeroCopy, "reference_for", lambda *_: reference)
         wires.send(0, x)
         wires.until(lambda: wires.handlers[1].losses, "the loss")
         assert wires.handlers[1].losses[0][2] == "malformed"
@@ -156,13 +160,13 @@ def test_a_loan_of_what_there_is_not_ends_the_connection(loan: Loan, monkeypatch
 def test_memory_that_cannot_be_mapped_ends_the_connection_and_then_all_is_sent() -> None:
     with Neighbours() as wires:
         x = wires.array()
-        wires.lendings[0].pool.close()  # nobody can open it any more
+        wires.zero_copies[0].pool.close()  # nobody can open it any more
         wires.send(0, x)
         wires.until(lambda: wires.handlers[1].losses, "the loss")
         assert "cannot be mapped" in wires.handlers[1].losses[0][3]
-        plates = {server: lending.address for server, lending in enumerate(wires.lendings)}
-        for lending in wires.lendings:
-            lending.meet(plates)
+        pages = {server: zero_copy.address for server, zero_copy in enumerate(wires.zero_copies)}
+        for zero_copy in wires.zero_copies:
+            zero_copy.meet(pages)
         wires.until(lambda: wires.handlers[0].losses, "the loss on the other side")
         wires.connect()
         wires.send(0, x)
@@ -170,9 +174,9 @@ def test_memory_that_cannot_be_mapped_ends_the_connection_and_then_all_is_sent()
         assert wires.moved() == (LONG, 0)
 
 
-def test_a_plate_without_the_token_of_another_host_or_of_nobody_is_not_used() -> None:
-    own, other = Lending(TOKEN, JOB, 0, 2), Lending(b"another token", JOB, 1, 2)
-    good = Lending(TOKEN, JOB, 1, 2)
+def test_a_registration_page_without_the_token_of_another_host_or_of_nobody_is_not_used() -> None:
+    own, other = ZeroCopy(TOKEN, JOB, 0, 2), ZeroCopy(b"another token", JOB, 1, 2)
+    good = ZeroCopy(TOKEN, JOB, 1, 2)
     wrong = [
         other.address,
         good.address._replace(boot="elsewhere"),
@@ -207,18 +211,18 @@ def test_descriptors_are_given_back() -> None:
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
-def test_a_lent_frame_is_read_back_and_nothing_else_is_one() -> None:
-    one, loan = header(start=3, stop=3 + LONG), Loan(2, 7, 4096)
-    frame = pack_lent(pack(one), loan)
-    assert unpack_lent(frame) == (one, loan)
+def test_a_reference_frame_is_read_back_and_nothing_else_is_one() -> None:
+    one, reference = header(start=3, stop=3 + LONG), Reference(2, 7, 4096)
+    frame = pack_reference(pack(one), reference)
+    assert unpack_reference(frame) == (one, reference)
     with pytest.raises(FrameError):
         unpack(frame)
-    token = pack_lent(pack(header(Kind.TOKEN)), loan)
+    token = pack_reference(pack(header(Kind.TOKEN)), reference)
     for wrong in (frame[:-1], pack(one) + bytes(16), token, struct.pack(">4s", b"BML\xf2") + bytes(60)):
         with pytest.raises(FrameError):
-            unpack_lent(wrong)
+            unpack_reference(wrong)
     with pytest.raises(FrameError):
-        unpack_lent(frame, max_nbytes=LONG - 1)
+        unpack_reference(frame, max_nbytes=LONG - 1)
 
 
 def test_memory_that_the_pool_dropped_is_shown_and_mapped_no_more() -> None:
@@ -244,7 +248,7 @@ def test_memory_that_the_pool_dropped_is_shown_and_mapped_no_more() -> None:
         assert not wires.handlers[1].losses
 
 
-def test_a_fenced_loan_of_memory_that_is_gone_ends_no_connection() -> None:
+def test_a_fenced_reference_to_memory_that_is_gone_ends_no_connection() -> None:
     with Neighbours(nbytes=64 << 20) as wires:
         there = wires.handlers[1]
         there.verdict = lambda header: WAIT
@@ -252,7 +256,7 @@ def test_a_fenced_loan_of_memory_that_is_gone_ends_no_connection() -> None:
         wires.until(lambda: there.admitted, "a frame that waits")
         wires.transports[0].fence()
         gc.collect()
-        larger = wires.array(32 << 20)  # in the place of what it was lent from
+        larger = wires.array(32 << 20)  # in the place of the segment that was referred to
         there.verdict = None
         wires.transports[1].resume()
         wires.send(LONG, larger[:LONG])

@@ -1,4 +1,4 @@
-"""When a thread that gives way decides that its core is crowded."""
+"""When a thread that yields its core decides that the core is contended."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from time import perf_counter
 import pytest
 
 from bml.io import spin
-from bml.io.spin import Crowding, give_way
+from bml.io.spin import CoreContention, yield_core
 
 MS = 1e-3
 
 
-def moves(crowding: Crowding, pattern: Iterator[tuple[float, float]], until_s: float) -> list[float]:
+def moves(contention: CoreContention, pattern: Iterator[tuple[float, float]], until_s: float) -> list[float]:
     """When it moves if it works and gives its core away so long in turn; `pattern` is of pairs of seconds."""
     now_s, found = 1.0, []
     for worked_s, given_s in pattern:
         now_s += worked_s
-        if crowding.gave(now_s, now_s + given_s):
+        if contention.gave(now_s, now_s + given_s):
             found.append(now_s + given_s - 1.0)
         now_s += given_s
         if now_s - 1.0 > until_s:
@@ -35,12 +35,12 @@ def always(worked_s: float, given_s: float) -> Iterator[tuple[float, float]]:
 
 
 def test_two_on_one_core_of_two_part_within_half_a_millisecond() -> None:
-    found = moves(Crowding(0, 2, 2, 1), always(0.05 * MS, 0.05 * MS), until_s=0.5 * MS)
+    found = moves(CoreContention(0, 2, 2, 1), always(0.05 * MS, 0.05 * MS), until_s=0.5 * MS)
     assert len(found) == 1
 
 
 def test_if_moving_does_not_help_it_is_tried_ever_less_often() -> None:
-    found = moves(Crowding(0, 2, 2, 1), always(0.05 * MS, 0.05 * MS), until_s=1.0)
+    found = moves(CoreContention(0, 2, 2, 1), always(0.05 * MS, 0.05 * MS), until_s=1.0)
     gaps = [after - before for before, after in pairwise(found)]
     assert gaps == pytest.approx(sorted(gaps))
     assert len(found) < 80
@@ -48,58 +48,59 @@ def test_if_moving_does_not_help_it_is_tried_ever_less_often() -> None:
 
 
 def test_after_a_while_alone_it_is_quick_again() -> None:
-    crowding = Crowding(0, 2, 2, 1)
-    assert len(moves(crowding, always(0.05 * MS, 0.05 * MS), until_s=50 * MS)) > 3
-    assert not crowding.gave(10.0, 10.0 + 0.05 * MS)
-    assert any(crowding.gave(10 + n * 0.1 * MS, 10 + (n + 0.5) * 0.1 * MS) for n in range(1, 5))
+    contention = CoreContention(0, 2, 2, 1)
+    assert len(moves(contention, always(0.05 * MS, 0.05 * MS), until_s=50 * MS)) > 3
+    assert not contention.gave(10.0, 10.0 + 0.05 * MS)
+    assert any(contention.gave(10 + n * 0.1 * MS, 10 + (n + 0.5) * 0.1 * MS) for n in range(1, 5))
 
 
 def test_the_others_take_longer_to_decide() -> None:
     first, second = (
-        moves(Crowding(rank, 2, 2, 1), always(0.05 * MS, 0.05 * MS), until_s=1 * MS)[0] for rank in (0, 1)
+        moves(CoreContention(rank, 2, 2, 1), always(0.05 * MS, 0.05 * MS), until_s=1 * MS)[0]
+        for rank in (0, 1)
     )
     assert second - first > 0.15 * MS
 
 
-def test_something_else_that_runs_for_a_moment_is_no_crowd() -> None:
-    crowding = Crowding(0, 2, 2, 1)
-    assert not crowding.gave(1.0, 1.003)
-    assert not crowding.gave(2.0, 2.003)
+def test_something_else_that_runs_for_a_moment_is_no_contention() -> None:
+    contention = CoreContention(0, 2, 2, 1)
+    assert not contention.gave(1.0, 1.003)
+    assert not contention.gave(2.0, 2.003)
 
 
 def test_a_fair_share_is_enough() -> None:
     """Four servers on two cores get a half each; of one core they would get a quarter."""
-    assert not moves(Crowding(0, 4, 2, 2), always(0.05 * MS, 0.05 * MS), until_s=1.0)
-    assert moves(Crowding(0, 4, 2, 2), always(0.05 * MS, 0.15 * MS), until_s=1 * MS)
+    assert not moves(CoreContention(0, 4, 2, 2), always(0.05 * MS, 0.05 * MS), until_s=1.0)
+    assert moves(CoreContention(0, 4, 2, 2), always(0.05 * MS, 0.15 * MS), until_s=1 * MS)
 
 
 @pytest.mark.parametrize(("n_threads", "n_cores", "most"), [(2, 1, 2), (3, 2, 1), (9, 2, 2)])
 def test_too_many_for_the_cores_stay_where_they_are(n_threads: int, n_cores: int, most: int) -> None:
-    assert not Crowding(0, n_threads, n_cores, most).moves
+    assert not CoreContention(0, n_threads, n_cores, most).moves
 
 
 def test_who_has_shared_his_core_just_now_does_not_go_to_sleep() -> None:
-    crowding = Crowding(0, 2, 2, 1)
-    crowding.waits()
+    contention = CoreContention(0, 2, 2, 1)
+    contention.waits()
     now_s = perf_counter()
-    assert not crowding.stays_awake(now_s)
-    crowding.gave(now_s, now_s + 0.05 * MS)
-    assert crowding.stays_awake(now_s + 0.5 * MS)
-    assert not crowding.stays_awake(now_s + 0.6 * MS)
+    assert not contention.stays_awake(now_s)
+    contention.gave(now_s, now_s + 0.05 * MS)
+    assert contention.stays_awake(now_s + 0.5 * MS)
+    assert not contention.stays_awake(now_s + 0.6 * MS)
 
 
 def test_a_long_wait_ends_in_sleep_however_many_share_the_core() -> None:
-    crowding = Crowding(0, 2, 2, 1)
+    contention = CoreContention(0, 2, 2, 1)
     for _ in range(2):
-        crowding.waits()
+        contention.waits()
         now_s = began_s = perf_counter()
-        while crowding.gave(now_s, now_s + 0.1 * MS) or crowding.stays_awake(now_s + 0.1 * MS):
+        while contention.gave(now_s, now_s + 0.1 * MS) or contention.stays_awake(now_s + 0.1 * MS):
             now_s += 0.1 * MS
         assert 10 * MS < now_s - began_s < 30 * MS
 
 
 def test_who_moves_may_use_the_cores_that_he_might_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Crowded(Crowding):
+    class AlwaysContended(CoreContention):
         def gave(self, from_s: float, to_s: float) -> bool:
             return True
 
@@ -109,7 +110,7 @@ def test_who_moves_may_use_the_cores_that_he_might_before(monkeypatch: pytest.Mo
     def give() -> None:
         for allowed in (os.sched_getaffinity(0), {min(os.sched_getaffinity(0))}):
             os.sched_setaffinity(0, allowed)
-            give_way(Crowded(0, 2, 2, 1))
+            yield_core(AlwaysContended(0, 2, 2, 1))
             seen.extend((allowed, os.sched_getaffinity(0)))
 
     thread = threading.Thread(target=give)  # its cores are its own

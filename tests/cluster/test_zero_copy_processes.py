@@ -1,4 +1,4 @@
-"""Jobs whose servers lend each other payloads, real processes: the bits of tcp, dying and frozen servers."""
+"""Jobs whose servers make zero-copy sends, real processes: the bits of tcp, dying and frozen servers."""
 
 from __future__ import annotations
 
@@ -89,28 +89,28 @@ def _hide(train: Any, server: int, folder: str) -> Any:
     return train
 
 
-def lent(result: bml.Result) -> dict[tuple[int, int], int]:
-    """Bytes lent by one server to another."""
+def referenced(result: bml.Result) -> dict[tuple[int, int], int]:
+    """Bytes of zero-copy sends from one server to another."""
     found: dict[tuple[int, int], int] = {}
     for server, report in result.reports.items():
         for link, stats in report.metrics["links"].items():
             pair = server, int(link.split("/")[0])
-            found[pair] = found.get(pair, 0) + stats["nbytes_lent"]
+            found[pair] = found.get(pair, 0) + stats["nbytes_zero_copy_sent"]
     return found
 
 
 @pytest.mark.smoke
-def test_sums_have_the_bits_of_tcp_lent_sent_and_mixed(tmp_path: Path) -> None:
+def test_sums_have_the_bits_of_tcp_referenced_sent_and_mixed(tmp_path: Path) -> None:
     def run(train: Any, transport: str) -> bml.Result:
         return jobs.launch(train, "bcube:2x2", transport=transport, algorithm="bml")
 
-    sent, all_lent = run(summed, "tcp"), run(summed, "auto")
+    sent, all_referenced = run(summed, "tcp"), run(summed, "auto")
     mixed = run(Hidden(summed, 2, tmp_path), "auto")
-    digests = {value["said"] for result in (sent, all_lent, mixed) for value in result.values.values()}
+    digests = {value["said"] for result in (sent, all_referenced, mixed) for value in result.values.values()}
     assert len(digests) == 1
-    assert not any(lent(sent).values())
-    assert all(lent(all_lent).values())
-    assert {pair for pair, nbytes in lent(mixed).items() if nbytes} == {(0, 1), (1, 0), (1, 3), (3, 1)}
+    assert not any(referenced(sent).values())
+    assert all(referenced(all_referenced).values())
+    assert {pair for pair, nbytes in referenced(mixed).items() if nbytes} == {(0, 1), (1, 0), (1, 3), (3, 1)}
 
 
 def test_a_server_is_frozen_in_mid_step_and_wakes() -> None:
@@ -120,7 +120,7 @@ def test_a_server_is_frozen_in_mid_step_and_wakes() -> None:
     spared = {1} & set(result.values)  # it may thaw before anybody misses it
     assert set(result.values) == {0, 2, 3} | spared
     assert len({str(value) for value in result.values.values()}) == 1
-    assert any(lent(result).values())
+    assert any(referenced(result).values())
 
 
 def test_a_view_change_maps_nobodys_memory_anew() -> None:
@@ -130,13 +130,13 @@ def test_a_view_change_maps_nobodys_memory_anew() -> None:
         from bml.sharedmem import zero_copy
 
         mapped: list[int] = []
-        plate = zero_copy.PeerPlate
+        page = zero_copy.PeerRegistrationPage
 
         def counted(token: bytes, job: str, server: int, address: Any) -> Any:
             mapped.append(server)
-            return plate(token, job, server, address)
+            return page(token, job, server, address)
 
-        zero_copy.PeerPlate = counted  # type: ignore[assignment, misc]
+        zero_copy.PeerRegistrationPage = counted  # type: ignore[assignment, misc]
         summed(session)
         assert len(session.view.members) == 3
         return len(mapped)
@@ -146,15 +146,15 @@ def test_a_view_change_maps_nobodys_memory_anew() -> None:
     assert set(result.values.values()) == {0}
 
 
-def test_who_lends() -> None:
-    def lends(one_host: bool = False, **settings: Any) -> bool:
-        return JobSpec("bcube:2x2", **{"transport": "auto", **settings}).settled(one_host).lends
+def test_which_jobs_send_without_a_copy() -> None:
+    def sends_zero_copy(one_host: bool = False, **settings: Any) -> bool:
+        return JobSpec("bcube:2x2", **{"transport": "auto", **settings}).settled(one_host).zero_copy
 
-    assert lends()
-    assert lends(one_host=True, algorithm="bml")
-    assert lends(faults=("kill:1@step=3",))
-    assert not lends(one_host=True)  # it is shm altogether
-    assert not lends(transport="tcp")
-    assert not lends(traffic_class=8)
-    assert not lends(faults=("blackhole:1/0@step=3",))
-    assert not lends(emulated="bml")
+    assert sends_zero_copy()
+    assert sends_zero_copy(one_host=True, algorithm="bml")
+    assert sends_zero_copy(faults=("kill:1@step=3",))
+    assert not sends_zero_copy(one_host=True)  # it is shm altogether
+    assert not sends_zero_copy(transport="tcp")
+    assert not sends_zero_copy(traffic_class=8)
+    assert not sends_zero_copy(faults=("blackhole:1/0@step=3",))
+    assert not sends_zero_copy(emulated="bml")

@@ -25,7 +25,7 @@ CASES = cases()
 LENGTHS = (5, 41)
 
 
-class LentWorld(World):
+class ReferenceWorld(World):
     """A world whose bag holds references. `held` of the frames wait until all others are delivered."""
 
     def __init__(self, *arguments: Any, held: float = 0.3):
@@ -47,21 +47,21 @@ class LentWorld(World):
             bag: list[Any] = self.bag or self._late
             sender, send = bag.pop(self.chance.randrange(len(bag)))
             size = send.header.stop - send.header.start
-            lent = self.nodes[sender].workspace.view(send.place, size)
+            referenced = self.nodes[sender].workspace.view(send.place, size)
             kind, _, _, origin, dest, _, start, stop, _ = send.header
             node = self.nodes[send.peer]
             term = node.engine.term(send.header)
             if term is not None:
-                node.workspace.refer(term, lent)
+                node.workspace.refer(term, referenced)
                 self.referred += 1
             else:
-                node.workspace.view(node.engine.place(kind, origin, dest, start, stop), size)[:] = lent
+                node.workspace.view(node.engine.place(kind, origin, dest, start, stop), size)[:] = referenced
             self.carry_out(send.peer, node.engine.received(kind, origin, dest, start, stop))
         assert all(node.engine.complete for node in self.nodes.values())
         return {server: node.workspace.result for server, node in self.nodes.items()}
 
 
-class LentExchange(LentWorld):
+class ReferenceExchange(ReferenceWorld):
     """The same for programs of exchanges."""
 
     def __init__(self, made: dict[int, ExchangeProgram], inputs: Any, chance: random.Random):
@@ -107,14 +107,14 @@ def test_what_is_sent_stays_until_it_was_taken(fabric: Fabric, algorithm: str) -
     made = programs(fabric, algorithm)
     for n in LENGTHS:
         inputs = vectors(fabric, n)
-        world = LentWorld(made, inputs, random.Random(n))
+        world = ReferenceWorld(made, inputs, random.Random(n))
         for server, result in world.run().items():
             assert np.array_equal(result, sum(inputs.values())), f"server {server}, {n} elements"
 
 
 def test_partial_sums_are_read_where_they_lie() -> None:
     fabric = parse("bcube:3x2")
-    world = LentWorld(programs(fabric, "auto"), vectors(fabric, 41), random.Random(1))
+    world = ReferenceWorld(programs(fabric, "auto"), vectors(fabric, 41), random.Random(1))
     world.run()
     assert world.referred
 
@@ -124,7 +124,7 @@ def test_in_an_exchange_too(fabric: Fabric, made: dict[int, ExchangeProgram]) ->
     for n in LENGTHS:
         inputs = vectors(fabric, n)
         for seed in range(4):
-            for result in LentExchange(made, inputs, random.Random(seed)).run().values():
+            for result in ReferenceExchange(made, inputs, random.Random(seed)).run().values():
                 assert np.array_equal(result, sum(inputs.values()))
 
 
@@ -143,5 +143,5 @@ def test_a_place_that_is_used_again_too_early_would_show(monkeypatch: pytest.Mon
     monkeypatch.setattr(engine.Engine, "_summed", hasty)
     fabric = parse("bcube:3x2")
     inputs = vectors(fabric, 41)
-    results = LentWorld(programs(fabric, "tree"), inputs, random.Random(1)).run().values()
+    results = ReferenceWorld(programs(fabric, "tree"), inputs, random.Random(1)).run().values()
     assert not all(np.array_equal(result, sum(inputs.values())) for result in results)
