@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-import re
 from pathlib import Path
 from typing import Any
 
+import blocks
 import jobs
 import numpy as np
 import pytest
@@ -18,8 +18,8 @@ from bml.sim.programs.writer import gradient
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "guides" / "overlap.md"
-LOOP = re.search(r"```python\n(for batch in .*?)```", DOCUMENT.read_text(), re.DOTALL)[1]  # type: ignore[index]
+ROOT = Path(__file__).resolve().parents[2]
+LOOP, *_ = blocks.read(ROOT / "docs" / "guides" / "overlap.md", ROOT)
 N_SAMPLES, LAYERS = 576, 2
 N_STEPS = 1 + 3 * 2 * LAYERS
 """That of the state, and in three epochs of two batches a part for each layer."""
@@ -47,7 +47,7 @@ def train(session: bml.Session) -> list[Any]:
     session.state(params=w)
     layers = [Layer(number, w) for number in range(LAYERS)]
     names = {"session": session, "layers": layers, "w": w, "n_samples": N_SAMPLES, "functools": functools}
-    exec(compile(LOOP, str(DOCUMENT), "exec"), names)
+    exec(compile(LOOP.text, LOOP.place, "exec"), names)
     return w
 
 

@@ -57,10 +57,14 @@ class Reader:
 
     def do(self, block: Block) -> None:
         """Write the file, or run the program or the commands. An AssertionError names the block's place."""
+        if block.given:
+            (self.folder / block.given).write_text(block.set_up)
         if block.file:
             (self.folder / block.file).write_text(block.text)
         elif block.language == "python" and block.marker == "in a session":
-            self._run_program(block, _SESSION.format(body=textwrap.indent(block.set_up + block.text, "    ")))
+            self._run_program(
+                block, _SESSION.format(body=textwrap.indent(f"{block.set_up}\n{block.text}", "    "))
+            )
         elif block.language == "python":
             self._run_program(block, f"{block.set_up}\n{block.text}")
         elif block.commands:

@@ -14,6 +14,7 @@ A comment before a block, `<!-- block: … -->`, is not seen by readers and says
 - `needs root` or `needs torch`: run where that is;
 - `ends with 1`: the exit status of its last command;
 - `after`, and lines of Python that are run before it;
+- `given train.py`, and the lines of that file: what the page says of a script of the reader's own;
 - `in a session`, and such lines: the block is the body of a training function on four servers.
 """
 
@@ -67,8 +68,14 @@ class Block:
     def is_sound(self) -> bool:
         """Whether language and marker are among those above."""
         marker = self.marker in {"", "after", "in a session", *CONDITIONS}
-        known = marker or bool(self.reason) or re.fullmatch(r"ends with \d+", self.marker) is not None
-        return known and self.language in RUN | SHOWN
+        known = marker or bool(self.reason or self.given) or re.fullmatch(r"ends with \d+", self.marker)
+        return bool(known) and self.language in RUN | SHOWN
+
+    @property
+    def given(self) -> str:
+        """The name of the file that its reader is thought to have; empty if there is none."""
+        found = re.fullmatch(r"given ([\w-]+\.py)", self.marker)
+        return found[1] if found else ""
 
     @property
     def commands(self) -> list[tuple[str, str]]:
