@@ -90,7 +90,7 @@ class Probe:
                 raise TimeoutError(f"probe {self._index}: nothing came for {timeout_s:g} s")
 
     def _header(self, kind: Kind, peer: int, start: int, nbytes: int) -> Header:
-        stop = start + nbytes if kind == Kind.UP else 0
+        stop = start + nbytes if kind == Kind.REDUCE else 0
         return Header(kind, 1, 1, self._index, peer, 0, start, stop, nbytes)
 
     def _hung_up(self, events: int) -> None:
@@ -104,13 +104,13 @@ class Probe:
 
     def received(self, peer: int, level: int, header: Header) -> None:
         """See bml.transport.interface.Handler."""
-        if header.kind == Kind.UP:
+        if header.kind == Kind.REDUCE:
             self._missing -= header.nbytes
             return
         for start in range(0, header.start, SLICE_NBYTES):
             size = min(SLICE_NBYTES, header.start - start)
             payload = self._memory[start : start + size]
-            self._transport.send(peer, 0, self._header(Kind.UP, peer, start, size), payload)
+            self._transport.send(peer, 0, self._header(Kind.REDUCE, peer, start, size), payload)
 
     def heard(self, peer: int, level: int) -> None:
         """See bml.transport.interface.Handler."""

@@ -1,6 +1,6 @@
 """`bml plan --draw`: trees of one root on a BCube or torus, before and after the failures.
 
-Servers stand where their first two digits say. Lines are hops of the way up: thicker is nearer to the
+Servers stand where their first two digits say. Lines are hops of the reduce phase: thicker is nearer to the
 root. Detours are red, their relays are marked, what is dead is crossed out.
 """
 
@@ -116,7 +116,7 @@ class _Panel:
     def _draw_hops(self) -> dict[int, int]:
         """Draw all edges of the tree; return how many detours each relay carries."""
         relays: Counter[int] = Counter()
-        last = self._forest.n_stages(Phase.UP) - 1
+        last = self._forest.n_stages(Phase.REDUCE) - 1
         for server in self._fabric.servers:
             path = self._forest.path(self._piece, server)
             stage = int(self._forest.stage[self._piece, server])
@@ -210,8 +210,8 @@ def _legend(figure: Any, made: Plan, root: int) -> None:
     handles.append(lines.Line2D([], [], color=_INK, marker="o", ls="", ms=10, label="root"))
     figure.legend(handles=handles, loc="lower center", ncols=min(4, len(handles)), frameon=False, fontsize=10)
     figure.suptitle(
-        f"How partial sums climb to server {root}; thicker is later"
-        + ("" if made.forest.down else ", results come down the same way"),
+        f"How partial sums are reduced to server {root}; thicker is later"
+        + ("" if made.forest.broadcast else ", results are broadcast the same way"),
         fontsize=12,
         color=_INK,
     )

@@ -4,7 +4,7 @@ from bml.schedule.algorithms.direct import DirectProgram
 from bml.schedule.algorithms.exchange import Exchange, ExchangeProgram, verify_exchange
 from bml.schedule.bounds.bound import Bound, bound, bound_kind, prove
 from bml.schedule.ir.cost import Load, gst, gst_staged, load
-from bml.schedule.ir.forest import Down, Forest
+from bml.schedule.ir.forest import BroadcastTrees, Forest
 from bml.schedule.ir.program import Hop, Phase, Program, Range, Relay, compile_program
 from bml.schedule.ir.verify import verify
 from bml.schedule.select.choice import AnyPrograms, OneProgram, Programs, Schedules
@@ -15,8 +15,8 @@ __all__ = [
     "AnyProgram",
     "AnyPrograms",
     "Bound",
+    "BroadcastTrees",
     "DirectProgram",
-    "Down",
     "Exchange",
     "ExchangeProgram",
     "Forest",

@@ -126,7 +126,7 @@ def odd(chance: random.Random, header: Header) -> Header:
 
 def test_headers_are_read_or_refused() -> None:
     chance = random.Random(3)
-    good = Header(Kind.UP, 3, 7, 0, 1, 77, 0, 5, 40)
+    good = Header(Kind.REDUCE, 3, 7, 0, 1, 77, 0, 5, 40)
     for _ in range(CASES["headers"]):
         data = damaged(chance, raw(odd(chance, good._replace(kind=Kind(chance.randrange(6))))))
         try:
@@ -183,7 +183,7 @@ class Victim:
         self.loop.execution.execute(self.core.handle(event, 0.0))
 
     def header(self, kind: Kind, start: int = 0, stop: int = 0, nbytes: int | None = None) -> Header:
-        itemsize = 8 if kind <= Kind.DOWN else 1
+        itemsize = 8 if kind <= Kind.BROADCAST else 1
         length = (stop - start) * itemsize if nbytes is None else nbytes
         step = self.core.step - (kind >= Kind.HEAD)
         return Header(kind, self.core.epoch, step, PEER, ME, SIGNATURE, start, stop, length)
@@ -192,11 +192,11 @@ class Victim:
         """The frames of server 0, who brings twos."""
         text = Call("sum", "<f8", N, "sum").encode()
         if self.spec.algorithm == "exchange":
-            sums = [(self.header(Kind.UP, 0, N), np.full(N, 2.0).tobytes())]
+            sums = [(self.header(Kind.REDUCE, 0, N), np.full(N, 2.0).tobytes())]
         else:
             sums = [
-                (self.header(Kind.UP, 5, N), np.full(5, 2.0).tobytes()),
-                (self.header(Kind.DOWN, 0, 5), np.full(5, 3.0).tobytes()),
+                (self.header(Kind.REDUCE, 5, N), np.full(5, 2.0).tobytes()),
+                (self.header(Kind.BROADCAST, 0, 5), np.full(5, 3.0).tobytes()),
             ]
         return [(self.header(Kind.DESCRIBE, 0, len(text)), text), *sums, (self.header(Kind.TOKEN), b"")]
 

@@ -145,7 +145,7 @@ def test_standings_grow_and_later_epochs_do_not_count() -> None:
 def test_no_frame_belongs_into_shared_memory() -> None:
     engine = DirectEngine(DirectProgram(0, (0, 1)), Stamp(1, 1, 1, 8), 5)
     with pytest.raises(FrameError, match="shares memory"):
-        engine.place(Kind.UP, 1, 0, 0, 5)
+        engine.place(Kind.REDUCE, 1, 0, 0, 5)
 
 
 # --- the core ------------------------------------------------------------------------------------

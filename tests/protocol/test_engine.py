@@ -128,7 +128,11 @@ def test_frames_that_do_not_belong_are_refused(damage: tuple[str, ...]) -> None:
     engine = Engine(plan(fabric).program(1), Stamp(1, 1, 0, 8), n, 4)
     chance, refused = random.Random(3), 0
     for _ in range(3000):
-        kind, origin, dest = chance.choice([Kind.UP, Kind.DOWN]), chance.randrange(10), chance.randrange(10)
+        kind, origin, dest = (
+            chance.choice([Kind.REDUCE, Kind.BROADCAST]),
+            chance.randrange(10),
+            chance.randrange(10),
+        )
         start = chance.randrange(n)
         stop = chance.randrange(start + 1, n + 9)
         try:
@@ -145,20 +149,20 @@ def test_frames_that_do_not_belong_are_refused(damage: tuple[str, ...]) -> None:
 def test_a_result_beyond_the_end_of_the_vector_is_refused() -> None:
     engine = Engine(plan(parse("bcube:2x1")).program(0), Stamp(1, 1, 0, 8), 10, 4)
     peer_piece = (5, 10)
-    assert engine.place(Kind.DOWN, 1, 0, *peer_piece) == Place(Buffer.OUT, 5)
+    assert engine.place(Kind.BROADCAST, 1, 0, *peer_piece) == Place(Buffer.OUT, 5)
     for start, stop in ((5, 11), (10, 12), (0, 10)):
         with pytest.raises(FrameError):
-            engine.place(Kind.DOWN, 1, 0, start, stop)
+            engine.place(Kind.BROADCAST, 1, 0, start, stop)
 
 
 def test_partial_sums_of_one_child_wait_where_their_sum_will_be() -> None:
     engine = Engine(plan(parse("bcube:2x1")).program(0), Stamp(1, 1, 0, 8), 10, 4)
     assert engine.scratch_elements == 0
-    assert engine.place(Kind.UP, 1, 0, 0, 5) == Place(Buffer.OUT, 0)
-    assert engine.place(Kind.UP, 1, 0, 2, 4) == Place(Buffer.OUT, 2)
+    assert engine.place(Kind.REDUCE, 1, 0, 0, 5) == Place(Buffer.OUT, 0)
+    assert engine.place(Kind.REDUCE, 1, 0, 2, 4) == Place(Buffer.OUT, 2)
     for start, stop in ((0, 6), (5, 10), (4, 4 + 9)):
         with pytest.raises(FrameError):
-            engine.place(Kind.UP, 1, 0, start, stop)
+            engine.place(Kind.REDUCE, 1, 0, start, stop)
 
 
 def test_terms_are_added_in_address_order() -> None:

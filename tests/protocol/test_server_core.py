@@ -85,7 +85,7 @@ class Driver:
 
     def complete(self) -> list[ev.Instruction]:
         """All slices of PEER: bcube:2x1 and 10 elements."""
-        return self.receive(self.frame(Kind.UP, 0, 5)) + self.receive(self.frame(Kind.DOWN, 5, 10))
+        return self.receive(self.frame(Kind.REDUCE, 0, 5)) + self.receive(self.frame(Kind.BROADCAST, 5, 10))
 
     def token(self) -> list[ev.Instruction]:
         return self.receive(self.frame(Kind.TOKEN, 0, 0))
@@ -115,7 +115,7 @@ def running() -> Driver:
 def test_a_fault_free_step(running: Driver) -> None:
     done = running.submit()
     assert only(ev.Open, done).scratch_elements == 0
-    assert {one.header.kind for one in done if isinstance(one, Send)} == {Kind.UP}
+    assert {one.header.kind for one in done if isinstance(one, Send)} == {Kind.REDUCE}
     none(ev.Commit, running.complete())
     assert running.core.waits_for() == "barrier tokens of step 1 from servers [1]"
     assert only(ev.Commit, running.token()) == ev.Commit(1, 1, (0, 1))
@@ -138,9 +138,9 @@ def test_it_does_not_commit_before_it_is_complete_itself(running: Driver) -> Non
 
 def test_its_token_goes_out_only_when_it_is_complete(running: Driver) -> None:
     running.submit()
-    first = running.receive(running.frame(Kind.UP, 0, 5))
-    assert [one.header.kind for one in first if isinstance(one, Send)] == [Kind.DOWN]
-    second = running.receive(running.frame(Kind.DOWN, 5, 10))
+    first = running.receive(running.frame(Kind.REDUCE, 0, 5))
+    assert [one.header.kind for one in first if isinstance(one, Send)] == [Kind.BROADCAST]
+    second = running.receive(running.frame(Kind.BROADCAST, 5, 10))
     assert [one.header.kind for one in second if isinstance(one, Send)] == [Kind.TOKEN]
 
 
@@ -148,7 +148,7 @@ def test_its_token_goes_out_only_when_it_is_complete(running: Driver) -> None:
 def test_short_vectors_still_pass_the_barrier(running: Driver, n: int) -> None:
     running.submit(n=n)
     if n:
-        running.receive(running.frame(Kind.DOWN, 0, 1))
+        running.receive(running.frame(Kind.BROADCAST, 0, 1))
     only(ev.Commit, running.token())
 
 
@@ -200,9 +200,9 @@ def test_the_phases_of_a_step_and_of_the_end(running: Driver) -> None:
     assert running.core.phase == "compute"
     running.submit()
     assert running.core.phase == "compute", "nothing has come yet"
-    running.receive(running.frame(Kind.UP, 0, 5))
+    running.receive(running.frame(Kind.REDUCE, 0, 5))
     assert running.core.phase == "reduce"
-    running.receive(running.frame(Kind.DOWN, 5, 10))
+    running.receive(running.frame(Kind.BROADCAST, 5, 10))
     assert running.core.phase == "complete"
     running.token()
     running.give(ev.Ended("done"))
@@ -215,14 +215,14 @@ def test_progress_is_what_has_arrived(running: Driver) -> None:
     assert running.core.progress is None
     running.submit()
     assert running.core.progress == 0.0
-    running.receive(running.frame(Kind.UP, 0, 5))
+    running.receive(running.frame(Kind.REDUCE, 0, 5))
     assert running.core.progress == 0.5
 
 
 # --- frames: fencing and waiting -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [Kind.UP, Kind.DOWN, Kind.TOKEN, Kind.DESCRIBE])
+@pytest.mark.parametrize("kind", [Kind.REDUCE, Kind.BROADCAST, Kind.TOKEN, Kind.DESCRIBE])
 def test_older_epochs_are_fenced(running: Driver, kind: Kind) -> None:
     running.install(2)
     running.submit()
@@ -230,7 +230,7 @@ def test_older_epochs_are_fenced(running: Driver, kind: Kind) -> None:
     assert running.core.admit(PEER, running.frame(kind, 0, stop, epoch=1)) is ev.Verdict.DROP
 
 
-@pytest.mark.parametrize("kind", [Kind.UP, Kind.DOWN, Kind.TOKEN, Kind.DESCRIBE])
+@pytest.mark.parametrize("kind", [Kind.REDUCE, Kind.BROADCAST, Kind.TOKEN, Kind.DESCRIBE])
 def test_a_frozen_server_takes_nothing_of_its_epoch(running: Driver, kind: Kind) -> None:
     running.submit()
     running.told(msg.Freeze(1, 2, "test"))
@@ -241,8 +241,8 @@ def test_a_frozen_server_takes_nothing_of_its_epoch(running: Driver, kind: Kind)
 def test_a_payload_that_was_half_read_when_it_froze_changes_nothing(running: Driver) -> None:
     """It has reported that it is not complete: a token now could let somebody pass the old barrier."""
     running.submit()
-    running.receive(running.frame(Kind.UP, 0, 5))
-    header = running.frame(Kind.DOWN, 5, 10)
+    running.receive(running.frame(Kind.REDUCE, 0, 5))
+    header = running.frame(Kind.BROADCAST, 5, 10)
     assert isinstance(running.core.admit(PEER, header), Place)
     status = only(ev.Tell, running.told(msg.Freeze(1, 2, "test"))).message
     assert status.complete == -1
@@ -251,11 +251,11 @@ def test_a_payload_that_was_half_read_when_it_froze_changes_nothing(running: Dri
 
 def test_frames_of_a_later_epoch_wait(running: Driver) -> None:
     running.submit()
-    assert running.core.admit(PEER, running.frame(Kind.UP, 0, 5, epoch=2)) is ev.Verdict.WAIT
+    assert running.core.admit(PEER, running.frame(Kind.REDUCE, 0, 5, epoch=2)) is ev.Verdict.WAIT
 
 
 def test_frames_that_come_before_the_users_step_wait(running: Driver) -> None:
-    early = running.frame(Kind.UP, 0, 5)
+    early = running.frame(Kind.REDUCE, 0, 5)
     assert running.core.admit(PEER, early) is ev.Verdict.WAIT
     only(ev.Resume, running.submit())
     assert running.core.admit(PEER, early) == Place(Buffer.OUT, 0)
@@ -263,19 +263,19 @@ def test_frames_that_come_before_the_users_step_wait(running: Driver) -> None:
 
 def test_frames_of_the_next_step_wait_and_those_of_a_committed_one_are_dropped(running: Driver) -> None:
     running.submit()
-    assert running.core.admit(PEER, running.frame(Kind.UP, 0, 5, step=2)) is ev.Verdict.WAIT
+    assert running.core.admit(PEER, running.frame(Kind.REDUCE, 0, 5, step=2)) is ev.Verdict.WAIT
     running.complete()
     running.token()
-    assert running.core.admit(PEER, running.frame(Kind.UP, 0, 5, step=1)) is ev.Verdict.DROP
+    assert running.core.admit(PEER, running.frame(Kind.REDUCE, 0, 5, step=1)) is ev.Verdict.DROP
 
 
 def test_frames_that_do_not_belong_are_errors(running: Driver) -> None:
     running.submit()
     for header in (
-        running.frame(Kind.UP, 5, 10),
-        running.frame(Kind.DOWN, 0, 5),
-        running.frame(Kind.DOWN, 5, 11),
-        running.frame(Kind.UP, 0, 5, nbytes=20),  # of another element size
+        running.frame(Kind.REDUCE, 5, 10),
+        running.frame(Kind.BROADCAST, 0, 5),
+        running.frame(Kind.BROADCAST, 5, 11),
+        running.frame(Kind.REDUCE, 0, 5, nbytes=20),  # of another element size
     ):
         with pytest.raises(FrameError):
             running.core.admit(PEER, header)
@@ -290,7 +290,7 @@ def test_a_mismatch_names_both_calls(running: Driver) -> None:
     describe = running.frame(Kind.DESCRIBE, 0, len(text), signature=5, nbytes=len(text))
     assert running.core.admit(PEER, describe) is ev.Verdict.TEXT
     assert running.core.received(PEER, describe, text, 0.0) == []
-    assert running.core.admit(PEER, running.frame(Kind.UP, 0, 5, signature=5)) is ev.Verdict.DROP
+    assert running.core.admit(PEER, running.frame(Kind.REDUCE, 0, 5, signature=5)) is ev.Verdict.DROP
     assert running.core.urgent
     error = only(ev.Stop, running.give(ev.Tick())).error
     assert isinstance(error, StepMismatch)
@@ -401,7 +401,7 @@ def test_freeze_fences_before_it_reports(running: Driver) -> None:
 def test_a_frame_of_a_new_epoch_proves_that_somebody_installed_it(running: Driver) -> None:
     running.submit()
     running.accept(2)
-    early = running.frame(Kind.UP, 0, 5, epoch=2)
+    early = running.frame(Kind.REDUCE, 0, 5, epoch=2)
     assert running.core.admit(PEER, early) is ev.Verdict.WAIT
     assert running.core.urgent
     done = running.give(ev.Tick())
@@ -412,7 +412,7 @@ def test_a_frame_of_a_new_epoch_proves_that_somebody_installed_it(running: Drive
 
 def test_a_frame_of_a_new_epoch_proves_nothing_without_acceptance(running: Driver) -> None:
     running.told(msg.Freeze(1, 2, "test"))
-    running.core.admit(PEER, running.frame(Kind.UP, 0, 5, epoch=2))
+    running.core.admit(PEER, running.frame(Kind.REDUCE, 0, 5, epoch=2))
     assert not running.core.urgent
     none(ev.Installed, running.give(ev.Tick()))
 
@@ -420,7 +420,7 @@ def test_a_frame_of_a_new_epoch_proves_nothing_without_acceptance(running: Drive
 def test_a_frame_of_an_accepted_epoch_proves_nothing_after_a_newer_promise(running: Driver) -> None:
     running.accept(2)
     running.told(msg.Freeze(1, 3, "test"))
-    running.core.admit(PEER, running.frame(Kind.UP, 0, 5, epoch=2))
+    running.core.admit(PEER, running.frame(Kind.REDUCE, 0, 5, epoch=2))
     none(ev.Installed, running.give(ev.Tick()))
 
 
@@ -512,7 +512,7 @@ def test_an_evicted_server_installs_nothing_any_more(running: Driver) -> None:
     running.complete()
     running.accept(2, commit=1)
     running.told(msg.Evict(1, 3, "cut off"))
-    assert running.core.admit(PEER, running.frame(Kind.UP, 0, 5, epoch=2)) is ev.Verdict.WAIT
+    assert running.core.admit(PEER, running.frame(Kind.REDUCE, 0, 5, epoch=2)) is ev.Verdict.WAIT
     assert not running.core.urgent
     none(ev.Installed, running.give(ev.Tick()))
     assert running.told(msg.Install(1, 2)) == []
@@ -597,7 +597,7 @@ def test_a_new_view_forgets_suspicions(running: Driver) -> None:
 
 def test_reduce_instructions_are_the_engines(running: Driver) -> None:
     running.submit()
-    assert only(Reduce, running.receive(running.frame(Kind.UP, 0, 5)))[:2] == (0, 5)
+    assert only(Reduce, running.receive(running.frame(Kind.REDUCE, 0, 5)))[:2] == (0, 5)
 
 
 def test_a_dial_that_times_out_while_frozen_is_no_news(running: Driver) -> None:
@@ -624,7 +624,7 @@ def test_a_neighbour_at_another_place_is_named_with_what_it_calls(running: Drive
     running.submit(text="sum f64 10 in iteration 4 of steps(9)")
     described = running.frame(Kind.DESCRIBE, 0, 5, step=1, signature=4, nbytes=5)
     running.core.received(PEER, described, "sum <f8 10\nsum f64 10 in iteration 0 of steps(9)", 0.0)
-    assert running.core.admit(PEER, running.frame(Kind.UP, 0, 5, signature=5)) is ev.Verdict.DROP
+    assert running.core.admit(PEER, running.frame(Kind.REDUCE, 0, 5, signature=5)) is ev.Verdict.DROP
     error = str(only(ev.Stop, running.give(ev.Tick())).error)
     assert f"server {PEER} called sum f64 10 elsewhere in its program" in error
     assert f"server {ME} called sum f64 10 in iteration 4 of steps(9)" in error

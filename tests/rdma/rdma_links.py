@@ -85,7 +85,7 @@ class Pair:
         self.until(up, "both links")
 
     def send(self, sender: int, level: int, start: int, stop: int, step: int = 1) -> None:
-        header = Header(Kind.UP, 1, step, sender, 1 - sender, 0, start, stop, stop - start)
+        header = Header(Kind.REDUCE, 1, step, sender, 1 - sender, 0, start, stop, stop - start)
         end = self.ends[sender]
         end.transport.send(1 - sender, level, header, end.source[start:stop])
 

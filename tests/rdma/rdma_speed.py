@@ -62,7 +62,7 @@ class Stream:
         self.until(lambda: self.end.transport.is_up(1, 0), "the link")
         self.step += 1
         self.end.received_from.clear()
-        head = Header(Kind.UP, 1, self.step, 0, 1, count, 0, size, size)
+        head = Header(Kind.REDUCE, 1, self.step, 0, 1, count, 0, size, size)
         started_s = time.monotonic()
         for _ in range(count):
             self.end.transport.send(1, 0, head, self.end.source[:size])

@@ -60,8 +60,8 @@ class Run:
 
     def run(self):
         for (server, piece), part in self.parts.items():
-            self.waiting[server, piece] = {hop.peer: None for hop in part.gather}
-            if not part.gather:
+            self.waiting[server, piece] = {hop.peer: None for hop in part.reduce_from}
+            if not part.reduce_from:
                 self.gathered(server, piece)
         while self.frames:
             self.deliver(self.frames.popleft())
@@ -79,17 +79,17 @@ class Run:
         total = self.inputs[server][self.cut(server, piece)].copy()
         for partial in self.waiting[server, piece].values():
             total += partial
-        if part.up is None:
-            assert part.down is None
+        if part.reduce_to is None:
+            assert part.broadcast_from is None
             self.finished(server, piece, total)
         else:
-            self.send(Phase.UP, server, part.up, piece, total)
+            self.send(Phase.REDUCE, server, part.reduce_to, piece, total)
 
     def finished(self, server, piece, total):
         self.results[server][self.cut(server, piece)] = total
         self.done[server] += 1
-        for hop in self.parts[server, piece].spread:
-            self.send(Phase.DOWN, server, hop, piece, total)
+        for hop in self.parts[server, piece].broadcast_to:
+            self.send(Phase.BROADCAST, server, hop, piece, total)
 
     def deliver(self, frame):
         fabric = self.fabric
@@ -110,16 +110,16 @@ class Run:
                     frame.data,
                 )
             )
-        elif frame.phase is Phase.UP:
+        elif frame.phase is Phase.REDUCE:
             self.receive_partial(frame)
         else:
-            hop = self.parts[frame.dest, frame.piece].down
+            hop = self.parts[frame.dest, frame.piece].broadcast_from
             self.check_expected(hop, frame)
             self.finished(frame.dest, frame.piece, frame.data)
 
     def receive_partial(self, frame):
         part = self.parts[frame.dest, frame.piece]
-        hop = next((hop for hop in part.gather if hop.peer == frame.origin), None)
+        hop = next((hop for hop in part.reduce_from if hop.peer == frame.origin), None)
         self.check_expected(hop, frame)
         waiting = self.waiting[frame.dest, frame.piece]
         assert waiting[frame.origin] is None, f"arrived twice: {frame}"
@@ -141,7 +141,7 @@ def check_sums(fabric, programs, n_elements, seed=0):
     total = sum(inputs.values())
     for server, result in Run(fabric, programs, inputs).run().items():
         assert (result == total).all(), f"server {server} has a wrong sum"
-        gather_order = [[hop.peer for hop in part.gather] for part in programs[server].ranges]
+        gather_order = [[hop.peer for hop in part.reduce_from] for part in programs[server].ranges]
         assert all(order == sorted(order) for order in gather_order)
 
 

@@ -143,7 +143,7 @@ def test_an_alternating_ring_enters_and_leaves_over_different_levels(name):
 def test_hips_with_a_mesh_inside_is_bml():
     fabric = parse("bcube:3x3")
     bml, hips = plan(fabric, "bml").forest, plan(fabric, "hips:mesh").forest
-    for column in ("root", "weight", "up", "level", "stage"):
+    for column in ("root", "weight", "parent", "level", "stage"):
         assert (getattr(bml, column) == getattr(hips, column)).all()
 
 
@@ -178,7 +178,7 @@ def test_flextree_with_a_prime_number_leaves_one_outside():
     made = plan(fabric, "flextree:3x2")
     assert verify(made.forest, fabric) == []
     assert sorted(made.forest.root.tolist()) == [0, 1, 2, 3, 4, 5]
-    assert 6 not in made.forest.up
+    assert 6 not in made.forest.parent
     assert gst(plan(fabric, "flextree:7").forest, fabric) == Fraction(12, 7)
     damaged = parse("bcube:3x2").without("server:4", "server:0")
     assert verify(plan(damaged, "flextree:2x3").forest, damaged) == []
@@ -189,7 +189,7 @@ def test_flextree_with_a_prime_number_leaves_one_outside():
 def test_binary_tree_of_a_switch():
     fabric = parse("switch:7")
     forest = plan(fabric, "tree").forest
-    assert forest.up.tolist() == [[-1, 0, 0, 1, 1, 2, 2]]
+    assert forest.parent.tolist() == [[-1, 0, 0, 1, 1, 2, 2]]
     assert gst(forest, fabric) == 3
     assert gst_staged(forest, fabric) == 8
 

@@ -14,7 +14,7 @@ from bml.topology import UsageError, parse
 
 def sends(program):
     """(first piece, last piece, receiver, level) of all that a server sends up, in piece order."""
-    return [(p.start, p.stop - 1, p.up.peer, p.up.level) for p in program.ranges if p.up]
+    return [(p.start, p.stop - 1, p.reduce_to.peer, p.reduce_to.level) for p in program.ranges if p.reduce_to]
 
 
 def test_18_pieces_on_3x2():
@@ -38,8 +38,8 @@ def test_18_pieces_on_3x2():
         (15, 17, 6, 1),
     ]
     assert [forest.stage[piece, 0] for piece in (1, 2, 3, 8, 10, 11, 12, 17)] == [1, 1, 0, 0, 1, 1, 0, 0]
-    assert slots(forest, made.fabric, Phase.UP) == [6, 2]
-    assert slots(forest, made.fabric, Phase.DOWN) == [2, 6]
+    assert slots(forest, made.fabric, Phase.REDUCE) == [6, 2]
+    assert slots(forest, made.fabric, Phase.BROADCAST) == [2, 6]
     assert gst_staged(forest, made.fabric) == Fraction(16, 18) == gst(forest, made.fabric)
 
 
@@ -60,8 +60,8 @@ def test_32_pieces_on_4x2():
         (24, 27, 8, 1),
         (28, 31, 12, 1),
     ]
-    assert slots(made.forest, made.fabric, Phase.UP) == [12, 3]
-    assert slots(made.forest, made.fabric, Phase.DOWN) == [3, 12]
+    assert slots(made.forest, made.fabric, Phase.REDUCE) == [12, 3]
+    assert slots(made.forest, made.fabric, Phase.BROADCAST) == [3, 12]
     assert gst_staged(made.forest, made.fabric) == Fraction(15, 16) == gst(made.forest, made.fabric)
 
 
@@ -116,7 +116,7 @@ def test_what_comes_up_in_one_range_goes_down_in_one_bundle(n, k):
             (part.start, part.stop, child)
             for child, theirs in programs.items()
             for part in theirs.ranges
-            if part.up and part.up.peer == server and part.stop - part.start > 1
+            if part.reduce_to and part.reduce_to.peer == server and part.stop - part.start > 1
         }
         assert sent == wide
 

@@ -136,23 +136,23 @@ def random_forest(fabric, pieces, seed):
     rng = np.random.default_rng(seed)
     tables = []
     for root in rng.choice(np.array(fabric.servers), pieces):
-        up = np.full(fabric.n_servers, -2, np.int32)
+        parent = np.full(fabric.n_servers, -2, np.int32)
         level = np.full(fabric.n_servers, -1, np.int8)
         depth = {int(root): 0}
-        up[root] = -1
+        parent[root] = -1
         while len(depth) < len(fabric.servers):
             server = int(rng.choice(list(depth)))
             nic = int(rng.integers(fabric.levels))
             for other in fabric.neighbours(server, nic):
                 if other not in depth and rng.random() < 0.5:
-                    depth[other], up[other], level[other] = depth[server] + 1, server, nic
+                    depth[other], parent[other], level[other] = depth[server] + 1, server, nic
         stage = np.full(fabric.n_servers, -1, np.int16)
         for server, hops in depth.items():
             stage[server] = fabric.n_servers - hops if hops else -1
-        tables.append((root, up, level, stage))
-    root, up, level, stage = (np.array(column) for column in zip(*tables, strict=True))
+        tables.append((root, parent, level, stage))
+    root, parent, level, stage = (np.array(column) for column in zip(*tables, strict=True))
     weight = rng.integers(1, 50, pieces)
-    return Forest(root.astype(np.int32), weight.astype(np.int64), up, level, stage)
+    return Forest(root.astype(np.int32), weight.astype(np.int64), parent, level, stage)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)

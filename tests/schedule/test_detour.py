@@ -32,8 +32,8 @@ def test_30_pieces_with_server_1_of_16_dead():
         0: [[2, 6, 5], [3, 11, 9], [4, 16, 13]],
         1: [[5, 6, 2], [9, 11, 3], [13, 16, 4]],
     }
-    assert slots(forest, fabric, Phase.UP) == [12, 4]
-    assert slots(forest, fabric, Phase.DOWN) == [4, 12]
+    assert slots(forest, fabric, Phase.REDUCE) == [12, 4]
+    assert slots(forest, fabric, Phase.BROADCAST) == [4, 12]
     assert gst_staged(forest, fabric) == Fraction(32, 30)
 
 

@@ -152,12 +152,12 @@ def test_arrival_order_does_not_change_the_bits():
 
 def test_frames_that_do_not_belong():
     engine = ExchangeEngine(plan(parse("bcube:3x2"), "exchange").program(0), Stamp(1, 1, 7, 4), 10, 4)
-    assert isinstance(engine.place(Kind.UP, 1, 0, 4, 8), Place)
+    assert isinstance(engine.place(Kind.REDUCE, 1, 0, 4, 8), Place)
     for kind, origin, dest, stop in (
-        (Kind.DOWN, 1, 0, 8),
-        (Kind.UP, 4, 0, 8),
-        (Kind.UP, 1, 2, 8),
-        (Kind.UP, 1, 0, 11),
+        (Kind.BROADCAST, 1, 0, 8),
+        (Kind.REDUCE, 4, 0, 8),
+        (Kind.REDUCE, 1, 2, 8),
+        (Kind.REDUCE, 1, 0, 11),
     ):
         with pytest.raises(FrameError, match="belongs here"):
             engine.place(kind, origin, dest, 4, stop)

@@ -36,8 +36,8 @@ def test_a_sample_has_trees_of_the_forest() -> None:
     whole, sample = hips(fabric), sample_of_torus(fabric, 24)
     assert sample.pieces == 24
     assert verify(sample, fabric) == []
-    trees = {tree.tobytes() for tree in whole.up}
-    assert all(tree.tobytes() in trees for tree in sample.up)
+    trees = {tree.tobytes() for tree in whole.parent}
+    assert all(tree.tobytes() in trees for tree in sample.parent)
 
 
 @pytest.mark.parametrize("text", ["torus:5x2", "torus:2x4", "bcube:4x2"])

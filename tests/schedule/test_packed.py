@@ -118,7 +118,7 @@ def test_right_sums_with_unequal_shares(failure):
 def same(one, other):
     return all(
         np.array_equal(getattr(one, column), getattr(other, column))
-        for column in ("root", "weight", "up", "level", "stage")
+        for column in ("root", "weight", "parent", "level", "stage")
     )
 
 

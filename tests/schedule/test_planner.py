@@ -68,7 +68,7 @@ def test_healthy_bml_without_building_it(name):
     rows = np.unique(np.linspace(0, forest.pieces - 1, 5).astype(int))
     assert all(
         np.array_equal(getattr(sample, column), getattr(forest, column)[rows])
-        for column in ("root", "up", "level", "stage")
+        for column in ("root", "parent", "level", "stage")
     )
     assert verify(sample, made.fabric) == []
 

@@ -98,7 +98,7 @@ def test_the_same_question_has_the_same_answer(fabric, algorithm):
         one, other = plan(fabric, algorithm).forest, plan(fabric, algorithm).forest
     except UsageError:
         return
-    for column in ("root", "weight", "up", "level", "stage"):
+    for column in ("root", "weight", "parent", "level", "stage"):
         assert (getattr(one, column) == getattr(other, column)).all()
     assert one.detours == other.detours
 
@@ -113,14 +113,14 @@ def broken(draw):
     root = int(forest.root[piece])
     others = [server for server in fabric.servers if server != root]
     a, b = draw(st.permutations(others))[:2]
-    up, weight = forest.up.copy(), forest.weight.copy()
+    parent, weight = forest.parent.copy(), forest.weight.copy()
     match draw(st.sampled_from(["twice", "missing", "cycle", "share", "link", "level", "dead"])):
         case "twice":
-            up[piece, root] = a
+            parent[piece, root] = a
         case "missing":
-            up[piece, a] = draw(st.sampled_from([NOT_THERE, AT_ROOT]))
+            parent[piece, a] = draw(st.sampled_from([NOT_THERE, AT_ROOT]))
         case "cycle":
-            up[piece, a], up[piece, b] = b, a
+            parent[piece, a], parent[piece, b] = b, a
         case "share":
             weight[piece] = draw(st.integers(-2, 0))
         case "link":
@@ -133,7 +133,7 @@ def broken(draw):
             return replace(forest, level=level), fabric
         case "dead":
             return forest, fabric.without(f"server:{a}")
-    return replace(forest, up=up, weight=weight), fabric
+    return replace(forest, parent=parent, weight=weight), fabric
 
 
 @settings(max_examples=250, deadline=None, derandomize=True)
@@ -146,16 +146,16 @@ def test_a_mutated_forest_is_always_caught(case):
 def test_a_mutated_way_down_is_caught(column):
     fabric = parse("bcube:3x2")
     forest = plan(fabric, "ring").forest
-    changed = getattr(forest.down, column).copy()
+    changed = getattr(forest.broadcast, column).copy()
     changed[0, 4] = -1
-    assert verify(replace(forest, down=replace(forest.down, **{column: changed})), fabric)
+    assert verify(replace(forest, broadcast=replace(forest.broadcast, **{column: changed})), fabric)
 
 
 def test_rates_change_times_and_not_forests_of_healthy_fabrics():
     plain = parse("torus:4x2")
     slow = plain.with_rates({(0, 0): Fraction(1, 3)})
     one, other = plan(plain, "hips").forest, plan(slow, "hips").forest
-    assert (one.up == other.up).all()
+    assert (one.parent == other.parent).all()
     assert gst(other, slow) == 3 * gst(one, plain)
     assert gst_staged(other, slow) > gst_staged(one, plain)
     assert np.array_equal(load(one, plain).sent, load(other, slow).sent)

@@ -74,7 +74,7 @@ def test_results_that_are_passed_on_lie_where_they_belong() -> None:
         for (kind, origin, dest), relays in layout.relays.items():
             for run, _ in relays:
                 place = layout.place(Kind(kind), origin, dest, run.start, run.stop)
-                if kind == Kind.DOWN:
+                if kind == Kind.BROADCAST:
                     assert place == Place(Buffer.OUT, run.start)
                     passing += 1
     assert passing

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from schedule_executor import check_sums
 
-from bml.schedule import Down, Forest, compile_program, gst, gst_staged, load, plan, verify
+from bml.schedule import BroadcastTrees, Forest, compile_program, gst, gst_staged, load, plan, verify
 from bml.topology import UsageError, parse
 
 HEALTHY = parse("bcube:3x2")
@@ -15,7 +15,7 @@ DAMAGED = HEALTHY.without("server:0")
 
 
 def mutate(forest, **cells):
-    """Copy a forest with single entries changed: up={(piece, server): value}."""
+    """Copy a forest with single entries changed: parent={(piece, server): value}."""
     columns = {}
     for name, changes in cells.items():
         column = getattr(forest, name).copy()
@@ -32,19 +32,19 @@ def only(problems, says):
 
 def test_a_root_that_sends_on_counts_twice():
     forest = plan(HEALTHY).forest
-    only(verify(mutate(forest, up={(0, 0): 1}), HEALTHY), "piece 0 is counted twice: its root, server 0")
+    only(verify(mutate(forest, parent={(0, 0): 1}), HEALTHY), "piece 0 is counted twice: its root, server 0")
 
 
 def test_a_missing_server():
     forest = plan(HEALTHY).forest
-    only(verify(mutate(forest, up={(4, 8): -2}), HEALTHY), "server 8 never contributes to piece 4")
-    only(verify(mutate(forest, up={(4, 8): -1}), HEALTHY), "server 8 never contributes to piece 4")
+    only(verify(mutate(forest, parent={(4, 8): -2}), HEALTHY), "server 8 never contributes to piece 4")
+    only(verify(mutate(forest, parent={(4, 8): -1}), HEALTHY), "server 8 never contributes to piece 4")
 
 
 def test_a_cycle():
     forest = plan(HEALTHY).forest
     # Servers 1 and 2 send piece 0 to each other over their level-0 switch.
-    broken = mutate(forest, up={(0, 1): 2, (0, 2): 1})
+    broken = mutate(forest, parent={(0, 1): 2, (0, 2): 1})
     only(verify(broken, HEALTHY), "the contribution of server 1 to piece 0 goes round in a cycle")
 
 
@@ -83,11 +83,11 @@ def test_stages_in_the_wrong_order():
 def test_columns_of_another_fabric():
     only(
         verify(plan(HEALTHY).forest, parse("bcube:4x2")),
-        "column up has shape (18, 9), bcube:4x2 needs (18, 16)",
+        "column parent has shape (18, 9), bcube:4x2 needs (18, 16)",
     )
     forest = plan(HEALTHY).forest
     only(verify(replace(forest, weight=forest.weight[:-1]), HEALTHY), "column weight has shape (17,)")
-    empty = Forest(forest.root[:0], forest.weight[:0], forest.up[:0], forest.level[:0], forest.stage[:0])
+    empty = Forest(forest.root[:0], forest.weight[:0], forest.parent[:0], forest.level[:0], forest.stage[:0])
     only(verify(empty, HEALTHY), "no pieces")
 
 
@@ -124,12 +124,12 @@ def ring(n):
     root = np.arange(n, dtype=np.int32)[:, None]
     distance = (server - root) % n
     at_root = distance == 0
-    up = np.where(at_root, -1, (server + 1) % n).astype(np.int32)
+    parent = np.where(at_root, -1, (server + 1) % n).astype(np.int32)
     source = np.where(at_root, -1, (server - 1) % n).astype(np.int32)
     level = np.where(at_root, -1, 0).astype(np.int8)
     stage = np.where(at_root, -1, distance - 1).astype(np.int16)
-    down = Down(source, level, stage)
-    return Forest(root[:, 0], np.ones(n, np.int64), up, level, stage, {}, down)
+    broadcast = BroadcastTrees(source, level, stage)
+    return Forest(root[:, 0], np.ones(n, np.int64), parent, level, stage, {}, broadcast)
 
 
 def test_a_ring_has_its_own_way_down():
@@ -138,27 +138,33 @@ def test_a_ring_has_its_own_way_down():
     assert verify(forest, fabric) == []
     assert gst(forest, fabric) == Fraction(2 * 4, 5) == gst_staged(forest, fabric)
     check_sums(fabric, {server: compile_program(forest, server) for server in fabric.servers}, 33)
-    down = forest.down
-    assert down is not None
-    cyclic = down.source.copy()
+    broadcast = forest.broadcast
+    assert broadcast is not None
+    cyclic = broadcast.source.copy()
     cyclic[0, 1], cyclic[0, 2] = 2, 1
-    broken = replace(forest, down=replace(down, source=cyclic))
+    broken = replace(forest, broadcast=replace(broadcast, source=cyclic))
     only(verify(broken, fabric), "the result of piece 0 never reaches server 1")
-    missing = down.source.copy()
+    missing = broadcast.source.copy()
     missing[0, 1] = -2
-    broken = replace(forest, down=replace(down, source=missing))
+    broken = replace(forest, broadcast=replace(broadcast, source=missing))
     only(verify(broken, fabric), "server 1 never gets the result of piece 0")
 
 
 def test_a_relayed_way_down_of_its_own():
     """In a line 0 - 1 - 2 of a ring whose third hop is relayed by server 3, down as well as up."""
     fabric = parse("bcube:4x1").without("server:3")
-    up = np.array([[-1, 0, 0, -2]], np.int32)
+    parent = np.array([[-1, 0, 0, -2]], np.int32)
     level = np.array([[-1, 0, 0, -1]], np.int8)
     stage = np.array([[-1, 0, 0, -1]], np.int16)
     detour = {(0, 2): ((0, 0, 1), (1, 0, 2))}
     forest = Forest(
-        np.zeros(1, np.int32), np.ones(1, np.int64), up, level, stage, {}, Down(up, level, stage, detour)
+        np.zeros(1, np.int32),
+        np.ones(1, np.int64),
+        parent,
+        level,
+        stage,
+        {},
+        BroadcastTrees(parent, level, stage, detour),
     )
     assert verify(forest, fabric) == []
     assert load(forest, fabric).sent[:, 0].tolist() == [2, 2, 1, 0]
@@ -200,5 +206,5 @@ def test_a_dead_server_has_no_program():
 def test_256_servers_and_512_pieces_are_verified():
     fabric = parse("bcube:16x2").without("switch:0/3", "server:200")
     forest = plan(fabric, "detour").forest
-    assert forest.up.shape == (510, 256)
+    assert forest.parent.shape == (510, 256)
     assert verify(forest, fabric) == []

@@ -25,7 +25,7 @@ def test_a_frame_that_is_refused_when_it_is_complete(kind: type[Wires], nbytes: 
         receiver.on_received = refuse
         if waits:
             receiver.verdict = lambda frame: WAIT
-        wires.transports[0].send(1, 0, header(Kind.UP, 0, nbytes), memoryview(bytes(nbytes)))
+        wires.transports[0].send(1, 0, header(Kind.REDUCE, 0, nbytes), memoryview(bytes(nbytes)))
         wires.until(lambda: receiver.admitted, "the frame is asked about")
         if waits:
             receiver.verdict = None

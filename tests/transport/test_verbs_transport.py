@@ -181,7 +181,7 @@ def test_fence_in_mid_transfer(who: str, flows: int) -> None:
             handler.verdict = lambda h: DROP if h.epoch == 1 else handler.memory[h.start :][: h.nbytes]  # type: ignore[assignment,return-value]
         news = [rng.randbytes(size), rng.randbytes(size)]
         for i, new in enumerate(news):
-            sender.send(1, 0, header(Kind.DOWN, i * size, (i + 1) * size, epoch=2), wires.pooled(0, new))
+            sender.send(1, 0, header(Kind.BROADCAST, i * size, (i + 1) * size, epoch=2), wires.pooled(0, new))
             sender.send(1, 0, header(Kind.TOKEN, i, epoch=2), None)
         wires.wire.held = False
         wires.wire.flow()

@@ -21,7 +21,7 @@ def headers(draw: st.DrawFn) -> Header:
     start = draw(st.integers(0, 2**63))
     span = draw(st.integers(int(kind == Kind.STATE), 4096))
     stop = 0 if kind == Kind.TOKEN else start + span
-    itemsize = draw(st.sampled_from([1, 2, 4, 8])) if kind <= Kind.DOWN else 1
+    itemsize = draw(st.sampled_from([1, 2, 4, 8])) if kind <= Kind.BROADCAST else 1
     nbytes = 0 if kind == Kind.TOKEN else span * itemsize
     return Header(kind, draw(U32), draw(U64), draw(U16), draw(U16), draw(U32), start, stop, nbytes)
 
@@ -69,9 +69,9 @@ def test_garbage_never_crashes() -> None:
     ("header", "match"),
     [
         (Header(6, 1, 1, 0, 1, 7, 0, 4, 16), "unknown kind"),
-        (Header(Kind.UP, 1, 1, 0, 1, 7, 4, 0, 16), "do not fit"),
-        (Header(Kind.UP, 1, 1, 0, 1, 7, 0, 3, 16), "do not fit"),
-        (Header(Kind.DOWN, 1, 1, 0, 1, 7, 3, 3, 1), "do not fit"),
+        (Header(Kind.REDUCE, 1, 1, 0, 1, 7, 4, 0, 16), "do not fit"),
+        (Header(Kind.REDUCE, 1, 1, 0, 1, 7, 0, 3, 16), "do not fit"),
+        (Header(Kind.BROADCAST, 1, 1, 0, 1, 7, 3, 3, 1), "do not fit"),
         (Header(Kind.TOKEN, 1, 1, 0, 1, 7, 3, 0, 1), "token"),
         (Header(Kind.TOKEN, 1, 1, 0, 1, 7, 3, 3, 0), "token"),
         (Header(Kind.DESCRIBE, 1, 1, 0, 1, 7, 0, 4097, 4097), "at most 4096"),
@@ -79,7 +79,7 @@ def test_garbage_never_crashes() -> None:
         (Header(Kind.HEAD, 1, 1, 0, 1, 7, 0, 4097, 4097), "at most 4096"),
         (Header(Kind.STATE, 1, 1, 0, 1, 7, 0, 4, 5), "bytes of state"),
         (Header(Kind.STATE, 1, 1, 0, 1, 7, 4, 4, 0), "bytes of state"),
-        (Header(Kind.UP, 1, 1, 0, 1, 7, 0, 1, MAX_NBYTES + 1), "at most"),
+        (Header(Kind.REDUCE, 1, 1, 0, 1, 7, 0, 1, MAX_NBYTES + 1), "at most"),
     ],
 )
 def test_insane_fields(header: Header, match: str) -> None:
@@ -89,14 +89,14 @@ def test_insane_fields(header: Header, match: str) -> None:
 
 
 def test_limit_of_the_receiver() -> None:
-    packed = pack(Header(Kind.UP, 1, 1, 0, 1, 7, 0, 100, 400))
+    packed = pack(Header(Kind.REDUCE, 1, 1, 0, 1, 7, 0, 100, 400))
     assert unpack(packed, max_nbytes=400).nbytes == 400
     with pytest.raises(FrameError, match="at most 399"):
         unpack(packed, max_nbytes=399)
 
 
 def test_other_version_and_magic() -> None:
-    packed = bytearray(pack(Header(Kind.UP, 1, 1, 0, 1, 7, 0, 1, 4)))
+    packed = bytearray(pack(Header(Kind.REDUCE, 1, 1, 0, 1, 7, 0, 1, 4)))
     struct.pack_into(">B", packed, 4, 2)
     with pytest.raises(FrameError, match="version 2"):
         unpack(packed)
@@ -107,4 +107,4 @@ def test_other_version_and_magic() -> None:
 
 def test_our_own_header_must_fit() -> None:
     with pytest.raises(InvariantError, match="does not fit"):
-        pack(Header(Kind.UP, 1, 1, 70000, 1, 7, 0, 1, 4))
+        pack(Header(Kind.REDUCE, 1, 1, 70000, 1, 7, 0, 1, 4))

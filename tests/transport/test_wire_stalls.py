@@ -72,7 +72,7 @@ def test_a_reader_that_does_not_read_is_no_stall() -> None:
     with Wires(2).connect() as wires:
         wires.handlers[1].verdict = lambda header: WAIT
         payload = memoryview(bytes(MUCH_NBYTES))
-        frame = header(Kind.UP, 0, MUCH_NBYTES)._replace(nbytes=MUCH_NBYTES)
+        frame = header(Kind.REDUCE, 0, MUCH_NBYTES)._replace(nbytes=MUCH_NBYTES)
         wires.transports[0].send(1, 0, frame, payload)
         assert stands_after_s(wires, 0, 1, 4.0) is None
         assert wires.transports[0].flows()[1, 0].outstanding

@@ -87,7 +87,7 @@ def test_urgent_frames_overtake_what_waits_but_not_what_is_under_way() -> None:
     data = bytes(4 << 20)
     with Wires(2, 1, nbytes=len(data)) as wires:
         wires.connect()
-        wires.handlers[1].verdict = lambda h: DROP if h.kind == Kind.UP else memoryview(bytearray())
+        wires.handlers[1].verdict = lambda h: DROP if h.kind == Kind.REDUCE else memoryview(bytearray())
         for _ in range(8):
             wires.transports[0].send(1, 0, header(0, 0, len(data)), memoryview(data), 5)
         sent = wires.transports[0].stats
@@ -205,7 +205,7 @@ def test_fence_in_mid_frame() -> None:
         old += b"the buffer is free: nobody exports it any more"
         new = random.Random(0).randbytes(1000)
         wires.handlers[1].memory[:1000] = bytes(1000)
-        sender.send(1, 0, header(Kind.DOWN, 0, 1000, step=9, epoch=2), memoryview(new))
+        sender.send(1, 0, header(Kind.BROADCAST, 0, 1000, step=9, epoch=2), memoryview(new))
         wires.until(lambda: wires.handlers[1].frames, "the frame of the new epoch")
         assert [frame.step for _, _, frame in wires.handlers[1].frames] == [9]
         assert [frame.step for frame in wires.handlers[1].admitted] == [0, 9]

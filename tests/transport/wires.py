@@ -136,7 +136,9 @@ class Wires:
         self.close()
 
 
-def header(kind: int = Kind.UP, start: int = 0, stop: int = 0, *, step: int = 1, epoch: int = 1) -> Header:
+def header(
+    kind: int = Kind.REDUCE, start: int = 0, stop: int = 0, *, step: int = 1, epoch: int = 1
+) -> Header:
     nbytes = 0 if kind == Kind.TOKEN else stop - start
     return Header(kind, epoch, step, 0, 1, 7, start, stop, nbytes)
 

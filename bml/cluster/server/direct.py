@@ -232,7 +232,7 @@ class DirectSync:
     def _results_are_there(self, epoch: int, step: int) -> None:
         me = self._pages.server
         if self._shell.injection.pending:
-            self._shell.apply_faults(Header(Kind.DOWN, epoch, step, me, me, 0, 0, 0, 0))
+            self._shell.apply_faults(Header(Kind.BROADCAST, epoch, step, me, me, 0, 0, 0, 0))
 
     def _what_became(self) -> Committed | None:
         """Of a followed step; None: it is not committed, or its result is nobody's any more."""

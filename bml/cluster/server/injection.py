@@ -129,7 +129,7 @@ class Injection:
 
         An exchange, which small steps take, has no results: after `reduce` comes `complete`.
         """
-        if header.kind == Kind.DOWN:
+        if header.kind == Kind.BROADCAST:
             self._results_of = max(self._results_of, header.step)
 
     def phase(self, core: Core) -> str:

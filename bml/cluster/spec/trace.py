@@ -22,7 +22,7 @@ MOST_EVENTS = 200_000
 
 _STEPS, _ARITHMETIC, _NICS = 0, 1, 10
 _NEIGHBOURS = 10_000  # tracks of one NIC
-_NAMES = {Kind.UP: "sum", Kind.DOWN: "result", Kind.TOKEN: "token", Kind.DESCRIBE: "call"}
+_NAMES = {Kind.REDUCE: "sum", Kind.BROADCAST: "result", Kind.TOKEN: "token", Kind.DESCRIBE: "call"}
 
 
 class Event(NamedTuple):
@@ -66,7 +66,7 @@ class Trace:
         start_s, track = self._admitted_at[peer, level], _NICS + level * _NEIGHBOURS + peer
         kind, epoch, step, origin, dest, _, start, stop, nbytes = header
         args = {"step": step, "epoch": epoch, "origin": origin, "dest": dest, "nbytes": nbytes}
-        if kind <= Kind.DOWN:
+        if kind <= Kind.BROADCAST:
             args.update(start=start, stop=stop)
         self._events.append(Event(start_s, time.monotonic(), track, _NAMES[kind], args))
         self._handler.received(peer, level, header)

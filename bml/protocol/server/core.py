@@ -226,7 +226,7 @@ class ServerCore:
         Raises FrameError when no such frame can be: its connection is to be closed.
         """
         step = self._steps.current
-        if step is None or header[1:3] != step.stamp or header.kind > Kind.DOWN or self._member.frozen:
+        if step is None or header[1:3] != step.stamp or header.kind > Kind.BROADCAST or self._member.frozen:
             return self._admit_other(header)
         if header.signature != step.submit.signature:
             return self._calls.clashes(step.submit, header)

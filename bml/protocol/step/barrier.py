@@ -1,8 +1,8 @@
 """The commit barrier: tiny tokens over the fabric, once a step, after which all are known complete.
 
 On a healthy product fabric (BCube) the tokens go round the groups, level after level: after k rounds
-every token has, through others, reached everybody. On any other, or a damaged one, they climb a
-breadth-first spanning tree to its root and come down again. Either way a server has sent all its own
+every token has, through others, reached everybody. On any other, or a damaged one, they go along a
+breadth-first spanning tree to its root and back. Either way a server has sent all its own
 tokens when it passes, so nothing that it sends for the next step can overtake them on a connection.
 """
 

@@ -9,8 +9,8 @@ State of a unit (a slice of a range):
 
     waiting   partial sums of children are missing           -- last one arrives -->  summed
     summed    the sum of my subtree is in OUT                 -- I am the root    -->  final
-                                                              -- sent up, the result arrives --> final
-    final     the result is in OUT and was passed on to `spread`
+                                                              -- sent on, the result arrives --> final
+    final     the result is in OUT and was passed on to `broadcast_to`
 
 All units final: complete. Memory: IN is only read, results and partial sums share OUT (a unit's
 result can only arrive after its partial sum has left). Partial sums of children have places of their own in
@@ -28,7 +28,7 @@ from bml.protocol.step.layout import Layout, Out, Unit
 from bml.protocol.wire.frame import Header, Kind
 from bml.schedule import Program
 
-_UP = Kind.UP
+_REDUCE = Kind.REDUCE
 
 
 class Engine(Dataflow):
@@ -70,7 +70,7 @@ class Engine(Dataflow):
             self._pass_on(kind, origin, dest, start, stop, done)
             return done
         self.handled += stop - start
-        if kind == _UP:
+        if kind == _REDUCE:
             self._add(start, stop, done)
         else:
             self._spread_result(start, stop, done)
@@ -79,7 +79,7 @@ class Engine(Dataflow):
     def term(self, header: Header) -> Place | None:
         """See Dataflow: all but what is passed on, or was cut by its sender in another way than here."""
         kind, _, _, origin, dest, _, start, stop, _ = header
-        if kind != _UP or dest != self.server:
+        if kind != _REDUCE or dest != self.server:
             return None
         unit = self._units[bisect_right(self._starts, start) - 1]
         if (unit.start, unit.stop) != (start, stop):
@@ -110,7 +110,7 @@ class Engine(Dataflow):
 
     def _spread_result(self, start: int, stop: int, done: list[Instruction]) -> None:
         self._final(start, stop)
-        for a, b, outs, bundles in self._layout.spread(start, stop):
+        for a, b, outs, bundles in self._layout.broadcast(start, stop):
             done += [self._send(out, a, b) for out in outs]
             for number in bundles:
                 self._add_to_bundle(number, b - a, done)

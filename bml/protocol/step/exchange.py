@@ -139,7 +139,7 @@ class ExchangeEngine(Dataflow):
     def place(self, kind: Kind, origin: int, dest: int, start: int, stop: int) -> Place:
         """Where the payload of a frame belongs; raises FrameError if this server expects no such frame."""
         term = self._layout.terms.get(origin)
-        if term is None or dest != self.server or kind != Kind.UP or not start < stop <= self.n_elements:
+        if term is None or dest != self.server or kind != Kind.REDUCE or not start < stop <= self.n_elements:
             raise FrameError(f"no frame {start}:{stop} of kind {kind} from {origin} to {dest} belongs here")
         return Place(Buffer.SCRATCH, term.base + start)
 
@@ -172,7 +172,7 @@ class ExchangeEngine(Dataflow):
         start, stop = self._layout.starts[unit], self._layout.stops[unit]
         nbytes = (stop - start) * itemsize
         for hop, place, priority in self._layout.outs[self._at[unit]][unit]:
-            header = Header(Kind.UP, epoch, step, self.server, hop.peer, signature, start, stop, nbytes)
+            header = Header(Kind.REDUCE, epoch, step, self.server, hop.peer, signature, start, stop, nbytes)
             done.append(Send(hop.via, hop.level, header, place, priority))
 
 

@@ -95,7 +95,7 @@ class Unit(NamedTuple):
     """Those in which it then goes out."""
 
 
-_UP, _DOWN = Kind.UP, Kind.DOWN
+_REDUCE, _BROADCAST = Kind.REDUCE, Kind.BROADCAST
 _MOST_PLACES = 1 << 14
 
 
@@ -127,7 +127,7 @@ class Layout:
         self.ready = sorted((unit for unit in self.units if not unit.missing), key=_first_priority)
         self.missing = [unit.missing for unit in self.units]
         self.expected = sum(self.missing) + sum(
-            span.stop - span.start for span in self._spans if span.part.down is not None
+            span.stop - span.start for span in self._spans if span.part.broadcast_from is not None
         )
         # Step after step brings the same frames, and each is looked up once.
         self._places: dict[tuple[int, int, int, int, int], Place] = {}
@@ -148,16 +148,16 @@ class Layout:
 
         A result must not wait behind bulk that nobody needs yet.
         """
-        return 2 * self._cuts.column(start) + (kind == _UP)
+        return 2 * self._cuts.column(start) + (kind == _REDUCE)
 
-    def spread(self, start: int, stop: int) -> tuple[_Outs, ...]:
+    def broadcast(self, start: int, stop: int) -> tuple[_Outs, ...]:
         """What goes out when the result of [start, stop) has come from above."""
         known = self._spreads.get((start, stop))
         if known is None:
             known = tuple(
                 _Outs(a, b, self._spread_part(span, a), self._bundles_of(span))
                 for a, b, span in self._overlapping(start, stop)
-                if span.part.spread
+                if span.part.broadcast_to
             )
             if len(self._spreads) < _MOST_PLACES:
                 self._spreads[start, stop] = known
@@ -177,10 +177,10 @@ class Layout:
         if dest != self.server:
             passed = (each.run for each in self.relays.get((kind, origin, dest), ()))
             return _find(passed, kind, origin, dest, start, stop)
-        if kind == _UP:
+        if kind == _REDUCE:
             return _find(self._runs.get(origin, ()), kind, origin, dest, start, stop)
         parts = [span.part for _, _, span in self._overlapping(start, stop)]
-        if any(part.down is None or part.down.peer != origin for part in parts):
+        if any(part.broadcast_from is None or part.broadcast_from.peer != origin for part in parts):
             raise FrameError(f"server {self.server} expects no result {start}:{stop} from server {origin}")
         return Place(Buffer.OUT, start)
 
@@ -188,22 +188,22 @@ class Layout:
         part, place = span.part, Place(Buffer.OUT, start)
         reduce: Reduce | None = Reduce(start, stop, tuple(term.at(start) for term in span.terms))
         summed, bundles = self._spread_part(span, start), self._bundles_of(span)
-        if part.up is not None:
-            if not part.gather:  # a leaf sends its own contribution without a copy
+        if part.reduce_to is not None:
+            if not part.reduce_from:  # a leaf sends its own contribution without a copy
                 reduce, place = None, Place(Buffer.IN, start)
-            summed, bundles = (Out(_UP, part.up, place, self.priority(_UP, start)),), ()
-        missing = (stop - start) * len(part.gather)
-        return Unit(start, stop, missing, reduce, summed, part.up is None, bundles)
+            summed, bundles = (Out(_REDUCE, part.reduce_to, place, self.priority(_REDUCE, start)),), ()
+        missing = (stop - start) * len(part.reduce_from)
+        return Unit(start, stop, missing, reduce, summed, part.reduce_to is None, bundles)
 
     def _spread_part(self, span: _Span, start: int) -> tuple[Out, ...]:
-        hops = [hop for hop in span.part.spread if (span.start, hop) not in self._bundled]
+        hops = [hop for hop in span.part.broadcast_to if (span.start, hop) not in self._bundled]
         return tuple(self._result(hop, start) for hop in hops)
 
     def _result(self, hop: Hop, start: int) -> Out:
-        return Out(_DOWN, hop, Place(Buffer.OUT, start), self.priority(_DOWN, start))
+        return Out(_BROADCAST, hop, Place(Buffer.OUT, start), self.priority(_BROADCAST, start))
 
     def _bundles_of(self, span: _Span) -> tuple[int, ...]:
-        numbers = (self._bundled.get((span.start, hop)) for hop in span.part.spread)
+        numbers = (self._bundled.get((span.start, hop)) for hop in span.part.broadcast_to)
         return tuple(number for number in numbers if number is not None)
 
     def _bundle(self, program: Program, slice_elements: int) -> None:
@@ -228,26 +228,29 @@ class Layout:
         n = self.n_elements
         gathered: dict[int, list[tuple[int, int]]] = {}
         for start, stop, part in parts:
-            for hop in part.gather:
+            for hop in part.reduce_from:
                 gathered.setdefault(hop.peer, []).append((start, stop))
         relayed: dict[tuple[int, int, int], list[tuple[int, int, Relay]]] = {}
         for relay in program.relays:
             start, stop = program.cut(relay.start, n), program.cut(relay.stop, n)
-            key = (int(_UP if relay.phase == Phase.UP else _DOWN), relay.origin, relay.dest)
+            key = (int(_REDUCE if relay.phase == Phase.REDUCE else _BROADCAST), relay.origin, relay.dest)
             if start < stop:
                 relayed.setdefault(key, []).append((start, stop, relay))
-        summed = merged((start, stop) for start, stop, part in parts if part.gather)
+        summed = merged((start, stop) for start, stop, part in parts if part.reduce_from)
         own = [(child, span) for child, spans in gathered.items() for span in merged(spans)]
         foreign = [
             (key, span) for key, runs in relayed.items() for span in merged((a, b) for a, b, _ in runs)
         ]
-        waits = [*own, *(each for each in foreign if each[0][0] == _UP and not common(summed, (each[1],)))]
+        waits = [
+            *own,
+            *(each for each in foreign if each[0][0] == _REDUCE and not common(summed, (each[1],))),
+        ]
         in_out = apart([span for _, span in waits])
         free = {waits[index] for index in in_out}
         for child, span in own:
             self._runs.setdefault(child, []).append(self._place(span, (child, span) in free))
         for key, span in foreign:
-            place = self._place(span, key[0] == _DOWN or (key, span) in free)
+            place = self._place(span, key[0] == _BROADCAST or (key, span) in free)
             self.relays.setdefault(key, []).extend(
                 _RelayRun(_Run(start, stop, place.at(start)), relay)
                 for start, stop, relay in sorted(relayed[key], key=lambda each: each[0])
@@ -265,7 +268,7 @@ class Layout:
     def _span(self, part: _Part) -> _Span:
         start, stop, what = part
         terms = {self.server: _Run(start, stop, Place(Buffer.IN, start))}
-        for child in what.gather:
+        for child in what.reduce_from:
             runs = self._runs[child.peer]
             terms[child.peer] = runs[bisect_right(runs, start, key=lambda run: run.start) - 1]
         return _Span(start, stop, what, tuple(terms[peer] for peer in sorted(terms)))

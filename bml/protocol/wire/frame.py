@@ -46,9 +46,9 @@ class FrameError(FabricError):
 class Kind(enum.IntEnum):
     """What a frame carries."""
 
-    UP = 0
+    REDUCE = 0
     """A slice of a partial sum on its way to the root."""
-    DOWN = 1
+    BROADCAST = 1
     """A slice of the result on its way to the leaves."""
     TOKEN = 2
     """A token of the commit barrier; `start` is the phase, no payload."""
@@ -122,7 +122,7 @@ def unpack(buffer: bytes | bytearray | memoryview, offset: int = 0, max_nbytes: 
         raise FrameError(f"frame of version {version}.{reserved}, this side speaks {VERSION}.0")
     if nbytes > max_nbytes:
         raise FrameError(f"payload of {nbytes} bytes, at most {max_nbytes} are allowed")
-    if kind <= Kind.DOWN:
+    if kind <= Kind.BROADCAST:
         span = stop - start
         if span < 0 or (nbytes % span if span else nbytes):
             raise FrameError(f"elements [{start}, {stop}) do not fit {nbytes} bytes")
@@ -160,6 +160,6 @@ def unpack_reference(
     if len(referenced) < REFERENCE_FRAME_NBYTES or not referenced.startswith(REFERENCE_MAGIC):
         raise FrameError(f"no reference frame: {referenced!r}")
     header = unpack(MAGIC + referenced[len(MAGIC) :], 0, max_nbytes)
-    if header.kind > Kind.DOWN or not header.nbytes:
+    if header.kind > Kind.BROADCAST or not header.nbytes:
         raise FrameError(f"only slices are sent by reference, not {header}")
     return header, Reference(*_REFERENCE.unpack_from(referenced, HEADER_NBYTES))

@@ -16,58 +16,58 @@ from bml.topology import Fabric
 
 
 @dataclass(frozen=True, eq=False)
-class Climb:
-    """Where partial sums of one thread would climb if nothing were broken.
+class ThreadTrees:
+    """The trees on which one thread would reduce its pieces if nothing were broken.
 
     Attributes:
         thread: p.
         roots: int32 [piece of the thread], owners in piece order (live servers only).
-        up: int32 [piece, server], parent of every server, dead ones too; AT_ROOT at the root.
+        parent: int32 [piece, server], parent of every server, dead ones too; AT_ROOT at the root.
         stage: int16 [piece, server], 0 .. k-1; the hop corrects digit (p + stage) mod k. -1 at the root.
     """
 
     thread: int
     roots: NDArray[np.int32]
-    up: NDArray[np.int32]
+    parent: NDArray[np.int32]
     stage: NDArray[np.int16]
 
 
-def climb(fabric: Fabric, thread: int) -> Climb:
+def thread_trees(fabric: Fabric, thread: int) -> ThreadTrees:
     """Compute one thread's trees: the first digit, in the thread's order, that differs is corrected."""
     digits = np.array([fabric.address(server) for server in range(fabric.n_servers)], np.int32)
     roots = np.array(owners(fabric, thread), np.int32)
     servers = np.arange(fabric.n_servers, dtype=np.int32)
-    up = np.full((len(roots), fabric.n_servers), AT_ROOT, np.int32)
-    stage = np.full(up.shape, -1, np.int16)
+    parent = np.full((len(roots), fabric.n_servers), AT_ROOT, np.int32)
+    stage = np.full(parent.shape, -1, np.int16)
     # Last stage first: an earlier stage that also differs overwrites it.
     for number in reversed(range(fabric.levels)):
         level = (thread + number) % fabric.levels
         wanted = digits[roots, level][:, None]
         differs = wanted != digits[None, :, level]
         target = servers + (wanted - digits[None, :, level]) * np.int32(fabric.ports**level)
-        np.copyto(up, target, where=differs)
+        np.copyto(parent, target, where=differs)
         stage[differs] = number
-    return Climb(thread, roots, up, stage)
+    return ThreadTrees(thread, roots, parent, stage)
 
 
-def assemble(fabric: Fabric, climbs: list[Climb]) -> Forest:
+def assemble(fabric: Fabric, threads: list[ThreadTrees]) -> Forest:
     """Join the threads into a forest of equal pieces whose hops all take the level of their stage.
 
     Dead servers are marked as not there; a parent that is dead, or a hop over a dead NIC, is left as it
     is for the caller to mend.
     """
-    up = np.concatenate([one.up for one in climbs])
-    stage = np.concatenate([one.stage for one in climbs])
-    level = np.concatenate([(one.thread + one.stage) % fabric.levels for one in climbs]).astype(np.int8)
+    parent = np.concatenate([one.parent for one in threads])
+    stage = np.concatenate([one.stage for one in threads])
+    level = np.concatenate([(one.thread + one.stage) % fabric.levels for one in threads]).astype(np.int8)
     level[stage < 0] = -1
     dead = np.setdiff1d(np.arange(fabric.n_servers), np.array(fabric.servers))
-    up[:, dead] = NOT_THERE
+    parent[:, dead] = NOT_THERE
     stage[:, dead] = -1
     level[:, dead] = -1
-    root = np.concatenate([one.roots for one in climbs])
-    return Forest(root, np.ones(len(root), np.int64), up, level, stage)
+    root = np.concatenate([one.roots for one in threads])
+    return Forest(root, np.ones(len(root), np.int64), parent, level, stage)
 
 
 def bml(fabric: Fabric) -> Forest:
     """Build BML for a healthy fabric: k·N equal pieces, GST = 2(N-1)/(kN)·T."""
-    return assemble(fabric, [climb(fabric, thread) for thread in range(fabric.levels)])
+    return assemble(fabric, [thread_trees(fabric, thread) for thread in range(fabric.levels)])

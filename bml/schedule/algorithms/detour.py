@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from bml.faults.repartition import stand_in
-from bml.schedule.algorithms.bml import Climb, assemble, bml, climb
+from bml.schedule.algorithms.bml import ThreadTrees, assemble, bml, thread_trees
 from bml.schedule.ir.drawing import check_room
 from bml.schedule.ir.forest import Forest
 from bml.schedule.ir.routing import Balance
@@ -31,13 +31,13 @@ def detour(fabric: Fabric) -> Forest:
     if not fabric.failures:
         return bml(fabric)
     check_room(fabric, fabric.levels * len(fabric.servers))
-    climbs = [climb(fabric, thread) for thread in range(fabric.levels)]
+    threads = [thread_trees(fabric, thread) for thread in range(fabric.levels)]
     if len(fabric.servers) < fabric.n_servers:
-        climbs = [_bypass_dead(fabric, one) for one in climbs]
-    return _relay_broken(fabric, assemble(fabric, climbs))
+        threads = [_bypass_dead(fabric, one) for one in threads]
+    return _relay_broken(fabric, assemble(fabric, threads))
 
 
-def _bypass_dead(fabric: Fabric, nominal: Climb) -> Climb:
+def _bypass_dead(fabric: Fabric, nominal: ThreadTrees) -> ThreadTrees:
     """Give every live server whose parent is dead a live parent at the same or a later stage.
 
     Siblings send to the stand-in of their dead parent; the stand-in sends to the first live server on the
@@ -45,25 +45,25 @@ def _bypass_dead(fabric: Fabric, nominal: Climb) -> Climb:
     """
     alive = np.zeros(fabric.n_servers, np.bool_)
     alive[list(fabric.servers)] = True
-    up, stage = nominal.up.copy(), nominal.stage.copy()
+    parent, stage = nominal.parent.copy(), nominal.stage.copy()
     # The parent of a root is AT_ROOT = -1, which would index the last server: it counts as alive.
-    orphans = ~alive[nominal.up] & alive[None, :] & (nominal.up >= 0)
+    orphans = ~alive[nominal.parent] & alive[None, :] & (nominal.parent >= 0)
     for piece, server in np.argwhere(orphans).tolist():
-        dead = int(nominal.up[piece, server])
+        dead = int(nominal.parent[piece, server])
         substitute = _stand_in(fabric, nominal, piece, server)
         if substitute != server:
-            up[piece, server] = substitute
+            parent[piece, server] = substitute
             continue
         while not alive[dead]:
             stage[piece, server] = nominal.stage[piece, dead]
-            dead = int(nominal.up[piece, dead])
-        up[piece, server] = dead
-    return Climb(nominal.thread, nominal.roots, up, stage)
+            dead = int(nominal.parent[piece, dead])
+        parent[piece, server] = dead
+    return ThreadTrees(nominal.thread, nominal.roots, parent, stage)
 
 
-def _stand_in(fabric: Fabric, nominal: Climb, piece: int, server: int) -> int:
+def _stand_in(fabric: Fabric, nominal: ThreadTrees, piece: int, server: int) -> int:
     """Server that gathers this piece in the place of `server`'s dead parent."""
-    dead = int(nominal.up[piece, server])
+    dead = int(nominal.parent[piece, server])
     level = int(nominal.thread + nominal.stage[piece, server]) % fabric.levels
     onward = int(nominal.thread + nominal.stage[piece, dead]) % fabric.levels
     owner = fabric.address(int(nominal.roots[piece]))
@@ -73,8 +73,8 @@ def _stand_in(fabric: Fabric, nominal: Climb, piece: int, server: int) -> int:
 
 def _relay_broken(fabric: Fabric, forest: Forest) -> Forest:
     """Replace every hop that no live switch carries by a shortest live detour."""
-    piece, server = np.nonzero(forest.up >= 0)
-    parent, level = forest.up[piece, server], forest.level[piece, server]
+    piece, server = np.nonzero(forest.parent >= 0)
+    parent, level = forest.parent[piece, server], forest.level[piece, server]
     carried = (
         fabric.nics[server, level]
         & fabric.nics[parent, level]
@@ -87,8 +87,8 @@ def _relay_broken(fabric: Fabric, forest: Forest) -> Forest:
     balance.add_direct(server[carried], level[carried], parent[carried], stage[carried])
     levels, detours = forest.level.copy(), {}
     for edge in zip(piece[~carried].tolist(), server[~carried].tolist(), strict=True):
-        path = balance.choose(edge[1], int(forest.up[edge]), int(forest.stage[edge]))
+        path = balance.choose(edge[1], int(forest.parent[edge]), int(forest.stage[edge]))
         levels[edge] = path[0][1]
         if len(path) > 1:
             detours[edge] = path
-    return Forest(forest.root, forest.weight, forest.up, levels, forest.stage, detours)
+    return Forest(forest.root, forest.weight, forest.parent, levels, forest.stage, detours)

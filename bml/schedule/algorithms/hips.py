@@ -73,32 +73,32 @@ class _Grid:
 def _thread(fabric: Fabric, grid: _Grid, flat: str, thread: int, turn: int, roots: Sequence[int]) -> Draft:
     """Draw one thread's pieces, all with the same turn: routes and rings go forwards if it is 0."""
     root = np.array(roots[:1] if flat == "ps" else roots, np.int32)
-    up, down = blank(len(root), fabric), blank(len(root), fabric)
+    reduce, broadcast = blank(len(root), fabric), blank(len(root), fabric)
     # Last stage first: an earlier dimension that also differs overwrites it.
     for order in reversed(range(grid.dimensions)):
         dimension = (thread + order) % grid.dimensions
         if flat == "ring":
-            _ring_stage(fabric, grid, root, up, down, dimension, order, -1 if turn else 1)
+            _ring_stage(fabric, grid, root, reduce, broadcast, dimension, order, -1 if turn else 1)
         else:
-            _mesh_stage(grid, root, up, dimension, order)
+            _mesh_stage(grid, root, reduce, dimension, order)
     turns = np.full(len(root), turn, np.int8)
-    return Draft(root, turns, up, down if flat == "ring" else None)
+    return Draft(root, turns, reduce, broadcast if flat == "ring" else None)
 
 
-def _mesh_stage(grid: _Grid, root: NDArray[np.int32], up: Way, dimension: int, order: int) -> None:
+def _mesh_stage(grid: _Grid, root: NDArray[np.int32], reduce: Way, dimension: int, order: int) -> None:
     """Who differs from the root in this dimension sends straight to its group's member with that digit."""
     own, wanted = grid.at[None, :, dimension], grid.at[root, dimension][:, None]
     parent = np.arange(len(grid.at)) + (wanted - own) * grid.size**dimension
-    np.copyto(up.peer, parent, where=wanted != own, casting="same_kind")
-    up.stage[wanted != own] = order
+    np.copyto(reduce.peer, parent, where=wanted != own, casting="same_kind")
+    reduce.stage[wanted != own] = order
 
 
 def _ring_stage(
     fabric: Fabric,
     grid: _Grid,
     root: NDArray[np.int32],
-    up: Way,
-    down: Way,
+    reduce: Way,
+    broadcast: Way,
     dimension: int,
     order: int,
     direction: int,
@@ -114,8 +114,8 @@ def _ring_stage(
     behind = servers + ((grid.at[:, dimension] - direction) % grid.size - grid.at[:, dimension]) * low
     leaves = _levels(fabric, servers, dimension, direction)
     for way, peer, level, stage in (
-        (up, ahead, leaves, order * length),
-        (down, behind, leaves[behind], (grid.dimensions - 1 - order) * length),
+        (reduce, ahead, leaves, order * length),
+        (broadcast, behind, leaves[behind], (grid.dimensions - 1 - order) * length),
     ):
         np.copyto(way.peer, peer[None, :], where=differs, casting="same_kind")
         np.copyto(way.level, level[None, :], where=differs, casting="same_kind")
@@ -134,12 +134,12 @@ def _levels(
 
 def _joined(drafts: list[Draft]) -> Draft:
     """Put the pieces of all drafts below one another."""
-    downs = [draft.down for draft in drafts if draft.down]
+    broadcasts = [draft.broadcast for draft in drafts if draft.broadcast]
     return Draft(
         np.concatenate([draft.root for draft in drafts]),
         np.concatenate([draft.turn for draft in drafts]),
-        _stacked([draft.up for draft in drafts]),
-        _stacked(downs) if downs else None,
+        _stacked([draft.reduce for draft in drafts]),
+        _stacked(broadcasts) if broadcasts else None,
     )
 
 

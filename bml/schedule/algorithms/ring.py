@@ -50,14 +50,14 @@ def draft_ring(fabric: Fabric, order: list[int], directions: tuple[int, ...] = (
     direction = np.repeat(np.array(directions), len(owners))[:, None]
     distance = (place[None, :] - place[root][:, None]) * direction % size
     others = distance > 0
-    up, down = blank(len(root), fabric), blank(len(root), fabric)
-    for way, step in ((up, direction), (down, -direction)):
+    reduce, broadcast = blank(len(root), fabric), blank(len(root), fabric)
+    for way, step in ((reduce, direction), (broadcast, -direction)):
         way.peer[:] = np.where(others, ring_ids[(place[None, :] + step) % size], way.peer)
         way.stage[:] = np.where(others, distance - 1, -1)
         # The edge between places i and i+1 has number i, whichever way it is used.
         edge = np.where(step > 0, place[None, :], (place[None, :] - 1) % size)
         way.level[:] = np.where(others, levels[edge], way.level)
-    return Draft(root, np.zeros(len(root), np.int8), up, down)
+    return Draft(root, np.zeros(len(root), np.int8), reduce, broadcast)
 
 
 def _edge_levels(fabric: Fabric, order: list[int]) -> np.ndarray[tuple[int, ...], np.dtype[np.int8]]:

@@ -1,4 +1,4 @@
-"""Binary tree: the whole vector climbs a tree of the survivors and comes down again.
+"""Binary tree: the whole vector is reduced and broadcast on one tree of the survivors.
 
 The tree is a heap over the survivors in id order. It has the fewest hops for a small vector and the
 busiest NICs for a large one: an inner server receives two partials, sends one, and the reverse.

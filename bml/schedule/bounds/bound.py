@@ -1,7 +1,7 @@
 """A proved lower bound on the synchronisation time of any forest, and whether it is the optimum itself.
 
-Give every usable NIC i a price y_i >= 0. In any forest, whatever its roots, shares, relays or way down,
-each piece climbs on edges that join all live servers, and its result descends on such edges again; a hop
+Give every usable NIC i a price y_i >= 0. In any forest, whatever its roots, shares, relays or phases,
+each piece is reduced on edges that join all live servers, and broadcast on such edges again; a hop
 over NICs i and j costs y_i + y_j per unit of P that it carries. So both phases together cost at least
 2·MST(y) for all of P, MST(y) being the cheapest tree that joins all servers. On the other hand no NIC of
 rate r_i can send more than r_i·GST, nor receive more, so they cost at most 2·GST·Σ r_i y_i. Hence

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bml.faults.detour import Path
-from bml.schedule.ir.forest import AT_ROOT, NOT_THERE, Detours, Down, Forest
+from bml.schedule.ir.forest import AT_ROOT, NOT_THERE, BroadcastTrees, Detours, Forest
 from bml.schedule.ir.routing import Balance, Router, joined
 from bml.topology import Fabric, UsageError
 
@@ -31,7 +31,7 @@ _ENTRY_NBYTES = 70
 
 
 def check_room(fabric: Fabric, trees: int) -> None:
-    """Raise UsageError if so many trees, ways up and ways down counted, cannot be built in MOST_NBYTES."""
+    """Raise UsageError if so many trees, those of both phases counted, cannot be built in MOST_NBYTES."""
     nbytes = trees * fabric.n_servers * _ENTRY_NBYTES
     if nbytes > MOST_NBYTES:
         raise UsageError(
@@ -46,7 +46,7 @@ class Way:
     """Trees of one phase; a row is a piece, a column a server, dead ones too.
 
     Attributes:
-        peer: int32, parent (on the way up) or source (on the way down); AT_ROOT at the root.
+        peer: int32, parent (reduce phase) or source (broadcast phase); AT_ROOT at the root.
         stage: int16, counted from 0 in the direction of travel.
         level: int8, NIC that the sender should use, ANY if it does not matter.
     """
@@ -63,14 +63,14 @@ class Draft:
     Attributes:
         root: int32 [piece], owners; all are alive.
         turn: int8 [piece], which of several equal routes the piece takes where its edges are not direct.
-        up: the way up.
-        down: the way down; None means `up` reversed.
+        reduce: trees of the reduce phase.
+        broadcast: trees of the broadcast phase; None means `reduce` reversed.
     """
 
     root: NDArray[np.int32]
     turn: NDArray[np.int8]
-    up: Way
-    down: Way | None = None
+    reduce: Way
+    broadcast: Way | None = None
 
 
 def blank(pieces: int, fabric: Fabric) -> Way:
@@ -87,13 +87,13 @@ def lay(fabric: Fabric, draft: Draft) -> Forest:
         UsageError: more than MAX_RELAYED edges would need relays; the fabric is too large for this.
     """
     layer = _Layer(fabric, draft.turn)
-    up, detours = layer.lay(draft.up, incoming=False)
+    reduce, detours = layer.lay(draft.reduce, incoming=False)
     weight = np.ones(len(draft.root), np.int64)
-    down = None
-    if draft.down:
-        way, down_detours = layer.lay(draft.down, incoming=True)
-        down = Down(way.peer, way.level, way.stage, down_detours)
-    return Forest(draft.root, weight, up.peer, up.level, up.stage, detours, down)
+    broadcast = None
+    if draft.broadcast:
+        way, broadcast_detours = layer.lay(draft.broadcast, incoming=True)
+        broadcast = BroadcastTrees(way.peer, way.level, way.stage, broadcast_detours)
+    return Forest(draft.root, weight, reduce.peer, reduce.level, reduce.stage, detours, broadcast)
 
 
 class _Layer:

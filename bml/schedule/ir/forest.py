@@ -1,6 +1,10 @@
-"""The one intermediate form: for every piece, the tree on which partial sums climb and the result descends.
+"""The intermediate form of every schedule: for each piece of the vector, the tree on which it is summed.
 
-Every algorithm makes a `Forest`; one verifier checks it, one cost model prices it, one engine runs it.
+A step has two phases. In the reduce phase the partial sums of a piece travel along its tree to the root, the
+server that owns the piece. In the broadcast phase the result travels back to all servers. As the roots share
+the vector among themselves, the phases of all pieces together are a reduce-scatter and an all-gather.
+
+Every algorithm makes a `Forest`. One verifier checks it, one cost model prices it, one engine runs it.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ NOT_THERE = -2
 """Parent of a server that is not in the fabric."""
 
 Edge: TypeAlias = tuple[int, int]
-"""(piece, server): the tree edge between the server and its parent (or, going down, its source)."""
+"""(piece, server): the tree edge between the server and its parent (in the broadcast phase: its source)."""
 Detours: TypeAlias = Mapping[Edge, Path]
 
 _BLOCK = 1 << 22
@@ -31,18 +35,18 @@ _BLOCK = 1 << 22
 
 
 class Phase(IntEnum):
-    """Partial sums go up to the root of a piece, its result comes down."""
+    """The phases of a step; over all pieces they are the reduce-scatter and the all-gather."""
 
-    UP = 0
-    DOWN = 1
+    REDUCE = 0
+    BROADCAST = 1
 
 
 @dataclass(frozen=True, eq=False)
-class Down:
-    """Tree on which results descend, for algorithms whose way down is not the way up reversed.
+class BroadcastTrees:
+    """Trees of the broadcast phase, for algorithms in which they are not those of the reduce phase reversed.
 
     Attributes:
-        source: int32 [piece, server], who brings the result; AT_ROOT and NOT_THERE as in `Forest.up`.
+        source: int32 [piece, server], sender of the result; AT_ROOT and NOT_THERE as in `Forest.parent`.
         level: int8 [piece, server], NIC on which the source sends.
         stage: int16 [piece, server], stage of the hop, counted from 0 within this phase.
         detours: paths of relayed edges, from the source to the server.
@@ -77,21 +81,21 @@ class Forest:
     Attributes:
         root: int32 [piece], owner of the piece.
         weight: int64 [piece], share of P as an integer: the piece is weight / sum(weight) of the vector.
-        up: int32 [piece, server], parent; AT_ROOT at the root, NOT_THERE for dead servers.
+        parent: int32 [piece, server], parent; AT_ROOT at the root, NOT_THERE for dead servers.
         level: int8 [piece, server], NIC on which the server sends to its parent (first hop of a detour).
         stage: int16 [piece, server], stage of the hop, counted from 0; later towards the root. Only
             stage-by-stage pricing reads it. -1 where there is no parent.
         detours: (piece, server) -> path from the server to its parent through servers that only relay.
-        down: tree of the way down; None means `up` reversed, last stage first.
+        broadcast: trees of the broadcast phase; None means those of `parent` reversed, last stage first.
     """
 
     root: NDArray[np.int32]
     weight: NDArray[np.int64]
-    up: NDArray[np.int32]
+    parent: NDArray[np.int32]
     level: NDArray[np.int8]
     stage: NDArray[np.int16]
     detours: Detours = field(default_factory=dict)
-    down: Down | None = None
+    broadcast: BroadcastTrees | None = None
 
     @property
     def pieces(self) -> int:
@@ -109,36 +113,37 @@ class Forest:
 
     def n_stages(self, phase: Phase) -> int:
         """Count the stages of a phase."""
-        stage = self.down.stage if phase is Phase.DOWN and self.down else self.stage
+        stage = self.broadcast.stage if phase is Phase.BROADCAST and self.broadcast else self.stage
         return int(stage.max(initial=-1)) + 1
 
-    def path(self, piece: int, server: int, phase: Phase = Phase.UP) -> Path:
+    def path(self, piece: int, server: int, phase: Phase = Phase.REDUCE) -> Path:
         """Hops (from, level, to) of the edge between a server and its parent, in the order of travel.
 
-        Empty at the root. UP goes from the server to its parent, DOWN comes from its source to it.
+        Empty at the root. REDUCE goes from the server to its parent, BROADCAST from its source to the server.
         """
-        if phase is Phase.DOWN and self.down is None:
+        if phase is Phase.BROADCAST and self.broadcast is None:
             return tuple((to, level, sender) for sender, level, to in reversed(self.path(piece, server)))
-        tree, level = (self.down.source, self.down.level) if phase and self.down else (self.up, self.level)
+        tree, level, detours = self.parent, self.level, self.detours
+        if phase is Phase.BROADCAST and self.broadcast:
+            tree, level, detours = self.broadcast.source, self.broadcast.level, self.broadcast.detours
         peer = int(tree[piece, server])
         if peer < 0:
             return ()
-        detours = self.down.detours if phase and self.down else self.detours
         ends = (peer, server) if phase else (server, peer)
         return detours.get((piece, server), ((ends[0], int(level[piece, server]), ends[1]),))
 
     def blocks(self, phase: Phase) -> Iterator[Hops]:
         """Yield all physical hops of a phase, a bounded number of pieces at a time."""
-        rows = max(1, _BLOCK // max(1, self.up.shape[1]))
+        rows = max(1, _BLOCK // max(1, self.parent.shape[1]))
         for start in range(0, self.pieces, rows):
             yield self._hops(phase, start, min(start + rows, self.pieces))
 
     def _hops(self, phase: Phase, start: int, stop: int) -> Hops:
-        if phase is Phase.DOWN and self.down:
-            tree = self.down
+        if phase is Phase.BROADCAST and self.broadcast:
+            tree = self.broadcast
             return _columns(tree.source, tree.level, tree.stage, tree.detours, start, stop, incoming=True)
-        hops = _columns(self.up, self.level, self.stage, self.detours, start, stop, incoming=False)
-        return hops if phase is Phase.UP else _reverse(hops, self.n_stages(Phase.UP) - 1)
+        hops = _columns(self.parent, self.level, self.stage, self.detours, start, stop, incoming=False)
+        return hops if phase is Phase.REDUCE else _reverse(hops, self.n_stages(Phase.REDUCE) - 1)
 
 
 def _reverse(hops: Hops, last_stage: int) -> Hops:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bml.faults.detour import Path
-from bml.schedule.ir.forest import NOT_THERE, Down, Forest, Phase
+from bml.schedule.ir.forest import NOT_THERE, BroadcastTrees, Forest, Phase
 from bml.schedule.ir.symmetry import Symmetry
 from bml.topology import Fabric, UsageError
 
@@ -43,18 +43,18 @@ class Range(NamedTuple):
     Attributes:
         start: first piece.
         stop: piece after the last one.
-        gather: children whose partial sums this server adds, in id order.
-        up: parent that gets the sum; None where this server is the root.
-        down: who brings the result; None where this server is the root.
-        spread: servers to which this one passes the result, in id order.
+        reduce_from: children whose partial sums this server adds, in id order.
+        reduce_to: parent that gets the sum; None where this server is the root.
+        broadcast_from: server that sends the result; None where this server is the root.
+        broadcast_to: servers to which this one passes the result, in id order.
     """
 
     start: int
     stop: int
-    gather: tuple[Hop, ...]
-    up: Hop | None
-    down: Hop | None
-    spread: tuple[Hop, ...]
+    reduce_from: tuple[Hop, ...]
+    reduce_to: Hop | None
+    broadcast_from: Hop | None
+    broadcast_to: tuple[Hop, ...]
 
 
 @dataclass(frozen=True, order=True)
@@ -94,7 +94,7 @@ class Program:
         ranges: parts that cover all pieces, in piece order.
         relays: what it forwards for others, in piece order.
         cumulative: weight of all pieces before each boundary (pieces + 1 entries); None if all are equal.
-        bundles: what may come down together as it went up together; of BML alone.
+        bundles: results that may be broadcast in one frame, as their sums were reduced in one; BML only.
     """
 
     server: int
@@ -142,17 +142,17 @@ def compile_program(forest: Forest, server: int, symmetry: Symmetry | None = Non
     Raises:
         UsageError: the server is not in the forest (dead, or no such server).
     """
-    exists = 0 <= server < forest.up.shape[1]
+    exists = 0 <= server < forest.parent.shape[1]
     source = symmetry.source(server) if exists and symmetry else server
-    if not exists or (forest.up[:, source] == NOT_THERE).any():
+    if not exists or (forest.parent[:, source] == NOT_THERE).any():
         raise UsageError(f"server {server} has no part in this schedule: it is dead or does not exist")
-    up = _seen(_climbing(forest, source), symmetry)
-    down = _seen(_descending(forest.down, source), symmetry) if forest.down else up
+    reduce = _seen(_reduce_way(forest, source), symmetry)
+    broadcast = _seen(_broadcast_way(forest.broadcast, source), symmetry) if forest.broadcast else reduce
     relays = (
         relay if symmetry is None else _relay_seen(relay, symmetry) for relay in _passing(forest, source)
     )
     return Program(
-        server, forest.pieces, _ranges(forest.pieces, up, down), _merged(relays), _cumulative(forest)
+        server, forest.pieces, _ranges(forest.pieces, reduce, broadcast), _merged(relays), _cumulative(forest)
     )
 
 
@@ -174,27 +174,27 @@ def _relay_seen(relay: Relay, symmetry: Symmetry) -> Relay:
     return replace(relay, origin=origin, dest=dest, via=via, level=level)
 
 
-def _climbing(forest: Forest, server: int) -> _Way:
+def _reduce_way(forest: Forest, server: int) -> _Way:
     """The server's edges to its parents, one per piece, and those of its children.
 
-    On a way down that is the way up reversed, they are seen from here as the same hops.
+    Where the broadcast is the reduce phase reversed, they are seen from here as the same hops.
     """
-    own, fan = _direct(forest.up, forest.level, server)
+    own, fan = _direct(forest.parent, forest.level, server)
     for (piece, child), path in forest.detours.items():
         if child == server:
             _set(own, piece, _from_start(path))
-        elif forest.up[piece, child] == server:
+        elif forest.parent[piece, child] == server:
             _set(fan, _row(fan, piece, child), _from_end(path))
     return own, fan
 
 
-def _descending(down: Down, server: int) -> _Way:
-    """The edges from the server's sources, one per piece, and those to whom it passes results on."""
-    own, fan = _direct(down.source, down.level, server)
-    for (piece, child), path in down.detours.items():
+def _broadcast_way(trees: BroadcastTrees, server: int) -> _Way:
+    """The edges from the server's sources, one per piece, and those on which it sends results on."""
+    own, fan = _direct(trees.source, trees.level, server)
+    for (piece, child), path in trees.detours.items():
         if child == server:
             _set(own, piece, _from_end(path))
-        elif down.source[piece, child] == server:
+        elif trees.source[piece, child] == server:
             _set(fan, _row(fan, piece, child), _from_start(path))
     return own, fan
 
@@ -218,9 +218,9 @@ def _set(edges: _Edges, row: int, hop: Hop) -> None:
     edges.peer[row], edges.via[row], edges.level[row] = hop.peer, hop.via, hop.level
 
 
-def _ranges(pieces: int, up: _Way, down: _Way) -> tuple[Range, ...]:
+def _ranges(pieces: int, reduce: _Way, broadcast: _Way) -> tuple[Range, ...]:
     """Cut the pieces wherever the server's part changes, and describe each range by its first piece."""
-    ways = (up,) if down is up else (up, down)
+    ways = (reduce,) if broadcast is reduce else (reduce, broadcast)
     changes = np.zeros(pieces, np.bool_)
     changes[:1] = True
     for own, fan in ways:
@@ -308,9 +308,9 @@ def _route(relay: Relay) -> tuple[int, int, int, int, int]:
 
 
 def _passing(forest: Forest, server: int) -> Iterator[Relay]:
-    own_down = forest.down.detours if forest.down else None
-    edges = [(Phase.UP, edge) for edge in forest.detours]
-    edges += [(Phase.DOWN, edge) for edge in (forest.detours if own_down is None else own_down)]
+    own_detours = forest.broadcast.detours if forest.broadcast else None
+    edges = [(Phase.REDUCE, edge) for edge in forest.detours]
+    edges += [(Phase.BROADCAST, edge) for edge in (forest.detours if own_detours is None else own_detours)]
     for phase, (piece, child) in edges:
         path = forest.path(piece, child, phase)
         for sender, level, receiver in path[1:]:
@@ -334,7 +334,7 @@ def local_bml(fabric: Fabric, server: int) -> Program:
 
 
 def _thread_bundles(fabric: Fabric, server: int, thread: int) -> list[Bundle]:
-    """What came up in one range goes down in one: pieces whose owner agrees with this server so far.
+    """Pieces that are reduced in one range are broadcast in one: their owner agrees with this server so far.
 
     Before a bundle goes out over the level of some stage, results have to come over those of later stages:
     nobody waits in a circle.
@@ -357,19 +357,19 @@ def _thread_ranges(fabric: Fabric, server: int, thread: int) -> list[Range]:
     n, k = fabric.ports, fabric.levels
     digits = fabric.address(server)
     start = thread * fabric.n_servers
-    gather: list[Hop] = []
+    neighbours: list[Hop] = []
     ranges: list[Range] = []
     for agreed in range(k):
         level = (thread + agreed) % k
         width = n ** (k - 1 - agreed)
-        children = tuple(sorted(gather, key=lambda hop: hop.peer))
+        children = tuple(sorted(neighbours, key=lambda hop: hop.peer))
         for digit in range(n):
             if digit != digits[level]:
                 parent = server + (digit - digits[level]) * n**level
                 hop, first = Hop(parent, parent, level), start + digit * width
                 ranges.append(Range(first, first + width, children, hop, hop, children))
         start += digits[level] * width
-        gather += [Hop(peer, peer, level) for peer in fabric.neighbours(server, level)]
-    children = tuple(sorted(gather, key=lambda hop: hop.peer))
+        neighbours += [Hop(peer, peer, level) for peer in fabric.neighbours(server, level)]
+    children = tuple(sorted(neighbours, key=lambda hop: hop.peer))
     ranges.append(Range(start, start + 1, children, None, None, children))
     return sorted(ranges, key=lambda item: item.start)

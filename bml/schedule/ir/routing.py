@@ -21,9 +21,9 @@ _Column = NDArray[np.integer]
 class Balance:
     """Times of all NICs so far, and the choice of the path that raises the busiest one least.
 
-    One total per NIC, sent plus received, stands for either direction of both phases: where the way down
-    is the way up reversed, what a NIC sends in one phase it receives in the other. Times are integers: a
-    piece's weight over the rate of the link, in a unit that makes all of them whole.
+    One total per NIC, sent plus received, stands for either direction of both phases: where the broadcast
+    is the reduce phase reversed, a NIC receives in one phase what it sends in the other. Times are integers:
+    a piece's weight over the rate of the link, in a unit that makes all of them whole.
     """
 
     def __init__(self, fabric: Fabric) -> None:

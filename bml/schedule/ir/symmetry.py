@@ -28,7 +28,7 @@ class Symmetry:
         return replace(
             forest,
             root=self.server[forest.root],
-            up=self.shown(forest.up.take(source, axis=1)),
+            parent=self.shown(forest.parent.take(source, axis=1)),
             level=self.turned(forest.level.take(source, axis=1)),
             stage=forest.stage.take(source, axis=1),
         )

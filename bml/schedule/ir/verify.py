@@ -55,10 +55,10 @@ def verify(forest: Forest, fabric: Fabric) -> list[str]:
 
 
 def _trees(forest: Forest) -> Iterator[_Tree]:
-    yield _Tree(Phase.UP, forest.up, forest.level, forest.stage, forest.detours)
-    if forest.down:
-        down = forest.down
-        yield _Tree(Phase.DOWN, down.source, down.level, down.stage, down.detours)
+    yield _Tree(Phase.REDUCE, forest.parent, forest.level, forest.stage, forest.detours)
+    if forest.broadcast:
+        broadcast = forest.broadcast
+        yield _Tree(Phase.BROADCAST, broadcast.source, broadcast.level, broadcast.stage, broadcast.detours)
 
 
 def _some(found: Iterable[str], total: int) -> Iterator[str]:
@@ -80,12 +80,13 @@ def _entries(wrong: _BoolTable, text: str) -> Iterator[str]:
 
 def _shape_problems(forest: Forest, fabric: Fabric) -> list[str]:
     pieces, table = (forest.pieces,), (forest.pieces, fabric.n_servers)
-    wanted = [("weight", forest.weight.shape, pieces), ("up", forest.up.shape, table)]
+    wanted = [("weight", forest.weight.shape, pieces), ("parent", forest.parent.shape, table)]
     wanted += [("level", forest.level.shape, table), ("stage", forest.stage.shape, table)]
-    if forest.down:
-        down = forest.down
-        wanted += [("down.source", down.source.shape, table), ("down.level", down.level.shape, table)]
-        wanted += [("down.stage", down.stage.shape, table)]
+    if forest.broadcast:
+        broadcast = forest.broadcast
+        wanted.append(("broadcast.source", broadcast.source.shape, table))
+        wanted.append(("broadcast.level", broadcast.level.shape, table))
+        wanted.append(("broadcast.stage", broadcast.stage.shape, table))
     problems = [
         f"column {name} has shape {shape}, {fabric.name} needs {needed}"
         for name, shape, needed in wanted
@@ -109,17 +110,17 @@ def _peer_problems(forest: Forest, fabric: Fabric, tree: _Tree) -> Iterator[str]
     is_root = forest.root[:, None] == np.arange(fabric.n_servers)
     has_peer = (tree.peer >= 0) & (tree.peer < fabric.n_servers)
     to_dead = has_peer & ~alive[np.where(has_peer, tree.peer, 0)]
-    up = tree.phase is Phase.UP
+    reducing = tree.phase is Phase.REDUCE
     yield from _entries(
         is_root & (tree.peer != AT_ROOT) & alive,
         "piece {piece} is counted twice: its root, server {server}, sends its sum on"
-        if up
+        if reducing
         else "piece {piece}: its root, server {server}, is sent the result that it made",
     )
     yield from _entries(
         ~is_root & alive & ~has_peer,
         "server {server} never contributes to piece {piece}"
-        if up
+        if reducing
         else "server {server} never gets the result of piece {piece}",
     )
     yield from _entries(~alive & (tree.peer != NOT_THERE), "dead server {server} takes part in piece {piece}")
@@ -141,7 +142,7 @@ def _reach_problems(forest: Forest, tree: _Tree) -> Iterator[str]:
     lost = (tree.peer >= 0) & (jump != forest.root[:, None])
     text = (
         "the contribution of server {server} to piece {piece} goes round in a cycle"
-        if tree.phase is Phase.UP
+        if tree.phase is Phase.REDUCE
         else "the result of piece {piece} never reaches server {server}: its sources form a cycle"
     )
     yield from _entries(lost, text)
@@ -156,7 +157,7 @@ def _stage_problems(tree: _Tree) -> Iterator[str]:
     peer = np.where(has_peer, tree.peer, 0)
     peer_stage = np.take_along_axis(tree.stage, peer, axis=1)
     inner = has_peer & (np.take_along_axis(tree.peer, peer, axis=1) >= 0)
-    late = peer_stage <= tree.stage if tree.phase is Phase.UP else peer_stage >= tree.stage
+    late = peer_stage <= tree.stage if tree.phase is Phase.REDUCE else peer_stage >= tree.stage
     yield from _entries(
         inner & late, "server {server} and its peer in piece {piece} send in the wrong order of stages"
     )
@@ -177,7 +178,7 @@ def _detour_problem(tree: _Tree, piece: int, server: int, path: Path) -> str:
     if not (0 <= piece < pieces and 0 <= server < n_servers) or tree.peer[piece, server] < 0:
         return "belongs to no edge of the tree"
     peer = int(tree.peer[piece, server])
-    ends = (server, peer) if tree.phase is Phase.UP else (peer, server)
+    ends = (server, peer) if tree.phase is Phase.REDUCE else (peer, server)
     stops = [path[0][0], *(receiver for _, _, receiver in path)] if path else []
     if not path or (stops[0], stops[-1]) != ends:
         return f"does not lead from server {ends[0]} to server {ends[1]}"

@@ -90,7 +90,7 @@ def prepare(fabric: Fabric) -> int:
 @lru_cache(maxsize=_KEPT_PLANS)
 def _plan(fabric: Fabric) -> Forest:
     forest = _best(fabric)
-    for column in (forest.root, forest.weight, forest.up, forest.level, forest.stage):
+    for column in (forest.root, forest.weight, forest.parent, forest.level, forest.stage):
         column.setflags(write=False)
     return forest
 
@@ -142,12 +142,12 @@ def _forest(nics: Nics, trees: Trees) -> Forest:
         for table in (trees.own, trees.parent, trees.depth)
     )
     shape = (len(first), nics.fabric.n_servers)
-    up, level = np.full(shape, NOT_THERE, np.int32), np.full(shape, -1, np.int8)
+    parents, level = np.full(shape, NOT_THERE, np.int32), np.full(shape, -1, np.int8)
     stage = np.full(shape, -1, np.int16)
     at_root = own < 0
     owner, of_level = live[np.array([*nics.owner, 0])], np.array([*nics.level, -1], np.int8)
-    up[:, live] = np.where(at_root, AT_ROOT, owner[parent])
+    parents[:, live] = np.where(at_root, AT_ROOT, owner[parent])
     level[:, live] = of_level[own]
     stage[:, live] = np.where(at_root, -1, depth.max(initial=0) - depth)
     roots = live[[trees.roots[tree] for tree in first]]
-    return Forest(roots, np.array(list(weight.values()), np.int64), up, level, stage)
+    return Forest(roots, np.array(list(weight.values()), np.int64), parents, level, stage)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bml.faults.repartition import owners
-from bml.schedule.algorithms.bml import climb
+from bml.schedule.algorithms.bml import thread_trees
 from bml.schedule.ir.nics import Nics
 from bml.schedule.packed.trees import Table, Trees
 from bml.topology import BCube
@@ -59,13 +59,13 @@ def _cut(nics: Nics, thread: int) -> tuple[_Array, _Array, _Array]:
     number[live[nics.owner], nics.level] = np.arange(len(nics.owner))
     place = np.full(fabric.n_servers, -1)
     place[live] = np.arange(len(live))
-    healthy = climb(fabric, thread)
-    up, level = healthy.up[:, live], (thread + healthy.stage[:, live]) % fabric.levels
-    own, parent = number[live, level], number[np.maximum(up, 0), level]
-    root = up < 0
+    healthy = thread_trees(fabric, thread)
+    towards, level = healthy.parent[:, live], (thread + healthy.stage[:, live]) % fabric.levels
+    own, parent = number[live, level], number[np.maximum(towards, 0), level]
+    root = towards < 0
     whole = (own >= 0) & (parent >= 0) & ~root
     depth = np.where(root, 0, -1)
-    above = np.where(whole, place[np.maximum(up, 0)], 0)
+    above = np.where(whole, place[np.maximum(towards, 0)], 0)
     for _ in range(fabric.levels):
         reached = np.take_along_axis(depth, above, axis=1)
         depth = np.where(whole & (depth < 0) & (reached >= 0), reached + 1, depth)

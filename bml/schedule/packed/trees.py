@@ -1,6 +1,6 @@
 """Many spanning trees that share the NICs of a fabric, changed one subtree at a time so that all NICs fit.
 
-A tree edge is used once up and once down, so it loads each of its two NICs by one piece in either
+A tree edge is used once in each phase, so it loads each of its two NICs by one piece in either
 direction: the load of a NIC is the sum of its degrees, whatever the root. Packing means that no NIC has
 more than its room. The price of a NIC doubles with every piece that it carries; a subtree is moved when
 its edges become cheaper by it (Blink's multiplicative weights, as a local search). All decisions are

@@ -48,7 +48,7 @@ class Counts:
     """What the model counts of a schedule; all but the rounds as multiples of the vector's size.
 
     Attributes:
-        rounds: messages one after the other on the longest way, up and down, relays included.
+        rounds: messages one after the other on the longest way, reduce and broadcast, relays included.
         wire: busiest NIC and direction at its link's rate (the pipelined GST in T).
         added: partials added by the busiest server.
         touched: reads and writes of memory by the busiest server: c partials and its own are c + 2.
@@ -118,10 +118,10 @@ def _crowd(senders: int) -> int:
 
 
 def _of_forest(forest: Forest, fabric: Fabric) -> Counts:
-    n_servers, weight = forest.up.shape[1], forest.weight
-    piece, server = np.nonzero(forest.up >= 0)
-    parent, stage = forest.up[piece, server].astype(np.int64), forest.stage[piece, server].astype(np.int64)
-    children = np.zeros(forest.up.shape, np.int64)
+    n_servers, weight = forest.parent.shape[1], forest.weight
+    piece, server = np.nonzero(forest.parent >= 0)
+    parent, stage = (each[piece, server].astype(np.int64) for each in (forest.parent, forest.stage))
+    children = np.zeros(forest.parent.shape, np.int64)
     np.add.at(children, (piece, parent), 1)
     added = (weight[:, None] * children).sum(axis=0)
     touched = (weight[:, None] * np.where(children, children + 2, 0)).sum(axis=0)
@@ -142,9 +142,9 @@ def _of_forest(forest: Forest, fabric: Fabric) -> Counts:
 
 def _rounds(forest: Forest, phase: Phase) -> int:
     """Stages of a phase, each as long as its longest detour."""
-    own_down = forest.down if phase is Phase.DOWN else None
-    detours = own_down.detours if own_down else forest.detours
-    stage = own_down.stage if own_down else forest.stage
+    own_broadcast = forest.broadcast if phase is Phase.BROADCAST else None
+    detours = own_broadcast.detours if own_broadcast else forest.detours
+    stage = own_broadcast.stage if own_broadcast else forest.stage
     longest = [1] * forest.n_stages(phase)
     for edge, path in detours.items():
         longest[int(stage[edge])] = max(longest[int(stage[edge])], len(path))

@@ -85,7 +85,7 @@ class Plan:
 
     @property
     def detours(self) -> int:
-        """Number of tree edges on the way up that are relayed."""
+        """Number of tree edges of the reduce phase that are relayed."""
         if self._is_plain_bml or self._is_large_torus:
             return 0
         return 0 if isinstance(self.schedule, Exchange) else len(self.schedule.detours)
