@@ -125,7 +125,10 @@ def test_a_launcher_that_is_killed_takes_its_machines_along(network: Emulated) -
 
 def test_a_supervisor_that_may_not_says_why() -> None:
     # Without rights, as in most containers.
-    drop = "import os; from bml.cluster import supervisor; os.getuid() or os.setuid(65534); supervisor.main()"
+    drop = (
+        "import os; from bml.cluster.fleets import supervisor; "
+        "os.getuid() or os.setuid(65534); supervisor.main()"
+    )
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(

@@ -40,7 +40,7 @@ _LOGS = (
 )
 _TAIL_NBYTES = 1200
 _LINES = 6
-_ENTRY = "from bml.cluster import supervisor; supervisor.main()"
+_ENTRY = "from bml.cluster.fleets import supervisor; supervisor.main()"
 
 
 class Supervisor:
