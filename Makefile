@@ -1,5 +1,6 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`.
 # Each creates the virtual environment .venv first when it is missing or pyproject.toml changed.
+# .venv/.ready says that it can run jobs, .venv/.ready-dev that it has what tests, lint and documents need, too.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +8,7 @@ export RAY_USAGE_STATS_ENABLED = 0
 # Tests start hundreds of processes, and to compile everything anew costs each of them 0.2 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-fabric test gate test-rdma test-matrix soak lint clean
+.PHONY: demo demo-fabric test gate test-rdma test-matrix soak lint docs clean
 
 demo: $(VENV)/.ready
 	$(BIN)/bml run examples/train_digits.py --quiet --fabric bcube:3x2 --fault kill:4@step=20 --fault blackhole:2/0@step=30
@@ -18,37 +19,45 @@ demo-fabric: $(VENV)/.ready
 	  --fault cut:2/0@step=15 --fault kill:4@step=30 --fault node:6@step=45 --fault switch:1/1@step=60
 
 # The pure tests, and of the real ones one of each kind: real processes, sockets, namespaces, Ray.
-test: $(VENV)/.ready
+test: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -n auto -m "not (real or ray or matrix or slow)"
 	$(BIN)/python -m pytest -m smoke
 
 # All the others.
-gate: $(VENV)/.ready
+gate: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -n auto -m "slow and not (real or ray or matrix)"
 	$(BIN)/python -m pytest --durations=30 -m "(real or ray or matrix) and not smoke"
 
 # RDMA in a virtual machine with soft-RoCE NICs; says so where this machine cannot run one.
-test-rdma: $(VENV)/.ready
+test-rdma: $(VENV)/.ready-dev
 	@tests/rdma/run.sh $(ARGS) || { status=$$?; [ $$status = 77 ] || exit $$status; }
 
 # Every fault in every phase on every server; about half an hour on two cores.
-test-matrix: $(VENV)/.ready
+test-matrix: $(VENV)/.ready-dev
 	BML_MATRIX=all $(BIN)/python -m pytest tests/cluster/test_matrix.py
 
 # Servers that come and go at random for so long, then 1,000 view changes that must leave nothing behind.
 SECONDS ?= 600
-soak: $(VENV)/.ready
+soak: $(VENV)/.ready-dev
 	BML_SOAK_SECONDS=$(SECONDS) BML_SOAK_SEED=$(SEED) BML_SOAK_VIEWS=1000 \
 	  $(BIN)/python -m pytest -s tests/cluster/test_churn.py tests/cluster/test_leaks.py
 
-lint: $(VENV)/.ready
+lint: $(VENV)/.ready-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The site, from docs/ and the docstrings: build/docs/index.html. A broken link or reference is an error.
+docs: $(VENV)/.ready-dev
+	$(BIN)/python -m sphinx -b html -W --keep-going -n -q -d build/doctrees docs build/docs
+
 $(VENV)/.ready: pyproject.toml .ci/venv
-	bash .ci/venv $(PYTHON) $(VENV)
+	bash .ci/venv $(PYTHON) $(VENV) demo
 	touch $@
+
+$(VENV)/.ready-dev: pyproject.toml .ci/venv
+	bash .ci/venv $(PYTHON) $(VENV) dev
+	touch $(VENV)/.ready $@
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
