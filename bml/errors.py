@@ -22,15 +22,15 @@ __all__ = [
 
 
 class TooFewServers(FabricError):
-    """Fewer servers are left than may go on; the state of the survivors is intact."""
+    """Fewer servers are left than may go on (`min_servers`); the survivors have the last committed state."""
 
 
 class Evicted(FabricError):
-    """This server is not in the current view any more; it must rejoin before it can go on."""
+    """This server is not in the current view any more. Only a new incarnation of it can join."""
 
 
 class StartError(FabricError):
-    """Not all servers appeared at start-up."""
+    """Not all servers appeared within `start_s`."""
 
 
 class StateMismatch(BmlError):
@@ -45,7 +45,7 @@ class StepMismatch(UsageError):
 
 
 class SessionBroken(UsageError):
-    """An exception left a call of the session, which can make no other: its step may be committed."""
+    """An exception has left a call of this session; it can make no other, as the step may be committed."""
 
 
 class TooSlow(FabricError):
@@ -53,11 +53,12 @@ class TooSlow(FabricError):
 
 
 class TrainingError(BmlError):
-    """A training function raised; `server` says where, the text carries its traceback."""
+    """A training function raised. The text names the server and holds the traceback."""
 
     def __init__(self, text: str, server: int = -1):
         super().__init__(text)
         self.server = server
+        """Id of the server on which it raised; -1 if that is not known."""
 
 
 def job_error(kind: str, text: str, server: int = -1) -> BmlError:

@@ -1,6 +1,7 @@
-"""n-f repartition: who owns the pieces when f servers are dead, and who gathers in a dead server's place.
+"""n-f repartition: the owners of the pieces when f servers are dead, and the stand-ins that gather for these.
 
-Source: the paper's fault handling for BML on BCube, as our design document states and generalises it.
+Source: Wang et al., "BML: A High-performance, Low-cost Gradient Synchronization Algorithm for DML Training",
+NeurIPS 2018; its fault handling, generalised to any number of dead servers.
 """
 
 from __future__ import annotations

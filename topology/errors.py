@@ -1,4 +1,4 @@
-"""The one root of all errors, and who can act on them.
+"""The root of all errors, and one class for each party that can act on them.
 
 The root lives in the leftmost package because imports only point left; users write `bml.BmlError`.
 None derives from ValueError or another class of Python's: training code catches those round its samples.
@@ -6,7 +6,7 @@ None derives from ValueError or another class of Python's: training code catches
 
 
 class BmlError(Exception):
-    """Root of every error that this project raises on purpose."""
+    """The root of every error that this project raises on purpose."""
 
 
 class UsageError(BmlError):
@@ -18,4 +18,4 @@ class FabricError(BmlError):
 
 
 class InvariantError(BmlError):
-    """We are at fault: a promise of the runtime was about to be broken. Please report it."""
+    """This project is at fault: a promise of the runtime was about to be broken. Please report it."""

@@ -27,17 +27,25 @@ Recompute = Callable[[Indices], Any]
 
 
 class Batch:
-    """This server's share of one global batch; `indices` (int64) are its samples."""
+    """This server's share of one global batch; `Session.batches` makes it.
+
+    It is open until its gradient is committed, or until the loop goes on or is left without that.
+    """
 
     def __init__(self, collectives: Collectives, whole: GlobalBatch, ledger: Ledger):
         self.epoch_no = whole.epoch_no
+        """Which pass over the samples it belongs to, from 0."""
         self.batch_no = whole.batch_no
+        """Its number within that pass, from 0."""
         self.whole = whole
+        """The global batch of which it is a share."""
         # Every server has the same contributors of the last step, so all split the batch alike, even
         # while one of them already knows of a new view.
         self.base = collectives.contributors
         server = collectives.communicator.server
         self.indices: Indices = shares(whole.indices, self.base).get(server, whole.indices[:0])
+        """The samples of this server: int64, shape (n,). Empty where there are more servers than samples, and
+        on a joiner that is still given results of the others."""
         self._collectives = collectives
         self._ledger = ledger
         self._parts: list[_Part] = []
@@ -56,15 +64,15 @@ class Batch:
     def allreduce(self, gradient: Arrays, recompute: Recompute | None = None, *, early: bool = False) -> Any:
         """The mean over the global batch of what `gradient` sums over `indices`; the step of training.
 
-        `gradient` is one array, or a list of arrays of one dtype. If a server dies first, the survivors
-        share its samples: `recompute(indices)` is called in this thread and must return the same sums,
-        with the same shapes, over those samples and with the parameters with which the batch began;
-        without it they are left out, and the mean is taken over the samples that really contributed.
-        Floating dtypes are kept, integers give float64.
+        `gradient` is one array, or a list of arrays of one dtype; the mean has the same shapes. If a server
+        dies first, the survivors share its samples: `recompute(indices)` is called in this thread and must
+        return the same sums, with the same shapes, over those samples and with the parameters with which
+        the batch began. Without it they are left out, and the mean is taken over the samples that really
+        contributed. Floating dtypes are kept, integers give float64.
 
         With `early` the batch stays open for further parts. Until the last is committed the parameters
         must then not change for `recompute`: keep the old values. Raises UsageError on a batch that is not
-        open, and what Session.allreduce raises.
+        open and for what `recompute` must not return, and what `Session.allreduce` raises.
         """
         part = self._part(gradient, recompute)
 
@@ -83,7 +91,7 @@ class Batch:
         For parts of the gradient that are there before the others; each part is a step of its own, with its
         own mean. `wait` returns when all parts that were begun are committed, so that no parameter changes
         while another part may still have to be computed again; with `early` when this one is, see
-        `allreduce`. See `Session.allreduce_async`.
+        `allreduce`. See `Session.allreduce_async`. Raises UsageError on a batch that is not open.
         """
         part = self._part(gradient, recompute)
 

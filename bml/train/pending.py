@@ -26,7 +26,10 @@ Finish = Callable[[Any], Any]
 
 
 class Pending:
-    """A step that was begun. Its arrays must not change before `wait` has returned."""
+    """A step that was begun by `Session.allreduce_async` or `Batch.allreduce_async`.
+
+    Its arrays must not change before `wait` has returned.
+    """
 
     def __init__(self, steps: Steps, work: Work, finish: Finish, whole: Sequence[Pending] | None = None):
         self._steps = steps
@@ -42,7 +45,7 @@ class Pending:
 
     @property
     def done(self) -> bool:
-        """Whether `wait` would return, or raise, at once."""
+        """Whether the step is over, committed or failed: `wait` would return, or raise, at once."""
         return self._last.over
 
     def wait(self) -> Any:
@@ -50,7 +53,8 @@ class Pending:
 
         Steps that were begun before are waited for as well, and of a part of a batch those of its other
         parts. `recompute` is called in here, for any step that needs it. May be called again, also by other
-        threads. Raises the error that ends the job, and SessionBroken after an exception left a call.
+        threads. Raises the error that ends the job, UsageError for what `recompute` must not return, and
+        SessionBroken after an exception left a call.
         """
         with self._steps.waiting():
             self._steps.wait(self._last)

@@ -44,7 +44,12 @@ __all__ = ["Arrays", "Batch", "Recompute", "Session"]
 
 
 class Session:
-    """A server's part in the job; handed to the training function."""
+    """A server's part in the job; handed to the training function, which calls it from one thread.
+
+    Every call that takes part in steps raises the error that ends the job (`TooFewServers`, `Evicted`,
+    `StepMismatch`, `TrainingError` of another server, …); after an exception has left such a call, all later
+    ones raise that error again, or `SessionBroken`.
+    """
 
     def __init__(self, communicator: Communicator):
         self._communicator = communicator
@@ -61,12 +66,12 @@ class Session:
 
     @property
     def server(self) -> int:
-        """This server's id."""
+        """This server's id, from 0 (the rank, in the words of MPI)."""
         return self._communicator.server
 
     @property
     def joins(self) -> bool:
-        """Whether this server came while the job ran: its first training loop begins with the state."""
+        """Whether this server came while the job ran: its first training loop begins with their state."""
         return self._communicator.joins
 
     @property
@@ -80,20 +85,24 @@ class Session:
 
     @property
     def view(self) -> View:
-        """The view in force: epoch, members, failures, why. UsageError on a joiner that is in none yet."""
+        """The view in force: epoch, members, failures, why. Raises UsageError on a joiner without one."""
         return self._communicator.view
 
     @property
     def contributors(self) -> tuple[int, ...]:
-        """The servers whose contributions are in the last committed step; at first all servers."""
+        """Ids of the servers whose contributions are in the last committed step; at first all servers."""
         return self._collectives.contributors
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = "float32") -> Array:
-        """An uninitialised array of this shape and dtype, in memory that is sent without a copy."""
+        """An uninitialised array of this shape and dtype, in memory that is sent without a copy.
+
+        Raises UsageError for a negative shape and for a dtype that is not of numbers, FabricError if there is
+        no room for shared memory.
+        """
         return self._communicator.empty(_checked_shape(shape), _checked_dtype(dtype))
 
     def empty_like(self, array: npt.ArrayLike) -> Array:
-        """An uninitialised array with the shape and dtype of `array`."""
+        """An uninitialised array with the shape and dtype of `array`; raises what `empty` raises."""
         like = np.asarray(array)
         return self.empty(like.shape, like.dtype)
 
@@ -102,6 +111,7 @@ class Session:
 
         A list of other arrays is gathered into such memory in every step, which costs a copy and the memory.
         Compute into them (`out=`), or keep the gradients in them. `bucket.vector` is all of it, flat.
+        Raises UsageError without a shape, and what `empty` raises.
         """
         checked = [_checked_shape(shape) for shape in shapes]
         sizes = [prod(shape) for shape in checked]
@@ -129,19 +139,22 @@ class Session:
         """Name a value of the training state that is no array: `save()` returns it, `load(value)` takes it.
 
         It may be a number, text, bytes or array, None, or lists and dicts of them (tuples come as lists).
+        Raises UsageError for anything else, and what `save` raises, which is called once at once.
         """
         self._state.name_function(key, load, save)
 
     def allreduce(self, arrays: Arrays, op: str = "sum", *, shared: bool = False) -> Any:
         """Reduce the arrays of all servers elementwise; everybody gets the same bits in new memory.
 
-        `arrays` is one array, or a list of arrays of one dtype (one step, one commit; a list comes back).
+        `arrays` is one array of any shape, or a list of arrays of one dtype (one step, one commit; a list
+        of arrays of these shapes comes back): integers, floats or complex numbers in native byte order.
         `op` is sum, min, max or prod; sums and products of integers have 64 bits, all else keeps its dtype.
         With `shared` the result is read-only, and servers that share memory read it where it lies, which
-        saves a copy; it stays valid, and its memory taken, until the last array made of it is dropped. The
-        contributions of servers that die on the way are missing from the result; `contributors` says whose
-        are in it. Raises StepMismatch when servers call different things, and the error that ends the job;
-        after an exception every later call raises it, or SessionBroken.
+        saves a copy. Its memory is taken until the last array made of it is dropped. The contributions of
+        servers that die on the way are missing from the result; `contributors` says whose are in it.
+
+        Raises UsageError for other arrays or operations, and on a joiner outside of its training loop;
+        StepMismatch when servers call different things; the error that ends the job; SessionBroken.
         """
         collectives = self._collectives
         work, finish = collectives.allreduce(arrays, op, shared)
@@ -155,20 +168,22 @@ class Session:
         Steps go one after the other, in the order in which they were begun, which must be the same on every
         server; the blocking calls wait for those before. Arrays must not change until `wait` has returned (a
         list is copied, a `bucket` is not). All must be waited for before a training loop goes on.
+        Raises UsageError as `allreduce` does; what goes wrong later is raised by `wait`.
         """
         return self._collectives.begin(*self._collectives.allreduce(arrays, op, shared))
 
     def barrier(self) -> None:
-        """Return once every live server has called it."""
+        """Return once every live server has called it; raises what `allreduce` raises."""
         self.allreduce(np.empty(0, np.uint8), "max")
 
     def batches(self, n_samples: int, *, global_batch: int, epochs: int, seed: int = 0) -> Iterator[Batch]:
-        """This server's shares of the job's global batches, each a `Batch`; see bml.train.batches.
+        """This server's shares of the job's global batches, each a `Batch`; `epochs` passes over the samples.
 
         Every sample of 0 .. n_samples-1 is used exactly once per epoch, whatever fails. Each batch must
         be ended with its `allreduce`, or several for parts of the gradient, before the next is drawn. All
         servers must give the same numbers. A loop that is left early leaves samples out; `samples` says so.
         Close an iterator that is kept in a variable when it was left by `break`: until then it is open.
+        Raises UsageError for numbers that cannot be (see `BatchPlan`) and when a batch was not ended.
         """
         plan = BatchPlan(n_samples, global_batch, epochs, seed)
         loop = self._position.enter(str(plan), len(plan), lambda: self._end_batches(loop))
@@ -181,7 +196,8 @@ class Session:
         """Count 0 .. n_steps-1, for a training loop that draws its data itself.
 
         Between two steps the state is whole: a server that joins begins there, so its count starts later.
-        It catches up much sooner if it computes nothing while `replays` is True.
+        It catches up much sooner if it computes nothing while `replays` is True. Raises UsageError if
+        `n_steps` is no whole number, and when a step that was begun has not been waited for.
         """
         if isinstance(n_steps, bool) or not isinstance(n_steps, int | np.integer):
             raise UsageError(f"n_steps must be a whole number, it is {n_steps!r}")

@@ -22,9 +22,13 @@ _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 
 
 class Bucket(tuple[Array, ...]):
-    """Arrays of one dtype that lie one after the other in `vector`: reduced together without being copied."""
+    """A tuple of arrays of one dtype in one piece of memory; they are reduced together without a copy.
+
+    `Session.bucket` makes it.
+    """
 
     vector: Array
+    """All of it, flat: shape (n,), where n is the sum of the sizes."""
 
 
 class Described(NamedTuple):

@@ -57,14 +57,15 @@ def start(
     on_change: News | None = None,
     on_start: OnStart | None = None,
 ) -> Job:
-    """Start a job and return it as it runs, to be looked at, hurt and waited for; arguments as in `launch`.
+    """Start a job and return it as it runs, to be looked at, hurt and waited for; arguments as in `launch`::
 
         with bml.start(train, fabric="bcube:3x2", launcher="processes") as job:
             job.inject("kill:4")
             print(job.status()["servers"][0]["waits_for"])
             result = job.wait()
 
-    What still runs at the end of the `with` statement is ended. Raises UsageError, StartError.
+    What still runs at the end of the `with` statement is ended. Raises UsageError for a job that cannot be,
+    StartError if not all servers appeared in time, FabricError if the machine or Ray cannot start them.
     """
     if not callable(train):
         raise UsageError(f"{train!r:.80} cannot be called: give the training function, train(session)")
@@ -111,36 +112,55 @@ def _same_arguments(as_of: Callable[P, Job]) -> Callable[[Callable[..., R]], Cal
 def launch(*arguments: Any, **options: Any) -> Result:
     """Run `train(session)` on every server of `fabric` and return when all survivors are done.
 
-    `launcher` is "ray" (a local Ray, the cluster at `address`, or the one this process belongs to) or
-    "processes" (plain processes on this machine). `resources` is what every server reserves of a Ray
-    cluster, such as {"GPU": 1, "CPU": 8}; without it servers reserve nothing, see no GPU where Ray hides
-    those that are not reserved, and are spread evenly over the machines, neighbours together. `faults` are
-    injected: texts, or a faults.FaultPlan. `detect_s`: how fast a silent failure must be noticed. `start_s`:
-    how long servers may take to appear.
-    `min_servers`: fewer survivors stop the job (default: a view must keep more than half of the one
-    before). `emulated`: the servers live on the emulated fabric of this name that is up on this machine, and
-    cables really break; True: on "bml", which is made for the job if it is not up. With the launcher "ray"
-    every server is a Ray node of its own there. `transport` is "tcp", "shm" (the servers share the
-    memory of one host), "verbs" (RDMA), "verbs,tcp" (RDMA where there is any; settings in
-    docs/guides/rdma.md) or "auto": shm if all servers are on this host and nothing is asked for that needs
-    links (an algorithm, faults of links or switches, the emulated fabric, a traffic class, a trace,
-    BML_NICS), else tcp, where servers of one host may still read each other's payloads in memory
-    (docs/explanation/shared-memory.md).
-    `traffic_class` marks all packets of the job for the switches: a DSCP times 4 (default:
-    `BML_TRAFFIC_CLASS` of each machine, or unmarked). `absent` servers are not started: they may join later
-    (`job.inject("join:4")`). `rejoin`: a server that is lost is started again and joins. `trace`: servers
-    record what they do when, see `Result.trace`. `kept_mib`: of how many MiB of results a joiner keeps (twice
-    that at most) while it catches up; if more come, it is given a later state.
-    `prints`: show what the training functions print.
-    `on_change` is called with a snapshot of the job's state when it changes, `on_start` with a line about
-    what is being started, where that takes long: both in another thread, one call after the other. They may
-    take their time, and the job goes on meanwhile: a slow function gets only the newest snapshot of a view,
-    but every view, in order, while it is no more than 1,000 behind. What they raise ends the job, and is
-    raised here. Once the job is over, calls that are still to come are waited for, up to 10 s.
+    Args:
+        train: The training function. It is given a `Session`, and what it returns is in `Result.values`.
+        fabric: How the servers are wired: the notation of `bml.topology.parse`.
+        faults: What is to break and when: texts of the notation `bml.faults.Fault`, or a `FaultPlan`.
+        launcher: "ray" (a local Ray, the cluster at `address`, or the one this process belongs to) or
+            "processes" (plain processes on this machine).
+        address: Of the head of a running Ray cluster, such as "10.0.0.1:6379". Default: `RAY_ADDRESS`.
+        resources: What every server reserves of a Ray cluster, such as {"GPU": 1, "CPU": 8}. Without it
+            servers reserve nothing, see no GPU where Ray hides those that are not reserved, and are spread
+            evenly over the machines, neighbours together.
+        algorithm: Of the schedule (`bml plan`). "auto" takes what suits the size of each step.
+        detect_s: Seconds of silence after which a failure is suspected: it is noticed within 1.25 times as
+            long, and within 3.25 times where heartbeats are often late. Default: 0.5.
+        start_s: Seconds that servers may take to appear.
+        min_servers: With fewer survivors the job stops. Default: more than half of the view before.
+        emulated: Name of the emulated fabric that is up on this machine, on which the servers are to live:
+            cables really break. True is "bml", which is made for the job if it is not up. With the launcher
+            "ray" every server is a Ray node of its own there.
+        transport: "tcp", "shm" (the servers share the memory of one host), "verbs" (RDMA), "verbs,tcp" (RDMA
+            where there is any) or "auto": shm if all servers are on this host and nothing is asked for that
+            needs links (an algorithm, faults of links or switches, the emulated fabric, a traffic class, a
+            trace, BML_NICS), else tcp, where servers of one host may read each other's payloads in memory.
+        traffic_class: Marks all packets of the job for the switches: a DSCP times 4, 0 to 255. Default:
+            `BML_TRAFFIC_CLASS` of each machine, or unmarked.
+        absent: Servers that are not started; they may join later (`job.inject("join:4")`).
+        rejoin: A server that is lost is started again and joins.
+        trace: Servers record what they do when, see `Result.trace`.
+        kept_mib: MiB of results that a joiner keeps while it catches up, at most twice that for a moment.
+            If more come, it is given a later state.
+        prints: Show what the training functions print.
+        on_change: Is called with a snapshot of the job's state (see `Job.status`) when it changes.
+        on_start: Is called with a line about what is being started, where that takes long.
 
-    Raises UsageError for a job that cannot be; TrainingError when a training function raised (its text
-    names the server and holds the traceback); TooFewServers; StartError. Errors of a job that ran have
-    an attribute `result` with what the survivors reported.
+    `on_change` and `on_start` are called in another thread, one call after the other. They may take their
+    time, and the job goes on meanwhile: a slow function gets only the newest snapshot of a view, but every
+    view, in order, while it is no more than 1,000 behind. What they raise ends the job, and is raised here.
+    Once the job is over, calls that are still to come are waited for, up to 10 s.
+
+    Errors of a job that ran have an attribute `result` with what the survivors reported.
+
+    Raises:
+        UsageError: The job cannot be, or the training functions made calls that cannot be (`StepMismatch`,
+            `SessionBroken`).
+        StartError: Not all servers appeared in time.
+        TrainingError: A training function raised; the text names the server and holds the traceback.
+        TooFewServers: Fewer servers are left than `min_servers`.
+        StateMismatch: The servers ended with different parameters, or count different samples as used.
+        FabricError: The machine, Ray or the network cannot do what is needed.
+        BmlError: No server reached the end.
     """
     with start(*arguments, **options) as job:
         return job.wait()

@@ -26,22 +26,24 @@ _OWN = {
 
 @dataclass
 class Result:
-    """The outcome of a job: `reports` of the members that ended, `dead`: server -> why it was lost.
-
-    `abort` is the error with which the coordinator ended it, if nobody may be left to report that. `struck`:
-    faults of which some server says that they struck; `told`: the servers that have said so of their last
-    incarnation; `begun`: the joins of the plan for which a server was started; `not_injected`: faults that
-    could not be done when their time came, and why.
-    """
+    """The outcome of a job, as `launch` and `Job.wait` return it, and as errors have it in `result`."""
 
     spec: JobSpec
+    """What was asked for."""
     reports: dict[int, ServerReport] = field(default_factory=dict)
+    """Server -> what it reported when it ended."""
     dead: dict[int, str] = field(default_factory=dict)
+    """Server -> why it was lost."""
     abort: BmlError | None = None
+    """The error with which the coordinator ended the job, if no server may be left to report it."""
     struck: set[str] = field(default_factory=set)
+    """Faults of the plan that struck, as texts, as far as servers could say so."""
     told: set[int] = field(default_factory=set)
+    """Servers that have said which faults struck in their last incarnation."""
     begun: set[str] = field(default_factory=set)
+    """The joins (`join:4`) for which a server was started."""
     not_injected: dict[str, str] = field(default_factory=dict)
+    """Fault -> why it could not be done when its time came."""
 
     def __repr__(self) -> str:
         """One line: `report` has all that is known, and is long."""
@@ -84,7 +86,10 @@ class Result:
 
     @property
     def report(self) -> dict[str, Any]:
-        """All that is known, ready for JSON; views and samples are the lowest survivor's."""
+        """All that is known, ready for JSON: what `--report` writes. Views and samples are of one survivor.
+
+        docs/reference/formats.md has its keys.
+        """
         survivors = self._by("done") or self._by("stopped")
         first = _longest(survivors.values())
         return {
@@ -103,7 +108,7 @@ class Result:
 
     @property
     def trace(self) -> dict[str, Any]:
-        """What was traced (`launch` with `trace`) on servers that reported, for Perfetto; ready for JSON."""
+        """What was traced (`launch` with `trace`), for Perfetto; ready for JSON. Empty without `trace`."""
         return merged(report.trace for report in self.reports.values() if report.trace is not None)
 
     def failure(self) -> BmlError | None:

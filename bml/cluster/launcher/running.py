@@ -67,7 +67,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """By which `bml status --job` and `bml inject --job` find it."""
+        """The name by which `bml status --job` and `bml inject --job` find it."""
         return self.spec.job
 
     @property
@@ -93,11 +93,9 @@ class Job:
     def status(self) -> dict[str, Any]:
         """Where the job stands, ready for JSON.
 
-        `state`, `epoch`, `members`, `learners`, `waiting` (to join), `failures`, `reason`, `step` and
-        `suspicions` are what the coordinator said last; `servers` has for every server what it says of itself
-        now: `epoch, step, phase, progress, waits_for, transport, suspects, nics` (counters and rates in bytes
-        and bytes per second), `faults` still to come; `{"answers": False}` for one that does not answer;
-        `lost` says why servers are gone.
+        It has what the coordinator said last, and under `servers` what every server says of itself now;
+        `{"answers": False}` stands for a server that does not answer within a second. The keys are in
+        docs/reference/formats.md.
         """
         answers = self._fleet.ask(("status", ""), _ANSWER_S) if self.running else {}
         silent = [
@@ -144,9 +142,9 @@ class Job:
         return {"fault": str(fault), "job": self.name, "done": done}
 
     def wait(self, timeout_s: float | None = None) -> Result:
-        """Wait for the end of the job; returns its result, or raises the error that ended it (bml.launch).
+        """Wait for the end of the job; returns its result, or raises the error that ended it (see `launch`).
 
-        Raises FabricError if it still runs after `timeout_s`.
+        Raises FabricError if it still runs after `timeout_s` seconds; the job goes on then.
         """
         until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while not self._over.is_set() and (left_s := until_s - time.monotonic()) > 0:

@@ -1,6 +1,9 @@
 """BML on a BCube: thread p corrects the digits in the order p, p+1, ..., so that all levels work at once.
 
-It is the schedule of the BML paper; docs/explanation/schedules.md compares it with others.
+docs/explanation/schedules.md compares it with others.
+
+Source: Wang, Li, Cheng, Geng, Wang, Wang, Xia, Wu: "BML: A High-performance, Low-cost Gradient
+Synchronization Algorithm for DML Training", NeurIPS 2018.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ With one dead server x on `bcube:m x 2` the pieces that x would have gathered in
 column each, to its surviving neighbours, which send them on by a detour in the next stage. The same
 construction is used at every stage for k > 2. Whatever else is broken (links, switches, stand-ins) keeps
 its place in the tree and takes a shortest live detour, spread over the relays by load.
+
+Source: the fault handling of the BML paper (see bml.py); for k > 2 our generalisation.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ every server ends up with 1/N of the vector, summed. If the widths multiply to l
 over stay outside the tree: each sends its contribution straight to the owners and gets the results from
 them. So a prime N is handled as N = (N-1) + 1 with one server outside.
 
-Source: the FlexTree paper's tree structure and its GenModel, as the design document states them.
+Its price: GenModel, see bml.schedule.select.model.
 """
 
 from __future__ import annotations

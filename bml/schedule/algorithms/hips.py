@@ -4,6 +4,9 @@ In thread p the dimensions are reduced in the order p, p+1, ... (mod h), so that
 flat algorithm inside a group is a mesh, a ring, or a dedicated parameter server. On BCube with a mesh
 inside this is BML; on a torus, where a group is a ring of cables, a ring inside is best, one half of the
 vector in each direction: (N-1)/(hN)·T. One switch or a Fat-Tree is one group: 2(N-1)/N·T.
+
+Source: Geng, Li, Cheng, Wang, Li: "HiPS: Hierarchical Parameter Synchronization in Large-Scale Distributed
+Machine Learning", NetAI 2018.
 """
 
 from __future__ import annotations

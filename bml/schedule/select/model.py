@@ -4,7 +4,10 @@
 
 For one level of N servers (a parameter server on each) that is
 2α + 2(N-1)S/N·β + (N-1)S/N·γ + (N+1)S/N·δ + S·w·ε with fan-in w = N-1; in a ring the coefficient of δ is
-3(N-1)S/N. Source: the FlexTree paper's GenModel, as the design document states it.
+3(N-1)S/N.
+
+Source: Xiong, Chen, Jiang, Li, Wang, Wang: "Revisiting the Time Cost Model of AllReduce", 2024,
+arXiv:2409.04202.
 """
 
 from __future__ import annotations

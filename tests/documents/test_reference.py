@@ -1,0 +1,127 @@
+"""The reference has all of the public API, and every docstring in it says which errors are raised."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import bml
+import bml.faults
+import bml.topology
+from bml import errors
+
+REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
+DIRECTIVE = re.compile(r"^\.\. auto(class|function|exception|data):: ([\w.]+).*((?:\n   :.*)*)", re.MULTILINE)
+MODULE = re.compile(r"^\.\. (?:py:)?(?:currentmodule|automodule):: ([\w.]+)", re.MULTILINE)
+ERRORS = {name for name in errors.__all__ if name != "job_error"}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One name that a page of the reference takes from the code."""
+
+    kind: str
+    name: str
+    hidden: frozenset[str]
+
+    @cached_property
+    def value(self) -> Any:
+        module, _, name = self.name.rpartition(".")
+        return getattr(importlib.import_module(module), name)
+
+    def members(self) -> Iterator[tuple[str, Any]]:
+        """It, and its public methods and properties that are defined by this project."""
+        yield self.name, self.value
+        if self.kind not in ("class", "exception"):
+            return
+        for name, member in inspect.getmembers_static(self.value):
+            ours = member.fget if isinstance(member, property) else getattr(member, "func", member)
+            ours = getattr(ours, "__func__", ours)
+            if not name.startswith("_") and name not in self.hidden and inspect.isfunction(ours):
+                yield f"{self.name}.{name}", ours
+
+
+def shown() -> Iterator[Shown]:
+    for page in sorted(REFERENCE.glob("*.md")):
+        text = page.read_text()
+        for found in DIRECTIVE.finditer(text):
+            kind, name, options = found.groups()
+            modules = [each[1] for each in MODULE.finditer(text, 0, found.start())]
+            hidden = re.search(r":exclude-members: (.*)", options)
+            whole = name if "." in name else f"{modules[-1]}.{name}"
+            yield Shown(kind, whole, frozenset(hidden[1].split(", ")) if hidden else frozenset())
+
+
+SHOWN = list(shown())
+MEMBERS = [pair for each in SHOWN for pair in each.members()]
+FUNCTIONS = [(name, value) for name, value in MEMBERS if inspect.isfunction(value)]
+
+
+def raised(function: Any) -> set[str]:
+    """The public errors that the lines of a function raise, by their names."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            called = node.exc.func
+            name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+            maker = function.__globals__.get(name)  # such as _wrong(text), which returns the error
+            names.add(maker.__annotations__.get("return", "") if inspect.isfunction(maker) else name)
+    return {getattr(name, "__name__", name) for name in names} & ERRORS
+
+
+@pytest.mark.parametrize("package", [bml, bml.topology, bml.faults], ids=lambda package: package.__name__)
+def test_every_public_name_is_in_the_reference(package: ModuleType) -> None:
+    there = {each.name for each in SHOWN} | {f"bml.{name}" for name in ERRORS}
+    elsewhere = {f"{package.__name__}.{name}" for name in ERRORS}  # the errors are those of bml
+    assert {f"{package.__name__}.{name}" for name in package.__all__} - elsewhere <= there
+
+
+@pytest.mark.parametrize(("name", "value"), MEMBERS, ids=[name for name, _ in MEMBERS])
+def test_what_is_shown_has_a_docstring(name: str, value: Any) -> None:
+    if inspect.isclass(value) or inspect.isfunction(value):
+        assert (value.__doc__ or "").strip()
+
+
+@pytest.mark.parametrize(("name", "function"), FUNCTIONS, ids=[name for name, _ in FUNCTIONS])
+def test_a_docstring_names_the_errors_that_its_function_raises(name: str, function: Any) -> None:
+    missing = {error for error in raised(function) if error not in (function.__doc__ or "")}
+    assert not missing, f"the docstring of {name} does not name {', '.join(missing)}"
+
+
+def test_errors_that_are_raised_are_found() -> None:
+    def refuses(n: int) -> None:
+        if n:
+            raise bml.UsageError("n")
+
+    assert raised(refuses) == {"UsageError"}
+    assert len(FUNCTIONS) > 100
+
+
+def rows(page: str, head: str) -> list[list[str]]:
+    """The cells of the table that begins with this heading row, without marks of code."""
+    lines = (REFERENCE / page).read_text().splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith(f"| {head} |"))
+    found = []
+    for line in lines[at + 2 :]:
+        if not line.startswith("|"):
+            break
+        found.append([cell.strip().replace("`", "") for cell in line.strip("|").split("|")])
+    return found
+
+
+def test_the_table_of_errors_has_every_error_with_its_parent() -> None:
+    table = {row[0]: row[1] for row in rows("errors.md", "error")}
+    assert table == {name: getattr(errors, name).__mro__[1].__name__ for name in ERRORS}
+    assert all(all(row) for row in rows("errors.md", "error"))
