@@ -1,4 +1,4 @@
-"""The shares of results: each server writes its own, and maps those of all to bring the result home."""
+"""The shares of results: each server writes its own, and maps those of all to fetch the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arithmetic of direct reduction on one server: all contributions in, its share out, the result home."""
+"""The arithmetic of direct reduction on one server: it adds all contributions, and fetches the result."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Reduction:
         self._shares: Joined | None = None
         self._set = 0
         self._entry: int | None = None
-        self._home: Array | None = None
+        self._fetched: Array | None = None
         """The user's own result while only this server's share of it is there."""
         self._result: Array | None = None
 
@@ -104,7 +104,7 @@ class Reduction:
         self._vector, self._op, self._use = vector, OPS[op], use
         if self._entry is not None:
             self._pages.own.let_go(self._entry)  # of a try that came to nothing
-        self._sum = self._home = self._result = self._entry = self._shares = None
+        self._sum = self._fetched = self._result = self._entry = self._shares = None
         # Nobody looks at what others choose; and everybody may add the whole vector in any case.
         chooses = self._pages.server == members[0] and not adds_whole(len(members), vector.nbytes, True)
         choice = self._pages.free_set() if chooses else 0
@@ -126,19 +126,19 @@ class Reduction:
             return True
         self._set = self._pages[members[0]].result_set
         if self._use is not Use.READ:
-            self._home = self._empty_result()
+            self._fetched = self._empty_result()
         self._pieces.begin(instruction.share * dtype.itemsize)
         if stop > start:
             place = self._pieces.own(self._set, instruction.share * dtype.itemsize)
             share = np.frombuffer(place, dtype, stop - start)
             parts = self._contributions(members)
-            self._add(parts, share, start, stop, None if self._home is None else self._home[start:stop])
+            self._add(parts, share, start, stop, None if self._fetched is None else self._fetched[start:stop])
         return False
 
     def join(self) -> None:
         """Map the shares of all, unless this server has added everything: all members are done.
 
-        Whoever is complete must be able to bring the result home, even if the others die now.
+        A server that is complete must be able to fetch the result, even if the others die now.
         """
         if not self._whole:
             assert self._sum is not None
@@ -152,7 +152,7 @@ class Reduction:
             self._entry = self._pages.own.hold(self._set)
 
     def fetch(self) -> None:
-        """Bring the result home, once: all members are done. New memory, or memory that all share.
+        """Fetch the result, once: all members are done. New memory, or memory that all share.
 
         It stays this object's until `take`.
         """
@@ -165,7 +165,7 @@ class Reduction:
                 entry, self._entry = self._entry, None
                 self._result = joined.array(size, dtype, partial(self._pages.own.let_go, entry))
             else:
-                self._result = self._bring_home(joined.view(size, dtype), self._sum)
+                self._result = self._fetch_result(joined.view(size, dtype), self._sum)
 
     def take(self) -> Array:
         """Hand over the result, and forget it."""
@@ -180,12 +180,12 @@ class Reduction:
         self._pool.close()
         self._pieces.close()
 
-    def _bring_home(self, shares: Array, done: Sum) -> Array:
+    def _fetch_result(self, shares: Array, done: Sum) -> Array:
         """The user's own result; what this server has not copied while it added is copied now.
 
         Those behind its own share first: so servers read different shares at once.
         """
-        result, self._home = self._home, None
+        result, self._fetched = self._fetched, None
         there = done.stop
         if result is None:  # it could not be read in place
             result, there = self._empty_result(), done.start

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy.typing as npt
 from msgspec import Struct
 
-from bml.protocol.server.transfer import Rope
+from bml.protocol.server.transfer import SegmentedBytes
 from bml.protocol.step.workspace import Array
 from bml.protocol.wire.messages import View
 
@@ -68,7 +68,7 @@ class Communicator(Protocol):
         """
         ...
 
-    def boundary(self, state: Callable[[], Rope]) -> None:
+    def boundary(self, state: Callable[[], SegmentedBytes]) -> None:
         """Between two steps: joiners are given `state()`, which is not changed meanwhile.
 
         Raises the error that ends the job here if this server was asked to leave.

@@ -66,7 +66,7 @@ class Caller:
 NONSENSE = {
     "no message": b"\xff\xfe",
     "nothing": b"",
-    "for a coordinator": msg.encode(msg.Gives(1)),
+    "for a coordinator": msg.encode(msg.CanSendState(1)),
     "an epoch that no frame has": msg.encode(msg.Freeze(1, 1 << 40, "")),
     "a view of others": msg.encode(msg.Propose(1, View(1, (0, 1, 2), (), 0, "", 0.0))),
     "an address that is none": msg.encode(
@@ -113,13 +113,13 @@ class Line:
     [
         (b"\xff", True),
         (msg.encode(msg.Who(3)), True),
-        (msg.encode(msg.Gives(1)), True),  # in another's name
+        (msg.encode(msg.CanSendState(1)), True),  # in another's name
         (msg.encode(msg.Inject("kill:1")), True),
         (msg.encode(msg.Inject("join:9")), True),
         (msg.encode(msg.Inject("nonsense")), True),
         (msg.encode(msg.Status(0, 1, 0, 0, None, None, 0, -1, "", "", Incarnation(0, 3, "nowhere"))), True),
         (msg.encode(msg.Inject("join:1")), False),
-        (msg.encode(msg.Gives(0)), False),
+        (msg.encode(msg.CanSendState(0)), False),
     ],
 )
 def test_a_server_that_talks_nonsense_is_hung_up_on(data: bytes, refused: bool) -> None:

@@ -96,7 +96,7 @@ STATUS = msg.Status(1, 7, 0, 2, VIEW, VIEW, 4, -1, "", "", None)
 TO_COORDINATOR = (
     STATUS, msg.Accepted(1, 7, 2), msg.Refused(1, 7, 3), msg.Deposed(1, 2), msg.Withdraw(1, 0, 0),
     msg.Suspect(1, 0, 0, "silence", 0.5, "x"), msg.Healthy(1, 0, 0), msg.Relapsed(1, 0, 0),
-    msg.Interrupted(1, 0, 0), msg.Gives(1),
+    msg.Interrupted(1, 0, 0), msg.CanSendState(1),
     msg.CaughtUp(1, 2), msg.NeedsState(1, 2),
     msg.Leaves(1, "x"), msg.Progress(1, 9), msg.Ended(1, "done", "", 9),
     msg.Inject("join:2"),
@@ -148,7 +148,7 @@ def test_control_messages_are_read_or_refused() -> None:
         msg.Propose(1, View(2, (0, 1, 2, 3), (), 0, "", 0.0, joined=(Incarnation(1, 0),))),
         msg.Freeze(1, 2**32, ""),
         msg.Who(-1),
-        msg.Gives(1),
+        msg.CanSendState(1),
     ],
 )
 def test_what_no_coordinator_says(message: msg.Message) -> None:

@@ -195,7 +195,7 @@ def asleep_between_complete_and_home(session: bml.Session, told: Path) -> int:
     """
     loop = session._communicator._loop  # type: ignore[attr-defined]
     reduction, line = loop._reduction, loop.line
-    bring_home, hear, goes_on = reduction._bring_home, line._told, threading.Event()
+    fetch_result, hear, goes_on = reduction._fetch_result, line._told, threading.Event()
     step = 0
 
     def slowly(*args: Any) -> Any:
@@ -205,7 +205,7 @@ def asleep_between_complete_and_home(session: bml.Session, told: Path) -> int:
             os.kill(os.getpid(), signal.SIGKILL)
         if step == STEP and session.server == 1:
             assert goes_on.wait(20.0)
-        return bring_home(*args)
+        return fetch_result(*args)
 
     def late(message: Any) -> None:
         stops = step == STEP and session.server == 1 and isinstance(message, Install)
@@ -217,7 +217,7 @@ def asleep_between_complete_and_home(session: bml.Session, told: Path) -> int:
             goes_on.set()
 
     session.allreduce(np.zeros(3 * LARGE))  # so that fewer servers need no other memory for their shares
-    reduction._bring_home, line._told = slowly, late
+    reduction._fetch_result, line._told = slowly, late
     x = session.empty(LARGE, "int64")
     for step in range(1, 300):
         x[:] = np.arange(LARGE) * step + (1 << session.server)

@@ -30,9 +30,9 @@ def lose(driver: Driver, server: int = COMER) -> None:
     assert server not in driver.core.members
 
 
-def give_all(driver: Driver) -> list[coord.Instruction]:
+def all_can_send_state(driver: Driver) -> list[coord.Instruction]:
     """All members can give the state to joiners."""
-    return [each for server in driver.core.members for each in driver.heard(server, msg.Gives(server))]
+    return [each for server in driver.core.members for each in driver.heard(server, msg.CanSendState(server))]
 
 
 def comes_again(driver: Driver, number: int = 1) -> list[coord.Instruction]:
@@ -58,7 +58,7 @@ def without() -> Driver:
     """A job of nine that has lost COMER; all others can give the state."""
     driver = Driver("bcube:3x2").start()
     lose(driver)
-    give_all(driver)
+    all_can_send_state(driver)
     return driver
 
 
@@ -152,7 +152,7 @@ def test_the_end_of_an_earlier_incarnation_does_not_end_the_job() -> None:
     driver = Driver("bcube:3x2").start()
     driver.heard(COMER, msg.Ended(COMER, "done", "", 3))
     lose(driver)
-    give_all(driver)
+    all_can_send_state(driver)
     contributes(driver)
     others = [server for server in driver.fabric.servers if server != COMER]
     for server in others:
@@ -166,7 +166,7 @@ def test_the_return_of_an_earlier_incarnation_is_told_to_nobody() -> None:
     driver = Driver("bcube:3x2").start()
     assert posts(msg.Returned, driver.heard(COMER, msg.Ended(COMER, "done", "", 3))) == list(range(9))
     lose(driver)
-    give_all(driver)
+    all_can_send_state(driver)
     assert posts(msg.Returned, contributes(driver)) == []
     assert posts(msg.Returned, driver.give(coord.Connected(0))) == []
 
@@ -206,7 +206,7 @@ def test_a_joiner_that_dies_while_it_waits_is_asked_for_nothing() -> None:
     assert driver.core.waiting == (COMER,)
     assert driver.give(coord.Gone(COMER, "killed")) == []
     assert driver.core.waiting == ()
-    assert posts(msg.Freeze, give_all(driver)) == []
+    assert posts(msg.Freeze, all_can_send_state(driver)) == []
 
 
 def test_a_joiner_that_dies_while_it_is_let_in_is_left_out_at_once(without: Driver) -> None:

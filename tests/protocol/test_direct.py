@@ -223,25 +223,25 @@ def index(instructions: list[ev.Instruction], one: ev.Instruction) -> int:
 def test_a_view_commits_a_step_when_its_result_is_home_and_nobody_is_further(core: ServerCore) -> None:
     frozen_complete(core)
     done = core.handle(ev.Control(msg.Install(0, 2)), 0.0)
-    assert index(done, Quit(2)) < index(done, ev.BringHome(1, 1, follows=False))
+    assert index(done, Quit(2)) < index(done, ev.FetchResult(1, 1, follows=False))
     assert not [one for one in done if isinstance(one, ev.Commit)]
     assert core.committed == 1
     assert "result of step 1" in core.waits_for()
-    assert ev.Commit(1, 1, (0, 1)) in core.handle(ev.Home(1, 1, newest=2), 0.0)
-    assert core.handle(ev.Home(1, 1, newest=2), 0.0) == []
+    assert ev.Commit(1, 1, (0, 1)) in core.handle(ev.ResultFetched(1, 1, newest=2), 0.0)
+    assert core.handle(ev.ResultFetched(1, 1, newest=2), 0.0) == []
     assert not core.in_doubt
 
 
 def test_a_result_that_may_be_torn_waits_for_the_view_that_is_missing(core: ServerCore) -> None:
     frozen_complete(core)
     core.handle(ev.Control(msg.Install(0, 2)), 0.0)
-    assert core.handle(ev.Home(1, 1, newest=3), 0.0) == []
+    assert core.handle(ev.ResultFetched(1, 1, newest=3), 0.0) == []
     core.handle(ev.Control(msg.Freeze(0, 3, "why")), 0.0)
     core.handle(ev.Control(msg.Propose(0, view(3))), 0.0)
     assert core.in_doubt
     done = core.handle(ev.Control(msg.Install(0, 3)), 0.0)
-    assert index(done, Quit(3)) < index(done, ev.BringHome(1, 1, follows=False))
-    assert ev.Commit(1, 1, (0, 1)) in core.handle(ev.Home(1, 1, newest=3), 0.0)
+    assert index(done, Quit(3)) < index(done, ev.FetchResult(1, 1, follows=False))
+    assert ev.Commit(1, 1, (0, 1)) in core.handle(ev.ResultFetched(1, 1, newest=3), 0.0)
 
 
 def test_a_view_that_comes_before_the_result_is_home_asks_no_second_time(core: ServerCore) -> None:
@@ -250,8 +250,8 @@ def test_a_view_that_comes_before_the_result_is_home_asks_no_second_time(core: S
     core.handle(ev.Control(msg.Freeze(0, 3, "why")), 0.0)
     core.handle(ev.Control(msg.Propose(0, view(3))), 0.0)
     done = core.handle(ev.Control(msg.Install(0, 3)), 0.0)
-    assert ev.BringHome(1, 1, follows=False) not in done
-    assert ev.Commit(1, 1, (0, 1)) in core.handle(ev.Home(1, 1, newest=3), 0.0)
+    assert ev.FetchResult(1, 1, follows=False) not in done
+    assert ev.Commit(1, 1, (0, 1)) in core.handle(ev.ResultFetched(1, 1, newest=3), 0.0)
 
 
 @pytest.mark.parametrize("looks_before", [True, False])
@@ -259,23 +259,23 @@ def test_an_evicted_server_gives_out_nothing_that_may_be_torn(core: ServerCore, 
     frozen_complete(core)
     core.handle(ev.Control(msg.Install(0, 2)), 0.0)
     if looks_before:
-        core.handle(ev.Home(1, 1, newest=3), 0.0)
+        core.handle(ev.ResultFetched(1, 1, newest=3), 0.0)
     done = core.handle(ev.Control(msg.Evict(0, 3, "silent")), 0.0)
     (stop,) = [one for one in done if isinstance(one, ev.Stop)]
     assert isinstance(stop.error, Evicted)
     assert index(done, Quit(3)) < index(done, stop)
-    assert core.handle(ev.Home(1, 1, newest=3), 0.0) == []
+    assert core.handle(ev.ResultFetched(1, 1, newest=3), 0.0) == []
 
 
 def test_a_server_in_doubt_for_too_long_says_that_it_needs_a_view(core: ServerCore) -> None:
     frozen_complete(core)
     core.handle(ev.Control(msg.Install(0, 2)), 0.0)
-    core.handle(ev.Home(1, 1, newest=3), 0.0)
+    core.handle(ev.ResultFetched(1, 1, newest=3), 0.0)
     for now in (1.0, 2.0 + core.timeouts.orphan_s):
         core.heard(1, 0, now)
         done = core.handle(ev.Tick(), now)
     (stop,) = [one for one in done if isinstance(one, ev.Stop)]
-    assert "waits for the result of step 1 to be home" in str(stop.error)
+    assert "waits for the result of step 1 to be fetched" in str(stop.error)
 
 
 def test_who_retries_has_let_all_see_that_its_epoch_is_over(core: ServerCore) -> None:

@@ -10,7 +10,7 @@ from bml.errors import FabricError, TooSlow
 from bml.protocol.server.events import Behind, Expect, Instruction, Keep, Skip, StateHere, Submit, Tell
 from bml.protocol.server.kept_results import KeptResults
 from bml.protocol.server.learner import KEPT_NBYTES, Learner
-from bml.protocol.server.transfer import Gift, Part, cut
+from bml.protocol.server.transfer import OutgoingPart, Part, cut
 from bml.protocol.wire.call import Call
 from bml.protocol.wire.frame import Header, Kind
 from bml.protocol.wire.messages import CaughtUp, View
@@ -34,7 +34,7 @@ def learner(epoch: int = 3, most_nbytes: int = KEPT_NBYTES) -> Learner:
 
 def state_comes(to: Learner, boundary: int, committed: int, epoch: int = 3) -> list[Instruction]:
     """A donor gives the whole state after step `boundary`; this server has committed so many."""
-    (head,), _ = cut(memoryview(STATE), [Gift(ME, 0, PART)])
+    (head,), _ = cut(memoryview(STATE), [OutgoingPart(ME, 0, PART)])
     text = head.encode()
     announced = Header(Kind.HEAD, epoch, boundary, DONOR, ME, 0, 0, len(text), len(text))
     done = to.came(announced, text.decode(), committed)
@@ -79,7 +79,7 @@ def test_a_state_that_comes_after_the_commit_is_here_at_once() -> None:
 
 def test_a_view_change_loses_half_a_state_and_no_whole_one() -> None:
     half, whole = learner(), learner()
-    (head,), _ = cut(memoryview(STATE), [Gift(ME, 0, PART)])
+    (head,), _ = cut(memoryview(STATE), [OutgoingPart(ME, 0, PART)])
     text = head.encode()
     half.came(Header(Kind.HEAD, 3, 5, DONOR, ME, 0, 0, len(text), len(text)), text.decode(), 4)
     state_comes(whole, 5, committed=4)

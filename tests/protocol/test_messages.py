@@ -30,7 +30,7 @@ ALL: list[msg.Message] = [
     msg.Healthy(2, 1, 0),
     msg.Relapsed(2, 1, 0),
     msg.Interrupted(2, 1, 0),
-    msg.Gives(2),
+    msg.CanSendState(2),
     msg.CaughtUp(2, 7),
     msg.NeedsState(2, 7),
     msg.Leaves(2, "it was asked to"),

@@ -23,7 +23,7 @@ def waiting(*failures: str) -> Roster:
     roster = Roster()
     roster.asks_to_join(INCARNATION)
     for server in view(*failures).members:
-        roster.gives(server)
+        roster.can_send_state(server)
     return roster
 
 
@@ -71,7 +71,7 @@ class Desk:
         for server in FABRIC.servers:
             self.give(coord.Connected(server))
         for server in FABRIC.servers:
-            self.give(coord.From(server, msg.Gives(server)))
+            self.give(coord.From(server, msg.CanSendState(server)))
 
     def give(self, event: coord.Event) -> None:
         """And what the servers answer to it."""

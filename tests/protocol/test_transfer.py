@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from bml.errors import StateMismatch
 from bml.protocol.server.donor import Donor
-from bml.protocol.server.events import Give, SendText
-from bml.protocol.server.transfer import Gift, Head, Incoming, Part, cut, giving, verify
+from bml.protocol.server.events import SendState, SendText
+from bml.protocol.server.transfer import Head, IncomingState, OutgoingPart, Part, cut, outgoing_state, verify
 from bml.protocol.step.dataflow import Send
 from bml.protocol.wire.frame import FrameError, Header, Kind
 from bml.protocol.wire.messages import Incarnation, View
@@ -33,7 +33,7 @@ def donated(state: bytes, parts: int, piece_nbytes: int) -> tuple[list[Head], li
     heads, frames = [], []
     for number in range(parts):
         part = Part(number, parts, piece_nbytes)
-        (head,), kept = cut(memoryview(state), [Gift(ME, 0, part)])
+        (head,), kept = cut(memoryview(state), [OutgoingPart(ME, 0, part)])
         heads.append(Head.decode(head.encode().decode()))
         at = 0
         for start, stop in part.pieces(len(state)):
@@ -53,7 +53,7 @@ def test_all_parts_together_are_the_state(nbytes: int, parts: int, size: int, ch
     state = chance.randbytes(nbytes)
     heads, frames = donated(state, parts, size)
     assert sum(len(data) for _, data in frames) == nbytes
-    incoming = Incoming()
+    incoming = IncomingState()
     assert [incoming.head(head_frame(), head) for head in heads] == [True] + [False] * (parts - 1)
     buffer = bytearray(incoming.nbytes)
     chance.shuffle(frames)
@@ -73,7 +73,7 @@ def test_all_parts_together_are_the_state(nbytes: int, parts: int, size: int, ch
 
 def test_it_is_not_complete_before_every_donor_has_spoken() -> None:
     heads, frames = donated(b"x" * 100, 3, 10)
-    incoming = Incoming()
+    incoming = IncomingState()
     incoming.head(head_frame(), heads[0])
     for header, _ in frames:
         if header.start % 30 == 0:
@@ -87,7 +87,7 @@ def test_it_is_not_complete_before_every_donor_has_spoken() -> None:
 )
 def test_a_piece_that_cannot_be_is_refused(header: Header) -> None:
     heads, _ = donated(b"x" * 100, 2, 10)
-    incoming = Incoming()
+    incoming = IncomingState()
     incoming.head(head_frame(), heads[0])
     with pytest.raises(FrameError, match="is missing"):
         incoming.check(header)
@@ -95,7 +95,7 @@ def test_a_piece_that_cannot_be_is_refused(header: Header) -> None:
 
 def test_a_piece_comes_once() -> None:
     heads, _ = donated(b"x" * 100, 1, 10)
-    incoming = Incoming()
+    incoming = IncomingState()
     incoming.head(head_frame(), heads[0])
     incoming.arrived(piece(0, 10))
     with pytest.raises(FrameError, match="is missing"):
@@ -109,7 +109,7 @@ def test_donors_must_give_the_same_state(nbytes: int) -> None:
     again, _ = donated(bytes(state), 2, nbytes // 3)
     state[nbytes // 2 : nbytes // 2 + 20_000] = b"x" * 20_000
     for others in (bytes(state[:nbytes]), bytes(nbytes + 1)):
-        incoming = Incoming()
+        incoming = IncomingState()
         incoming.head(head_frame(), heads[0])
         with pytest.raises(StateMismatch, match="server 1 has another training state after step 12"):
             incoming.head(head_frame(origin=1), donated(others, 2, nbytes // 3)[0][1])
@@ -131,49 +131,49 @@ def test_a_head_that_cannot_be_is_refused(text: str) -> None:
 def test_every_link_of_a_joiner_brings_a_part() -> None:
     fabric = parse("bcube:3x2")
     view = View(4, fabric.servers, (), 7, "", 0.0, learners=(4,), joined=(Incarnation(4, 1),))
-    gifts = {server: giving(view, fabric, server, 64) for server in fabric.servers}
-    givers = sorted(server for server, found in gifts.items() if found)
-    assert givers == sorted({*fabric.neighbours(4, 0), *fabric.neighbours(4, 1)})
-    found = [gift for server in givers for gift in gifts[server].gifts]  # type: ignore[union-attr]
-    assert sorted(gift.part.number for gift in found) == [0, 1, 2, 3]
-    assert {gift.part.parts for gift in found} == {4}
-    assert {(gift.peer, gift.part.piece_nbytes) for gift in found} == {(4, 64)}
+    outgoing = {server: outgoing_state(view, fabric, server, 64) for server in fabric.servers}
+    donors = sorted(server for server, found in outgoing.items() if found)
+    assert donors == sorted({*fabric.neighbours(4, 0), *fabric.neighbours(4, 1)})
+    found = [part for server in donors for part in outgoing[server].parts]  # type: ignore[union-attr]
+    assert sorted(part.part.number for part in found) == [0, 1, 2, 3]
+    assert {part.part.parts for part in found} == {4}
+    assert {(part.peer, part.part.piece_nbytes) for part in found} == {(4, 64)}
 
 
 def test_learners_and_lost_links_give_nothing() -> None:
     fabric = parse("bcube:3x2").without("link:1/1")
     view = View(4, fabric.servers, ("link:1/1",), 7, "", 0.0, learners=(3, 4))
-    gifts = {server: giving(view, fabric, server, 64) for server in fabric.servers}
+    outgoing = {server: outgoing_state(view, fabric, server, 64) for server in fabric.servers}
     to_4 = sorted(
-        (server, gift.level)
-        for server, found in gifts.items()
+        (server, part.level)
+        for server, found in outgoing.items()
         if found
-        for gift in found.gifts
-        if gift.peer == 4
+        for part in found.parts
+        if part.peer == 4
     )
     assert to_4 == [(5, 0), (7, 1)]
 
 
-def test_a_gift_that_was_cut_for_an_earlier_view_does_not_use_up_that_of_the_next() -> None:
+def test_state_that_was_cut_for_an_earlier_view_does_not_use_up_that_of_the_next() -> None:
     """The state is cut while another view comes in force. The joiner would wait for ever."""
     fabric, state = parse("bcube:3x1"), memoryview(bytes(range(100)))
     donor = Donor(0, lambda nbytes: 16)
 
-    def gift_of(epoch: int) -> Give:
+    def sent_by(epoch: int) -> SendState:
         joined = (Incarnation(2, 1),)
         donor.install(View(epoch, fabric.servers, (), 7, "", 0.0, learners=(2,), joined=joined), fabric)
         due = donor.due(8)
         assert due is not None
-        return Give(due, 8, cut(state, due.gifts)[0])
+        return SendState(due, 8, cut(state, due.parts)[0])
 
-    old, new = gift_of(4), gift_of(5)
-    assert donor.give(old) == []
-    assert donor.due(8) is new.giving
-    head, *pieces = donor.give(new)
+    old, new = sent_by(4), sent_by(5)
+    assert donor.send(old) == []
+    assert donor.due(8) is new.outgoing
+    head, *pieces = donor.send(new)
     assert isinstance(head, SendText)
     assert [each.header.epoch for each in (head, *pieces) if isinstance(each, Send | SendText)] == [5] * 5
     assert donor.due(8) is None, "it is given once"
-    assert donor.give(new) == []
+    assert donor.send(new) == []
 
 
 def test_nothing_is_due_before_a_step_of_the_view_is_committed() -> None:

@@ -20,7 +20,7 @@ from bml.protocol.server.core import ServerCore
 from bml.protocol.server.learner import Learner
 from bml.protocol.server.member import Member
 from bml.protocol.server.steps import Steps
-from bml.protocol.server.transfer import Incoming
+from bml.protocol.server.transfer import IncomingState
 from bml.protocol.step.barrier import Barrier
 from bml.protocol.step.dataflow import Buffer, Reduce
 from bml.protocol.step.workspace import Workspace
@@ -165,7 +165,7 @@ def keep_a_return_secret(patch: Patch) -> None:
 
 def lose_a_slice_of_the_state(patch: Patch) -> None:
     """A joiner starts when every donor has said what it sends, and does not look whether all of it came."""
-    patch.setattr(Incoming, "complete", property(lambda state: 0 < state._parts == len(state._digests)))
+    patch.setattr(IncomingState, "complete", property(lambda state: 0 < state._parts == len(state._digests)))
     patch.setattr(user, "verify", lambda state, digests: None)
 
 

@@ -38,7 +38,7 @@ def scenarios() -> Iterator[Scenario]:
 
 
 def bring_home_after_looking(patch: pytest.MonkeyPatch) -> None:
-    """The result is brought home when all have been seen COMPLETE, not before."""
+    """The result is fetched when all have been seen COMPLETE, not before."""
     look = Sharing._look
 
     def later(sharing: Sharing, post: Post) -> None:
@@ -58,7 +58,7 @@ def bring_home_after_looking(patch: pytest.MonkeyPatch) -> None:
 
         sharing._later(0.003, half)
 
-    patch.setattr(Sharing, "_bring_home", lambda sharing, post: sharing._look(post))
+    patch.setattr(Sharing, "_fetch_result", lambda sharing, post: sharing._look(post))
     patch.setattr(Sharing, "_look", later)
 
 

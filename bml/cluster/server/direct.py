@@ -75,7 +75,7 @@ class DirectSync:
         self._turn = threading.Lock()
         self._takes_part = False
         self._over: Callable[[], object] = shell.replies.qsize
-        self._kept: queue.SimpleQueue[Committed | ev.BringHome] = queue.SimpleQueue()
+        self._kept: queue.SimpleQueue[Committed | ev.FetchResult] = queue.SimpleQueue()
         self._neutral: tuple[Call, Array] | None = None
 
     @property
@@ -150,7 +150,7 @@ class DirectSync:
         """A view of these servers is in force, under the guard; those that came show status pages there."""
         self._pages.admit(addresses)
 
-    def keep(self, what: Committed | ev.BringHome) -> None:
+    def keep(self, what: Committed | ev.FetchResult) -> None:
         """The step that `follow` is in is committed, or a view commits it, under the guard."""
         self._kept.put(what)
 
@@ -242,18 +242,18 @@ class DirectSync:
                 what = None if kept.empty() else kept.get()
                 if what is None and (not shell.core.in_doubt or shell.stopped()):
                     return None
-            if isinstance(what, ev.BringHome):
-                self._bring_home(what)
+            if isinstance(what, ev.FetchResult):
+                self._fetch_result(what)
             elif what is not None:
                 return what
             else:
                 time.sleep(_NAP_S)
 
-    def _bring_home(self, what: ev.BringHome) -> None:
-        """Look where all stand when the result is home: it may be torn, see bml.protocol.step.direct."""
+    def _fetch_result(self, what: ev.FetchResult) -> None:
+        """Look where all stand when the result is fetched: it may be torn, see bml.protocol.step.direct."""
         self._reduction.fetch()
         newest = self._pages.newest_epoch(self._members)
-        self._carry_on(self._shell.core.met, ev.Home(what.epoch, what.step, newest))
+        self._carry_on(self._shell.core.met, ev.ResultFetched(what.epoch, what.step, newest))
 
     def _carry_on(self, handle: Callable[[Any, float], list[ev.Instruction]], event: ev.Event) -> None:
         shell = self._shell
@@ -270,9 +270,9 @@ class DirectSync:
                 return self._with_result(reply)
             if isinstance(reply, Signalled):
                 return None
-            if not isinstance(reply, ev.BringHome):
+            if not isinstance(reply, ev.FetchResult):
                 break
-            self._bring_home(reply)
+            self._fetch_result(reply)
         assert not isinstance(reply, ev.Prepare), "nothing of a step over shared memory outlives its view"
         return reply
 

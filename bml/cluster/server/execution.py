@@ -180,7 +180,7 @@ class Execution:
                 self._meeting.give(Committed(step, epoch, contributors, _NO_RESULT))  # it knows where it lies
             case ev.Commit(step, epoch, contributors):
                 self._meeting.commit(self._committed(step, epoch, contributors))
-            case ev.BringHome(follows=follows):
+            case ev.FetchResult(follows=follows):
                 assert self.direct is not None
                 self.direct.keep(instruction) if follows else self._meeting.replies.put(instruction)
             case Quit():

@@ -1,4 +1,4 @@
-"""The memory of joining: the state that a server gives or gets, and the results that a learner keeps.
+"""The memory of joining: the state that a server sends or gets, and the results that a learner keeps.
 
 The loop's thread and the training thread meet here: the one fills, the other takes.
 """
@@ -12,7 +12,7 @@ import numpy as np
 
 from bml.protocol.server import events as ev
 from bml.protocol.server.kept_results import KeptResults
-from bml.protocol.server.transfer import Giving, Part, Rope, cut, verify
+from bml.protocol.server.transfer import OutgoingState, Part, SegmentedBytes, cut, verify
 from bml.protocol.step.dataflow import Place
 from bml.topology.errors import BmlError, FabricError
 from bml.train.communicator import Committed
@@ -80,14 +80,16 @@ class Handover:
         first, self._bounded = not self._bounded, True
         return first
 
-    def give(self, giving: Giving | None, state: Callable[[], Rope]) -> ev.Give | None:
+    def copy_state(
+        self, outgoing: OutgoingState | None, state: Callable[[], SegmentedBytes]
+    ) -> ev.SendState | None:
         """Copy what joiners are to get from here, once a view."""
-        if giving is None or giving.epoch == self._given_epoch:
+        if outgoing is None or outgoing.epoch == self._given_epoch:
             return None
-        self._given_epoch = giving.epoch
-        heads, pieces = cut(state(), giving.gifts)
+        self._given_epoch = outgoing.epoch
+        heads, pieces = cut(state(), outgoing.parts)
         self._outgoing = memoryview(pieces)
-        return ev.Give(giving, self.step - 1, heads)
+        return ev.SendState(outgoing, self.step - 1, heads)
 
     def kept(self, step: int) -> Committed:
         """Give out the result of a step that was followed; over shared memory it may still be on its way.

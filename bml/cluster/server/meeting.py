@@ -13,7 +13,7 @@ from bml.protocol.step.workspace import Array
 from bml.topology.errors import BmlError, UsageError
 from bml.train.communicator import Committed, Outcome
 
-Reply = Outcome | ev.Prepare | ev.BringHome | ev.Replay | Exception
+Reply = Outcome | ev.Prepare | ev.FetchResult | ev.Replay | Exception
 
 
 class Signalled:

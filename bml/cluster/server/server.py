@@ -22,7 +22,7 @@ from bml.cluster.spec.job import Contacts, JobSpec, Request
 from bml.cluster.spec.trace import ServerTrace
 from bml.faults import Fault
 from bml.protocol.server import events as ev
-from bml.protocol.server.transfer import Rope
+from bml.protocol.server.transfer import SegmentedBytes
 from bml.protocol.step.workspace import Array
 from bml.protocol.wire import messages as msg
 from bml.protocol.wire.call import Call
@@ -139,7 +139,7 @@ class Server:
             reply = self._loop.answer(event, yields, self._beside())
             if isinstance(reply, Exception):
                 raise reply
-            assert not isinstance(reply, ev.BringHome), "over shared memory DirectSync brings it home"
+            assert not isinstance(reply, ev.FetchResult), "over shared memory DirectSync fetches it"
             if not isinstance(reply, ev.Prepare):
                 return reply
             self._plan(reply.nbytes)
@@ -186,7 +186,7 @@ class Server:
         if self._replays:
             handover.wait_for_next()
 
-    def boundary(self, state: Callable[[], Rope]) -> None:
+    def boundary(self, state: Callable[[], SegmentedBytes]) -> None:
         """Between two steps: joiners are given `state()`, if there are any.
 
         Raises the error that ends the job here if this server was asked to leave.
@@ -194,8 +194,8 @@ class Server:
         if self._handover.leaves:
             self._answer(ev.Go(self._handover.leaves))
         if self._handover.first_boundary():
-            self._loop.request(ev.Gives())
-        given = self._handover.give(self._loop.core.giving, state)
+            self._loop.request(ev.CanSendState())
+        given = self._handover.copy_state(self._loop.core.outgoing_state, state)
         if given is not None:
             self._loop.request(given)
 

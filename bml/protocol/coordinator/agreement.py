@@ -227,7 +227,7 @@ class Agreement:
         return [Post(server, question) for server in ballot.members]
 
     def grow(self, now: float) -> list[Instruction]:
-        """Let servers in, let learners contribute or have them given a later state, once all else is well."""
+        """Let servers in, and let learners contribute or get a later state, once all else is well."""
         if self.state != "steady" or self.findings.fresh:
             return []
         view, roster = self.known.view, self.roster

@@ -312,8 +312,8 @@ class Coordinator:
             case msg.Relapsed(observer, peer, level):
                 self._findings.trusted.discard((observer, peer, level))
                 return []
-            case msg.Gives():
-                self._roster.gives(server)
+            case msg.CanSendState():
+                self._roster.can_send_state(server)
                 return self._agreement.grow(now)
             case msg.CaughtUp(_, epoch):
                 if epoch == epoch_of(self.view):

@@ -9,12 +9,12 @@ from bml.topology import Fabric, Failure
 
 
 class Roster:
-    """Joiners that wait to be let in, learners that have caught up, and who can give the state to them."""
+    """Joiners that wait to be let in, learners that have caught up, and servers that can send them state."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, Incarnation] = {}
         self._out_of_reach: dict[int, frozenset[str]] = {}  # with these failures
-        self._gives: set[int] = set()
+        self._can_send_state: set[int] = set()
         self._caught_up: set[int] = set()
         self._need_state: set[int] = set()
 
@@ -35,20 +35,20 @@ class Roster:
         """Forget a server: it is dead, or has left."""
         self._waiting.pop(server, None)
         self._out_of_reach.pop(server, None)
-        self._gives.discard(server)
+        self._can_send_state.discard(server)
         self._caught_up.discard(server)
         self._need_state.discard(server)
 
-    def gives(self, server: int) -> None:
-        """Its training function comes to boundaries at which it can hand over the state."""
-        self._gives.add(server)
+    def can_send_state(self, server: int) -> None:
+        """Its training function comes to boundaries, at which it can send the state."""
+        self._can_send_state.add(server)
 
     def caught_up(self, server: int) -> None:
         """A learner could contribute."""
         self._caught_up.add(server)
 
     def needs_state(self, server: int) -> None:
-        """A learner needs a later state than the one that it was given, or that is on its way."""
+        """A learner needs a later state than the one that was sent to it, or that is on its way."""
         self._need_state.add(server)
 
     def admitted(self, view: View | None) -> dict[int, Incarnation]:
@@ -56,7 +56,7 @@ class Roster:
 
         A server that could not be reached waits until something else is broken, or less.
         """
-        if view is None or not self._gives.issuperset(view.contributors):
+        if view is None or not self._can_send_state.issuperset(view.contributors):
             return {}
         failures = frozenset(view.failures)
         return {

@@ -22,7 +22,7 @@ from bml.protocol.server.history import Lived, ViewRecord
 from bml.protocol.server.learner import KEPT_NBYTES, Learner
 from bml.protocol.server.member import Member
 from bml.protocol.server.steps import Steps
-from bml.protocol.server.transfer import Giving
+from bml.protocol.server.transfer import OutgoingState
 from bml.protocol.server.watch import Watch
 from bml.protocol.step.dataflow import Buffer, Dataflow, Place
 from bml.protocol.timeouts import Timeouts
@@ -110,12 +110,12 @@ class ServerCore:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether a result that a view commits is on its way home, or may be torn (see homecoming.py)."""
+        """Whether a result that a view commits is being fetched, or may be torn (see result_fetch.py)."""
         return self._steps.in_doubt
 
     @property
-    def giving(self) -> Giving | None:
-        """What this server is to give to joiners at the next boundary after a step of this view."""
+    def outgoing_state(self) -> OutgoingState | None:
+        """The state that this server is to send to joiners at the next boundary after a step of this view."""
         return None if self._member.frozen else self._donor.due(self.committed)
 
     @property
@@ -185,10 +185,10 @@ class ServerCore:
                 self._member.ready = True
                 needs = self._steps.waits_for_state()
                 return [Tell(self._status(self._term, 0)), *needs] if self._term >= 0 else []
-            case ev.Gives():
-                return self._donor.begins()
-            case ev.Give():
-                return [] if self._member.frozen else self._donor.give(event)
+            case ev.CanSendState():
+                return self._donor.can_send_state()
+            case ev.SendState():
+                return [] if self._member.frozen else self._donor.send(event)
             case ev.Prepared(epoch):
                 return self._steps.resume(epoch, now)
             case ev.Arrived(step):
@@ -211,7 +211,7 @@ class ServerCore:
                 out = outcome == "failed" and self._learner is not None and self.view is None
                 self._farewell.begin(now)
                 return [self._said_ended(), *[ev.Leave()] * out]
-            case ev.Gathered() | ev.Summed() | ev.Differs() | ev.Home():
+            case ev.Gathered() | ev.Summed() | ev.Differs() | ev.ResultFetched():
                 return self.met(event, now)
 
     def heard(self, peer: int, level: int, now: float) -> None:
@@ -376,7 +376,11 @@ class ServerCore:
 
     def _said_before(self) -> list[Instruction]:
         """What a new coordinator must be told."""
-        return [*self._donor.said(), *([Tell(self._goes)] if self._goes else []), *self._steps.learning()]
+        return [
+            *self._donor.announced(),
+            *([Tell(self._goes)] if self._goes else []),
+            *self._steps.learning(),
+        ]
 
     def _shut_down(self) -> list[Instruction]:
         if self._outcome.outcome or self._member.stopped:

@@ -9,7 +9,7 @@ from enum import Enum
 
 from msgspec import Struct
 
-from bml.protocol.server.transfer import Giving, Head, Part
+from bml.protocol.server.transfer import Head, OutgoingState, Part
 from bml.protocol.step.dataflow import Reduce, Send
 from bml.protocol.step.direct import Post, Quit, Stage, Sum
 from bml.protocol.step.spans import Spans
@@ -66,17 +66,17 @@ class Ended(Struct, frozen=True):
     error: str = ""
 
 
-class Gives(Struct, frozen=True):
-    """The training function is at a step boundary: it can hand over its state there, now and later."""
+class CanSendState(Struct, frozen=True):
+    """The training function is at a step boundary: its state can be sent to joiners there, now and later."""
 
 
-class Give(Struct, frozen=True):
-    """The user's thread has copied what `giving` asks for, at the boundary after `step`.
+class SendState(Struct, frozen=True):
+    """The user's thread has copied the `outgoing` parts of the state, at the boundary after `step`.
 
-    `heads` are those of the gifts, in order; their pieces lie one after the other in Buffer.STATE.
+    `heads` are those of the parts, in order; their pieces lie one after the other in Buffer.STATE.
     """
 
-    giving: Giving
+    outgoing: OutgoingState
     step: int
     heads: tuple[Head, ...]
 
@@ -151,16 +151,19 @@ class Differs(Struct, frozen=True):
     text: str
 
 
-class Home(Struct, frozen=True):
-    """What `BringHome` asked for is done; the newest epoch in which a member of the step stood after that."""
+class ResultFetched(Struct, frozen=True):
+    """The result that `FetchResult` asked for is fetched.
+
+    `newest` is the newest epoch in which a member of the step stood after that.
+    """
 
     epoch: int
     step: int
     newest: int
 
 
-Meeting = Gathered | Summed | Differs | Home
-FromUser = Submit | Follow | Ready | Gives | Give | Prepared | Arrived | Go | Ended
+Meeting = Gathered | Summed | Differs | ResultFetched
+FromUser = Submit | Follow | Ready | CanSendState | SendState | Prepared | Arrived | Go | Ended
 Event = FromUser | PeerLost | Proved | OwnNicLost | Control | Tick | Meeting
 
 
@@ -203,8 +206,8 @@ class Commit(Struct, frozen=True):
     contributors: tuple[int, ...]
 
 
-class BringHome(Struct, frozen=True):
-    """A view commits the step: bring the result home, then look where its members stand, and say `Home`.
+class FetchResult(Struct, frozen=True):
+    """A view commits the step: fetch the result, then look where its members stand, and say `ResultFetched`.
 
     `follows`: it is one that a learner has followed.
     """
@@ -337,7 +340,7 @@ Instruction = (
     | Called
     | SendText
     | Commit
-    | BringHome
+    | FetchResult
     | Prepare
     | Keep
     | Skip

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from bml.errors import BmlError, StepMismatch, TooSlow
 from bml.protocol.server.events import Begin, Behind, Expect, Instruction, Keep, Skip, StateHere, Submit, Tell
-from bml.protocol.server.transfer import Head, Incoming
+from bml.protocol.server.transfer import Head, IncomingState
 from bml.protocol.wire.call import Call
 from bml.protocol.wire.frame import FrameError, Header, Kind
 from bml.protocol.wire.messages import CaughtUp, NeedsState, View
@@ -34,7 +34,7 @@ KEPT_NBYTES = 1 << 30
 _KEPT_STEPS = 10_000
 """How many results it keeps at most, however short they are."""
 _MOST_STATES = 4
-"""How often a learner is given the state before it is clear that it cannot catch up."""
+"""How often the state is sent to a learner before it is clear that it cannot catch up."""
 
 
 class _Kept(NamedTuple):
@@ -68,14 +68,14 @@ class Learner:
         self._nbytes = 0
         self._n_steps = 0
         self._states = 1
-        self._incoming = Incoming()
+        self._incoming = IncomingState()
 
     def install(self, view: View) -> None:
         """A view is in force; unless the state is whole, another transfer of it begins."""
         self.follows = self._server in view.learners
         self._calls.clear()
         if not self._incoming.complete:
-            self._incoming = Incoming()
+            self._incoming = IncomingState()
         if self.behind and self.waits:
             self.behind = False
             self._since, self._nbytes, self._n_steps = view.commit + 1, 0, 0
@@ -140,14 +140,14 @@ class Learner:
     def _fall_behind(self, step: int) -> list[Instruction]:
         if self._states >= _MOST_STATES:
             raise TooSlow(
-                f"server {self._server} cannot catch up: it was given the training state {self._states} "
+                f"server {self._server} cannot catch up: the training state was sent to it {self._states} "
                 f"times, and each time the others committed more steps than it keeps results of "
                 f"({self._bound}) before it had applied them. Let its training loop skip what need not be "
                 "computed (session.replays), raise kept_mib, or give it a faster machine"
             )
         self._states += 1
         self.behind, self.has_state = True, False
-        self._incoming = Incoming()
+        self._incoming = IncomingState()
         return [Behind(step)]
 
     def refuses(self, submit: Submit) -> BmlError | None:

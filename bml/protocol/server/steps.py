@@ -23,8 +23,8 @@ from bml.protocol.server.events import Instruction, Submit
 from bml.protocol.server.history import Lived
 from bml.protocol.server.learner import Learner
 from bml.protocol.server.member import Member
+from bml.protocol.server.result_fetch import ResultFetch
 from bml.protocol.server.running_step import Running
-from bml.protocol.server.shared_results import Homecoming
 from bml.protocol.server.watch import Links
 from bml.protocol.step.barrier import Barrier, Phase, Token, barrier_phases
 from bml.protocol.step.dataflow import Send, Stamp
@@ -67,7 +67,7 @@ class Steps:
         self._engines: Engines | None = None
         self._phases: tuple[Phase, ...] = ()
         self._links: Links = frozenset()
-        self._homecoming = Homecoming()
+        self._fetch = ResultFetch()
         self._waiting: Submit | None = None
         self._resumes: tuple[Submit, Spans] | None = None
         self._called = (0, 0)
@@ -90,8 +90,8 @@ class Steps:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether a result that a view commits is on its way home, or may be torn."""
-        return self._homecoming.awaited is not None
+        """Whether a result that a view commits is being fetched, or may be torn."""
+        return self._fetch.awaited is not None
 
     @property
     def standing(self) -> tuple[int, Spans, int]:
@@ -108,8 +108,8 @@ class Steps:
     def waits_for(self) -> str:
         """What this server waits for while it is neither stopped nor frozen, in words."""
         step = self.current
-        if step is None and self._homecoming.awaited:
-            return f"the result of step {self.committed} to be home, in an epoch that nobody has left"
+        if step is None and self._fetch.awaited:
+            return f"the result of step {self.committed} to be fetched, in an epoch that no server has left"
         if step is None:
             return f"the training function to bring step {self.next}"
         if not step.entered:
@@ -123,7 +123,7 @@ class Steps:
         if self._member.stopped:
             return [ev.Stop(self._member.stopped)]
         if event.step <= self.committed and self._learner is not None:
-            return self._homecoming.behind(self._replay(event, self._learner))
+            return self._fetch.hold_back(self._replay(event, self._learner))
         if event.step != self.committed + 1:
             raise InvariantError(
                 f"server {self._member.server}: step {event.step} submitted, {self.next} is next"
@@ -141,8 +141,8 @@ class Steps:
         """A learner takes part in the next step once it knows what is called in it."""
         if self._learner is None or self.current is not None or self._member.stopped is not None:
             return []
-        if self._homecoming.awaited:
-            return []  # one thread brings home and follows
+        if self._fetch.awaited:
+            return []  # one thread fetches and follows
         event = self._learner.submit(self.next, self._member.epoch)
         if event is None:
             return []
@@ -208,8 +208,8 @@ class Steps:
         self.current = Running(event, contributors, engine, barrier, at, follows, left or ((0, n_elements),))
         if not follows:
             self._calls.check_present(event, contributors)
-            if self._homecoming.awaited:
-                self._homecoming.drop()  # the user is past it
+            if self._fetch.awaited:
+                self._fetch.drop()  # the user is past it
         called = event.call if follows else None
         done: list[Instruction] = [ev.Open(event.step, engine.scratch_elements, called, left)]
         shown = engines.programs.direct is not None
@@ -239,7 +239,7 @@ class Steps:
         """A step over shared memory: all have come to a stage, or this server has added, or copied."""
         step = self.current
         if step is None or (event.epoch, event.step) != step.stamp:  # its epoch is over
-            return self._come_home(event, now) if isinstance(event, ev.Home) else []
+            return self._result_fetched(event, now) if isinstance(event, ev.ResultFetched) else []
         engine = step.engine
         if self._member.frozen or not isinstance(engine, DirectEngine):
             return []
@@ -256,8 +256,8 @@ class Steps:
             case ev.Differs():
                 self._calls.differs(step.submit, event.origin, event.text)
                 return self.clash()
-            case ev.Home():
-                return []  # the user is past what was brought home
+            case ev.ResultFetched():
+                return []  # the user is past what was fetched
 
     def returned(self, server: int, step: int) -> list[Instruction]:
         """The training function of another server returned after this step."""
@@ -281,7 +281,7 @@ class Steps:
         self._member.stopped = error
         self._member.frozen = True
         self.current = None
-        self._homecoming.drop()
+        self._fetch.drop()
         return [*self._quit(self._member.epoch + 1), ev.Fence(), ev.Links(frozenset()), ev.Stop(error)]
 
     def _pass_barrier(self, step: Running, tokens: list[Token], now: float) -> list[Instruction]:
@@ -337,7 +337,7 @@ class Steps:
 
     def settle(self, view: msg.View, now: float) -> list[Instruction]:
         """Commit, go on with, or retry the step that the old view was in the middle of."""
-        done: list[Instruction] = [*self._quit(view.epoch), *self._homecoming.ask()]
+        done: list[Instruction] = [*self._quit(view.epoch), *self._fetch.ask()]
         step, (resumes, self._resumes) = self.current, (self._resumes, None)
         submit = step.submit if step else resumes[0] if resumes else None
         if submit is None:
@@ -369,11 +369,11 @@ class Steps:
         ended = self._ended(step, now)
         if self._member.stopped:  # a joiner gives up
             return ended
-        return self._homecoming.begin(ev.BringHome(*step.stamp, step.follows), ended)
+        return self._fetch.begin(ev.FetchResult(*step.stamp, step.follows), ended)
 
-    def _come_home(self, event: ev.Home, now: float) -> list[Instruction]:
+    def _result_fetched(self, event: ev.ResultFetched, now: float) -> list[Instruction]:
         """The result of a step that a view commits is there."""
-        return [*self._homecoming.home(event, self._member.epoch), *self.follow(now)]
+        return [*self._fetch.fetched(event, self._member.epoch), *self.follow(now)]
 
     def _quit(self, epoch: int) -> tuple[Quit, ...]:
         """Where memory is shared, all are to see that this server has left the epochs before."""

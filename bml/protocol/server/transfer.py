@@ -28,8 +28,8 @@ _MOST_SUMMED = 16 << 20
 _WINDOW = 1 << 12
 
 
-class Rope(Protocol):
-    """Bytes that need not lie in one piece; a memoryview is one."""
+class SegmentedBytes(Protocol):
+    """Bytes that may lie in several pieces of memory; a memoryview is the simplest."""
 
     def __len__(self) -> int: ...
 
@@ -48,7 +48,7 @@ class Part(NamedTuple):
         for start in range(self.number * self.piece_nbytes, nbytes, self.parts * self.piece_nbytes):
             yield start, min(start + self.piece_nbytes, nbytes)
 
-    def digest(self, state: Rope) -> str:
+    def digest(self, state: SegmentedBytes) -> str:
         """The hash of this part of the whole state."""
         total = hashlib.blake2b(digest_size=16)
         for start, stop in self.pieces(len(state)):
@@ -56,27 +56,27 @@ class Part(NamedTuple):
         return total.hexdigest()
 
 
-class Gift(NamedTuple):
-    """What a donor has to send to `peer` over its NIC of `level`."""
+class OutgoingPart(NamedTuple):
+    """The part of the state that a donor sends to `peer` over its NIC of `level`."""
 
     peer: int
     level: int
     part: Part
 
 
-class Giving(NamedTuple):
-    """What a donor has to send in the view `epoch`, of the state at a boundary after step `commit`."""
+class OutgoingState(NamedTuple):
+    """The parts that a donor sends in the view `epoch`, of the state at a boundary after step `commit`."""
 
     epoch: int
     commit: int
-    gifts: tuple[Gift, ...]
+    parts: tuple[OutgoingPart, ...]
 
 
-def giving(view: View, fabric: Fabric, server: int, piece_nbytes: int) -> Giving | None:
-    """What `server` has to give in this view on this (damaged) fabric; None: nothing."""
+def outgoing_state(view: View, fabric: Fabric, server: int, piece_nbytes: int) -> OutgoingState | None:
+    """The parts that `server` has to send in this view on this (damaged) fabric; None: nothing."""
     if server not in view.contributors:
         return None
-    gifts: list[Gift] = []
+    parts: list[OutgoingPart] = []
     for learner in view.learners:
         links = sorted(
             (donor, level)
@@ -84,17 +84,17 @@ def giving(view: View, fabric: Fabric, server: int, piece_nbytes: int) -> Giving
             for donor in fabric.neighbours(learner, level)
             if donor in view.contributors
         )
-        gifts += [
-            Gift(learner, level, Part(number, len(links), piece_nbytes))
+        parts += [
+            OutgoingPart(learner, level, Part(number, len(links), piece_nbytes))
             for number, (donor, level) in enumerate(links)
             if donor == server
         ]
-    return Giving(view.epoch, view.commit, tuple(gifts)) if gifts else None
+    return OutgoingState(view.epoch, view.commit, tuple(parts)) if parts else None
 
 
 class Head(NamedTuple):
-    """What a donor says first: the state's length, which part of it comes, that part's hash, and a check sum
-    of the `whole`."""
+    """The announcement of a part: the state's length in bytes, the part, the part's hash, and a check sum of
+    the `whole` state."""
 
     nbytes: int
     part: Part
@@ -118,7 +118,7 @@ class Head(NamedTuple):
         return cls(nbytes, Part(number, parts, piece_nbytes), digest, whole)
 
 
-class Incoming:
+class IncomingState:
     """The state that comes to a learner, and what is still missing of it."""
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ class Incoming:
             self._parts, self._piece_nbytes = parts, piece_nbytes
         if (header.step, parts, piece_nbytes) != (self.step, self._parts, self._piece_nbytes):
             raise FrameError(
-                f"server {header.origin} gives its state of step {header.step} in {parts} parts of "
+                f"server {header.origin} sends its state of step {header.step} in {parts} parts of "
                 f"{piece_nbytes} bytes, others theirs of step {self.step} in {self._parts} of "
                 f"{self._piece_nbytes}"
             )
@@ -162,11 +162,11 @@ class Incoming:
             raise StateMismatch(
                 f"server {header.origin} has another training state after step {self.step} than others "
                 f"({head.nbytes} bytes, {head.whole}; {self.nbytes} bytes, {self._whole}), so none can be "
-                "given to a server that joins: what session.state and session.state_fn name must be changed "
+                "sent to a server that joins: what session.state and session.state_fn name must be changed "
                 "alike on all servers; name nothing of which each server has its own"
             )
         if number in self._digests:
-            raise FrameError(f"server {header.origin} gives part {number} of the state again")
+            raise FrameError(f"server {header.origin} sends part {number} of the state again")
         self._digests[number] = head.digest
         self._missing.update(start for start, _ in head.part.pieces(head.nbytes))
         return first
@@ -182,19 +182,19 @@ class Incoming:
         self._missing.discard(header.start)
 
 
-def cut(state: Rope, gifts: Iterable[Gift]) -> tuple[tuple[Head, ...], bytearray]:
-    """What a donor sends of the whole state: the heads of its gifts, and all their pieces in a row."""
+def cut(state: SegmentedBytes, parts: Iterable[OutgoingPart]) -> tuple[tuple[Head, ...], bytearray]:
+    """Return the heads of these parts of the whole state, and a copy of all their pieces in a row."""
     kept = bytearray()
     heads = []
     whole = _check_sum(state)
-    for gift in gifts:
-        heads.append(Head(len(state), gift.part, gift.part.digest(state), whole))
-        for start, stop in gift.part.pieces(len(state)):
+    for each in parts:
+        heads.append(Head(len(state), each.part, each.part.digest(state), whole))
+        for start, stop in each.part.pieces(len(state)):
             kept += state[start:stop]
     return tuple(heads), kept
 
 
-def _check_sum(state: Rope) -> str:
+def _check_sum(state: SegmentedBytes) -> str:
     nbytes, window = len(state), _WINDOW
     stride = nbytes // (_MOST_SUMMED // window)
     if nbytes <= _MOST_SUMMED:

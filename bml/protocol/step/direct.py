@@ -27,22 +27,22 @@ What the memory adds to the argument:
 3. *It cannot take a torn sum for a good one either.* A server that leaves an epoch, for another view or as it
    stops, lets all see that first (`Quit`), before its user hears of it. In an epoch that it has not left, its
    contribution changes only after COMPLETE of all members, and its share only after READY of all members to
-   the next step. So a server adds, brings the result home, and looks for COMPLETE of the epoch of its step
+   the next step. So a server adds, fetches the result, and looks for COMPLETE of the epoch of its step
    afterwards: if all stand there, none of them had left, and what it has read had not changed.
 4. *Nor when a view commits its step.* All members of that view have read all contributions by then, but may
-   still copy shares, and rightly leave the epoch of the step. A server brings the result home all the same
-   (`BringHome`), and then looks how far the members of its step are (`Home`). They write into shares again
-   after READY of all members of some view. Of a view with this server in it, its own is missing, as it posts
-   that only when the result has been taken. A view without it is later than the one that it has installed,
-   and those who are in that view have left the epochs before. So the result is whole if nobody stands in a
-   later epoch. If somebody does, the server waits for the view that it lacks; if it is not in there, it is
-   evicted: its user gets that error, and no result.
+   still copy shares, and rightly leave the epoch of the step. A server fetches the result all the same
+   (`FetchResult`), and then looks how far the members of its step are (`ResultFetched`). They write into
+   shares again after READY of all members of some view. If this server is in that view, its own READY is
+   missing, as it posts that only when the result has been taken. A view without it is later than the one that
+   it has installed, and the members of that view have left the epochs before. So the result is whole if no
+   member stands in a later epoch. If one does, the server waits for the view that it lacks; if it is not in
+   that view, it is evicted: its user gets that error, and no result.
    For 3 and 4 no load may overtake a load, and no store a store: x86 sees to that, and all that a server does
    between them takes and frees locks.
 5. *A result that a user reads in place is not written again* until the user has let go: every server says
    what it holds, and says so before it posts COMPLETE; shares go where no server of the job, dead ones too,
    holds anything.
-6. *Whoever is complete can bring the result home*, even if all others die now: it has mapped the shares
+6. *A server that is complete can fetch the result*, even if all others die now: it has mapped the shares
    of all before.
 7. *A learner is a member like the others*: it adds its share, posts, and is waited for. All that it brings is
    a contribution that changes nothing. Another incarnation of a server has a status page and memory of its

@@ -244,8 +244,8 @@ class Relapsed(_Message, frozen=True):
     level: int
 
 
-class Gives(_Message, frozen=True):
-    """The training function comes to step boundaries at which its state can be handed to a joiner."""
+class CanSendState(_Message, frozen=True):
+    """The training function comes to step boundaries, at which its state can be sent to a joiner."""
 
     server: int
 
@@ -301,7 +301,7 @@ ToCoordinator = (
     | Healthy
     | Relapsed
     | Interrupted
-    | Gives
+    | CanSendState
     | CaughtUp
     | NeedsState
     | Leaves

@@ -49,7 +49,7 @@ _JOIN_POINTS = {
 #: The same where servers share memory.
 _SHARED_POINTS = {
     "add": 4,
-    "home": 4,
+    "fetch": 4,
     "fetched": 4,
     "complete": 4,
     "commit": 4,
@@ -208,10 +208,10 @@ def _at_work(chance: random.Random, fabric: Fabric, detect_s: float) -> Mishap:
 
 
 def _frozen_before_install(chance: random.Random, fabric: Fabric, detect_s: float) -> list[Mishap]:
-    """A view that commits a step whose result is brought home, and servers that stop before they hear."""
+    """A view that commits a step whose result is fetched, and servers that stop before they hear."""
     n = fabric.n_servers
     kind = chance.choice(("crash", "reset", "reset"))
-    point = chance.choice(("complete", "home", "home"))
+    point = chance.choice(("complete", "fetch", "fetch"))
     first = When(point, n * chance.randint(1, 2), _moment_s(chance) / 4)
     found = [Mishap(kind, _target(chance, fabric, kind), first)]
     for server in chance.sample(fabric.servers, chance.choice((1, 1, 1, 2))):

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bml.errors import BmlError, Evicted, StepMismatch, TooFewServers, TrainingError
-from bml.protocol.server.transfer import Rope
+from bml.protocol.server.transfer import SegmentedBytes
 from bml.protocol.step.workspace import OPS, Array
 from bml.protocol.wire.messages import View
 from bml.train import session as session_module
@@ -236,7 +236,7 @@ class Company:
         if self.over:
             line.nobody_gives = True
 
-    def give(self, server: int, step: int, state: Callable[[], Rope]) -> None:
+    def give(self, server: int, step: int, state: Callable[[], SegmentedBytes]) -> None:
         """A boundary of a contributor, after this step: all must give the same there."""
         for line in list(self._asking.values()):
             if step < line.from_step or server in line.given_by:
@@ -372,7 +372,7 @@ class Line:
             else:
                 self._level = self._replays = True
 
-    def boundary(self, state: Callable[[], Rope]) -> None:
+    def boundary(self, state: Callable[[], SegmentedBytes]) -> None:
         """See Communicator."""
         company = self._company
         with company.changed:

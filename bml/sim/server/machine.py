@@ -174,7 +174,7 @@ class Machine:
         else:
             self._world.promises.admitted(self.server, peer, parcel.view, self.core.view)
         if isinstance(verdict, Place) and verdict.buffer == Buffer.STATE:
-            self.user.gift[verdict.offset : verdict.offset + header.nbytes] = parcel.payload
+            self.user.state_bytes[verdict.offset : verdict.offset + header.nbytes] = parcel.payload
         elif isinstance(verdict, Place):
             assert self._workspace is not None
             assert parcel.reference is not None
@@ -243,9 +243,9 @@ class Machine:
             case Quit(epoch):
                 assert self._sharing is not None
                 self._sharing.quit(epoch)
-            case ev.BringHome():
+            case ev.FetchResult():
                 assert self._sharing is not None
-                self._sharing.bring_home(instruction)
+                self._sharing.fetch_result(instruction)
             case ev.Called(submit):
                 follow = partial(self.process.run, partial(self.handle, ev.Follow(submit)))
                 world.network.after(world.network.random.uniform(0, 0.003), follow)
@@ -279,7 +279,7 @@ class Machine:
                 kept = self._keeps.pop(step)
                 self.user.committed(step, kept.epoch, kept.contributors, kept.view, kept.result)
             case ev.Expect(nbytes):
-                self.user.gift = bytearray(nbytes)
+                self.user.state_bytes = bytearray(nbytes)
             case ev.StateHere(step, digests):
                 self._keeps.here(step)
                 self.user.state_here(step, digests)
@@ -327,7 +327,7 @@ class Machine:
     def _send(self, peer: int, level: int, header: Header, place: Place | None) -> None:
         payload, reference = b"", None
         if place is not None and place.buffer == Buffer.STATE:
-            payload = bytes(self.user.gift[place.offset : place.offset + header.nbytes])
+            payload = bytes(self.user.state_bytes[place.offset : place.offset + header.nbytes])
             world = self._world
             world.point(
                 "piece", f"server {self.server} sends {header.start}:{header.stop} of the state", peer

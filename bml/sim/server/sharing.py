@@ -1,6 +1,6 @@
 """The simulated memory of one host: what servers post and share, read whenever its readers come to it.
 
-Reading is not instantaneous: each half of a sum is made, and of a result brought home, some time after it
+Reading is not instantaneous: each half of a sum is made, and of a result that is fetched, some time after it
 could be, from what lies there then. So memory that is written too early shows in the bits.
 """
 
@@ -83,7 +83,7 @@ class Sharing:
             if self._reads_in_place:
                 self._own.held.add(self._set)
             self._stand(standing(*post))
-            self._bring_home(partial(self._look, post))
+            self._fetch_result(partial(self._look, post))
         else:
             self._stand(standing(*post))
             self._later(_LOOK_S, partial(self._look, post))
@@ -92,23 +92,23 @@ class Sharing:
         """Let everybody see that this server has left the epochs before."""
         self._stand(standing(epoch, 0, Stage.NONE))
 
-    def bring_home(self, what: ev.BringHome) -> None:
-        """Bring home what is missing, then look where the members are."""
+    def fetch_result(self, what: ev.FetchResult) -> None:
+        """Fetch what is missing, then look where the members are."""
         self._tries += 1
         self._host.waiting.pop(self._server, None)
 
         def look() -> None:
             newest = max(epoch_of(page.standing) for page in self._pages)
-            self._later(_LOOK_S, lambda: self._dispatch(ev.Home(what.epoch, what.step, newest)))
+            self._later(_LOOK_S, lambda: self._dispatch(ev.ResultFetched(what.epoch, what.step, newest)))
 
-        self._bring_home(look)
+        self._fetch_result(look)
 
     def add(self, instruction: Sum) -> None:
         """Add when all are ready; `instruction` comes with the Post."""
         self._sum = instruction
 
     def take(self) -> None:
-        """The step is committed: bring home what is missing of the result.
+        """The step is committed: fetch what is missing of the result.
 
         A user that reads in place has it where it lies, and may read it for a while.
         """
@@ -143,11 +143,11 @@ class Sharing:
         for look in waiting.values():
             look()
 
-    def _bring_home(self, then: Callable[[], None]) -> None:
-        """Bring home what is missing in two halves, then go on; the whole that was added is there."""
+    def _fetch_result(self, then: Callable[[], None]) -> None:
+        """Fetch what is missing in two halves, then go on; the whole that was added is there."""
         point, size = self._world.point, len(self._result)
-        what = f"the result of step {self._step} home"
-        point("home", f"server {self._server} begins to bring {what}", self._server)
+        what = f"the result of step {self._step}"
+        point("fetch", f"server {self._server} begins to fetch {what}", self._server)
 
         def half() -> None:
             self._fetch(size // 2)
@@ -155,7 +155,7 @@ class Sharing:
 
         def rest() -> None:
             self._fetch(size)
-            point("fetched", f"server {self._server} has brought {what}", self._server)
+            point("fetched", f"server {self._server} has fetched {what}", self._server)
             then()
 
         if self._whole:

@@ -43,11 +43,11 @@ class _State(msgspec.Struct):
 class User:
     """What runs in the training thread of `server`; events of his reach the core by `handle`.
 
-    `gift` is what a donor sends, or a learner receives. `over`: the job is over for it. `done`: it has had
-    all results. `ended`: its training function has ended, well or not. `leaves`: it is told that its server
-    must go; `goes`: it has said so. `behind`: it needs a state, its first or a later one, and takes it at the
-    next boundary. `keeps` are the results that were kept for it; None: it never joins. A boundary comes every
-    so many steps.
+    `state_bytes` is what a donor sends, or a learner receives. `over`: the job is over for it. `done`: it has
+    had all results. `ended`: its training function has ended, well or not. `leaves`: it is told that its
+    server must go; `goes`: it has said so. `behind`: it needs a state, its first or a later one, and takes it
+    at the next boundary. `keeps` are the results that were kept for it; None: it never joins. A boundary
+    comes every so many steps.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class User:
         self._awaits: Callable[[], None] | None = None
         self._here: tuple[int, dict[Part, str]] | None = None
         self.contribution: Array | None = None
-        self.gift = bytearray()
+        self.state_bytes = bytearray()
         self.leaves = self.goes = False
         self.over = False
         self.done = False
@@ -204,18 +204,18 @@ class User:
         if self._turns:
             self._turn_now()
 
-    def _copy(self, step: int) -> ev.Give | ev.Gives | None:
-        """At the boundary after `step`: what of the state a joiner is to get from here, if there is one."""
-        giving = self._core.giving
+    def _copy(self, step: int) -> ev.SendState | ev.CanSendState | None:
+        """At the boundary after `step`: the parts of the state to send to a joiner, if there is one."""
+        outgoing = self._core.outgoing_state
         if step == 0:
-            return ev.Gives()
-        if giving is None or giving.epoch == self._given:
+            return ev.CanSendState()
+        if outgoing is None or outgoing.epoch == self._given:
             return None
-        self._given = giving.epoch
+        self._given = outgoing.epoch
         state = msgspec.msgpack.encode(self._state())
         self._world.promises.given(self._server, step, state)
-        heads, self.gift = cut(memoryview(state), giving.gifts)
-        return ev.Give(giving, step, heads)
+        heads, self.state_bytes = cut(memoryview(state), outgoing.parts)
+        return ev.SendState(outgoing, step, heads)
 
     def _state(self) -> _State:
         return _State(self._params.tobytes(), self._base, self.ledger.dump())
@@ -250,9 +250,9 @@ class User:
         assert self._keeps is not None
         self._keeps.took()
         self.behind = self._idle = False
-        verify(memoryview(self.gift), digests)
-        self._world.promises.given(self._server, step, bytes(self.gift))
-        state = msgspec.msgpack.decode(self.gift, type=_State)
+        verify(memoryview(self.state_bytes), digests)
+        self._world.promises.given(self._server, step, bytes(self.state_bytes))
+        state = msgspec.msgpack.decode(self.state_bytes, type=_State)
         self._params = np.frombuffer(state.params).copy()
         self._base, self.ledger = state.base, Ledger.load(state.ledger)
         self._world.point("state", f"server {self._server} has the state after step {step}", self._server)
