@@ -41,8 +41,8 @@ def training(nbytes: int, steps: int, profiled: int) -> Callable[[bml.Session], 
             """Call it in the server's loop and bring back what it returns."""
             answers: list[Any] = []
             done = threading.Event()
-            server._loop.poller.soon(lambda: (answers.append(function()), done.set()))
-            server._loop.poller.wake()
+            server._shell.poller.soon(lambda: (answers.append(function()), done.set()))
+            server._shell.poller.wake()
             done.wait()
             return answers[0]
 

@@ -40,6 +40,7 @@ ROOMS = (
     ("bml.transport",),
     ("bml.fabric", "bml.train"),
     ("bml.cluster.spec",),
+    ("bml.cluster.steps",),
     ("bml.cluster.server",),
     ("bml.cluster.process",),
     ("bml.cluster.fleets",),

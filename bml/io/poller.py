@@ -77,10 +77,14 @@ class Poller:
     event is lost by it, since descriptors are level-triggered.
     """
 
-    def __init__(self, on_wake: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        on_wake: Callable[[], None] | None = None,
+        guard: AbstractContextManager[object] | None = None,
+    ) -> None:
         self.on_wake = on_wake
         """Called in `poll`, once for any number of `wake()` calls since."""
-        self.guard: AbstractContextManager[object] = nullcontext()
+        self.guard = nullcontext() if guard is None else guard
         """Held while callbacks run, and not while `poll` waits: lets another thread use what they use."""
         self._epoll = select.epoll()
         self._watches: dict[int, _Watch] = {}

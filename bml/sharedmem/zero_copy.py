@@ -43,6 +43,15 @@ LEAST_NBYTES = 64 << 10
 """Shorter payloads are sent: they are copied faster than they are looked for."""
 
 
+ReadInPlace = Callable[[Header, memoryview], bool]
+"""Has the payload of an admitted frame read where it lies, later; says whether it will be."""
+
+
+def never_in_place(header: Header, referenced: memoryview) -> bool:
+    """Have it copied."""
+    return False
+
+
 class ZeroCopy:
     """The zero-copy sends of one server, and those to it. `pool` has the memory that can be referred to;
     one thread uses the rest.
@@ -50,7 +59,9 @@ class ZeroCopy:
     `server` is one of `n_servers`. Raises NoRoom when there is no memory for a registration page.
     """
 
-    def __init__(self, token: bytes, job: str, server: int, n_servers: int):
+    def __init__(
+        self, token: bytes, job: str, server: int, n_servers: int, read_in_place: ReadInPlace = never_in_place
+    ):
         self._token = token
         self._job = job
         self._server = server
@@ -64,8 +75,7 @@ class ZeroCopy:
         self._refused: set[RegistrationPageAddress] = set()
         self.nbytes_copied = 0
         """Of the payloads received by reference: bytes that were copied from where they lay."""
-        self.read_in_place: Callable[[Header, memoryview], bool] = _never
-        """Has the payload of an admitted frame read where it lies, later; says whether it will be."""
+        self.read_in_place = read_in_place
 
     @property
     def address(self) -> RegistrationPageAddress:
@@ -176,7 +186,3 @@ class ZeroCopy:
     def _forget(self, server: int) -> None:
         self._page.reads(server, 0)
         self._peers.pop(server, None)
-
-
-def _never(header: Header, referenced: memoryview) -> bool:
-    return False

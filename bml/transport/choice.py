@@ -13,7 +13,7 @@ from bml.io.memory import Memory, private_pool
 from bml.io.poller import Poller
 from bml.sharedmem import segment
 from bml.sharedmem.pool import SharedPool
-from bml.sharedmem.zero_copy import ZeroCopy
+from bml.sharedmem.zero_copy import ReadInPlace, ZeroCopy, never_in_place
 from bml.topology.errors import FabricError, UsageError
 from bml.transport.interface import Handler, Transport
 from bml.transport.tcp.transport import TcpTransport
@@ -64,6 +64,7 @@ def open_transport(
     nic_rate: float | None = None,
     traffic_class: int | None = None,
     zero_copy_servers: int = 0,
+    read_in_place: ReadInPlace = never_in_place,
     environ: Mapping[str, str] = os.environ,
 ) -> Opened:
     """Open the transport of this name with the settings of the environment.
@@ -71,7 +72,8 @@ def open_transport(
     `nic_rate` is that of every NIC in bytes per second, where it is known. `traffic_class` is the job's;
     None: that of this machine's environment. With shm the data lies in shared memory (bml.sharedmem);
     links, and with them heartbeats, are tcp's. `zero_copy_servers`: the number of servers that may make
-    zero-copy sends to each other, in a job that uses tcp and wants that; else 0.
+    zero-copy sends to each other, in a job that uses tcp and wants that; else 0. `read_in_place` is asked
+    for each payload that comes so.
 
     Raises FabricError when the NICs cannot do it, UsageError for settings that cannot be.
     """
@@ -102,7 +104,7 @@ def open_transport(
             why = str(error)
             _LOG.warning("server %d uses tcp instead of verbs: %s", server, why)
     zero_copy = (
-        _open_zero_copy(token, job, server, zero_copy_servers)
+        _open_zero_copy(token, job, server, zero_copy_servers, read_in_place)
         if first == "tcp" and zero_copy_servers
         else None
     )
@@ -125,12 +127,14 @@ def open_transport(
     return Opened(tcp, "tcp", memory, settings.traffic_class, fallback=why, zero_copy=zero_copy)
 
 
-def _open_zero_copy(token: bytes, job: str, server: int, n_servers: int) -> ZeroCopy | None:
+def _open_zero_copy(
+    token: bytes, job: str, server: int, n_servers: int, read_in_place: ReadInPlace
+) -> ZeroCopy | None:
     """What this machine can do; without it the server sends all payloads."""
     reason = segment.why_not()
     if not reason:
         try:
-            return ZeroCopy(token, job, server, n_servers)
+            return ZeroCopy(token, job, server, n_servers, read_in_place)
         except (OSError, NoRoom) as error:
             reason = str(error)
     _LOG.info("server %d makes no zero-copy sends: %s", server, reason)

@@ -29,7 +29,7 @@ DEADLINE_S = 5.0
 def server() -> Iterator[Server]:
     made = Server(SPEC, 1, ["127.78.0.2"])
     yield made
-    made._loop.close()
+    made._shell.close()
 
 
 class Caller:
@@ -39,7 +39,7 @@ class Caller:
         self.said: list[msg.Message] = []
         self.ends: list[control.End] = []
         self.channel: control.Channel | None = None
-        self._poller = server._loop.poller
+        self._poller = server._shell.poller
         host, port = server.contact.control
         control.dial(
             host, port, token=SPEC.token, job=SPEC.job, server=as_server, poller=self._poller,

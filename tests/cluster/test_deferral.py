@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bml.cluster.server.deferral import Deferral, unbroken
+from bml.cluster.steps.deferral import Deferral, unbroken
 from bml.io.poller import Poller
 
 _SOON_S = 5.0

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from fuzzing import CASES, EDGES, damaged
 
-from bml.cluster.server.loop import ServerLoop
+from bml.cluster.server.assembly import Assembly
 from bml.cluster.server.server import Server
 from bml.cluster.spec.job import Contact, JobSpec
 from bml.io.sendqueue import Counters
@@ -148,19 +148,19 @@ class Victim:
         self.spec = JobSpec("bcube:2x1", algorithm, job="fuzzed", token=b"token")
         self.server = Server(self.spec, ME, ["127.78.0.2"], incarnation=incarnation)
         peer = Contact(PEER, ("127.78.0.1", 9), (("127.78.0.1", 9),))
-        self.loop = self.server._loop
-        self.loop.execution.contacts = {PEER: peer, ME: self.server.contact}
+        self.shell = self.server._shell
+        self.shell.peers.contacts = {PEER: peer, ME: self.server.contact}
         self.joined = (
             () if incarnation is None else (Incarnation(ME, incarnation, self.server.contact.encode()),)
         )
-        self.core = self.loop.core
+        self.core = self.shell.core
         self.epoch = 0
 
     def close(self) -> None:
-        self.loop.close()
+        self.shell.close()
 
     def control(self, message: msg.ToServer) -> None:
-        self.loop.execution.execute(self.core.handle(ev.Control(message), 0.0))
+        self.shell.execution.execute(self.core.handle(ev.Control(message), 0.0))
 
     def view(self, learns: bool) -> None:
         """A new view, in which this server learns or not."""
@@ -177,10 +177,10 @@ class Victim:
 
     def submit(self, n: int = N) -> None:
         """The user brings ones to the step that comes."""
-        self.loop.meeting.contribution = (np.ones(n), "sum")
+        self.shell.meeting.contribution = (np.ones(n), "sum")
         call = Call("sum", "<f8", n, "sum")
         event = ev.Submit(self.core.step, self.core.epoch, call, SIGNATURE)
-        self.loop.execution.execute(self.core.handle(event, 0.0))
+        self.shell.execution.execute(self.core.handle(event, 0.0))
 
     def header(self, kind: Kind, start: int = 0, stop: int = 0, nbytes: int | None = None) -> Header:
         itemsize = 8 if kind <= Kind.BROADCAST else 1
@@ -210,18 +210,18 @@ class Victim:
         return [head, *pieces]
 
     def connection(self) -> Connection:
-        return Connection(self.loop)
+        return Connection(self.shell)
 
     def takes_an_honest_step(self) -> None:
         """Nothing of what came before is in it."""
         self.view(learns=False)
-        while not self.loop.meeting.replies.empty():
-            self.loop.meeting.replies.get()
+        while not self.shell.meeting.replies.empty():
+            self.shell.meeting.replies.get()
         self.submit()
         connection = self.connection()
         for header, payload in self.honest():
             connection.feed(raw(header) + payload)
-        reply = self.loop.meeting.replies.get(timeout=1.0)
+        reply = self.shell.meeting.replies.get(timeout=1.0)
         assert isinstance(reply, Committed), reply
         np.testing.assert_array_equal(reply.result, np.full(N, 3.0))
 
@@ -229,10 +229,13 @@ class Victim:
 class Connection:
     """The receiving half of a connection to the victim; a FrameError closes it."""
 
-    def __init__(self, loop: ServerLoop) -> None:
+    def __init__(self, shell: Assembly) -> None:
         self.closed = False
         self._intake = Intake(
-            partial(loop.admit, PEER, 0), partial(loop.received, PEER, 0), Counters(), 64 << 20
+            partial(shell.arrivals.admit, PEER, 0),
+            partial(shell.arrivals.received, PEER, 0),
+            Counters(),
+            64 << 20,
         )
 
     def feed(self, data: bytes) -> None:

@@ -20,7 +20,7 @@ import jobs
 import numpy as np
 import pytest
 
-import bml.cluster.server.meeting
+import bml.cluster.steps.meeting
 import bml.protocol.server.history
 from bml.cluster.process import training
 from bml.cluster.process.coordinator import CoordinatorLoop
@@ -146,7 +146,7 @@ def measure(world: World) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def test_view_changes_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bml.cluster.server.meeting, "_COMMITS_KEPT", FEW)
+    monkeypatch.setattr(bml.cluster.steps.meeting, "_COMMITS_KEPT", FEW)
     monkeypatch.setattr(bml.protocol.server.history, "_VIEWS_KEPT", FEW)
     world = World(monkeypatch)
     world.until(lambda now: now["epoch"] == 1)

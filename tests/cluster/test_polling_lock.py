@@ -69,7 +69,7 @@ def test_a_bug_that_shows_in_the_training_thread_ends_the_job_there() -> None:
             def broken(*_: Any) -> Any:
                 raise ZeroDivisionError("a bug")
 
-            session._communicator._loop.core.received = broken
+            session._communicator._shell.core.received = broken
         while True:
             session.allreduce(np.ones(3))
 

@@ -193,14 +193,14 @@ def asleep_between_complete_and_home(session: bml.Session, told: Path) -> int:
 
     It copies the result of that step when it goes on: two seconds later, when the others have evicted it.
     """
-    loop = session._communicator._loop  # type: ignore[attr-defined]
-    reduction, line = loop._reduction, loop.line
+    shell = session._communicator._shell  # type: ignore[attr-defined]
+    reduction, pages, line = shell.runner._reduction, shell.runner._pages, shell.line
     fetch_result, hear, goes_on = reduction._fetch_result, line._told, threading.Event()
     step = 0
 
     def slowly(*args: Any) -> Any:
         if step == STEP and session.server == 4:
-            while loop.status_pages.behind(1, 1 + STEP, Stage.COMPLETE, range(5)):
+            while pages.behind(1, 1 + STEP, Stage.COMPLETE, range(5)):
                 time.sleep(0)
             os.kill(os.getpid(), signal.SIGKILL)
         if step == STEP and session.server == 1:
@@ -337,7 +337,7 @@ def test_what_is_read_in_place_is_not_copied() -> None:
     """A result that a user reads where it lies takes its memory as long as it is used; a copy takes none."""
 
     def train(session: bml.Session) -> tuple[int, int, int]:
-        pages = session._communicator._loop.status_pages  # type: ignore[attr-defined]
+        pages = session._communicator._shell.runner._pages  # type: ignore[attr-defined]
         own, held = pages[session.server], []
         x = session.empty(2 * LARGE)
         x[:] = 1

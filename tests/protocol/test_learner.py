@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bml.cluster.server.handover import Handover
+from bml.cluster.steps.handover import Handover
 from bml.errors import FabricError, TooSlow
 from bml.protocol.server.events import Behind, Expect, Instruction, Keep, Skip, StateHere, Submit, Tell
 from bml.protocol.server.kept_results import KeptResults

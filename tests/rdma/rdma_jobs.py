@@ -184,7 +184,7 @@ def test_a_cable_that_is_cut_in_mid_transfer_is_used_again_when_it_is_back() -> 
 
 
 def counters(session: bml.Session) -> dict[tuple[int, int], Any]:
-    return session._communicator._loop.transport.stats()  # type: ignore[attr-defined,no-any-return]
+    return session._communicator._shell.opened.transport.stats()  # type: ignore[attr-defined,no-any-return]
 
 
 def test_a_server_that_is_killed() -> None:

@@ -8,7 +8,6 @@ in, and its result comes out, or the word that it is to be prepared again for a 
 from __future__ import annotations
 
 import contextvars
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bml.cluster.server.loop import ServerLoop
+from bml.cluster.server.assembly import Assembly
 from bml.cluster.server.status import link_stats, status, view_records
 from bml.cluster.spec.job import Contacts, JobSpec, Request
 from bml.cluster.spec.trace import ServerTrace
@@ -29,18 +28,13 @@ from bml.protocol.wire.call import Call
 from bml.topology.errors import BmlError, UsageError
 from bml.train.communicator import Committed, Outcome
 
-_YIELDS = 60
-"""How often to look again before sleeping for what is usually there sooner than one can be woken."""
-_SMALL_NBYTES = 64 << 10
-"""Of a longer vector, over wires, most is worth sleeping for."""
-
 
 class Server:
     """One server of a job on this machine. `contact` is known at once; `start` needs everybody's.
 
     `nics` are this server's own addresses, one per level. `incarnation` is the number of a server that joins
-    a running job, None: it is one of those with which the job begins. `apply_to_fabric`
-    applies a fault to real cables and returns when it is in force; None where there are no real cables.
+    a running job, None: the job begins with this server. `apply_to_fabric` applies a fault to real cables and
+    returns when it is in force; None where there are no real cables.
     """
 
     def __init__(
@@ -54,20 +48,18 @@ class Server:
     ):
         self.server = server
         self._spec = spec
-        self._loop = ServerLoop(spec, server, nics, control_host, apply_to_fabric, incarnation)
-        self._meeting, self._handover = self._loop.meeting, self._loop.handover
-        self.contact = self._loop.contact
+        self._shell = shell = Assembly(spec, server, nics, control_host, apply_to_fabric, incarnation)
+        self._meeting, self._handover = shell.meeting, shell.handover
+        self.contact = shell.peers.contact
         # This thread adds, too, and an overflow is a result, whatever the user has set. (np.errstate would
         # cost ten times as much in every step.)
         self._quiet = contextvars.copy_context()
         self._quiet.run(np.seterr, all="ignore")
-        self._training_thread = 0
         self._replays = False
 
     def start(self, contacts: Contacts) -> None:
         """Start the loop, in the training thread; the coordinator may call from now on."""
-        self._training_thread = threading.get_ident()
-        self._loop.start(contacts)
+        self._shell.start(contacts)
 
     def wait_for_view(self) -> None:
         """Wait until the first view is in force; raises the error that ended the job before."""
@@ -80,7 +72,7 @@ class Server:
     @property
     def view(self) -> msg.View:
         """The view in force. Raises UsageError on a joiner that has not been let in."""
-        view = self._loop.core.view
+        view = self._shell.core.view
         if view is None:
             raise UsageError(
                 f"server {self.server} joins a running job: it is in no view, and can call nothing that "
@@ -95,7 +87,7 @@ class Server:
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Array:
         """An uninitialised array in memory that the transport sends from without a copy."""
-        return self._loop.memory.empty(shape, dtype)
+        return self._shell.opened.memory.empty(shape, dtype)
 
     def sync(
         self, epoch: int, contribution: Array, op: str, text: str, signature: int, shared: bool = False
@@ -112,47 +104,13 @@ class Server:
         call = Call(op, contribution.dtype.str, contribution.size, text)
         submit = ev.Submit(handover.step, epoch, call, signature)
         meeting.enter(contribution, op)
-        if self._loop.direct is not None:
-            reply = self._quiet.run(self._loop.direct.sync, submit, contribution, op, shared)
-        else:
-            self._plan(contribution.nbytes)
-            reply = self._quiet.run(self._answer, submit, self._yields(contribution.nbytes))
+        reply = self._quiet.run(self._shell.runner.sync, submit, contribution, op, shared)
         meeting.leave()
         if isinstance(reply, ev.Replay):
             reply = handover.kept(reply.step)
         if isinstance(reply, Committed):
             handover.step = reply.step + 1
         return reply
-
-    def _yields(self, nbytes: int) -> int:
-        """How often to look again: on one host always, but never beside a training thread that computes."""
-        if self._beside():
-            return 0
-        return _YIELDS if nbytes <= _SMALL_NBYTES or self._loop.one_host else 0
-
-    def _beside(self) -> bool:
-        """Whether the training thread computes while this one waits."""
-        return threading.get_ident() != self._training_thread
-
-    def _answer(self, event: ev.Event, yields: int = 0) -> Outcome | ev.Replay:
-        while True:
-            reply = self._loop.answer(event, yields, self._beside())
-            if isinstance(reply, Exception):
-                raise reply
-            assert not isinstance(reply, ev.FetchResult), "over shared memory DirectSync fetches it"
-            if not isinstance(reply, ev.Prepare):
-                return reply
-            self._plan(reply.nbytes)
-            event = ev.Prepared(reply.epoch)
-
-    def _plan(self, nbytes: int) -> None:
-        """Plan in the training thread, so that the loop's goes on sending heartbeats.
-
-        If another view comes in force meanwhile, the step is tried again.
-        """
-        programs = self._loop.core.programs
-        if programs:
-            programs.for_nbytes(nbytes)
 
     # --- joining and leaving ---------------------------------------------------------------------
 
@@ -164,7 +122,7 @@ class Server:
         """
         state: memoryview | None = None
         while self._handover.needs_state:
-            self._loop.request(ev.Ready())
+            self._shell.request(ev.Ready())
             state = self._handover.take()
         return state
 
@@ -181,7 +139,7 @@ class Server:
             return
         if self.error:
             raise self.error
-        self._loop.request(handover.arrive())
+        self._shell.request(handover.arrive())
         self._replays = handover.replays()
         if self._replays:
             handover.wait_for_next()
@@ -192,12 +150,12 @@ class Server:
         Raises the error that ends the job here if this server was asked to leave.
         """
         if self._handover.leaves:
-            self._answer(ev.Go(self._handover.leaves))
+            self._shell.loop.answer(ev.Go(self._handover.leaves))
         if self._handover.first_boundary():
-            self._loop.request(ev.CanSendState())
-        given = self._handover.copy_state(self._loop.core.outgoing_state, state)
+            self._shell.request(ev.CanSendState())
+        given = self._handover.copy_state(self._shell.core.outgoing_state, state)
         if given is not None:
-            self._loop.request(given)
+            self._shell.request(given)
 
     @property
     def joins(self) -> bool:
@@ -207,7 +165,7 @@ class Server:
     @property
     def contributes(self) -> bool:
         """Whether it is no joiner, or one that is in."""
-        view = self._loop.core.view
+        view = self._shell.core.view
         joins = self._handover.joins
         return not joins or (view is not None and self.server in view.contributors)
 
@@ -224,9 +182,9 @@ class Server:
 
     def end(self, outcome: str, error: str = "") -> None:
         """Say that the training function ended, then serve the others until all are done."""
-        self._loop.request(ev.Ended(outcome, error))
-        self._loop.join()
-        self._loop.deferral.close()
+        self._shell.request(ev.Ended(outcome, error))
+        self._shell.loop.join()
+        self._meeting.deferral.close()
 
     @property
     def error(self) -> BmlError | None:
@@ -245,25 +203,25 @@ class Server:
 
     def view_records(self) -> list[dict[str, object]]:
         """The views this server lived through, for the report."""
-        return view_records(self._loop.core)
+        return view_records(self._shell.core)
 
     @property
     def struck(self) -> tuple[str, ...]:
         """The faults whose time has come here, as texts."""
-        return tuple(self._loop.injection.struck)
+        return tuple(self._shell.injection.struck)
 
     def link_stats(self) -> dict[str, dict[str, int]]:
         """Counters per "peer/level"."""
-        return link_stats(self._loop.transport)
+        return link_stats(self._shell.opened.transport)
 
     def trace(self) -> ServerTrace | None:
         """What it did when, if that was to be recorded; to be asked after `end`."""
-        return None if self._loop.trace is None else self._loop.trace.taken()
+        return None if self._shell.trace is None else self._shell.trace.taken()
 
     @property
     def nbytes_copied(self) -> int:
         """Contributions that lay outside of shared memory and were copied into it, in bytes."""
-        return self._loop.nbytes_copied
+        return self._shell.runner.nbytes_copied
 
     # --- for whoever looks at it from outside ----------------------------------------------------
 
@@ -273,17 +231,17 @@ class Server:
         "status": where this server stands (see bml.cluster.server.status). "inject": `{"done": what it will
         do to itself}`, said before it is done, `""` if it is no matter of this server's; `{"error": why}`.
         """
-        loop = self._loop
+        shell = self._shell
 
         def carry_out() -> None:
             try:
                 what, argument = request
                 now = time.monotonic()
                 if what == "inject":
-                    reply({"done": loop.injection.add(argument, loop.core, now)})
+                    reply({"done": shell.injection.add(argument, shell.core, now)})
                 else:
-                    reply(status(loop, now))
+                    reply(status(shell, now))
             except BmlError as error:
                 reply({"error": str(error)})
 
-        loop.request(carry_out)
+        shell.request(carry_out)

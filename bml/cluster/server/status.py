@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from typing import Any
 
-from bml.cluster.server.loop import ServerLoop
+from bml.cluster.server.shell import ServerShell
 from bml.protocol.server.core import ServerCore
 from bml.protocol.step.spans import size
 from bml.transport.interface import Transport
@@ -21,17 +20,15 @@ _COUNTERS = (
 )
 
 
-def status(loop: ServerLoop, now: float) -> dict[str, Any]:
+def status(shell: ServerShell, now: float) -> dict[str, Any]:
     """Where the server stands; to be asked in its loop's thread, by the clock of time.monotonic."""
-    core, opened = loop.core, loop.opened
-    carriers = loop.carrier.watched
+    core, opened = shell.core, shell.opened
     stats = opened.transport.stats()
-    traffic = loop.rates.traffic(stats, now)
     return {
         "process": os.getpid(),
         "epoch": core.epoch,
         "step": core.step,
-        "phase": loop.injection.phase(core),
+        "phase": shell.injection.phase(core),
         "progress": core.progress,
         "transport": {
             "name": opened.name,
@@ -41,16 +38,13 @@ def status(loop: ServerLoop, now: float) -> dict[str, Any]:
             "zero_copy_to": [] if opened.zero_copy is None else list(opened.zero_copy.partners),
             **{each: sum(getattr(link, each) for link in stats.values()) for each in _COUNTERS},
         },
-        "waits_for": (loop.direct.waits_for() if loop.direct else "") or core.waits_for(),
+        "waits_for": shell.runner.waits_for() or core.waits_for(),
         "suspects": [
             {"peer": each.peer, "level": each.level, "kind": each.kind, "why": each.why}
             for each in core.suspicions
         ],
-        "nics": [
-            {"level": level, "address": address, "carrier": carriers.get(level), **asdict(nic)}
-            for level, (address, nic) in enumerate(zip(loop.nics, traffic, strict=True))
-        ],
-        "faults": [str(fault) for fault in loop.injection.pending],
+        "nics": shell.nics.status(stats, now),
+        "faults": [str(fault) for fault in shell.injection.pending],
     }
 
 

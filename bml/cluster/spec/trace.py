@@ -111,15 +111,17 @@ class Trace:
 
 
 class TracedWorkspace(Workspace):
-    """A workspace that says what it adds; `trace` is set by whoever makes it."""
+    """A workspace that records the sums that it makes."""
 
-    trace: Trace
+    def __init__(self, trace: Trace, *workspace: Any) -> None:
+        super().__init__(*workspace)
+        self._trace = trace
 
     def reduce(self, instruction: Reduce) -> None:
         """See Workspace."""
         start_s = time.monotonic()
         super().reduce(instruction)
-        self.trace.reduced(start_s, instruction.start, instruction.stop, len(instruction.terms))
+        self._trace.reduced(start_s, instruction.start, instruction.stop, len(instruction.terms))
 
 
 def merged(traces: Iterable[ServerTrace]) -> dict[str, Any]:

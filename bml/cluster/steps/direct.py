@@ -13,46 +13,23 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
-from bml.cluster.server.deferral import Deferral, unbroken
-from bml.cluster.server.injection import Injection
-from bml.cluster.server.meeting import Replies, Signalled
+from bml.cluster.steps.deferral import unbroken
+from bml.cluster.steps.host import StepHost
+from bml.cluster.steps.meeting import Signalled
 from bml.protocol.server import events as ev
-from bml.protocol.server.core import ServerCore
 from bml.protocol.step.direct import Post, Quit, Stage, Sum
 from bml.protocol.step.workspace import Array
 from bml.protocol.wire.call import Call, neutral
 from bml.protocol.wire.frame import Header, Kind
-from bml.sharedmem import Reduction, StatusPageAddress, StatusPages, Use
+from bml.sharedmem import Reduction, StatusPages, Use
 from bml.topology.errors import FabricError
 from bml.train.communicator import Committed, Outcome
 
 #: How often a learner whose step stands still looks whether it is over, in seconds.
 _NAP_S = 0.002
-
-
-@dataclass(frozen=True)
-class Shell:
-    """What of the server's shell a step needs."""
-
-    core: ServerCore
-    guard: AbstractContextManager[object]
-    """The lock; not reentrant."""
-    replies: Replies
-    execute: Callable[[Iterable[ev.Instruction]], None]
-    """Carry out what the core says; Post and Sum come back to `DirectSync.post` and `DirectSync.add`."""
-    injection: Injection
-    """The faults that are still to come."""
-    stopped: Callable[[], bool]
-    """Whether the job is over for this server."""
-    apply_faults: Callable[[Header | None], None]
-    """Apply the faults that are due: now (None), or as if a frame with this header moved."""
-    deferral: Deferral
-    """Puts off handlers of signals; one that came is announced by `Signalled` among the replies."""
 
 
 class DirectSync:
@@ -61,20 +38,21 @@ class DirectSync:
     `post` and `add` are called from inside them.
     """
 
-    def __init__(self, pages: StatusPages, reduction: Reduction, shell: Shell, give_up_s: float):
+    def __init__(self, pages: StatusPages, reduction: Reduction, host: StepHost, give_up_s: float):
         self._pages = pages
         self._reduction = reduction
-        self._shell = shell
+        self._host = host
+        self._meeting = host.meeting
         self._give_up_s = give_up_s
         self._sum: Sum | None = None
         self._posted: Post | None = None
-        self._meeting: Post | None = None
+        self._waits_at: Post | None = None
         self._members: tuple[int, ...] = ()
         self._nbytes = 0
         self._mapped_epoch = 0
         self._turn = threading.Lock()
         self._takes_part = False
-        self._over: Callable[[], object] = shell.replies.qsize
+        self._over: Callable[[], object] = host.meeting.replies.qsize
         self._kept: queue.SimpleQueue[Committed | ev.FetchResult] = queue.SimpleQueue()
         self._neutral: tuple[Call, Array] | None = None
 
@@ -85,7 +63,7 @@ class DirectSync:
 
     def sync(self, submit: ev.Submit, vector: Array, op: str, shared: bool) -> Outcome | ev.Replay:
         """See Server.sync; `Replay` stands for the result of a step that was followed."""
-        deferral, begins = self._shell.deferral, True
+        deferral, begins = self._meeting.deferral, True
         while True:
             deferral.look()
             try:
@@ -104,22 +82,22 @@ class DirectSync:
         self, submit: ev.Submit, vector: Array, op: str, shared: bool, begins: bool
     ) -> Outcome | ev.Replay | Exception | None:
         """Begin the step, or go on with it; None: a signal came, its handler is next."""
-        shell = self._shell
-        view = shell.core.view
+        host = self._host
+        view = host.core.view
         if begins:
-            self._takes_part = view is not None and shell.core.server not in view.learners
+            self._takes_part = view is not None and host.core.server not in view.learners
         if not self._takes_part:
             if begins:
-                self._carry_on(shell.core.handle, submit)
+                self._carry_on(host.core.handle, submit)
             return self._finish()
         with self._turn:
             if begins:
                 assert view is not None
-                self._over = shell.replies.qsize
+                self._over = self._meeting.replies.qsize
                 self._bring(submit, vector, op, Use.READ if shared else Use.OWN, view.members)
-                if shell.injection.pending:
-                    shell.apply_faults(None)
-                self._carry_on(shell.core.handle, submit)
+                if host.faults.pending:
+                    host.apply_faults(None)
+                self._carry_on(host.core.handle, submit)
             try:
                 self._go_through(submit)
             except (OSError, ValueError) as error:
@@ -128,13 +106,13 @@ class DirectSync:
 
     def follow(self, submit: ev.Submit) -> Committed | None:
         """Take part in a step that others call, changing nothing; None if it was over before its end."""
-        shell = self._shell
+        host = self._host
         with self._turn:
-            view = shell.core.view
+            view = host.core.view
             if view is None or view.epoch != submit.epoch:
                 return None
-            at, core = (submit.epoch, submit.step), shell.core
-            self._over = lambda: (core.epoch, core.step) != at or shell.stopped()
+            at, core = (submit.epoch, submit.step), host.core
+            self._over = lambda: (core.epoch, core.step) != at or self._meeting.stopped
             call = submit.call
             self._bring(submit, self._changes_nothing(call), call.op, Use.KEPT, view.members)
             self._carry_on(core.handle, ev.Follow(submit))
@@ -145,10 +123,6 @@ class DirectSync:
                 self._wait_until_over(error)
             kept = self._what_became()
             return None if kept is None else self._with_result(kept)
-
-    def admit(self, addresses: Mapping[int, StatusPageAddress | None]) -> None:
-        """A view of these servers is in force, under the guard; those that came show status pages there."""
-        self._pages.admit(addresses)
 
     def keep(self, what: Committed | ev.FetchResult) -> None:
         """The step that `follow` is in is committed, or a view commits it, under the guard."""
@@ -171,7 +145,7 @@ class DirectSync:
 
     def waits_for(self) -> str:
         """Whom this thread waits for, in words; empty if it does not. Any thread may ask."""
-        post, members = self._meeting, self._members
+        post, members = self._waits_at, self._members
         if post is None:
             return ""
         behind = self._pages.behind(*post, members)
@@ -203,7 +177,7 @@ class DirectSync:
             elif self._sum is not None:
                 what, self._sum = self._sum, None
                 whole = self._reduction.add(what)
-                self._carry_on(self._shell.core.met, ev.Summed(what.epoch, what.step, whole))
+                self._carry_on(self._host.core.met, ev.Summed(what.epoch, what.step, whole))
             else:
                 return
 
@@ -212,9 +186,9 @@ class DirectSync:
         if stage is Stage.COMPLETE:
             self._reduction.fetch()  # before looking for COMPLETE; see bml.protocol.step.direct
         members = self._members
-        self._meeting = post
+        self._waits_at = post
         there = self._pages.gather(epoch, step, stage, members, self._nbytes, self._over)
-        self._meeting = None
+        self._waits_at = None
         if not there:
             self._posted = post  # to go on from, if it was a signal
             return
@@ -222,25 +196,25 @@ class DirectSync:
             other = self._pages.differing(signature, members)
             if other is not None:
                 self._sum = None
-                self._carry_on(self._shell.core.met, ev.Differs(epoch, step, other.server, other.text))
+                self._carry_on(self._host.core.met, ev.Differs(epoch, step, other.server, other.text))
             return  # the sum was asked for together with the meeting
         if stage is Stage.DONE:
             self._reduction.join()
             self._results_are_there(epoch, step)
-        self._carry_on(self._shell.core.met, ev.Gathered(epoch, step, stage))
+        self._carry_on(self._host.core.met, ev.Gathered(epoch, step, stage))
 
     def _results_are_there(self, epoch: int, step: int) -> None:
         me = self._pages.server
-        if self._shell.injection.pending:
-            self._shell.apply_faults(Header(Kind.BROADCAST, epoch, step, me, me, 0, 0, 0, 0))
+        if self._host.faults.pending:
+            self._host.apply_faults(Header(Kind.BROADCAST, epoch, step, me, me, 0, 0, 0, 0))
 
     def _what_became(self) -> Committed | None:
         """Of a followed step; None: it is not committed, or its result is nobody's any more."""
-        shell, kept = self._shell, self._kept
+        host, kept = self._host, self._kept
         while True:
-            with shell.guard:  # whoever installs a view says in one go what becomes of its step
+            with host.guard:  # whoever installs a view says in one go what becomes of its step
                 what = None if kept.empty() else kept.get()
-                if what is None and (not shell.core.in_doubt or shell.stopped()):
+                if what is None and (not host.core.in_doubt or self._meeting.stopped):
                     return None
             if isinstance(what, ev.FetchResult):
                 self._fetch_result(what)
@@ -253,19 +227,19 @@ class DirectSync:
         """Look where all stand when the result is fetched: it may be torn, see bml.protocol.step.direct."""
         self._reduction.fetch()
         newest = self._pages.newest_epoch(self._members)
-        self._carry_on(self._shell.core.met, ev.ResultFetched(what.epoch, what.step, newest))
+        self._carry_on(self._host.core.met, ev.ResultFetched(what.epoch, what.step, newest))
 
     def _carry_on(self, handle: Callable[[Any, float], list[ev.Instruction]], event: ev.Event) -> None:
-        shell = self._shell
-        with shell.guard:
-            shell.execute(handle(event, time.monotonic()))
-        if shell.injection.pending:
-            shell.apply_faults(None)
+        host = self._host
+        with host.guard:
+            host.execute(handle(event, time.monotonic()))
+        if host.faults.pending:
+            host.apply_faults(None)
 
     def _finish(self, timeout_s: float | None = None) -> Outcome | ev.Replay | Exception | None:
         """What becomes of the step; None: a signal came. Raises queue.Empty if nothing does for so long."""
         while True:
-            reply = self._shell.replies.get(timeout=timeout_s)
+            reply = self._meeting.replies.get(timeout=timeout_s)
             if isinstance(reply, Committed):
                 return self._with_result(reply)
             if isinstance(reply, Signalled):

@@ -10,7 +10,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from bml.cluster.server.direct import DirectSync
+from bml.cluster.steps.direct import DirectSync
 from bml.protocol.server.events import Submit
 from bml.topology.errors import BmlError, FabricError
 from bml.train.communicator import Committed

@@ -6,7 +6,9 @@ import queue
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 
+from bml.cluster.steps.deferral import Deferral
 from bml.io import forks
 from bml.protocol.server import events as ev
 from bml.protocol.step.workspace import Array
@@ -30,20 +32,28 @@ class Meeting:
     """`contribution` is the vector of the step that is under way, and how it is reduced.
 
     `error` is what ended the job early. `in_force`: the first view is in force, or there will be none;
-    `left`: the loop has ended.
+    `left`: the loop has ended. `deferral` puts off handlers of signals; `Signalled` among the replies says
+    that one came. `wake` makes the thread that polls look again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wake: Callable[[], None]) -> None:
         self.replies: Replies = queue.SimpleQueue()
+        self.deferral = Deferral(self._signalled)
         self.contribution: tuple[Array, str] | None = None
         self.error: BmlError | None = None
         self.in_force = threading.Event()
         self.left = threading.Event()
         self.steps = 0
         self.commit_at_s: deque[float] = deque(maxlen=_COMMITS_KEPT)
+        self._wake = wake
         self._thrown: Exception | None = None
         self._syncing = False
         forks.tell(self)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the job is over for this server."""
+        return self.error is not None or self.left.is_set()
 
     # --- the training thread ---------------------------------------------------------------------
 
@@ -95,3 +105,7 @@ class Meeting:
         """The loop has ended: nobody is to wait for it."""
         self.left.set()
         self.in_force.set()
+
+    def _signalled(self) -> None:
+        self._wake()
+        self.replies.put(Signalled())

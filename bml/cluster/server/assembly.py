@@ -1,0 +1,178 @@
+"""Makes the parts of one server, in the order in which they need each other."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from bml.cluster.server.arrivals import Arrivals
+from bml.cluster.server.execution import Execution
+from bml.cluster.server.injection import Actuators, Injection
+from bml.cluster.server.line import CoordinatorLine
+from bml.cluster.server.loop import ServerLoop
+from bml.cluster.server.nics import Nics
+from bml.cluster.server.peers import Peers
+from bml.cluster.server.shell import ServerShell
+from bml.cluster.spec.job import Contact, Contacts, JobSpec
+from bml.cluster.spec.trace import Trace
+from bml.cluster.steps.handover import Handover
+from bml.cluster.steps.host import StepHost
+from bml.cluster.steps.meeting import Meeting
+from bml.cluster.steps.runner import StepRunner, make_runner, programs
+from bml.faults import Fault
+from bml.io.poller import Poller
+from bml.protocol.server import events as ev
+from bml.protocol.server.core import ServerCore
+from bml.protocol.wire import messages as msg
+from bml.protocol.wire.frame import Header
+from bml.schedule.packed.packing import prepare
+from bml.sharedmem import SharedPool, StatusPages
+from bml.topology import Fabric
+from bml.transport.choice import Opened, open_transport
+
+#: Larger fabrics plan when it is needed: planning all single failures ahead would delay the start.
+_MOST_PREPARED = 64
+
+
+class Assembly(ServerShell):
+    """One server without its training thread; arguments as of bml.cluster.server.server.Server."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        server: int,
+        nics: Sequence[str],
+        control_host: str,
+        apply_to_fabric: Callable[[Fault], None] | None,
+        incarnation: int | None,
+    ):
+        super().__init__()
+        fabric = spec.parsed_fabric()
+        _prepare(spec, fabric)
+        self.handover = Handover(joins=incarnation is not None)
+        self.poller = Poller(self.take_requests, guard=threading.Lock())
+        self.meeting = Meeting(self.poller.wake)
+        self.loop = ServerLoop(self, server, fabric.n_servers)
+        self.arrivals = Arrivals(self)
+        self.trace = Trace(server, self.arrivals) if spec.trace else None
+        self.opened = self._open(spec, server, nics, incarnation or 0)
+        self.line = CoordinatorLine(
+            server, incarnation or 0, fabric, spec, control_host, self.poller, self._told,
+            self._coordinator_lost,
+        )  # fmt: skip
+        pages = None
+        if isinstance(self.opened.memory, SharedPool):
+            pages = StatusPages(server, spec.token, spec.job)
+        self.peers = Peers(spec, _contact(server, self.line, self.opened, pages), self.opened)
+        joins = (
+            None if incarnation is None else msg.Incarnation(server, incarnation, self.peers.contact.encode())
+        )
+        self.core = ServerCore(
+            server, fabric, programs(spec, pages is not None), spec.timeouts(), self.peers.slice_nbytes,
+            time.monotonic(), joins, int(spec.kept_mib * 2**20),
+        )  # fmt: skip
+        self.injection = Injection(server, spec.fault_plan(), fabric, self._actuators(apply_to_fabric))
+        self.runner: StepRunner = make_runner(spec, self._step_host(), pages)
+        self.execution = Execution(
+            self.core, self.opened.transport, self.runner, self.peers, self.injection, self.handover,
+            self.meeting, self.line.tell,
+        )  # fmt: skip
+        self.nics = Nics(server, nics, self.poller, self._carrier_changed)
+
+    def start(self, contacts: Contacts) -> None:
+        """Start the loop's thread; the coordinator may call from now on. Raises FabricError."""
+        self.peers.start(contacts)
+        self.runner.open(contacts)
+        self.loop.start()
+
+    def tell_heard(self) -> None:
+        """See ServerShell."""
+        self.arrivals.tell_heard()
+
+    def close(self) -> None:
+        """See ServerShell."""
+        self.loop.close()
+        self.nics.close()
+        self.line.close()
+        self.opened.transport.close()
+        self.poller.close()
+        self.runner.close()
+
+    def _told(self, message: msg.ToServer) -> None:
+        self.dispatch(ev.Control(message))
+        self.apply_faults()
+
+    def _coordinator_lost(self) -> None:
+        self.execution.coordinator_lost()
+
+    def _carrier_changed(self, level: int, up: bool, why: str) -> None:
+        if not up:
+            self.dispatch(ev.OwnNicLost(level, why))
+
+    # --- the parts -------------------------------------------------------------------------------
+
+    def _open(self, spec: JobSpec, server: int, nics: Sequence[str], incarnation: int) -> Opened:
+        return open_transport(
+            spec.transport,
+            server,
+            nics,
+            token=spec.token,
+            job=spec.job,
+            poller=self.poller,
+            handler=self.trace or self.arrivals,
+            connect_s=spec.timeouts().connect_s,
+            incarnation=incarnation,
+            nic_rate=spec.nic_rate,
+            traffic_class=spec.traffic_class,
+            zero_copy_servers=spec.parsed_fabric().n_servers if spec.zero_copy else 0,
+            read_in_place=self.arrivals.read_in_place,
+        )
+
+    def _actuators(self, apply_to_fabric: Callable[[Fault], None] | None) -> Actuators:
+        return Actuators(
+            self.opened.transport, self.poller, self.line.tell, self.meeting.throw, self.dispatch,
+            self.handover.ask_to_leave, apply_to_fabric,
+        )  # fmt: skip
+
+    def _step_host(self) -> StepHost:
+        return StepHost(
+            core=self.core,
+            memory=self.opened.memory,
+            meeting=self.meeting,
+            handover=self.handover,
+            faults=self.injection,
+            guard=self.poller.guard,
+            answer=self.loop.answer,
+            execute=self._execute_beside,
+            apply_faults=self._apply_faults_beside,
+            one_host=lambda: self.peers.one_host,
+            trace=self.trace,
+        )
+
+    def _execute_beside(self, instructions: Iterable[ev.Instruction]) -> None:
+        """Carry out instructions in the user's thread; what they queued must not wait for the loop's."""
+        self.execution.execute(instructions)
+        if self.poller.queued:
+            self.poller.wake()
+
+    def _apply_faults_beside(self, header: Header | None) -> None:
+        with self.poller.guard:
+            if header is not None:
+                self.injection.saw(header)
+            self.apply_faults()
+
+
+def _contact(server: int, line: CoordinatorLine, opened: Opened, pages: StatusPages | None) -> Contact:
+    status_page = None if pages is None else pages.own.address
+    registration_page = None if opened.zero_copy is None else opened.zero_copy.address
+    return Contact(
+        server, line.endpoint, opened.transport.endpoints, opened.name, status_page, registration_page
+    )
+
+
+def _prepare(spec: JobSpec, fabric: Fabric) -> None:
+    """Recovery waits for the plan: have those of single failures at hand."""
+    few = fabric.n_servers <= _MOST_PREPARED and spec.transport != "shm"
+    if few and spec.algorithm in ("auto", "packed"):
+        prepare(fabric)

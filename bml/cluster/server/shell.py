@@ -1,0 +1,82 @@
+"""A server round its core: the core is pure, the shell brings it events and has its instructions carried out.
+
+Events come from the transport (`arrivals`), the coordinator's line, the NICs, the training thread and the
+clock (`loop`). The parts are made in `assembly`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from bml.cluster.server.execution import Execution
+from bml.cluster.server.injection import Injection
+from bml.cluster.server.nics import Nics
+from bml.cluster.server.peers import Peers
+from bml.cluster.spec.trace import Trace
+from bml.cluster.steps.handover import Handover
+from bml.cluster.steps.meeting import Meeting
+from bml.cluster.steps.runner import StepRunner
+from bml.io.poller import Poller
+from bml.protocol.server import events as ev
+from bml.protocol.server.core import ServerCore
+from bml.transport.choice import Opened
+
+
+class ServerShell:
+    """The parts of one server, and the ways in which events come to its core."""
+
+    poller: Poller
+    """Its guard is held by the thread that uses the core and what the core stands on: the one that polls, or
+    over shared memory the training thread."""
+    meeting: Meeting
+    handover: Handover
+    trace: Trace | None
+    opened: Opened
+    peers: Peers
+    core: ServerCore
+    injection: Injection
+    runner: StepRunner
+    execution: Execution
+    nics: Nics
+
+    def __init__(self) -> None:
+        self._requests: deque[ev.Event | Callable[[], None]] = deque()
+
+    def request(self, what: ev.Event | Callable[[], None]) -> None:
+        """Bring an event to the core, or call something, in the thread that polls. Any thread may ask."""
+        self.queue(what)
+        self.poller.wake()
+
+    def queue(self, what: ev.Event | Callable[[], None]) -> None:
+        """Have the thread that polls take it when it looks next."""
+        self._requests.append(what)
+
+    def take_requests(self) -> None:
+        """Bring to the core what was queued; under the guard."""
+        while self._requests:
+            request = self._requests.popleft()
+            if callable(request):
+                request()
+                continue
+            self.dispatch(request)
+            if isinstance(request, ev.Ended):
+                self.execution.user_ended()
+
+    def dispatch(self, event: ev.Event) -> None:
+        """Bring an event to the core, and carry out its instructions; under the guard."""
+        self.execution.execute(self.core.handle(event, time.monotonic()))
+
+    def apply_faults(self) -> None:
+        """Apply the faults that are due; called wherever something may have brought a moment of the plan."""
+        if self.injection.armed:
+            self.injection.poll(self.core, time.monotonic())
+
+    def tell_heard(self) -> None:
+        """Tell the core which peers were heard since it was told last."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Free sockets and memory; only when the loop does not run."""
+        raise NotImplementedError
