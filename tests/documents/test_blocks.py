@@ -110,6 +110,10 @@ def test_commands_of_bml_take_what_a_page_gives_them(arguments: list[str]) -> No
     parsed(arguments)
 
 
+def test_the_readme_is_read_in_three_minutes() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
 # --- the mechanism itself --------------------------------------------------------------------------
 
 PAGE = """
