@@ -13,7 +13,7 @@ from pathlib import Path
 import commands
 from blocks import Block, missing
 
-from bml.fabric.network import obstacle
+from bml.fabric.network import is_up, obstacle
 
 ROOT = Path(__file__).resolve().parents[2]
 WITHIN_S = 100.0
@@ -45,7 +45,7 @@ def cannot(block: Block) -> str:
     if block.marker == "needs torch" and importlib.util.find_spec("torch") is None:
         return "PyTorch is not installed (pip install 'bml[torch]')"
     if block.marker == "needs root":
-        return obstacle() or ""
+        return obstacle() or ("a fabric named bml is up, and is somebody's" if is_up() else "")
     return block.reason
 
 

@@ -14,14 +14,7 @@ from reader import ROOT, Reader, cannot
 
 from bml.cli import main as command_line
 
-PAGES = [
-    ROOT / "README.md",
-    ROOT / "docs" / "tutorial.md",
-    *(
-        ROOT / "docs" / "guides" / f"{n}.md"
-        for n in ["operating", "ray", "torch", "sizing", "training", "overlap"]
-    ),
-]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "tutorial.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
 BLOCKS = [block for page in PAGES for block in read(page, ROOT)]
 NOT_RUN = [block for block in BLOCKS if block.reason or block.marker in CONDITIONS]
 QUICK = {"docs/tutorial.md"}
