@@ -24,6 +24,7 @@ from bml.cli.output import current
 from bml.cli.printed import check_writable, in_words, strict_json
 from bml.cli.values import FiniteRange
 from bml.cluster.fleets.placement import Reservation
+from bml.cluster.launcher.callbacks import view_line
 from bml.cluster.launcher.launch import KEPT_MIB, LAUNCHERS, launch
 from bml.cluster.launcher.result import Result
 from bml.errors import BmlError, TrainingError, UsageError
@@ -278,7 +279,7 @@ def _read(file: str) -> str:
 
 @contextmanager
 def _hidden_prints(hide: bool) -> Iterator[None]:
-    """Ray prints its remarks on killed workers to our standard output, and has no switch for that."""
+    """Send this process's standard output to nowhere: Ray prints to it what it says of the cluster."""
     if not hide:
         yield
         return
@@ -318,11 +319,7 @@ class _Follower:
         """The coordinator has news."""
         if now["epoch"] > self._epoch:
             self._epoch = now["epoch"]
-            self._progress.console.print(
-                f"view {now['epoch']}: {len(now['members'])} servers ({now['reason']})",
-                highlight=False,
-                markup=False,
-            )
+            self._progress.console.print(view_line(now), highlight=False, markup=False)
         self._progress.update(
             self._task, description=f"step {now['step']}, {len(now['members'])} servers, {now['state']}"
         )

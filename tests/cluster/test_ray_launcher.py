@@ -198,13 +198,35 @@ print(json.dumps([values, sorted(kept)]))
 def test_the_end_of_a_job_leaves_ray_to_another_one_of_the_same_process(tmp_path: Path) -> None:
     before = ray_leftovers()
     (tmp_path / "two.py").write_text(_TWO_JOBS)
-    done = run(sys.executable, str(tmp_path / "two.py"), STOP_AT=str(tmp_path / "stop"))
+    shown = {"RAY_DEDUP_LOGS_SKIP_REGEX": "^$"}  # so nothing that Ray says of dead workers is hidden
+    done = run(sys.executable, str(tmp_path / "two.py"), STOP_AT=str(tmp_path / "stop"), **shown)
     assert done.returncode == 0, done.stderr
     values, kept = json.loads(done.stdout.splitlines()[-1])
     assert values == ["first", "second", "first"]
     assert kept == [], "nothing stays in the environment"
     assert "died or was killed" not in done.stdout + done.stderr, "all was well"
     assert ray_leftovers() == before
+
+
+_KILLED = """
+import bml
+import numpy as np
+
+def train(session):
+    for _ in session.steps(10):
+        session.allreduce(np.ones(4))
+
+if __name__ == "__main__":
+    bml.launch(train, "bcube:2x2", faults=["kill:1@step=2"])
+"""
+
+
+def test_a_death_is_one_line_of_ours_and_not_a_paragraph_of_rays(tmp_path: Path) -> None:
+    (tmp_path / "killed.py").write_text(_KILLED)
+    done = run(sys.executable, str(tmp_path / "killed.py"))
+    assert done.returncode == 0, done.stderr
+    (line,) = (done.stdout + done.stderr).splitlines()
+    assert re.fullmatch(r"view 2: 3 servers \(server 1 is dead: .*\)", line), line
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="shuts down sockets of other processes")

@@ -19,6 +19,24 @@ _POLL_S = 0.2
 News = Callable[[dict[str, Any]], None]
 
 
+def view_line(snapshot: dict[str, Any]) -> str:
+    """The view of a snapshot in one line: its number, how many servers it has, and its reason."""
+    return f"view {snapshot['epoch']}: {len(snapshot['members'])} servers ({snapshot['reason']})"
+
+
+def log_views() -> News:
+    """Make an `on_change` that logs a line for each view after the first, for users who gave none."""
+    newest = 1
+
+    def changed(snapshot: dict[str, Any]) -> None:
+        nonlocal newest
+        if snapshot["epoch"] > newest:
+            newest = snapshot["epoch"]
+            _LOG.warning("%s", view_line(snapshot))
+
+    return changed
+
+
 class Teller:
     """Tells `on_change` the snapshots of a job, in order, and whoever else is to hear something.
 

@@ -12,7 +12,7 @@ from bml.cluster.emulated.ray_nodes import OnStart
 from bml.cluster.fleets.fleet import Fleet
 from bml.cluster.fleets.placement import Reservation
 from bml.cluster.fleets.processes import ProcessFleet
-from bml.cluster.launcher.callbacks import News, Teller
+from bml.cluster.launcher.callbacks import News, Teller, log_views
 from bml.cluster.launcher.result import Result
 from bml.cluster.launcher.running import Job
 from bml.cluster.process.pickling import Train, pack
@@ -87,7 +87,7 @@ def start(
         kept_mib=kept_mib,
     )
     reserves = Reservation(resources or {})
-    teller = Teller(on_change)
+    teller = Teller(on_change or log_views())
     starting = _say_nothing if on_start is None else partial(teller.say, on_start)
     pickled = pack(train)  # first: a function that cannot be pickled must leave no Ray or fabric behind
     fleet = _fleet(spec, launcher, address, reserves, prints, starting)
@@ -142,7 +142,9 @@ def launch(*arguments: Any, **options: Any) -> Result:
         kept_mib: MiB of results that a joiner keeps while it catches up, at most twice that for a moment.
             If more come, it is given a later state.
         prints: Show what the training functions print.
-        on_change: Is called with a snapshot of the job's state (see `Job.status`) when it changes.
+        on_change: Is called with a snapshot of the job's state (see `Job.status`) when it changes. Without
+            it every view after the first is a line in the log `bml.cluster`: a warning, which Python shows
+            on standard error.
         on_start: Is called with a line about what is being started, where that takes long.
 
     `on_change` and `on_start` are called in another thread, one call after the other. They may take their
