@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from bml.protocol.server.learner import KEPT_NBYTES
-from bml.schedule.select.model import DEFAULTS, Constants
+from bml.schedule.select.model import DEFAULTS
 from bml.sim.judge.history import History
 from bml.sim.judge.promises import PromiseBroken
 from bml.sim.mishaps.chaos import (
@@ -24,8 +24,9 @@ from bml.sim.mishaps.chaos import (
 )
 from bml.sim.mishaps.endings import draw_ending
 from bml.sim.mishaps.strangers import draw_strangers
-from bml.sim.simulation import TREES, Simulation
-from bml.sim.world.delays import MOST_S, NONE, Delays, draw_delays
+from bml.sim.simulation import Simulation
+from bml.sim.world.delays import MOST_S, NONE, draw_delays
+from bml.sim.world.settings import TREES, Settings
 from bml.topology import parse
 
 #: Small fabrics find most bugs, and fast; each is drawn about as often as it stands here.
@@ -46,25 +47,13 @@ PATHS_EVERY = 3
 BUSY_EVERY = 5
 
 
-@dataclass(frozen=True)
-class Scenario:
-    """All that a run follows from."""
+@dataclass(frozen=True, kw_only=True)
+class Scenario(Settings):
+    """All that a run follows from: its seed, the fabric by name, the settings, and what goes wrong."""
 
     seed: int
     fabric: str
-    steps: int
-    n_elements: int
-    slice_nbytes: int
-    mishaps: Mishaps
-    absent: tuple[int, ...] = ()
-    constants: Constants = TREES
-    shared_memory: bool = False
-    min_servers: int | None = None
-    delays: Delays = NONE
-    reaches: bool = True
-    load_s: float = 0.0
-    kept_nbytes: int = KEPT_NBYTES
-    per_iteration: int = 1
+    mishaps: Mishaps = ()
 
     @classmethod
     def of(cls, seed: int, fabric: str | None = None, shared_memory: bool = False) -> Scenario:
@@ -178,25 +167,7 @@ class Scenario:
 
     def simulation(self, recorded: bool = False) -> Simulation:
         """The run, ready to start."""
-        return Simulation(
-            parse(self.fabric),
-            self.seed,
-            steps=self.steps,
-            n_elements=self.n_elements,
-            slice_nbytes=self.slice_nbytes,
-            detect_s=DETECT_S,
-            mishaps=self.mishaps,
-            absent=self.absent,
-            constants=self.constants,
-            recorded=recorded,
-            shared_memory=self.shared_memory,
-            min_servers=self.min_servers,
-            delays=self.delays,
-            reaches=self.reaches,
-            load_s=self.load_s,
-            kept_nbytes=self.kept_nbytes,
-            per_iteration=self.per_iteration,
-        )
+        return Simulation(parse(self.fabric), self.seed, self, self.mishaps, recorded)
 
     def __str__(self) -> str:
         what = f"{self.steps} steps of {self.n_elements} elements in slices of {self.slice_nbytes} bytes"

@@ -32,7 +32,7 @@ from bml.protocol.wire.frame import Header
 from bml.schedule import Programs, Schedules
 from bml.sim.judge.history import History
 from bml.sim.judge.promises import PromiseBroken, Promises
-from bml.sim.simulation import TREES
+from bml.sim.world.settings import TREES
 from bml.topology import BmlError, Fabric, parse
 from bml.topology.errors import InvariantError
 

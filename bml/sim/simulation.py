@@ -11,26 +11,25 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
 
 from bml.protocol.coordinator import core as coord
 from bml.protocol.timeouts import Timeouts
 from bml.protocol.wire import messages as msg
-from bml.schedule.select.model import DEFAULTS, Constants
 from bml.sim.judge.history import History
 from bml.sim.judge.promises import PromiseBroken, Promises
+from bml.sim.mishaps.affected import Affected
 from bml.sim.mishaps.chaos import FOREVER, Mishap
 from bml.sim.mishaps.endings import OPERATOR_S, Endings
 from bml.sim.mishaps.troubles import Troubles
 from bml.sim.server.machine import Machine
 from bml.sim.world.coordinators import SimulatedCoordinator, SimulatedCoordinators
-from bml.sim.world.delays import NONE, Delays
 from bml.sim.world.host import Host
 from bml.sim.world.load import Load
 from bml.sim.world.network import Network
 from bml.sim.world.paths import Key, Pair, Where, pair
+from bml.sim.world.settings import Settings
 from bml.sim.world.wires import Wires
-from bml.topology import Fabric, LinkFailure, ServerFailure
+from bml.topology import Fabric
 
 #: How long the steps of a run may take on a host that is overloaded, in virtual seconds.
 _LOADED_S = 400.0
@@ -39,50 +38,27 @@ _MANY_STARTS = 6
 _MOST_EVENTS = 100_000
 """A run that goes round in circles is over then; honest ones take less than a fifth of it."""
 
-#: Without start-up times even small vectors take trees, which is where most can go wrong.
-TREES = replace(DEFAULTS, alpha_s=0.0)
+_DEFAULTS = Settings()
 
 
 class Simulation:
-    """`steps` steps of all-reduce over vectors of `n_elements` on `fabric`, and what befalls them.
+    """A job on `fabric`, and the `mishaps` that befall it; all of it follows from `seed`.
 
-    `run` returns the history; it raises PromiseBroken as soon as a promise is, and when the run has not
-    ended by its deadline (virtual seconds). `restart_s`: how long a successor takes to start.
-    `reaches`: the launcher can kill a coordinator; on a machine that it does not reach it cannot.
-    `constants` of the cost model decide which schedule steps of this size take, if `algorithm` is auto.
-    `delays`: which ways are slow. `shared_memory`: the servers are on one host and reduce directly; of links
-    only heartbeats are left. `load_s`: how late a busy host reacts (load.py). `kept_nbytes`: see Learner.
-    `per_iteration`: how many steps an iteration of the training loop has.
+    `run` returns the history. It raises PromiseBroken as soon as a promise is broken, and when the run has
+    not ended by its deadline (virtual seconds). `recorded`: the history has a timeline for readers, too.
     """
 
     def __init__(
         self,
         fabric: Fabric,
         seed: int,
-        steps: int = 5,
-        n_elements: int = 41,
-        detect_s: float = 0.5,
-        min_servers: int | None = None,
-        algorithm: str = "auto",
-        constants: Constants = TREES,
-        restart_s: float = 0.3,
-        reaches: bool = True,
-        slice_nbytes: int = 64,
+        settings: Settings = _DEFAULTS,
         mishaps: Iterable[Mishap] = (),
         recorded: bool = True,
-        absent: tuple[int, ...] = (),
-        shared_memory: bool = False,
-        delays: Delays = NONE,
-        load_s: float = 0.0,
-        kept_nbytes: int = 1 << 30,
-        per_iteration: int = 1,
     ):
-        self.fabric, self.kept_nbytes, self.per_iteration = fabric, kept_nbytes, per_iteration
-        self.first = tuple(server for server in fabric.servers if server not in absent)
-        self.steps, self.n_elements = steps, n_elements
-        self.slice_nbytes = slice_nbytes
-        self.algorithm, self.constants = algorithm, constants
-        self.timeouts = Timeouts.of(detect_s)
+        self.fabric, self.settings = fabric, settings
+        self.first = tuple(server for server in fabric.servers if server not in settings.absent)
+        self.timeouts = Timeouts.of(settings.detect_s)
         self.network = Network(seed)
         self.history = History(recorded)
         self.promises = Promises(self.history, self._reachable)
@@ -90,18 +66,13 @@ class Simulation:
         self.finished: coord.Finished | None = None
         self.gave_up = ""
         """Why the launcher ended the job, if it could not get a coordinator."""
-        self._load = Load(self.network, load_s, seed)
-        self._deadline_s = _LOADED_S if load_s else 0.0
+        self._load = Load(self.network, settings.load_s, seed)
+        self._deadline_s = _LOADED_S if settings.load_s else 0.0
         self._headless = False
-        #: Servers that some mishap befell, which may be lost for it.
-        self.hurt: set[int] = set(absent)
-        self._least = fabric.n_servers // 2 + 1 if min_servers is None else min_servers
-        #: Neighbours between whom something did not get through: a NIC of one of them may be given up.
-        self.hurt_pairs: set[Pair] = set()
-        #: From two of these on, what is seen may have several explanations, and a whole server be blamed.
-        self.network_mishaps = 0
-        #: Whether servers left for good, or came.
-        self.resized = bool(absent)
+        least = fabric.n_servers // 2 + 1 if settings.min_servers is None else settings.min_servers
+        self.affected = Affected(fabric, least)
+        self.affected.servers.update(settings.absent)
+        self.affected.resized = bool(settings.absent)
         self._troubles = Troubles(fabric)
         self._tied: defaultdict[tuple[str, int], list[Mishap]] = defaultdict(list)
         self.wires = Wires(
@@ -109,31 +80,19 @@ class Simulation:
             self.timeouts.connect_s,
             process=lambda server: self.machines[server].process,
             arrived=lambda to, origin, level: self.machines[to].arrived(origin, level),
-            lost=self._lost,
+            lost=lambda server, peer, level, why: self.machines[server].lost(peer, level, why),
             heard=lambda to, origin, level: self.machines[to].heard(origin, level),
             proved=lambda to, origin, level: self.machines[to].proved(origin, level),
-            delays=delays,
+            delays=settings.delays,
         )
-        self.host = Host() if shared_memory else None
+        self.host = Host() if settings.shared_memory else None
         #: Slices are read in their senders' memory, so those that are fenced meanwhile never arrive.
         self.zero_copy = seed % 2 == 0
         self.machines = {server: Machine(server, self) for server in fabric.servers}
-        for server in absent:
+        for server in settings.absent:
             self.machines[server].process.die()
         self.coordinators = SimulatedCoordinators(
-            fabric,
-            self.network,
-            self.timeouts,
-            min_servers,
-            self.machines,
-            absent,
-            restart_s,
-            reaches,
-            self.point,
-            self._finish,
-            delays,
-            self._load,
-            self._give_up,
+            fabric, self.network, self.timeouts, settings, self.machines, self._load, self
         )
         for mishap in mishaps:
             self.plan(mishap)
@@ -174,8 +133,8 @@ class Simulation:
                 self._hold(target[0], mishap.for_s)
                 self._part(frozenset(target), mishap.for_s)
             case "reset":
-                self.hurt.update(target[:2])
-                self.network_mishaps += 1
+                self.affected.servers.update(target[:2])
+                self.affected.n_network += 1
                 self.wires.reset(*target)
             case "control-loss":
                 self.coordinators.lose(target[0])
@@ -187,8 +146,8 @@ class Simulation:
                 machine = self.machines[target[0]]
                 machine.process.run(partial(machine.user.turn, mishap.kind))
             case "leave":
-                self.hurt.add(target[0])
-                self.resized = True
+                self.affected.servers.add(target[0])
+                self.affected.resized = True
                 machine = self.machines[target[0]]
                 machine.process.run(machine.leave)
             case kind:
@@ -205,7 +164,7 @@ class Simulation:
     def _crash(self, server: int) -> None:
         machine = self.machines[server]
         if machine.process.alive:
-            self.hurt.add(server)
+            self.affected.servers.add(server)
             machine.process.die()
             self.wires.die(server)
             self.coordinators.gone(server, "process gone")
@@ -217,8 +176,8 @@ class Simulation:
             return
         if old.process.alive:
             self._crash(server)
-        self.hurt.add(server)
-        self.resized = True
+        self.affected.servers.add(server)
+        self.affected.resized = True
         number = old.incarnation.number + 1 if old.incarnation else 1
         machine = self.machines[server] = Machine(server, self, msg.Incarnation(server, number))
         self.history.commits = {
@@ -235,26 +194,26 @@ class Simulation:
     def _freeze(self, server: int, for_s: float) -> None:
         process = self.machines[server].process
         if process.runs:
-            self.hurt.add(server)
+            self.affected.servers.add(server)
             process.freeze()
             self._later(for_s, process.thaw, f"server {server} thaws")
 
     def _block(self, kind: str, nics: list[Key], for_s: float) -> None:
-        self.hurt.update(server for server, _ in nics)
+        self.affected.servers.update(server for server, _ in nics)
         self._obstruct(kind, nics, for_s)
 
     def _block_pair(self, kind: str, between: Pair, for_s: float) -> None:
-        self.hurt_pairs.add(between)
+        self.affected.pairs.add(between)
         self._obstruct(kind, [between], for_s)
 
     def _part(self, part: frozenset[int], for_s: float) -> None:
         other = frozenset(self.fabric.servers) - part
-        self.hurt.update(part if len(part) < len(other) else part | other)
-        self.network_mishaps += 1
+        self.affected.servers.update(part if len(part) < len(other) else part | other)
+        self.affected.n_network += 1
         self._obstruct("parted", [part], for_s)
 
     def _obstruct(self, kind: str, places: Sequence[Where], for_s: float) -> None:
-        self.network_mishaps += 1
+        self.affected.n_network += 1
         for where in places:
             self.wires.paths.block(kind, where)
 
@@ -265,7 +224,7 @@ class Simulation:
         self._later(for_s, heal, f"{kind} {', '.join(map(str, places))} heals")
 
     def _hold(self, server: int, for_s: float) -> None:
-        self.hurt.add(server)
+        self.affected.servers.add(server)
         self.coordinators.hold(server)
         text = f"the control connection of server {server} heals"
         self._later(for_s, lambda: self.coordinators.release(server), text)
@@ -306,25 +265,27 @@ class Simulation:
 
     def _check_end(self) -> None:
         done = [server for server, machine in self.machines.items() if machine.done]
-        self.promises.ended(self.steps, {server: self.machines[server].first_step for server in done})
+        self.promises.ended(
+            self.settings.steps, {server: self.machines[server].first_step for server in done}
+        )
         self.promises.ledgers({server: self.machines[server].ledger.summary() for server in done})
         self.endings.check(self.history.errors)
         self.endings.check_bound(self.history.counts["fault"], self.network.now)
-        if self.network_mishaps < 2:
+        if self.affected.n_network < 2:
             self._check_blame()
 
     def _check_blame(self) -> None:
         """Nobody is lost, and no job given up, for what befell others."""
         abort = self.finished.abort if self.finished else None
-        if abort is not None and abort.kind == "start" and (self.hurt or self.hurt_pairs):
+        if abort is not None and abort.kind == "start" and (self.affected.servers or self.affected.pairs):
             return
         if self.gave_up and self.coordinators.failing_starts < _MANY_STARTS:
             raise PromiseBroken(4, f"the launcher gave up ({self.gave_up}) though coordinators could start")
         if self.gave_up or self._headless:
             return
-        if abort is not None and self.resized:
+        if abort is not None and self.affected.resized:
             return  # the majority was one of fewer servers than there are
-        main = self._whole()
+        main = self.affected.unaffected()
         errors = self.history.errors
         self.endings.check_told(main, errors)
         lost = [
@@ -336,15 +297,6 @@ class Simulation:
             raise PromiseBroken(4, f"the job ended ({abort.text}) though servers {main} were whole")
         if lost:
             raise PromiseBroken(2, f"servers {lost} were lost though nothing befell them")
-
-    def _whole(self) -> tuple[int, ...]:
-        """Those that nothing befell and that are enough together, whichever NIC of a pair is given up."""
-        hurt = [ServerFailure(server) for server in self.hurt]
-        found = {*self.fabric.servers}
-        for nics in product(*([LinkFailure(a, lv), LinkFailure(b, lv)] for a, b, lv in self.hurt_pairs)):
-            parts = self.fabric.without(*hurt, *nics).components()
-            found.intersection_update(parts[0] if parts and len(parts[0]) >= self._least else ())
-        return tuple(sorted(found))
 
     # --- what the parts call ---------------------------------------------------------------------
 
@@ -383,17 +335,15 @@ class Simulation:
         """A server's message to its coordinator."""
         self.coordinators.tell(server, message)
 
-    def _give_up(self, why: str) -> None:
-        """The launcher ends the job: it cannot get a coordinator."""
+    def give_up(self, why: str) -> None:
+        """See `Job`."""
         self.point("finished", f"the launcher ends the job: {why}")
         self.gave_up = why
         for machine in self.machines.values():
             machine.process.die()
 
-    def _lost(self, server: int, peer: int, level: int, why: str) -> None:
-        self.machines[server].lost(peer, level, why)
-
-    def _finish(self, coordinator: SimulatedCoordinator, finished: coord.Finished) -> None:
+    def finish(self, coordinator: SimulatedCoordinator, finished: coord.Finished) -> None:
+        """See `Job`."""
         if finished.deposed_by:
             self.point("deposed", f"coordinator {coordinator.term} learns that it is not the coordinator")
             coordinator.end()

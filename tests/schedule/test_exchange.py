@@ -12,6 +12,7 @@ from bml.protocol.wire.frame import FrameError, Kind
 from bml.schedule import Exchange, ExchangeProgram, Hop, plan, verify_exchange
 from bml.schedule.select.model import counts
 from bml.sim import Simulation
+from bml.sim.world.settings import Settings
 from bml.topology import FabricError, UsageError, parse
 
 WORKS = [
@@ -165,7 +166,7 @@ def test_frames_that_do_not_belong():
 
 @pytest.mark.parametrize("name", ["bcube:3x2", "bcube:2x3", "torus:3x2", "switch:5"])
 def test_the_protocol_commits_right_sums(name):
-    history = Simulation(parse(name), seed=3, steps=3, algorithm="exchange").run()
+    history = Simulation(parse(name), seed=3, settings=Settings(steps=3, algorithm="exchange")).run()
     assert sorted(history.commits) == [1, 2, 3]
     assert all(len(commits) == parse(name).n_servers for commits in history.commits.values())
 

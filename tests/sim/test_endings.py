@@ -9,13 +9,16 @@ from bml.sim import Mishap, Simulation, When
 from bml.sim.check import ENDINGS_EVERY, Scenario
 from bml.sim.judge.promises import PromiseBroken
 from bml.sim.mishaps.endings import BOUND_S, KINDS, OPERATOR_S, Endings
+from bml.sim.world.settings import Settings
 from bml.topology import parse
 
 SAID = "server 2 raised ValueError: by seed"
 
 
 def simulate(*mishaps: Mishap, steps: int = 5, min_servers: int | None = None) -> Simulation:
-    simulation = Simulation(parse("bcube:2x2"), 1, steps=steps, mishaps=mishaps, min_servers=min_servers)
+    simulation = Simulation(
+        parse("bcube:2x2"), 1, settings=Settings(steps=steps, min_servers=min_servers), mishaps=mishaps
+    )
     simulation.run()
     return simulation
 

@@ -3,13 +3,16 @@
 import pytest
 
 from bml.sim import Mishap, Simulation, When
+from bml.sim.world.settings import Settings
 from bml.topology import parse
 
 
 def run(name, algorithm, steps, *mishaps):
     """Run a job in which mishaps (kind, target, seconds from the start) happen."""
     planned = [Mishap(kind, target, When("", 0, after_s)) for kind, target, after_s in mishaps]
-    return Simulation(parse(name), seed=11, steps=steps, algorithm=algorithm, mishaps=planned).run()
+    return Simulation(
+        parse(name), seed=11, settings=Settings(steps=steps, algorithm=algorithm), mishaps=planned
+    ).run()
 
 
 def check(history, steps, survivors):

@@ -6,6 +6,7 @@ import pytest
 
 from bml.sim.mishaps.chaos import Mishap, When
 from bml.sim.simulation import Simulation
+from bml.sim.world.settings import Settings
 from bml.topology import parse
 
 STEPS = 260  # about six virtual seconds
@@ -23,7 +24,10 @@ def silent(target: tuple[int, ...], at_s: float, for_s: float, kind: str = "sile
 @pytest.mark.parametrize("seed", range(2))
 def test_a_cable_that_comes_back_is_used_again(seed: int) -> None:
     simulation = Simulation(
-        parse("bcube:3x2"), seed, steps=STEPS, n_elements=2, mishaps=[silent((4, 0), 0.2, 1.5)]
+        parse("bcube:3x2"),
+        seed,
+        settings=Settings(steps=STEPS, n_elements=2),
+        mishaps=[silent((4, 0), 0.2, 1.5)],
     )
     simulation.run()
     assert [failures for failures, _ in views(simulation)] == [(), ("link:4/0",), ()]
@@ -32,7 +36,10 @@ def test_a_cable_that_comes_back_is_used_again(seed: int) -> None:
 
 def test_a_switch_that_comes_back_is_used_again() -> None:
     simulation = Simulation(
-        parse("bcube:3x2"), 1, steps=STEPS, n_elements=2, mishaps=[silent((0, 1), 0.2, 1.5, "switch")]
+        parse("bcube:3x2"),
+        1,
+        settings=Settings(steps=STEPS, n_elements=2),
+        mishaps=[silent((0, 1), 0.2, 1.5, "switch")],
     )
     simulation.run()
     assert [failures for failures, _ in views(simulation)] == [(), ("switch:0/1",), ()]
@@ -40,7 +47,10 @@ def test_a_switch_that_comes_back_is_used_again() -> None:
 
 def test_a_cable_that_stays_dead_stays_out() -> None:
     simulation = Simulation(
-        parse("bcube:3x2"), 1, steps=STEPS, n_elements=2, mishaps=[silent((4, 0), 0.2, 60.0)]
+        parse("bcube:3x2"),
+        1,
+        settings=Settings(steps=STEPS, n_elements=2),
+        mishaps=[silent((4, 0), 0.2, 60.0)],
     )
     simulation.run()
     assert [failures for failures, _ in views(simulation)] == [(), ("link:4/0",)]
@@ -48,7 +58,9 @@ def test_a_cable_that_stays_dead_stays_out() -> None:
 
 def test_a_flapping_cable_is_trusted_ever_more_rarely() -> None:
     flaps = [silent((0, 0), 0.2 + 2.5 * count, 0.8) for count in range(5)]
-    simulation = Simulation(parse("bcube:2x2"), 3, steps=3 * STEPS, n_elements=2, mishaps=flaps)
+    simulation = Simulation(
+        parse("bcube:2x2"), 3, settings=Settings(steps=3 * STEPS, n_elements=2), mishaps=flaps
+    )
     simulation.run()
     seen = [failures for failures, _ in views(simulation)]
     # Out, back after one second, out, and then it never stays up for the two seconds it now takes.
@@ -59,6 +71,8 @@ def test_a_flapping_cable_is_trusted_ever_more_rarely() -> None:
 
 def test_a_cable_that_heals_while_the_coordinator_dies() -> None:
     mishaps = [silent((0, 0), 0.2, 1.5), Mishap("coordinator-crash", (), When("", 0, 2.4))]
-    simulation = Simulation(parse("bcube:2x2"), 2, steps=STEPS, n_elements=2, mishaps=mishaps)
+    simulation = Simulation(
+        parse("bcube:2x2"), 2, settings=Settings(steps=STEPS, n_elements=2), mishaps=mishaps
+    )
     simulation.run()
     assert [failures for failures, _ in views(simulation)] == [(), ("link:0/0",), ()]

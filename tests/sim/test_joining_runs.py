@@ -8,6 +8,7 @@ import pytest
 
 from bml.sim import Mishap, Simulation, When
 from bml.sim.world.delays import Delays
+from bml.sim.world.settings import Settings
 from bml.topology import parse
 
 STEPS = 40
@@ -18,7 +19,9 @@ def at(point: str, nth: int = 1, after_s: float = 0.0) -> When:
 
 
 def simulate(fabric: str, *mishaps: Mishap, absent: tuple[int, ...] = (), steps: int = STEPS) -> Simulation:
-    simulation = Simulation(parse(fabric), seed=2, steps=steps, n_elements=17, mishaps=mishaps, absent=absent)
+    simulation = Simulation(
+        parse(fabric), seed=2, settings=Settings(steps=steps, n_elements=17, absent=absent), mishaps=mishaps
+    )
     simulation.run()
     return simulation
 
@@ -77,11 +80,8 @@ def test_the_state_overtakes_a_token_of_another_learner(fabric: str) -> None:
     simulation = Simulation(
         parse(fabric),
         seed=2,
-        steps=STEPS,
-        n_elements=17,
+        settings=Settings(steps=STEPS, n_elements=17, absent=(2, 3), delays=Delays(links={(2, 3, 0): 0.05})),
         mishaps=(Mishap("join", (2,), at("commit", 20)), Mishap("join", (3,), at("commit", 20))),
-        absent=(2, 3),
-        delays=Delays(links={(2, 3, 0): 0.05}),
     )
     simulation.run()
     assert last(simulation) == (0, 1, 2, 3)

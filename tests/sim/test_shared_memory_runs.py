@@ -14,6 +14,7 @@ from bml.sim import Mishap, Simulation, When
 from bml.sim.check import Scenario, check, run
 from bml.sim.server import sharing
 from bml.sim.server.sharing import Sharing
+from bml.sim.world.settings import Settings
 from bml.topology import parse
 
 MOST_SEEDS = 300
@@ -34,7 +35,15 @@ def scenarios() -> Iterator[Scenario]:
         yield Scenario.of(seed, shared_memory=True)
         after_s = random.Random(seed).uniform(0, 0.004)
         freeze = Mishap("freeze", (1,), When("complete", 13, after_s), 2.0)
-        yield Scenario(seed, "bcube:2x2", 6, 40, 8, (freeze,), shared_memory=True)
+        yield Scenario(
+            seed=seed,
+            fabric="bcube:2x2",
+            steps=6,
+            n_elements=40,
+            slice_nbytes=8,
+            mishaps=(freeze,),
+            shared_memory=True,
+        )
 
 
 def bring_home_after_looking(patch: pytest.MonkeyPatch) -> None:
@@ -131,11 +140,8 @@ def test_a_frozen_server_that_wakes_disturbs_nobody() -> None:
     simulation = Simulation(
         parse("bcube:2x2"),
         seed=4,
-        steps=6,
-        n_elements=40,
-        slice_nbytes=8,
+        settings=Settings(steps=6, n_elements=40, slice_nbytes=8, shared_memory=True),
         mishaps=[freeze],
-        shared_memory=True,
     )
     simulation.run()
     assert [server for server, machine in simulation.machines.items() if machine.done] == [0, 2, 3]

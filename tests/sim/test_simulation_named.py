@@ -10,6 +10,7 @@ from bml.errors import Evicted, TooFewServers
 from bml.schedule.select.model import DEFAULTS
 from bml.sim import FOREVER, Mishap, Simulation, When
 from bml.sim.check import Scenario, run
+from bml.sim.world.settings import Settings
 from bml.topology import parse
 
 
@@ -18,7 +19,9 @@ def at(point: str, nth: int = 1, after_s: float = 0.0) -> When:
 
 
 def simulate(fabric: str, *mishaps: Mishap, steps: int = 5, min_servers: int | None = None) -> Simulation:
-    simulation = Simulation(parse(fabric), seed=1, steps=steps, min_servers=min_servers, mishaps=mishaps)
+    simulation = Simulation(
+        parse(fabric), seed=1, settings=Settings(steps=steps, min_servers=min_servers), mishaps=mishaps
+    )
     simulation.run()
     return simulation
 
@@ -238,8 +241,7 @@ def test_two_live_coordinators_do_not_depose_each_other_for_ever() -> None:
     simulation = Simulation(
         parse("bcube:2x2"),
         seed=1,
-        steps=3,
-        reaches=False,
+        settings=Settings(steps=3, reaches=False),
         mishaps=[
             Mishap("launcher-deaf", (), at("commit", 6), 0.8),
             Mishap("freeze", (1,), at("fault", 1), 2.2),
@@ -326,14 +328,20 @@ def test_the_last_end_may_get_lost_with_its_connection(steps: int) -> None:
 def test_once_broken(fabric: str, mishaps: tuple[Mishap, ...]) -> None:
     for seed in range(6):
         for steps in (1, 3):
-            outcome = run(Scenario(seed, fabric, steps, 17, 64, mishaps))
+            outcome = run(
+                Scenario(
+                    seed=seed, fabric=fabric, steps=steps, n_elements=17, slice_nbytes=64, mishaps=mishaps
+                )
+            )
             assert outcome.broken is None
 
 
 def test_a_step_goes_on_where_it_was_when_a_cable_fails() -> None:
     """Nobody is asked again, and what was final on all is not sent again."""
     cut = Mishap("silent", (4, 0), at("complete", 1))
-    simulation = Simulation(parse("bcube:3x2"), seed=1, steps=3, n_elements=400, mishaps=[cut])
+    simulation = Simulation(
+        parse("bcube:3x2"), seed=1, settings=Settings(steps=3, n_elements=400), mishaps=[cut]
+    )
     simulation.run()
     assert done(simulation) == list(range(9))
     assert simulation.history.counts["resume"] == 9
@@ -350,7 +358,20 @@ def test_members_that_missed_an_install_are_reminded_however_many_reconnect() ->
         Mishap("freeze", (1,), at("", 0, 0.110297), 0.274897),
         Mishap("coordinator-freeze", (), at("", 0, 0.009249), 0.410245),
     )
-    assert run(Scenario(5955, "bcube:3x2", 3, 0, 8, mishaps, constants=DEFAULTS)).broken is None
+    assert (
+        run(
+            Scenario(
+                seed=5955,
+                fabric="bcube:3x2",
+                steps=3,
+                n_elements=0,
+                slice_nbytes=8,
+                mishaps=mishaps,
+                constants=DEFAULTS,
+            )
+        ).broken
+        is None
+    )
 
 
 @pytest.mark.parametrize("server", range(4))
@@ -358,7 +379,14 @@ def test_members_that_missed_an_install_are_reminded_however_many_reconnect() ->
 def test_who_falls_silent_while_connections_are_made_is_blamed_himself(server: int, when: When) -> None:
     """Found by seed 5315: one connection timed out while all were patient, and either end was taken."""
     for seed in range(10):
-        scenario = Scenario(seed, "bcube:4x1", 1, 0, 8, (Mishap("silent", (server, 0), when),))
+        scenario = Scenario(
+            seed=seed,
+            fabric="bcube:4x1",
+            steps=1,
+            n_elements=0,
+            slice_nbytes=8,
+            mishaps=(Mishap("silent", (server, 0), when),),
+        )
         assert run(scenario).broken is None
 
 
@@ -369,7 +397,12 @@ def test_a_new_coordinator_decides_when_it_knows_all_suspicions() -> None:
         Mishap("coordinator-crash", (), at("Freeze", 5)),
         Mishap("isolate", (2,), at("fault", 2, 0.388817), 0.055111),
     )
-    assert run(Scenario(54510, "bcube:3x1", 2, 0, 64, mishaps)).broken is None
+    assert (
+        run(
+            Scenario(seed=54510, fabric="bcube:3x1", steps=2, n_elements=0, slice_nbytes=64, mishaps=mishaps)
+        ).broken
+        is None
+    )
 
 
 def test_heartbeats_do_not_excuse_a_connection_that_stays_broken() -> None:
@@ -379,4 +412,11 @@ def test_heartbeats_do_not_excuse_a_connection_that_stays_broken() -> None:
         Mishap("coordinator-crash", (), at("Suspect", 2, 0.003030)),
         Mishap("partition", (0,), at("Status", 4), 0.723689),
     )
-    assert run(Scenario(43798, "bcube:3x1", 3, 0, 1024, mishaps)).broken is None
+    assert (
+        run(
+            Scenario(
+                seed=43798, fabric="bcube:3x1", steps=3, n_elements=0, slice_nbytes=1024, mishaps=mishaps
+            )
+        ).broken
+        is None
+    )

@@ -8,6 +8,7 @@ import pytest
 
 from bml.sim.mishaps.chaos import FOREVER, Mishap, When
 from bml.sim.simulation import Simulation
+from bml.sim.world.settings import Settings
 from bml.topology import parse
 
 STEPS = 200  # about five virtual seconds
@@ -15,7 +16,9 @@ STALL_VIEW = "the data connection between NIC 3/0 and 4/0 stands still though he
 
 
 def ran(*mishaps: Mishap, seed: int = 1, fabric: str = "bcube:3x2", steps: int = STEPS) -> Simulation:
-    simulation = Simulation(parse(fabric), seed, steps=steps, n_elements=9, mishaps=mishaps)
+    simulation = Simulation(
+        parse(fabric), seed, settings=Settings(steps=steps, n_elements=9), mishaps=mishaps
+    )
     simulation.run()
     assert all(machine.done for machine in simulation.machines.values())
     return simulation
@@ -56,7 +59,9 @@ def test_a_nic_that_is_dead_in_one_direction_is_blamed(kind: str) -> None:
 
 def test_a_peer_that_is_stopped_is_no_stall() -> None:
     frozen = Mishap("freeze", (4,), When("submit", 40, 0.0), 9.0)
-    simulation = Simulation(parse("bcube:3x2"), 1, steps=40, n_elements=9, mishaps=[frozen])
+    simulation = Simulation(
+        parse("bcube:3x2"), 1, settings=Settings(steps=40, n_elements=9), mishaps=[frozen]
+    )
     simulation.run()
     view = simulation.machines[1].core.views[1].view
     assert view.failures == ("server:4",)

@@ -10,11 +10,11 @@ import numpy as np
 from bml.protocol.step.workspace import Array
 from bml.protocol.timeouts import Timeouts
 from bml.protocol.wire import messages as msg
-from bml.schedule.select.model import Constants
 from bml.sim.judge.history import History
 from bml.sim.judge.promises import Promises
 from bml.sim.world.host import Host
 from bml.sim.world.network import Network
+from bml.sim.world.settings import Settings
 from bml.sim.world.wires import Wires
 from bml.topology import Fabric
 
@@ -24,18 +24,12 @@ class World(Protocol):
 
     fabric: Fabric
     first: tuple[int, ...]
-    steps: int
-    n_elements: int
-    slice_nbytes: int
-    algorithm: str
-    constants: Constants
+    settings: Settings
     timeouts: Timeouts
     network: Network
     wires: Wires
     host: Host | None
     zero_copy: bool
-    kept_nbytes: int
-    per_iteration: int
     history: History
     promises: Promises
 

@@ -69,10 +69,10 @@ class Machine:
             world.fabric,
             self._planner,
             world.timeouts,
-            lambda nbytes: world.slice_nbytes,
+            lambda nbytes: world.settings.slice_nbytes,
             world.network.now,
             incarnation,
-            world.kept_nbytes,
+            world.settings.kept_nbytes,
         )
         self._workspace: Workspace | None = None
         self._zero_copy_sender = ZeroCopySender(server)
@@ -262,7 +262,7 @@ class Machine:
                 self._keeps.keep(step, kept)
                 self._workspace = None
                 world.promises.keeps(
-                    self.server, len(self._keeps.steps), kept.result.nbytes, world.kept_nbytes
+                    self.server, len(self._keeps.steps), kept.result.nbytes, world.settings.kept_nbytes
                 )
                 self.user.kept()
             case ev.Skip():
@@ -346,9 +346,9 @@ class Machine:
 
     def _planner(self, fabric: Fabric, server: int) -> AnyPrograms:
         if self._world.host is not None:
-            meeting_nbytes = self._world.slice_nbytes // 4  # so that vectors are added in both ways
+            meeting_nbytes = self._world.settings.slice_nbytes // 4  # so that vectors are added in both ways
             return OneProgram(DirectProgram(server, fabric.servers, _GRAIN_NBYTES, meeting_nbytes))
-        return _programs(fabric, self._world.algorithm, self._world.constants, server)
+        return _programs(fabric, self._world.settings.algorithm, self._world.settings.constants, server)
 
     def _installed(self, view: View) -> None:
         what = f"view {view.epoch} of {view.members}, commit {view.commit}"

@@ -83,7 +83,7 @@ class User:
         self._kept: Array | None = None
         # Not the members of the first view: servers may install different ones first.
         self._base: tuple[int, ...] = world.first
-        self._params = np.zeros(world.n_elements)
+        self._params = np.zeros(world.settings.n_elements)
         self._given = 0
         self._wakes_s, self._compute_s = 0.0, _COMPUTE_S
         if keeps is not None:
@@ -94,7 +94,7 @@ class User:
         # Most users compute nothing that is not used.
         self._replay_s = world.network.random.choice((0.0, 0.0, self._compute_s))
         per_step = 2 * world.fabric.n_servers + 1
-        self._batches = BatchPlan(per_step * world.steps, per_step, 1, seed=1)
+        self._batches = BatchPlan(per_step * world.settings.steps, per_step, 1, seed=1)
         self.ledger = Ledger(self._batches.n_samples)
 
     @property
@@ -150,7 +150,7 @@ class User:
         self._when_kept(lambda: self.prepare(self._step))
 
     def _is_boundary(self, step: int) -> bool:
-        return (step - 1) % self._world.per_iteration == 0
+        return (step - 1) % self._world.settings.per_iteration == 0
 
     def _when_kept(self, action: Callable[[], None]) -> None:
         """Go on at once; in an iteration that replays, when the result of the step is kept, or lost."""
@@ -173,7 +173,7 @@ class User:
         world = self._world
         batch = self._batches.batch(step - 1)
         parts = assignment(np.arange(len(batch.indices)), self._base, view.contributors)
-        rows = samples(len(batch.indices), world.n_elements, step)
+        rows = samples(len(batch.indices), world.settings.n_elements, step)
         mine = np.concatenate(parts[self._server]) if self._server in parts else batch.indices[:0]
         contribution: Array = rows[mine].sum(axis=0)
         if self._replays:
@@ -258,7 +258,7 @@ class User:
         self._world.point("state", f"server {self._server} has the state after step {step}", self._server)
         self._world.promises.state(self._server, step, self._params)
         self.first_step = step + 1
-        if step < self._world.steps:
+        if step < self._world.settings.steps:
             self.come_to(step + 1)
 
     def fall_behind(self) -> None:
@@ -283,7 +283,7 @@ class User:
         what = f"server {self._server} commits step {step} of epoch {epoch} by {contributors}"
         world.point("commit", what, self._server)
         batch = self._batches.batch(step - 1)
-        right = samples(len(batch.indices), world.n_elements, step).sum(axis=0)
+        right = samples(len(batch.indices), world.settings.n_elements, step).sum(axis=0)
         world.promises.committed(self._server, step, view, self._core.view, result, right)
         self._params = self._params + result.astype(np.float64)
         world.promises.state(self._server, step, self._params)
@@ -291,7 +291,7 @@ class User:
         used = used_indices(assignment(batch.indices, self._base, contributors), recomputed=True)
         self.ledger.commit(step, batch, contributors, used)
         self._base = contributors
-        if step == world.steps:
+        if step == world.settings.steps:
             self.done = True
             if self._turns in ("raise", "endless"):  # in what it does with the last result
                 self._turn_now()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Protocol
 
@@ -17,11 +17,11 @@ from bml.protocol.coordinator import core as coord
 from bml.protocol.timeouts import Timeouts
 from bml.protocol.wire import messages as msg
 from bml.protocol.wire.validate import check_for_server, check_from_server
-from bml.sim.world.delays import Delays
 from bml.sim.world.launcher import Launcher
 from bml.sim.world.load import Load
 from bml.sim.world.network import Network
 from bml.sim.world.process import Process
+from bml.sim.world.settings import Settings
 from bml.topology import Fabric
 
 _REDIAL_S = 0.05
@@ -99,7 +99,7 @@ class SimulatedCoordinator:
     def _carry_out(self, instruction: coord.Instruction) -> None:
         if isinstance(instruction, coord.Finished):
             self.finished = instruction
-            self.among.on_finished(self, instruction)
+            self.among.job.finish(self, instruction)
         elif instruction.server in self.channels:
             self.among.post(self.channels[instruction.server], instruction.message)
 
@@ -116,40 +116,47 @@ class SimulatedCoordinator:
             self.process.tick(lambda: self.handle(coord.Tick()))
 
 
+class Job(Protocol):
+    """What coordinators need of the job as a whole."""
+
+    def point(self, name: str, text: str) -> None:
+        """Something happened, to which a mishap may be tied."""
+
+    def finish(self, coordinator: SimulatedCoordinator, finished: coord.Finished) -> None:
+        """A coordinator has ended the job, or is none any more."""
+
+    def give_up(self, why: str) -> None:
+        """The launcher ends the job: it cannot get a coordinator."""
+
+
 class SimulatedCoordinators:
-    """See the module's text. `on_event(name, text)` is told what happens."""
+    """All coordinators of one `job`, and its launcher; see the module's text."""
 
     def __init__(
         self,
         fabric: Fabric,
         network: Network,
         timeouts: Timeouts,
-        min_servers: int | None,
+        settings: Settings,
         servers: Mapping[int, Reachable],
-        absent: Iterable[int],
-        restart_s: float,
-        reaches: bool,
-        on_event: Callable[[str, str], None],
-        on_finished: Callable[[SimulatedCoordinator, coord.Finished], None],
-        delays: Delays,
         load: Load,
-        on_give_up: Callable[[str], None],
+        job: Job,
     ):
         self.network = network
-        self.launcher = Launcher(network, timeouts, restart_s, reaches, self._start, on_event, on_give_up)
-        self.on_finished = on_finished
+        self.job = job
+        self.launcher = Launcher(
+            network, timeouts, settings.restart_s, settings.reaches, self._start, job.point, job.give_up
+        )
         self.started: list[SimulatedCoordinator] = []
         self.cut: set[int] = set()
         self.failing_starts = 0
         """How many coordinators were to crash on their start."""
         self._fabric = fabric
         self._timeouts = timeouts
-        self._min_servers = min_servers
+        self._settings = settings
         self._servers = servers
-        self._absent = tuple(absent)
-        self._on_event = on_event
         self._late: deque[tuple[int, Callable[[], None]]] = deque()
-        self._delays = delays
+        self._delays = settings.delays
         self._chance = random.Random("dials")
         self._load = load
         load.weigh(self.launcher.process)
@@ -165,12 +172,13 @@ class SimulatedCoordinators:
 
     def _start(self, term: int) -> SimulatedCoordinator:
         """Start a coordinator: a first one, or a successor."""
+        settings = self._settings
         core = coord.Coordinator(
-            self._fabric, term, self._timeouts, self._min_servers, self.network.now, self._absent
+            self._fabric, term, self._timeouts, settings.min_servers, self.network.now, settings.absent
         )
         coordinator = SimulatedCoordinator(self, term, core)
         self.started.append(coordinator)
-        self._on_event("takeover", f"coordinator {term} starts")
+        self.job.point("takeover", f"coordinator {term} starts")
         self._load.weigh(coordinator.process)
         coordinator.heartbeat()
         coordinator.handle(coord.Tick())
@@ -201,21 +209,21 @@ class SimulatedCoordinators:
         """The newest coordinator dies."""
         coordinator = self.newest
         if coordinator.process.alive:
-            self._on_event("fault", f"crash of coordinator {coordinator.term}")
+            self.job.point("fault", f"crash of coordinator {coordinator.term}")
             coordinator.end()
 
     def freeze(self, for_s: float) -> None:
         """The newest coordinator stops for a while."""
         coordinator = self.newest
         if coordinator.process.runs:
-            self._on_event("fault", f"coordinator {coordinator.term} is frozen for {for_s:.3f} s")
+            self.job.point("fault", f"coordinator {coordinator.term} is frozen for {for_s:.3f} s")
             coordinator.process.freeze()
             if for_s != float("inf"):
                 self.network.after(for_s, lambda: self._thaw(coordinator))
 
     def _thaw(self, coordinator: SimulatedCoordinator) -> None:
         if coordinator.process.frozen:
-            self._on_event("fault", f"coordinator {coordinator.term} thaws")
+            self.job.point("fault", f"coordinator {coordinator.term} thaws")
             coordinator.process.thaw()
 
     def gone(self, server: int, why: str) -> None:
@@ -262,7 +270,7 @@ class SimulatedCoordinators:
         node = self._servers[channel.server]
         if not isinstance(message, msg.Who):
             who = f"coordinator {channel.coordinator.term} -> {channel.server}"
-            self._on_event(type(message).__name__, f"{who}: {message}")
+            self.job.point(type(message).__name__, f"{who}: {message}")
 
         def read() -> None:
             if channel is node.channel:
@@ -275,7 +283,7 @@ class SimulatedCoordinators:
         """A message of a server, to whoever holds its connection; lost when there is none."""
         channel = self._servers[server].channel
         if not isinstance(message, msg.Progress):
-            self._on_event(type(message).__name__, f"server {server} -> coordinator: {message}")
+            self.job.point(type(message).__name__, f"server {server} -> coordinator: {message}")
         if channel is not None and channel.open:
             coordinator = channel.coordinator
             said = coord.From(server, check_from_server(message, server, self._fabric))
