@@ -94,7 +94,9 @@ def calibrate(constants: Path | None, as_json: bool) -> None:
 @click.option("--fabric", default="bcube:3x2", show_default=True, help="Such as bcube:3x2 or switch:9.")
 @click.option("--fabric-emulated", is_flag=True, help="On the fabric of `bml fabric up`, with real cables.")
 @click.option("--fabric-name", default=emulated.DEFAULT_NAME, show_default=True, help="Name of that fabric.")
-@click.option("--sizes", default="4KiB,64KiB,1MiB,16MiB,64MiB", show_default=True, help="Of the vector.")
+@click.option(
+    "--sizes", default="4KiB,64KiB,1MiB,16MiB,64MiB", show_default=True, help="Sizes of the vector."
+)
 @click.option(
     "--transport",
     type=click.Choice((*TRANSPORTS, AUTO)),
@@ -106,8 +108,10 @@ def calibrate(constants: Path | None, as_json: bool) -> None:
 @click.option("--algorithm", default="auto", show_default=True, help="See bml plan.")
 @click.option("--fail", multiple=True, metavar="X", help="server:4, link:4/0 or switch:0/2; repeatable.")
 @click.option("--against", default="", metavar="PEERS", help=f"Some of {','.join(PEERS)}.")
-@click.option("--repetitions", type=click.IntRange(1, 1000), default=5, show_default=True, help="Turns each.")
-@click.option("--block-s", type=FiniteRange(0, 60), default=0.3, show_default=True, help="Of a turn.")
+@click.option(
+    "--repetitions", type=click.IntRange(1, 1000), default=5, show_default=True, help="Turns of each."
+)
+@click.option("--block-s", type=FiniteRange(0, 60), default=0.3, show_default=True, help="Seconds of a turn.")
 @click.option("--constants", type=click.Path(dir_okay=False, path_type=Path), help=_CONSTANTS_HELP)
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw a .png, .svg or .pdf.")
 @click.option(

@@ -8,6 +8,7 @@ import os
 import platform
 import resource
 import shutil
+import socket
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +35,7 @@ _MEANING = {
     "heartbeat_s": "detect_s / 5: four heartbeats may be lost before anybody is suspected",
     "proof_window_s": "detect_s / 25: after proof (a dead process), only its echoes are awaited",
     "silence_window_s": "detect_s / 4: suspicions by silence are gathered, so that all observers are heard",
-    "detect_s": "the one setting: how fast a silent failure must be noticed",
+    "detect_s": "the setting: silence after which a failure is suspected; it is noticed within 1.25 detect_s",
     "answer_s": "1.5 detect_s: a suspected server that does not answer in it has failed; others in 3 times",
     "connect_s": "4 detect_s: a connection that cannot be made within this counts as lost",
     "warm_up_s": "silence is borne for so long before the second step is committed: imports, first kernels",
@@ -146,7 +147,7 @@ def _open_files() -> Check:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     enough = soft == resource.RLIM_INFINITY or soft >= _LEAST_FILES
     remark = "" if enough else f", have {_LEAST_FILES}: ulimit -n; beyond it nobody can join or reconnect"
-    return Check("open files", enough, f"a process may have {soft}; a server needs one for each link{remark}")
+    return Check("open files", enough, f"a process may have {soft}; a server takes some 20{remark}")
 
 
 def _job_folder() -> Check:
@@ -194,11 +195,25 @@ def _no_verbs(found: list[Gid]) -> str:
 
 def _nics() -> Check:
     setting = os.environ.get("BML_NICS", "")
+    foreign = [text for text in map(str.strip, setting.split(",")) if text and not _is_own(text)]
+    if foreign:
+        return Check("BML_NICS", False, f"{setting}: {', '.join(foreign)} is no address of this machine")
     if setting:
         return Check("BML_NICS", True, f"{setting}: one address per level")
     return Check(
         "BML_NICS", True, "not set: all levels use the node's one address (on one machine: loopback)"
     )
+
+
+def _is_own(address: str) -> bool:
+    """Whether this machine has the address; one that holds for several servers is not looked at."""
+    try:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return "{n}" in address
+    return True
 
 
 def _report(checks: list[Check], timeouts: Timeouts) -> dict[str, Any]:

@@ -45,8 +45,17 @@ _SEEDED_STEPS = 50
 @click.option(
     "--fault-seed", type=click.IntRange(0), help=f"Draw two faults within the first {_SEEDED_STEPS} steps."
 )
-@click.option("--launcher", type=click.Choice(LAUNCHERS), default="ray", show_default=True)
-@click.option("--address", help="Address of a running Ray cluster; without it a local Ray is started.")
+@click.option(
+    "--launcher",
+    type=click.Choice(LAUNCHERS),
+    default="ray",
+    show_default=True,
+    help="ray: actors, on one machine or a cluster; processes: plain processes of this machine.",
+)
+@click.option(
+    "--address",
+    help="Address of a running Ray cluster; without one a local Ray is started. [default: RAY_ADDRESS]",
+)
 @click.option(
     "--resource",
     "resources",
@@ -56,7 +65,10 @@ _SEEDED_STEPS = 50
 )
 @click.option("--algorithm", default="auto", show_default=True, help="See bml plan.")
 @click.option(
-    "--detect-s", type=float, help="Seconds in which a silent failure must be noticed. [default: 0.5]"
+    "--detect-s",
+    type=float,
+    help="Seconds of silence after which a failure is suspected; it is noticed within 1.25 times as long. "
+    "[default: 0.5]",
 )
 @click.option("--min-servers", type=int, help="Fewer survivors stop the job. [default: more than half]")
 @click.option(

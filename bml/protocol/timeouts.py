@@ -1,4 +1,4 @@
-"""All time-outs of the protocol, derived from the one setting `detect_s`."""
+"""All time-outs of the protocol. Most derive from `detect_s`; start_s, orphan_s and warm_up_s do not."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Timeouts:
 
     @classmethod
     def of(cls, detect_s: float = DEFAULT_DETECT_S, start_s: float = 60.0) -> Timeouts:
-        """Derive all time-outs from `detect_s`, how fast a silent failure must be noticed.
+        """Derive all time-outs from `detect_s`, the silence in seconds after which a failure is suspected.
 
         Raises UsageError for a `detect_s` outside 0.05-60 s.
         """

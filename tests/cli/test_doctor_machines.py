@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bml.cli.doctor import _emulated_fabric, _package
+from bml.cli.doctor import _emulated_fabric, _nics, _package
 from bml.fabric import network, state
 from bml.topology import FabricError
 
@@ -52,3 +52,16 @@ def test_a_folder_that_cannot_be_written_is_a_fabric_error(
         FabricError, match=r"lab.json, which says what is up, cannot be written: No such file"
     ):
         state.save("lab", made)
+
+
+@pytest.mark.parametrize(
+    ("nics", "usable"),
+    [("127.0.0.1", True), ("127.0.0.1,203.0.113.7", False), ("10.9.8.{n}", True), ("", True)],
+)
+def test_addresses_of_other_machines_are_no_nics_of_this_one(
+    monkeypatch: pytest.MonkeyPatch, nics: str, usable: bool
+) -> None:
+    monkeypatch.setenv("BML_NICS", nics)
+    check = _nics()
+    assert check.usable is usable
+    assert usable or "203.0.113.7 is no address of this machine" in check.why

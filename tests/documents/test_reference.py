@@ -10,18 +10,17 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from reference_pages import REFERENCE, rows
 
 import bml
 import bml.faults
 import bml.topology
 from bml import errors
 
-REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
 DIRECTIVE = re.compile(r"^\.\. auto(class|function|exception|data):: ([\w.]+).*((?:\n   :.*)*)", re.MULTILINE)
 MODULE = re.compile(r"^\.\. (?:py:)?(?:currentmodule|automodule):: ([\w.]+)", re.MULTILINE)
 ERRORS = {name for name in errors.__all__ if name != "job_error"}
@@ -109,19 +108,7 @@ def test_errors_that_are_raised_are_found() -> None:
     assert len(FUNCTIONS) > 100
 
 
-def rows(page: str, head: str) -> list[list[str]]:
-    """The cells of the table that begins with this heading row, without marks of code."""
-    lines = (REFERENCE / page).read_text().splitlines()
-    at = next(i for i, line in enumerate(lines) if line.startswith(f"| {head} |"))
-    found = []
-    for line in lines[at + 2 :]:
-        if not line.startswith("|"):
-            break
-        found.append([cell.strip().replace("`", "") for cell in line.strip("|").split("|")])
-    return found
-
-
 def test_the_table_of_errors_has_every_error_with_its_parent() -> None:
-    table = {row[0]: row[1] for row in rows("errors.md", "error")}
+    table = {row[0]: row[1] for row in rows("errors.md")}
     assert table == {name: getattr(errors, name).__mro__[1].__name__ for name in ERRORS}
-    assert all(all(row) for row in rows("errors.md", "error"))
+    assert all(all(row) for row in rows("errors.md"))

@@ -1,0 +1,107 @@
+"""docs/reference/formats.md has every key that the code puts into its JSON, and no other."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+import textwrap
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from reference_pages import names, rows
+
+from bml.bench.rows import Row
+from bml.cluster.launcher.result import Result
+from bml.cluster.launcher.running import Job
+from bml.cluster.process import training
+from bml.cluster.process.coordinator import CoordinatorLoop
+from bml.cluster.server import status
+from bml.cluster.server.rates import Traffic
+from bml.cluster.spec.job import JobSpec
+from bml.fabric.network import Emulated
+from bml.transport.interface import LinkStats
+
+
+def keys(function: Callable[..., Any], number: int = 0) -> set[str]:
+    """The keys of a dict that a function writes out: of those that no other dict has in it, this one."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
+    outer: list[ast.Dict] = []
+
+    def look(node: ast.AST) -> None:
+        if isinstance(node, ast.Dict) and len(node.keys) > 1:
+            outer.append(node)
+            return
+        for child in ast.iter_child_nodes(node):
+            look(child)
+
+    look(tree)
+    return {str(key.value) for key in outer[number].keys if isinstance(key, ast.Constant)}
+
+
+def command(module: str, name: str) -> Callable[..., Any]:
+    """The function of a command of `bml`, or another of its module."""
+    found = getattr(importlib.import_module(f"bml.cli.{module}"), name)
+    return getattr(found, "callback", found)  # type: ignore[no-any-return]
+
+
+TABLES = {
+    "The report": lambda: {*Result(JobSpec("bcube:2x2")).report},
+    "A view": lambda: keys(status.view_records),
+    "The metrics of a server": lambda: keys(training._metrics),
+    "The counters of a connection": lambda: {*LinkStats._fields},
+    "The status of a job": lambda: keys(Job.status, -1),
+    "What the coordinator says": lambda: keys(CoordinatorLoop.snapshot),
+    "What a server says of itself": lambda: keys(status.status),
+    "A row of `bml bench allreduce`": lambda: {field.name for field in fields(Row)},
+}
+
+
+@pytest.mark.parametrize("title", TABLES)
+def test_a_table_has_the_keys_of_the_code(title: str) -> None:
+    assert names("formats.md", title) == TABLES[title]()
+
+
+PLAN = {field.name for field in fields(importlib.import_module("bml.cli.plan").Report)}
+MACHINE = {"cores", "load"}
+COMMANDS = {
+    "bml inject": lambda: keys(Job.inject) | {"(or fabric)"},
+    "bml plan": lambda: PLAN,
+    "bml check": lambda: {*_strings(command("check", "check_command"), "keys")},
+    "bml bench allreduce": lambda: keys(command("bench", "allreduce")) | MACHINE,
+    "bml bench calibrate": lambda: keys(command("bench", "_calibration_json"), -1) | MACHINE,
+    "bml fabric up, status, …": lambda: keys(Emulated.status),
+}
+
+
+def _strings(function: Callable[..., Any], name: str) -> list[str]:
+    """The texts of the tuple that a function calls by this name."""
+    for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function)))):
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Name)
+            and node.targets[0].id == name
+        ):
+            return list(ast.literal_eval(node.value))
+    raise AssertionError(name)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_has_the_keys_of_the_code(name: str) -> None:
+    said = next(row[1] for row in rows("formats.md", "Other commands") if row[0] == name)
+    words = re.sub(r":.*| \((?!or).*?\)", "", said).replace(" (or", ", (or")
+    assert {word.strip() for word in words.split(",")} == COMMANDS[name]()
+
+
+def test_every_command_with_json_is_there() -> None:
+    shown = {row[0] for row in rows("formats.md", "Other commands")}
+    assert {"bml doctor", *COMMANDS} == shown
+
+
+def test_the_traffic_of_a_nic_is_there() -> None:
+    said = next(row[2] for row in rows("formats.md", "What a server says of itself") if row[0] == "nics")
+    written = {"level", "address", "carrier"} | {field.name for field in fields(Traffic)}
+    assert {word.strip(" .") for word in said.split(",")} == written
