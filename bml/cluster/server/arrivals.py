@@ -1,4 +1,4 @@
-"""The handler of the transport: it brings what arrives to the core, and says where payloads belong."""
+"""The handler of the transport: it brings frames to the core, and says where their payloads belong."""
 
 from __future__ import annotations
 

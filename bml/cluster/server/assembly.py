@@ -151,7 +151,7 @@ class Assembly(ServerShell):
         )
 
     def _execute_beside(self, instructions: Iterable[ev.Instruction]) -> None:
-        """Carry out instructions in the user's thread; what they queued must not wait for the loop's."""
+        """Carry out instructions in the user's thread; callbacks that they queue do not wait for the loop."""
         self.execution.execute(instructions)
         if self.poller.queued:
             self.poller.wake()

@@ -117,10 +117,10 @@ class CarrierWatch:
                     )
 
 
-def _dump(sock: socket.socket, what: int, body_nbytes: int) -> list[tuple[int, bytes]]:
+def _dump(sock: socket.socket, request_type: int, body_nbytes: int) -> list[tuple[int, bytes]]:
     """Everything that the kernel has of this type."""
     length = _HEADER.size + body_nbytes
-    request = _HEADER.pack(length, what, _NLM_F_REQUEST | _NLM_F_DUMP, 1, 0) + bytes(body_nbytes)
+    request = _HEADER.pack(length, request_type, _NLM_F_REQUEST | _NLM_F_DUMP, 1, 0) + bytes(body_nbytes)
     sock.settimeout(1.0)
     sock.send(request)
     found: list[tuple[int, bytes]] = []

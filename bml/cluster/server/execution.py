@@ -1,4 +1,4 @@
-"""Carries out on sockets and memory what the server's core says, in order, and decides nothing."""
+"""Carries out the instructions of a server's core on sockets and memory, in order, and decides nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bml.train.communicator import Retried
 from bml.transport.interface import Transport
 
 _TEXT_PRIORITY = -2
-#: How long the loop of a job that failed still delivers what it has said, in seconds.
+#: For so long the loop of a job that failed still delivers messages, in seconds.
 _LINGER_S = 0.2
 
 

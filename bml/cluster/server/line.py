@@ -50,7 +50,7 @@ class CoordinatorLine:
         return self._listener.endpoint
 
     def tell(self, message: msg.ToCoordinator) -> None:
-        """Send a message; nobody hears it when no coordinator is there."""
+        """Send a message; it is lost when no coordinator is there."""
         if self._channel is not None:
             self._channel.send(msg.encode(message))
 

@@ -39,16 +39,16 @@ class ServerLoop:
         self._training_thread = threading.get_ident()
         self._thread.start()
 
-    def answer(self, what: ev.Event, yields: int = 0) -> Reply:
+    def answer(self, event: ev.Event, yields: int = 0) -> Reply:
         """Bring an event to the core, and poll in the calling thread until there is a reply.
 
         Before it sleeps it looks again `yields` times, giving the processor to others in between; never in
         another thread than the training thread, which computes meanwhile. Raises the reply if it is an error,
-        and what a handler raises of a signal that comes in here.
+        and the exception of a handler whose signal comes in here.
         """
         beside = threading.get_ident() != self._training_thread
         deferral = self._shell.meeting.deferral
-        bring: ev.Event | None = what
+        bring: ev.Event | None = event
         while True:
             deferral.look()
             try:
@@ -175,7 +175,7 @@ class ServerLoop:
         shell.tell_heard()
         core.flows(transport.flows(), now)
         shell.execution.execute(core.handle(ev.Tick(), now))
-        # Whatever happens until then, nothing is due before: a tick sends the heartbeats that are due, and
+        # Nothing can become due before then: a tick sends the heartbeats that are due, and
         # no silence can become suspect between two heartbeats that could not be suspect now.
         self._tick_at = core.next_deadline(now)
         shell.nics.note(transport, now)

@@ -1,4 +1,4 @@
-"""Where the other servers are, and what this server knows of their machines."""
+"""The addresses and incarnations of all servers, and whether they share one machine."""
 
 from __future__ import annotations
 

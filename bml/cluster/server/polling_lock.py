@@ -1,8 +1,8 @@
 """Which thread polls: the loop's own, or for the time of a step the one that waits for its result.
 
 A thread that waits for a step polls itself, so that no step needs a switch between threads (as in the pattern
-"leader/followers"). Taking the lock wakes nobody: the loop's thread waits for the poller through an epoll of
-its own, in which the poller is masked meanwhile, and goes on waiting.
+"leader/followers"). Taking the lock wakes no thread: the loop's thread waits for the poller through an epoll
+of its own, in which the poller is masked meanwhile, and goes on waiting.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bml.io.poller import READ, Poller
 
 
 class PollingLock:
-    """Whoever holds it polls; the loop's thread rests without it until there is something to do."""
+    """The thread that holds it polls; without it the loop's thread rests until there is something to do."""
 
     def __init__(self, poller: Poller):
         self._fd = poller.fileno()
@@ -25,7 +25,7 @@ class PollingLock:
         forks.tell(self)
 
     def rest(self, timeout_s: float) -> None:
-        """Wait in the loop's thread until the poller has something and nobody else polls, so long at most."""
+        """Wait, in the loop's thread, until there is something to do and no other thread polls."""
         self._outer.poll(timeout_s, 1)
 
     def __enter__(self) -> None:
@@ -46,7 +46,7 @@ class PollingLock:
         self._lock.release()
 
     def close(self) -> None:
-        """Free the descriptor; by whoever holds it, before the poller is closed."""
+        """Free the descriptor; the holder of the lock does so, before the poller is closed."""
         self._outer.close()
 
     def forked(self) -> None:

@@ -22,7 +22,7 @@ class Traffic:
 
 
 class Rates:
-    """Remembers what the counters were; `levels` is the number of NICs."""
+    """Remembers earlier values of the counters; `levels` is the number of NICs."""
 
     def __init__(self, levels: int, now: float):
         zero = [(0, 0)] * levels

@@ -1,4 +1,4 @@
-"""A server as its training function sees it: it brings contributions and gets results.
+"""A server as its training function sees it: the function brings contributions and gets results.
 
 The function runs in a thread of its own, often the process's main one; sockets, memory and the protocol
 belong to another, the loop's (bml.cluster.server.loop). The two meet in `sync` alone: a contribution goes
@@ -30,7 +30,7 @@ from bml.train.communicator import Committed, Outcome
 
 
 class Server:
-    """One server of a job on this machine. `contact` is known at once; `start` needs everybody's.
+    """One server of a job on this machine. `contact` is known at once; `start` needs those of all servers.
 
     `nics` are this server's own addresses, one per level. `incarnation` is the number of a server that joins
     a running job, None: the job begins with this server. `apply_to_fabric` applies a fault to real cables and
@@ -51,8 +51,8 @@ class Server:
         self._shell = shell = Assembly(spec, server, nics, control_host, apply_to_fabric, incarnation)
         self._meeting, self._handover = shell.meeting, shell.handover
         self.contact = shell.peers.contact
-        # This thread adds, too, and an overflow is a result, whatever the user has set. (np.errstate would
-        # cost ten times as much in every step.)
+        # This thread adds, too, and an overflow is a result, also if the user has set it to raise.
+        # (np.errstate would cost ten times as much in every step.)
         self._quiet = contextvars.copy_context()
         self._quiet.run(np.seterr, all="ignore")
         self._replays = False
@@ -95,12 +95,12 @@ class Server:
         """Bring this server's contribution to the next step, prepared for view `epoch`.
 
         `contribution` is one-dimensional and contiguous, and is only read. Returns the result once the
-        step is committed by everybody, or says for which view to prepare it again; `shared` allows that it
+        step is committed by all servers, or says for which view to prepare it again; `shared` allows that it
         lies in memory that other servers read too. Raises the error that ends the job.
         """
         meeting, handover = self._meeting, self._handover
         if self._replays:
-            handover.wait_for_next()  # what is brought is none: it must not be taken for a contribution
+            handover.wait_for_next()  # the vector must not be taken for a contribution
         call = Call(op, contribution.dtype.str, contribution.size, text)
         submit = ev.Submit(handover.step, epoch, call, signature)
         meeting.enter(contribution, op)
@@ -117,7 +117,7 @@ class Server:
     def joined(self) -> memoryview | None:
         """The training state, if this server joined a running job and needs one now; waits until it is here.
 
-        It is not let in before, so that nobody keeps results for it while it imports and loads its data.
+        It is not let in before, so that no server keeps results for it while it imports and loads its data.
         Raises the error that ended the job before, FabricError if the state was damaged on its way.
         """
         state: memoryview | None = None
@@ -188,7 +188,7 @@ class Server:
 
     @property
     def error(self) -> BmlError | None:
-        """What ended the job early, if anything did."""
+        """The error that ended the job early; None if there is none."""
         return self._meeting.error
 
     @property
@@ -207,7 +207,7 @@ class Server:
 
     @property
     def struck(self) -> tuple[str, ...]:
-        """The faults whose time has come here, as texts."""
+        """The faults that were due on this server, as texts."""
         return tuple(self._shell.injection.struck)
 
     def link_stats(self) -> dict[str, dict[str, int]]:
@@ -215,7 +215,7 @@ class Server:
         return link_stats(self._shell.opened.transport)
 
     def trace(self) -> ServerTrace | None:
-        """What it did when, if that was to be recorded; to be asked after `end`."""
+        """The recorded timeline, if one was asked for; to be read after `end`."""
         return None if self._shell.trace is None else self._shell.trace.taken()
 
     @property
@@ -223,7 +223,7 @@ class Server:
         """Contributions that lay outside of shared memory and were copied into it, in bytes."""
         return self._shell.runner.nbytes_copied
 
-    # --- for whoever looks at it from outside ----------------------------------------------------
+    # --- requests from outside -------------------------------------------------------------------
 
     def answer(self, request: Request, reply: Callable[[dict[str, Any]], None]) -> None:
         """Answer a request of any thread, in the loop's; silence when the loop does not run.
@@ -235,9 +235,9 @@ class Server:
 
         def carry_out() -> None:
             try:
-                what, argument = request
+                kind, argument = request
                 now = time.monotonic()
-                if what == "inject":
+                if kind == "inject":
                     reply({"done": shell.injection.add(argument, shell.core, now)})
                 else:
                     reply(status(shell, now))

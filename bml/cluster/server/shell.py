@@ -28,8 +28,8 @@ class ServerShell:
     """The parts of one server, and the ways in which events come to its core."""
 
     poller: Poller
-    """Its guard is held by the thread that uses the core and what the core stands on: the one that polls, or
-    over shared memory the training thread."""
+    """The thread that uses the core and all below it holds the guard: the thread that polls, or over shared
+    memory the training thread."""
     meeting: Meeting
     handover: Handover
     trace: Trace | None
@@ -44,17 +44,17 @@ class ServerShell:
     def __init__(self) -> None:
         self._requests: deque[ev.Event | Callable[[], None]] = deque()
 
-    def request(self, what: ev.Event | Callable[[], None]) -> None:
+    def request(self, request: ev.Event | Callable[[], None]) -> None:
         """Bring an event to the core, or call something, in the thread that polls. Any thread may ask."""
-        self.queue(what)
+        self.queue(request)
         self.poller.wake()
 
-    def queue(self, what: ev.Event | Callable[[], None]) -> None:
+    def queue(self, request: ev.Event | Callable[[], None]) -> None:
         """Have the thread that polls take it when it looks next."""
-        self._requests.append(what)
+        self._requests.append(request)
 
     def take_requests(self) -> None:
-        """Bring to the core what was queued; under the guard."""
+        """Bring the queued events to the core; under the guard."""
         while self._requests:
             request = self._requests.popleft()
             if callable(request):

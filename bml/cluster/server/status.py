@@ -1,4 +1,4 @@
-"""What a server says of itself: to whoever asks while it runs, and for the report."""
+"""The status of a server, for `bml status` while it runs, and for the report."""
 
 from __future__ import annotations
 

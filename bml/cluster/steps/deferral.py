@@ -1,8 +1,8 @@
-"""Handlers of signals wait where one that raises would tear what it interrupts.
+"""Defers the handlers of signals while a function runs that an exception of theirs would tear.
 
-Python runs them in the main thread, between any two of its instructions. What must not be torn is a function
-that is marked as `unbroken`: a signal that comes while one is on the main thread's stack is put off, and its
-handler runs when that function has returned. So the mark costs nothing until a signal comes.
+Python runs handlers in the main thread, between any two of its instructions. A function that must not be torn
+is marked as `unbroken`. A signal that comes while such a function is on the main thread's stack is deferred:
+its handler runs when that function has returned. So the mark costs nothing until a signal comes.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _WATCHED = tuple(
         signal.SIGTERM, signal.SIGCHLD, signal.SIGVTALRM, signal.SIGPROF,
     )
 )  # fmt: skip
-"""What programs handle; each costs 20 ns a step, all 62 of Linux would cost 1.5 µs."""
+"""The signals that programs usually handle; each costs 20 ns a step, all 62 of Linux would cost 1.5 µs."""
 
 
 def unbroken(function: Function) -> Function:
-    """Mark a function in which no handler runs. Its caller does `release`, whatever it returns or raises."""
+    """Mark a function in which no handler runs. Its caller calls `release`, also if the function raises."""
     _UNBROKEN.add(function.__code__)
     return function
 
@@ -55,7 +55,8 @@ class _Deferred:
 class Deferral:
     """Puts handlers off while the main thread is in an unbroken function; `wake` ends its waiting in there.
 
-    `came`: what was put off, in order; the caller of the unbroken function does `release` if there is any.
+    `came`: the deferred calls, in order; the caller of the unbroken function calls `release` if there are
+    any.
     """
 
     def __init__(self, wake: Callable[[], None]):
@@ -73,12 +74,12 @@ class Deferral:
             self._adopt()
 
     def put_off(self, handler: Handle, number: int, frame: FrameType | None) -> None:
-        """Keep what a signal asks for until `release`."""
+        """Keep the call of a handler until `release`."""
         self.came.append((handler, number, frame))
         self._wake()
 
     def release(self) -> None:
-        """Do what was put off. Raises what a handler raises; the others' turn is then the next time."""
+        """Make the deferred calls. Raises the exception of a handler; the rest is then made next time."""
         while self.came:
             handler, number, frame = self.came.pop(0)
             handler(number, frame)

@@ -28,7 +28,7 @@ from bml.sharedmem import Reduction, StatusPages, Use
 from bml.topology.errors import FabricError
 from bml.train.communicator import Committed, Outcome
 
-#: How often a learner whose step stands still looks whether it is over, in seconds.
+#: A learner whose step stands still looks so often whether it is over, in seconds.
 _NAP_S = 0.002
 
 
@@ -58,7 +58,7 @@ class DirectSync:
 
     @property
     def server(self) -> int:
-        """Whose it is."""
+        """The id of this server."""
         return self._pages.server
 
     def sync(self, submit: ev.Submit, vector: Array, op: str, shared: bool) -> Outcome | ev.Replay:
@@ -144,7 +144,7 @@ class DirectSync:
         self._sum = instruction
 
     def waits_for(self) -> str:
-        """Whom this thread waits for, in words; empty if it does not. Any thread may ask."""
+        """The servers that this thread waits for, in words; empty if there are none. Any thread may ask."""
         post, members = self._waits_at, self._members
         if post is None:
             return ""
@@ -169,7 +169,7 @@ class DirectSync:
         return self._neutral[1]
 
     def _go_through(self, submit: ev.Submit) -> None:
-        """Do what the core asked for last, and tell it, until it asks for nothing more."""
+        """Carry out the last request of the core and tell it, until it asks for nothing more."""
         while not self._over():
             if self._posted is not None:
                 post, self._posted = self._posted, None
@@ -209,10 +209,10 @@ class DirectSync:
             self._host.apply_faults(Header(Kind.BROADCAST, epoch, step, me, me, 0, 0, 0, 0))
 
     def _what_became(self) -> Committed | None:
-        """Of a followed step; None: it is not committed, or its result is nobody's any more."""
+        """The end of a followed step; None: it is not committed, or no user will ask for its result."""
         host, kept = self._host, self._kept
         while True:
-            with host.guard:  # whoever installs a view says in one go what becomes of its step
+            with host.guard:  # under it a view is installed and decides about the step
                 what = None if kept.empty() else kept.get()
                 if what is None and (not host.core.in_doubt or self._meeting.stopped):
                     return None
@@ -237,7 +237,7 @@ class DirectSync:
             host.apply_faults(None)
 
     def _finish(self, timeout_s: float | None = None) -> Outcome | ev.Replay | Exception | None:
-        """What becomes of the step; None: a signal came. Raises queue.Empty if nothing does for so long."""
+        """Wait for the end of the step; None: a signal came. Raises queue.Empty after `timeout_s` seconds."""
         while True:
             reply = self._meeting.replies.get(timeout=timeout_s)
             if isinstance(reply, Committed):
@@ -255,7 +255,7 @@ class DirectSync:
         return Committed(step, epoch, contributors, self._reduction.take())
 
     def _after(self, error: Exception) -> Outcome | ev.Replay | Exception | None:
-        """What another server shares cannot be read: it died, which will be noticed, or all is lost."""
+        """Memory of another server cannot be read: it died, and a view will say so, or the job is over."""
         try:
             return self._finish(self._give_up_s)
         except queue.Empty:

@@ -38,7 +38,7 @@ class Handover:
         self._unanswered = 0
         self._replays = False
         self._kept: KeptResults[Committed] = KeptResults()
-        self._changed = threading.Condition()  # of what is kept, and whether a state is here
+        self._changed = threading.Condition()  # the kept results, or whether a state is here
         self._error: BmlError | None = None
 
     def ask_to_leave(self, why: str) -> None:
@@ -83,7 +83,7 @@ class Handover:
     def copy_state(
         self, outgoing: OutgoingState | None, state: Callable[[], SegmentedBytes]
     ) -> ev.SendState | None:
-        """Copy what joiners are to get from here, once a view."""
+        """Copy the parts of the state that joiners get from this server, once a view."""
         if outgoing is None or outgoing.epoch == self._given_epoch:
             return None
         self._given_epoch = outgoing.epoch
@@ -103,7 +103,7 @@ class Handover:
             return self._kept.pop(step)
 
     def arrive(self) -> ev.Arrived:
-        """The training function is at a boundary: what to tell the core, and then to ask `replays`."""
+        """The training function is at a boundary: tell the core this event, then ask `replays`."""
         with self._changed:
             self._unanswered += 1
         return ev.Arrived(self.step)
@@ -149,7 +149,7 @@ class Handover:
         return self._incoming[place.offset : place.offset + nbytes]
 
     def begin(self, replays: bool) -> None:
-        """The core answers what `arrive` told it; a handler of a signal may have raised meanwhile."""
+        """The core answers to `arrive`; a handler of a signal may have raised meanwhile."""
         with self._changed:
             self._unanswered -= 1
             self._replays = replays
@@ -174,7 +174,7 @@ class Handover:
     def keep(self, result: Committed) -> None:
         """Keep a result until the training thread comes to its step; any thread may.
 
-        Over shared memory it may come later than the state that it is in: nobody would ever ask for it.
+        Over shared memory it may come later than the state that it is in; then no call would ever ask for it.
         """
         with self._changed:
             self._kept.keep(result.step, result)

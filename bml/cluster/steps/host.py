@@ -31,7 +31,7 @@ class Faults(Protocol):
 
 @dataclass(frozen=True)
 class StepHost:
-    """What a step runner uses of its server."""
+    """The parts of one server, for its step runner."""
 
     core: ServerCore
     memory: Memory

@@ -1,4 +1,4 @@
-"""Where the training thread and the loop's meet: a contribution comes in, its result or an error goes out."""
+"""The training thread and the loop meet here: a contribution comes in, a result or an error goes out."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _COMMITS_KEPT = 100_000
 class Meeting:
     """`contribution` is the vector of the step that is under way, and how it is reduced.
 
-    `error` is what ended the job early. `in_force`: the first view is in force, or there will be none;
+    `error` ended the job early. `in_force`: the first view is in force, or there will be none;
     `left`: the loop has ended. `deferral` puts off handlers of signals; `Signalled` among the replies says
     that one came. `wake` makes the thread that polls look again.
     """
@@ -102,7 +102,7 @@ class Meeting:
         self.in_force.set()
 
     def over(self) -> None:
-        """The loop has ended: nobody is to wait for it."""
+        """The loop has ended: no thread is to wait for it."""
         self.left.set()
         self.in_force.set()
 
