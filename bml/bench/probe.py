@@ -18,6 +18,7 @@ from bml.io.poller import READ, Poller
 from bml.protocol.step.dataflow import Buffer, Place, Reduce
 from bml.protocol.step.workspace import Workspace
 from bml.protocol.wire.frame import Header, Kind
+from bml.transport import Identity
 from bml.transport import interface as wire
 from bml.transport.tcp.transport import TcpTransport
 
@@ -37,14 +38,8 @@ class Probe:
         self._orders = Orders(path, index)
         order = self._orders.next()
         assert order is not None
-        self._transport = TcpTransport(
-            index,
-            default_nics(index, 1),
-            token=bytes.fromhex(order["token"]),
-            job="bml-calibration",
-            poller=self._poller,
-            handler=self,
-        )
+        identity = Identity.of(bytes.fromhex(order["token"]), "bml-calibration", index)
+        self._transport = TcpTransport(identity, default_nics(index, 1), self._poller, self)
         self._memory = memoryview(bytearray(MAX_NBYTES))
         self._missing = 0
         self._orders.answer(endpoint=self._transport.endpoints[0])

@@ -73,7 +73,9 @@ class Timer:
 class Poller:
     """Waits for descriptors, timers and wake-ups, and calls their callbacks.
 
-    Everything but `wake` belongs to one thread. An exception of a callback leaves `poll` as it is; no
+    Everything but `wake` belongs to one thread. `on_wake` is called in `poll`, once for any number of
+    `wake()` calls since. `guard`, such as a lock, is held while callbacks run and not while `poll` waits, so that
+    another thread can use the same objects meanwhile. An exception of a callback leaves `poll` as it is; no
     event is lost by it, since descriptors are level-triggered.
     """
 
@@ -82,10 +84,8 @@ class Poller:
         on_wake: Callable[[], None] | None = None,
         guard: AbstractContextManager[object] | None = None,
     ) -> None:
-        self.on_wake = on_wake
-        """Called in `poll`, once for any number of `wake()` calls since."""
+        self._on_wake = on_wake
         self.guard = nullcontext() if guard is None else guard
-        """Held while callbacks run, and not while `poll` waits: lets another thread use what they use."""
         self._epoll = select.epoll()
         self._watches: dict[int, _Watch] = {}
         self._timers: list[Timer] = []
@@ -220,5 +220,5 @@ class Poller:
 
     def _woken(self, events: int) -> None:
         os.eventfd_read(self._wake_fd)
-        if self.on_wake is not None:
-            self.on_wake()
+        if self._on_wake is not None:
+            self._on_wake()

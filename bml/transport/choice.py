@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from bml.io.limits import NoRoom
@@ -15,7 +14,9 @@ from bml.sharedmem import segment
 from bml.sharedmem.pool import SharedPool
 from bml.sharedmem.zero_copy import ReadInPlace, ZeroCopy, never_in_place
 from bml.topology.errors import FabricError, UsageError
+from bml.transport.handshake.auth import Identity
 from bml.transport.interface import Handler, Transport
+from bml.transport.links.settings import LinkSettings, traffic_class_of
 from bml.transport.tcp.transport import TcpTransport
 from bml.transport.verbs import VerbsSettings, VerbsTransport
 
@@ -78,53 +79,31 @@ def open_transport(
     Raises FabricError when the NICs cannot do it, UsageError for settings that cannot be.
     """
     first, _, fallback = check_transport(name).partition(",")
-    settings = VerbsSettings.from_environment(environ)
-    if traffic_class is not None:
-        settings = replace(settings, traffic_class=traffic_class)
+    verbs = VerbsSettings.from_environment(environ)
+    usual_class = traffic_class_of(environ)
+    wanted_class = usual_class if traffic_class is None else traffic_class
+    settings = LinkSettings(connect_s, nic_rate, traffic_class=wanted_class)
+    identity = Identity.of(token, job, server, incarnation)
     why = ""
     if first == "shm":
         segment.check()
     if first == "verbs":
         try:
-            verbs = VerbsTransport(
-                server,
-                nics,
-                token=token,
-                job=job,
-                poller=poller,
-                handler=handler,
-                connect_s=connect_s,
-                incarnation=incarnation,
-                settings=settings,
-            )
-            return Opened(verbs, "verbs", verbs.pool, settings.traffic_class, verbs.devices)
+            rdma = VerbsTransport(identity, nics, poller, handler, settings, verbs)
+            return Opened(rdma, "verbs", rdma.pool, wanted_class, rdma.devices)
         except FabricError as error:
             if not fallback:
                 raise
             why = str(error)
             _LOG.warning("server %d uses tcp instead of verbs: %s", server, why)
-    zero_copy = (
-        _open_zero_copy(token, job, server, zero_copy_servers, read_in_place)
-        if first == "tcp" and zero_copy_servers
-        else None
-    )
-    tcp = TcpTransport(
-        server,
-        nics,
-        token=token,
-        job=job,
-        poller=poller,
-        handler=handler,
-        connect_s=connect_s,
-        incarnation=incarnation,
-        nic_rate=nic_rate,
-        traffic_class=settings.traffic_class,
-        zero_copy=zero_copy,
-    )
+    zero_copy = None
+    if first == "tcp" and zero_copy_servers:
+        zero_copy = _open_zero_copy(token, job, server, zero_copy_servers, read_in_place)
+    tcp = TcpTransport(identity, nics, poller, handler, settings, zero_copy)
     if first == "shm":
-        return Opened(tcp, "shm", SharedPool(), settings.traffic_class)
+        return Opened(tcp, "shm", SharedPool(), wanted_class)
     memory = zero_copy or private_pool()
-    return Opened(tcp, "tcp", memory, settings.traffic_class, fallback=why, zero_copy=zero_copy)
+    return Opened(tcp, "tcp", memory, wanted_class, fallback=why, zero_copy=zero_copy)
 
 
 def _open_zero_copy(

@@ -19,7 +19,8 @@ import bml
 from bml.cluster.spec.job import Contact
 from bml.protocol.wire import messages as msg
 from bml.protocol.wire.frame import Header, Kind, pack
-from bml.transport.handshake.auth import NONCE_NBYTES, DialerHandshake, Heartbeat, Hello, Role, seal_heartbeat
+from bml.transport.handshake.auth import NONCE_NBYTES, DialerHandshake, Hello, Role
+from bml.transport.handshake.sealing import Heartbeat, seal_heartbeat
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
 

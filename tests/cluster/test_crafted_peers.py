@@ -20,6 +20,7 @@ from bml.faults import Fault
 from bml.protocol.wire import messages as msg
 from bml.protocol.wire.messages import Incarnation, MessageError, View
 from bml.transport.handshake import control
+from bml.transport.handshake.auth import Identity
 
 SPEC = JobSpec("bcube:2x1", job="crafted", token=b"token")
 DEADLINE_S = 5.0
@@ -42,7 +43,7 @@ class Caller:
         self._poller = server._shell.poller
         host, port = server.contact.control
         control.dial(
-            host, port, token=SPEC.token, job=SPEC.job, server=as_server, poller=self._poller,
+            host, port, identity=Identity.of(SPEC.token, SPEC.job, as_server), poller=self._poller,
             on_open=self._opened, on_fail=self.ends.append, expect_server=1,
         )  # fmt: skip
         self.until(lambda: self.channel or self.ends)

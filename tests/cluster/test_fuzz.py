@@ -27,17 +27,9 @@ from bml.protocol.wire.call import Call
 from bml.protocol.wire.frame import _LAYOUT, HEADER_NBYTES, MAGIC, VERSION, FrameError, Header, Kind, unpack
 from bml.protocol.wire.messages import Incarnation, View
 from bml.train.communicator import Committed
-from bml.transport.handshake.auth import (
-    HANDSHAKE_NBYTES,
-    AcceptorHandshake,
-    DialerHandshake,
-    Heartbeat,
-    Hello,
-    Role,
-    open_heartbeat,
-    seal_heartbeat,
-)
-from bml.transport.tcp.incoming import Intake
+from bml.transport.handshake.auth import HANDSHAKE_NBYTES, AcceptorHandshake, DialerHandshake, Hello, Role
+from bml.transport.handshake.sealing import Heartbeat, open_heartbeat, seal_heartbeat
+from bml.transport.tcp.incoming import Incoming
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -231,7 +223,7 @@ class Connection:
 
     def __init__(self, shell: Assembly) -> None:
         self.closed = False
-        self._intake = Intake(
+        self._incoming = Incoming(
             partial(shell.arrivals.admit, PEER, 0),
             partial(shell.arrivals.received, PEER, 0),
             Counters(),
@@ -240,13 +232,13 @@ class Connection:
 
     def feed(self, data: bytes) -> None:
         rest = memoryview(data)
-        while rest and not self.closed and not self._intake.paused:
-            for buffer in self._intake.buffers():
+        while rest and not self.closed and not self._incoming.paused:
+            for buffer in self._incoming.buffers():
                 take = min(len(buffer), len(rest))
                 buffer[:take] = rest[:take]
                 rest = rest[take:]
                 try:
-                    self._intake.advance(take)
+                    self._incoming.advance(take)
                 except FrameError:
                     self.closed = True
                 break

@@ -18,6 +18,7 @@ from bml.errors import StartError
 from bml.io.poller import Poller
 from bml.protocol.wire import messages as msg
 from bml.transport.handshake import control
+from bml.transport.handshake.auth import Identity
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
 
@@ -66,7 +67,7 @@ def _claim(contact: Any, spec: JobSpec) -> None:
         channel.send(msg.encode(msg.Who(HIGH_TERM)))
 
     control.dial(
-        *contact.control, token=spec.token, job=spec.job, server=control.COORDINATOR, poller=poller,
+        *contact.control, identity=Identity.of(spec.token, spec.job, control.COORDINATOR), poller=poller,
         on_open=opened, on_fail=lambda end: pytest.fail(str(end)), expect_server=contact.server,
     )  # fmt: skip
     deadline = time.monotonic() + 10

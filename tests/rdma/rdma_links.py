@@ -14,6 +14,7 @@ from conftest import cable
 from bml.io.memory import RegisteredPool
 from bml.protocol.wire.frame import Header, Kind
 from bml.transport import Poller
+from bml.transport.handshake.auth import Identity
 from bml.transport.verbs import VerbsSettings, VerbsTransport
 
 TOKEN, JOB = b"a token of the tests", "rdma-links"
@@ -29,7 +30,7 @@ class End:
         self.pool = RegisteredPool(settings.pool_nbytes)
         nics = [f"10.7.{rail}.{server + 1}" for rail in range(2)]
         self.transport = VerbsTransport(
-            server, nics, token=TOKEN, job=JOB, poller=poller, handler=self, settings=settings, pool=self.pool
+            Identity.of(TOKEN, JOB, server), nics, poller, self, verbs=settings, pool=self.pool
         )
         self.memory = self.pool.empty(nbytes, "uint8").data
         self.source = self.pool.empty(nbytes, "uint8").data

@@ -14,7 +14,7 @@ import os
 from collections import deque
 from collections.abc import Sequence
 
-from wires import JOB, TOKEN, Recorder, Wires, nic
+from wires import Recorder, Wires
 
 from bml.io.memory import Registration
 from bml.transport.verbs.rdma import Address, Completion, Depth, QueuePair, Reliability, Write
@@ -197,15 +197,15 @@ class VerbsWires(Wires):
                 handler.memory[:] = bytes(nbytes)
 
     def make(self, server: int, handler: Recorder, **options: object) -> VerbsTransport:  # type: ignore[override]
-        arguments: dict[str, object] = {"token": TOKEN, "job": JOB, "settings": SETTINGS, **options}
-        nics = [nic(server, level) for level in range(self.levels)]
+        identity, nics, settings, rest = self.arguments(server, {"verbs": SETTINGS, **options})
         return VerbsTransport(
-            server,
+            identity,
             nics,
-            poller=self.poller,
-            handler=handler,
+            self.poller,
+            handler,
+            settings,
             open_nic=lambda address, setting: FakeNic(self.wire, address),
-            **arguments,  # type: ignore[arg-type]
+            **rest,  # type: ignore[arg-type]
         )
 
     def pooled(self, server: int, data: bytes) -> memoryview:

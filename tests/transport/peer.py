@@ -5,13 +5,14 @@ import sys
 from wires import JOB, TOKEN, Recorder, header, nic, until
 
 from bml.transport import Poller, TcpTransport
+from bml.transport.handshake.auth import Identity
 
 SLICE_NBYTES = 64 << 10
 
 
 def main() -> None:
     poller = Poller()
-    transport = TcpTransport(1, [nic(1, 0)], token=TOKEN, job=JOB, poller=poller, handler=Recorder())
+    transport = TcpTransport(Identity.of(TOKEN, JOB, 1), [nic(1, 0)], poller, Recorder())
     print(*transport.endpoints[0], flush=True)
     host, port = sys.stdin.readline().split()
     transport.set_peers({(0, 0): (host, int(port))})

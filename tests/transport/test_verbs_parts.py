@@ -18,10 +18,11 @@ from bml.protocol.wire.frame import HEADER_NBYTES, FrameError
 from bml.topology.errors import FabricError, UsageError
 from bml.transport import Poller
 from bml.transport.choice import Opened, open_transport
+from bml.transport.links.settings import traffic_class_of
 from bml.transport.verbs import devices, wire
 from bml.transport.verbs.rdma import Address
 from bml.transport.verbs.settings import VerbsSettings
-from bml.transport.verbs.wire import Grant, Greeting, Imm
+from bml.transport.verbs.wire import Grant, Imm, PairHello
 
 
 class Registered:
@@ -121,9 +122,9 @@ def fill(pool: RegisteredPool, requests: list[tuple[int, bool]]) -> None:
 
 
 def test_messages_survive_the_wire() -> None:
-    hello = Greeting(3, Address(17, 0xABCDEF, "fe80::1", 5), 1 << 60, 99, 64, 4096, 1 << 40)
-    assert wire.unpack_greeting(wire.pack_hello(hello)) == hello
-    assert wire.unpack_greeting(wire.pack_ready(7)) == 7
+    hello = PairHello(3, Address(17, 0xABCDEF, "fe80::1", 5), 1 << 60, 99, 64, 4096, 1 << 40)
+    assert wire.unpack_setup(wire.pack_hello(hello)) == hello
+    assert wire.unpack_setup(wire.pack_ready(7)) == 7
     offers = [(i, bytes([i]) * HEADER_NBYTES) for i in range(5)]
     slot = memoryview(wire.pack_offers(offers))
     assert [wire.read_offer(slot, i) for i in range(5)] == offers
@@ -140,9 +141,9 @@ def test_messages_survive_the_wire() -> None:
 
 
 @pytest.mark.parametrize("message", [b"", b"H", b"BML\xf1" + bytes(44), b"R" + bytes(5), b"H" + bytes(200)])
-def test_what_is_no_greeting_is_refused(message: bytes) -> None:
+def test_what_is_no_setup_message_is_refused(message: bytes) -> None:
     with pytest.raises(FrameError):
-        wire.unpack_greeting(message)
+        wire.unpack_setup(message)
 
 
 def test_a_message_cut_short_is_refused() -> None:
@@ -220,10 +221,11 @@ def test_settings_come_from_the_environment_and_are_checked() -> None:
         ("BML_RDMA_RETRIES", "7"),
         ("BML_RDMA_TIMEOUT", "31"),
         ("BML_RDMA_SLOTS", "many"),
-        ("BML_TRAFFIC_CLASS", "256"),
     ):
         with pytest.raises(UsageError, match=name):
             VerbsSettings.from_environment({name: text})
+    with pytest.raises(UsageError, match="BML_TRAFFIC_CLASS is 256: give 0 to 255"):
+        traffic_class_of({"BML_TRAFFIC_CLASS": "256"})
 
 
 def test_tcp_replaces_verbs_only_when_asked_to_and_says_so(
@@ -259,7 +261,7 @@ def test_tcp_replaces_verbs_only_when_asked_to_and_says_so(
     found.transport.close()
     asked = opened("tcp", 104)
     assert (asked.traffic_class, asked.fallback) == (104, "")
-    listener = asked.transport._listeners[0]._sock  # type: ignore[attr-defined]
+    listener = asked.transport._nics[0].listener._sock  # type: ignore[attr-defined]
     assert listener.getsockopt(socket.IPPROTO_IP, socket.IP_TOS) == 104
     asked.transport.close()
     poller.close()

@@ -119,7 +119,7 @@ def test_the_ring_is_never_overrun_while_the_receiver_waits() -> None:
 def test_many_frames_take_few_messages_and_wake_ups() -> None:
     size, n = 64 << 10, 512
     settings = VerbsSettings(window_nbytes=16 << 20, pool_nbytes=1 << 20)
-    with VerbsWires(2, 1, nbytes=size, settings=settings) as wires:
+    with VerbsWires(2, 1, nbytes=size, verbs=settings) as wires:
         wires.connect()
         wires.wire.writes.clear()
         source = wires.pooled(0, bytes(size))
@@ -424,13 +424,13 @@ def test_handlers_may_fence_and_close_from_inside() -> None:
 
 
 def test_settings_reach_the_queue_pair_and_differing_slots_are_named() -> None:
-    settings = VerbsSettings(timeout=18, retries=2, traffic_class=104)
-    with VerbsWires(2, 1, settings=settings) as wires:
+    settings = VerbsSettings(timeout=18, retries=2)
+    with VerbsWires(2, 1, verbs=settings, traffic_class=104) as wires:
         wires.connect()
         assert set(wires.wire.reliability) == {(18, 2, 104)}
     with VerbsWires(1, 1) as wires:
         other = Recorder()
-        wires.transports.append(wires.make(1, other, settings=VerbsSettings(slots=32)))
+        wires.transports.append(wires.make(1, other, verbs=VerbsSettings(slots=32)))
         wires.handlers.append(other)
         for server, transport in enumerate(wires.transports):
             transport.set_peers(wires.wanted(server))

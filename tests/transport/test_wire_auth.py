@@ -10,17 +10,14 @@ from bml.topology.errors import UsageError
 from bml.transport.handshake.auth import (
     _IDENTITY,
     HANDSHAKE_NBYTES,
-    HEARTBEAT_NBYTES,
     AcceptorHandshake,
     DialerHandshake,
-    Heartbeat,
     Hello,
     Refusal,
     Role,
     job_bytes,
-    open_heartbeat,
-    seal_heartbeat,
 )
+from bml.transport.handshake.sealing import HEARTBEAT_NBYTES, Heartbeat, open_heartbeat, seal_heartbeat
 
 TOKEN = b"token"
 ACCEPTOR = Hello(Role.DATA, b"job", 5, 1)

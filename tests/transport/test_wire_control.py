@@ -10,7 +10,7 @@ import pytest
 from wires import JOB, TOKEN, open_fds, read_all, until
 
 from bml.topology.errors import FabricError, UsageError
-from bml.transport import COORDINATOR, Channel, ControlListener, End, Hello, Poller, Role, dial
+from bml.transport import COORDINATOR, Channel, ControlListener, End, Hello, Identity, Poller, Role, dial
 from bml.transport.handshake.control import MAX_MESSAGE_NBYTES, MAX_QUEUED_NBYTES
 
 HOST = "127.77.9.1"
@@ -24,12 +24,12 @@ class Desk:
         self.channels: dict[int, Channel] = {}
         self.messages: list[tuple[int, bytes]] = []
         self.ends: list[tuple[int, End]] = []
-        arguments: dict[str, object] = {"token": TOKEN, "job": JOB, **options}
         self.listener = ControlListener(
             HOST,
+            identity=Identity.of(TOKEN, JOB, COORDINATOR),
             poller=self.poller,
             on_connect=self.connected,
-            **arguments,  # type: ignore[arg-type]
+            **options,  # type: ignore[arg-type]
         )
         self.opened: list[Channel] = []
         self.failed: list[End] = []
@@ -42,16 +42,11 @@ class Desk:
         channel.on_message = lambda message: self.messages.append((server, message))
         channel.on_close = lambda end: self.ends.append((server, end))
 
-    def dial(self, server: int = 3, **options: object) -> None:
-        arguments: dict[str, object] = {
-            "token": TOKEN,
-            "job": JOB,
-            "server": server,
-            "expect_server": COORDINATOR,
-            **options,
-        }
+    def dial(self, server: int = 3, token: bytes = TOKEN, job: str = JOB, **options: object) -> None:
+        arguments: dict[str, object] = {"expect_server": COORDINATOR, **options}
         dial(
             *self.listener.endpoint,
+            identity=Identity.of(token, job, server),
             poller=self.poller,
             on_open=self.opened.append,
             on_fail=self.failed.append,
@@ -141,13 +136,13 @@ def test_nobody_answers_is_a_timeout(desk: Desk) -> None:
         host, port = mute.getsockname()
         failed: list[End] = []
         dial(
-            host, port, token=TOKEN, job=JOB, server=1, poller=desk.poller, timeout_s=0.1,
+            host, port, identity=Identity.of(TOKEN, JOB, 1), poller=desk.poller, timeout_s=0.1,
             on_open=desk.opened.append, on_fail=failed.append, expect_server=COORDINATOR,
         )  # fmt: skip
         desk.until(lambda: failed, "the failure")
         assert failed[0].kind == "timeout"
         cancelled = dial(
-            host, port, token=TOKEN, job=JOB, server=1, poller=desk.poller, timeout_s=0.1,
+            host, port, identity=Identity.of(TOKEN, JOB, 1), poller=desk.poller, timeout_s=0.1,
             on_open=desk.opened.append, on_fail=failed.append, expect_server=COORDINATOR,
         )  # fmt: skip
         desk.poller.poll(0.01)
@@ -167,7 +162,7 @@ def test_nobody_answers_is_a_timeout(desk: Desk) -> None:
 )
 def test_strangers(desk: Desk, options: dict[str, object], why: str) -> None:
     server, _ = desk.pair(7)
-    desk.dial(8, **options)
+    desk.dial(8, **options)  # type: ignore[arg-type]
     desk.until(lambda: desk.failed, "the failure")
     assert desk.failed[0].kind == "auth"
     assert why in desk.failed[0].why
@@ -240,14 +235,15 @@ def test_a_message_that_the_other_side_would_not_take_is_refused(desk: Desk) -> 
 
 
 def test_an_inherited_socket_and_a_taken_port(desk: Desk) -> None:
+    identity = Identity.of(TOKEN, JOB, COORDINATOR)
     with pytest.raises(FabricError, match="another port"):
         ControlListener(
-            *desk.listener.endpoint, token=TOKEN, job=JOB, poller=desk.poller, on_connect=desk.connected
+            *desk.listener.endpoint, identity=identity, poller=desk.poller, on_connect=desk.connected
         )
     inherited = socket.create_server((HOST, 0))
     endpoint = inherited.getsockname()
     listener = ControlListener(
-        "", token=TOKEN, job=JOB, poller=desk.poller, on_connect=desk.connected, listening=inherited
+        "", identity=identity, poller=desk.poller, on_connect=desk.connected, listening=inherited
     )
     assert listener.endpoint == endpoint
     desk.listener.close()
@@ -255,6 +251,6 @@ def test_an_inherited_socket_and_a_taken_port(desk: Desk) -> None:
     desk.pair(4)
     with pytest.raises(UsageError, match="numeric"):
         dial(
-            "localhost", 1, token=TOKEN, job=JOB, server=1, poller=desk.poller,
+            "localhost", 1, identity=Identity.of(TOKEN, JOB, 1), poller=desk.poller,
             on_open=desk.opened.append, on_fail=desk.failed.append, expect_server=COORDINATOR,
         )  # fmt: skip

@@ -9,14 +9,8 @@ from wires import JOB, TOKEN, Recorder, Wires, header, heartbeat, nic, over, pol
 
 from bml.io.poller import Poller
 from bml.transport import Kind, TcpTransport
-from bml.transport.handshake.auth import (
-    AcceptorHandshake,
-    DialerHandshake,
-    Heartbeat,
-    Hello,
-    Role,
-    seal_heartbeat,
-)
+from bml.transport.handshake.auth import AcceptorHandshake, DialerHandshake, Hello, Role
+from bml.transport.handshake.sealing import Heartbeat, seal_heartbeat
 from bml.transport.links.parking import Parking
 
 NOW = 7
@@ -118,7 +112,7 @@ def test_heartbeats_of_a_zombie_keep_nobody_alive() -> None:
         target = wires.transports[1].endpoints[0]
         for sequence in range(1 << 62, (1 << 62) + 20):
             zombie.sendto(seal_heartbeat(TOKEN, JOB.encode(), Heartbeat(0, 1, 0, sequence)), target)
-        heartbeats = wires.transports[1]._heartbeats[0]
+        heartbeats = wires.transports[1]._nics[0].heartbeats
         wires.until(lambda: heartbeats.rejected == 20, "all are rejected")
         assert wires.handlers[1].heard_from == []
         heartbeat(wires, 0, 1, 0)

@@ -93,9 +93,9 @@ def test_soon_runs_before_waiting_and_survives_an_exception(poller: Poller) -> N
     assert ran == [1]
 
 
-def test_wake_from_another_thread(poller: Poller) -> None:
-    woken = []
-    poller.on_wake = lambda: woken.append(1)
+def test_wake_from_another_thread() -> None:
+    woken: list[int] = []
+    poller = Poller(lambda: woken.append(1))
     thread = threading.Thread(target=poller.wake)
     thread.start()
     until(poller, lambda: woken, "the wake-up")

@@ -14,6 +14,7 @@ from wires import JOB, TOKEN, Recorder, Wires, header, heartbeat, nic, open_fds,
 from bml.protocol.wire.frame import HEADER_NBYTES
 from bml.topology.errors import FabricError, InvariantError, UsageError
 from bml.transport import DROP, WAIT, Header, Kind, Poller, TcpTransport, Transport
+from bml.transport.handshake.auth import Identity
 
 
 @pytest.fixture(autouse=True)
@@ -425,11 +426,11 @@ def test_beside_a_computation_more_is_written_at_once() -> None:
 def test_bad_arguments_say_what_is_wrong() -> None:
     poller = Poller()
     with pytest.raises(FabricError, match=r"server 0 NIC 1 \(192\.0\.2\.1\)"):
-        TcpTransport(0, ["127.0.0.1", "192.0.2.1"], token=TOKEN, job=JOB, poller=poller, handler=Recorder())
+        TcpTransport(Identity.of(TOKEN, JOB, 0), ["127.0.0.1", "192.0.2.1"], poller, Recorder())
     with pytest.raises(UsageError, match="numeric"):
-        TcpTransport(0, ["localhost"], token=TOKEN, job=JOB, poller=poller, handler=Recorder())
+        TcpTransport(Identity.of(TOKEN, JOB, 0), ["localhost"], poller, Recorder())
     with pytest.raises(UsageError, match="token"):
-        TcpTransport(0, ["127.0.0.1"], token=b"", job=JOB, poller=poller, handler=Recorder())
+        Identity.of(b"", JOB, 0)
     poller.close()
     with Wires(2, 1) as wires:
         transport: Transport = wires.transports[0]
@@ -471,7 +472,7 @@ def test_a_killed_peer_is_lost_once_and_at_once(paused: bool) -> None:
     handler = Recorder(64 << 10)
     if paused:
         handler.verdict = lambda h: WAIT
-    transport = TcpTransport(0, [nic(0, 0)], token=TOKEN, job=JOB, poller=poller, handler=handler)
+    transport = TcpTransport(Identity.of(TOKEN, JOB, 0), [nic(0, 0)], poller, handler)
     command = [sys.executable, str(Path(__file__).with_name("peer.py"))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         try:

@@ -147,11 +147,13 @@ def test_a_frame_that_waits_is_read_when_it_need_not_wait() -> None:
 def test_a_reference_to_memory_that_does_not_exist_ends_the_connection(
     reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    real, wrong = ZeroCopy.reference_for, list[Reference]()
+    monkeypatch.setattr(ZeroCopy, "reference_for", lambda *arguments: wrong[0] if wrong else real(*arguments))
     with Neighbours() as wires:
         x = wires.array()
         wires.send(0, x)
         wires.got(1)
-        monkeypatch.setattr(ZeroCopy, "reference_for", lambda *_: reference)
+        wrong.append(reference)
         wires.send(0, x)
         wires.until(lambda: wires.handlers[1].losses, "the loss")
         assert wires.handlers[1].losses[0][2] == "malformed"

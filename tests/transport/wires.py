@@ -6,12 +6,14 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from typing import Any
 
-from bml.transport import DROP, Header, Kind, Poller, TcpTransport, Verdict
+from bml.transport import DROP, Header, Identity, Kind, LinkSettings, Poller, TcpTransport, Verdict
 from bml.transport.interface import LinkKey
 
 TOKEN = b"a token of the tests"
 JOB = "job-of-tests"
+USUAL: dict[str, Any] = {"token": TOKEN, "job": JOB, "incarnation": 0}
 DEADLINE_S = 5.0
 
 
@@ -100,9 +102,18 @@ class Wires:
         ]
 
     def make(self, server: int, handler: Recorder, **options: object) -> TcpTransport:
-        arguments: dict[str, object] = {"token": TOKEN, "job": JOB, **options}
-        nics = [nic(server, level) for level in range(self.levels)]
-        return TcpTransport(server, nics, poller=self.poller, handler=handler, **arguments)  # type: ignore[arg-type]
+        identity, nics, settings, rest = self.arguments(server, options)
+        return TcpTransport(identity, nics, self.poller, handler, settings, **rest)  # type: ignore[arg-type]
+
+    def arguments(
+        self, server: int, options: dict[str, object]
+    ) -> tuple[Identity, list[str], LinkSettings, dict[str, object]]:
+        """(identity, NICs, settings) of a server that is made with these options, and the others of them."""
+        rest: dict[str, Any] = dict(options)
+        token, job, incarnation = (rest.pop(key, usual) for key, usual in USUAL.items())
+        identity = Identity.of(token, job, server, incarnation)
+        own: Any = {key: rest.pop(key) for key in ("connect_s", "max_nbytes", "traffic_class") if key in rest}
+        return identity, [nic(server, level) for level in range(self.levels)], LinkSettings(**own), rest
 
     def wanted(self, server: int) -> dict[LinkKey, tuple[str, int]]:
         return {

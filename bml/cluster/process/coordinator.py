@@ -24,6 +24,7 @@ from bml.protocol.coordinator import core as core
 from bml.protocol.wire import messages as msg
 from bml.protocol.wire.validate import check_from_server
 from bml.transport.handshake import control
+from bml.transport.handshake.auth import Identity
 
 _LOG = logging.getLogger("bml.cluster")
 
@@ -192,9 +193,7 @@ class CoordinatorLoop:
         control.dial(
             host,
             port,
-            token=self._spec.token,
-            job=self._spec.job,
-            server=control.COORDINATOR,
+            identity=Identity.of(self._spec.token, self._spec.job, control.COORDINATOR),
             expect_server=server,
             expect_incarnation=self._incarnations.get(server, 0),
             poller=self._poller,

@@ -11,7 +11,7 @@ from bml.protocol.wire import messages as msg
 from bml.protocol.wire.validate import check_for_server
 from bml.topology import Fabric
 from bml.transport.handshake import control
-from bml.transport.handshake.auth import Hello
+from bml.transport.handshake.auth import Hello, Identity
 
 _LOG = logging.getLogger("bml.cluster")
 
@@ -40,8 +40,8 @@ class CoordinatorLine:
         self._lost = lost
         self._channel: control.Channel | None = None
         self._listener = control.ControlListener(
-            host, token=spec.token, job=spec.job, poller=poller, on_connect=self._connected, server=server,
-            incarnation=incarnation,
+            host, identity=Identity.of(spec.token, spec.job, server, incarnation), poller=poller,
+            on_connect=self._connected,
         )  # fmt: skip
 
     @property

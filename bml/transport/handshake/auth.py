@@ -1,4 +1,4 @@
-"""Who may talk: a mutual challenge-response over the cluster's token, and sealed heartbeats.
+"""The handshake: both sides prove that they have the cluster's token, and which server of which job they are.
 
 Pure: a handshake is a state machine, bytes in and bytes out, and random numbers are its arguments. The
 acceptor sends a nonce; the dialer answers with who it is, whom it wants, the addresses of both ends as it
@@ -25,6 +25,7 @@ from __future__ import annotations
 import enum
 import hmac
 import struct
+from dataclasses import dataclass, field
 from functools import lru_cache
 from ipaddress import ip_address
 from typing import NamedTuple
@@ -47,12 +48,6 @@ _CHALLENGE = struct.Struct(f">4sBB{NONCE_NBYTES}s")
 _IDENTITY = struct.Struct(f">4sBBBBHIQ{MAX_JOB_NBYTES}s{NONCE_NBYTES}sIQ18s18s")
 _PREFIX = _MAGIC + bytes([VERSION])
 _IPV4_MAPPED = bytes(10) + b"\xff\xff"
-
-_HEARTBEAT_MAGIC = b"BMLb"
-_HEARTBEAT_MAC_NBYTES = 16
-# magic, version, reserved, level, from server and its incarnation, to server and its, sequence number
-_HEARTBEAT = struct.Struct(">4sBBHIQIQQ")
-HEARTBEAT_NBYTES = _HEARTBEAT.size + _HEARTBEAT_MAC_NBYTES
 
 
 class Role(enum.IntEnum):
@@ -79,6 +74,34 @@ class Hello(NamedTuple):
     server: int
     level: int
     incarnation: int = 0
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A process of a job, as it proves itself in every handshake and seals its heartbeats.
+
+    `token` is the cluster's secret; `job` is the job's id, of at most `MAX_JOB_NBYTES` bytes; `server` is the
+    process's number in the job and `incarnation` numbers its own. Raises UsageError for an empty token, and
+    for a job id that is empty or too long.
+    """
+
+    token: bytes = field(repr=False)
+    job: bytes
+    server: int
+    incarnation: int = 0
+
+    def __post_init__(self) -> None:
+        check_token(self.token)
+        job_bytes(self.job)
+
+    @classmethod
+    def of(cls, token: bytes, job: str | bytes, server: int, incarnation: int = 0) -> Identity:
+        """The same, of a job id that may be a text."""
+        return cls(token, job_bytes(job), server, incarnation)
+
+    def hello(self, role: Role, level: int = 0) -> Hello:
+        """What it says of itself on a connection of this role, over its NIC of `level`."""
+        return Hello(role, self.job, self.server, level, self.incarnation)
 
 
 class Refusal(enum.IntEnum):
@@ -330,43 +353,3 @@ def _packed_host(host: str) -> bytes:
     """An address in 16 bytes; the scope of a link-local one is each host's own matter."""
     address = ip_address(host.partition("%")[0]).packed
     return _IPV4_MAPPED + address if len(address) == 4 else address
-
-
-class Heartbeat(NamedTuple):
-    """One heartbeat: `server` says to `dest`, over its NIC of `level`, that it is alive.
-
-    It counts for `incarnation` of its sender and `dest_incarnation` of its receiver only.
-    """
-
-    server: int
-    dest: int
-    level: int
-    sequence: int
-    incarnation: int = 0
-    dest_incarnation: int = 0
-
-
-def seal_heartbeat(token: bytes, job: bytes, heartbeat: Heartbeat) -> bytes:
-    """Return the datagram of a heartbeat, `BEAT_NBYTES` long."""
-    server, dest, level, sequence, incarnation, dest_incarnation = heartbeat
-    body = _HEARTBEAT.pack(
-        _HEARTBEAT_MAGIC, VERSION, 0, level, server, incarnation, dest, dest_incarnation, sequence
-    )
-    return body + _heartbeat_mac(token, job, body)
-
-
-def open_heartbeat(token: bytes, job: bytes, datagram: bytes) -> Heartbeat | None:
-    """Return the heartbeat in a datagram, or None if it is not one made with this token for this job."""
-    if len(datagram) != HEARTBEAT_NBYTES:
-        return None
-    body = datagram[: _HEARTBEAT.size]
-    magic, version, _, level, server, incarnation, dest, dest_incarnation, sequence = _HEARTBEAT.unpack(body)
-    if magic != _HEARTBEAT_MAGIC or version != VERSION:
-        return None  # before the hash, which is what garbage would have us spend time on
-    if not hmac.compare_digest(datagram[_HEARTBEAT.size :], _heartbeat_mac(token, job, body)):
-        return None
-    return Heartbeat(server, dest, level, sequence, incarnation, dest_incarnation)
-
-
-def _heartbeat_mac(token: bytes, job: bytes, body: bytes) -> bytes:
-    return hmac.digest(token, b"bml heartbeat" + job + b"\0" + body, "sha256")[:_HEARTBEAT_MAC_NBYTES]

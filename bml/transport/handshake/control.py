@@ -16,7 +16,7 @@ from bml.io.poller import Poller
 from bml.io.sendqueue import Counters, SendQueue
 from bml.topology.errors import FabricError, UsageError
 from bml.transport.handshake import greeting
-from bml.transport.handshake.auth import DialerHandshake, Hello, Role, check_token, job_bytes
+from bml.transport.handshake.auth import DialerHandshake, Hello, Identity, Role
 from bml.transport.handshake.listening import BACKLOG, Listener
 from bml.transport.interface import Endpoint, LostKind
 from bml.transport.stream import PASS_NBYTES, Stream
@@ -184,11 +184,12 @@ class MessageStream(Stream):
 
 
 class ControlListener:
-    """Accepts control connections of `server` in this `incarnation`.
+    """Accepts control connections to the process with this `identity`.
 
-    `on_connect(channel, hello)` is called for each dialer that wants this server and proves the token.
-    Listens on `host` (a numeric address) and `port`, or on an inherited socket that is bound already. Raises
-    FabricError if that is not possible.
+    `on_connect(channel, hello)` is called for each dialer that wants this process and proves the token. The
+    listener is bound to `host` (a numeric address) and `port`, or inherits a socket that is bound already. A
+    message of more than `max_message_nbytes` ends its channel; a handshake may take `handshake_s` seconds.
+    Raises FabricError if it cannot listen there.
     """
 
     def __init__(
@@ -196,12 +197,9 @@ class ControlListener:
         host: str,
         port: int = 0,
         *,
-        token: bytes,
-        job: str | bytes,
+        identity: Identity,
         poller: Poller,
         on_connect: Callable[[Channel, Hello], None],
-        server: int = COORDINATOR,
-        incarnation: int = 0,
         listening: socket.socket | None = None,
         max_message_nbytes: int = MAX_MESSAGE_NBYTES,
         handshake_s: float = greeting.HANDSHAKE_S,
@@ -212,8 +210,8 @@ class ControlListener:
         self._listener = Listener(
             _listening_socket(host, port) if listening is None else _adopt(listening),
             poller,
-            token=check_token(token),
-            me=Hello(Role.CONTROL, job_bytes(job), server, 0, incarnation),
+            token=identity.token,
+            me=identity.hello(Role.CONTROL),
             on_open=self._accept,
             timeout_s=handshake_s,
         )
@@ -235,23 +233,20 @@ def dial(
     host: str,
     port: int,
     *,
-    token: bytes,
-    job: str | bytes,
-    server: int,
+    identity: Identity,
     poller: Poller,
     on_open: Callable[[Channel], None],
     on_fail: Callable[[End], None],
     expect_server: int,
     expect_incarnation: int = 0,
-    source: str | None = None,
     timeout_s: float = greeting.HANDSHAKE_S,
     max_message_nbytes: int = MAX_MESSAGE_NBYTES,
 ) -> greeting.Dial:
-    """Open a channel to a listener: one attempt, the caller decides whether to dial again.
+    """Open a channel to a listener, as the process with this `identity`: one attempt.
 
-    Ends in exactly one of `on_open(channel)` and `on_fail(end)`, from within a poll, or in `.cancel()` of
-    what is returned. `expect_server` must answer, in its incarnation `expect_incarnation`; `source` is the
-    local address to dial from. Raises UsageError if `host` is not a numeric address.
+    The attempt ends in exactly one of `on_open(channel)` and `on_fail(end)`, from within a poll, or in
+    `.cancel()` of the returned object; the caller decides whether to dial again. `expect_server` must answer,
+    in its incarnation `expect_incarnation`. Raises UsageError if `host` is not a numeric address.
     """
 
     def opened(sock: socket.socket, hello: Hello) -> None:
@@ -260,9 +255,9 @@ def dial(
     def failed(kind: greeting.GreetingKind, why: str) -> None:
         on_fail(End(kind, why))
 
-    me = Hello(Role.CONTROL, job_bytes(job), server, 0)
-    handshake = DialerHandshake(token, me, greeting.fresh_nonce(), expect_server, expect_incarnation)
-    return greeting.Dial((host, port), handshake, poller, opened, failed, source=source, timeout_s=timeout_s)
+    me, nonce = identity.hello(Role.CONTROL), greeting.fresh_nonce()
+    handshake = DialerHandshake(identity.token, me, nonce, expect_server, expect_incarnation)
+    return greeting.Dial((host, port), handshake, poller, opened, failed, timeout_s=timeout_s)
 
 
 def _listening_socket(host: str, port: int) -> socket.socket:

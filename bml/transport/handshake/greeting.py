@@ -12,7 +12,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from bml.io.forks import not_inherited
 from bml.io.poller import READ, WRITE, Poller, Timer
@@ -145,8 +145,23 @@ class Greeting:
             self._on_fail(kind, why)
 
 
+class Route(NamedTuple):
+    """How an attempt to connect leaves this machine."""
+
+    source: str | None = None
+    """The local address to connect from; None: the kernel chooses."""
+    traffic_class: int = 0
+    """The byte that marks all packets of the connection."""
+    held: bool = False
+    """Whether an injected fault keeps the attempt without an answer (see flows.hold)."""
+
+
+ANY_ROUTE = Route()
+"""The kernel chooses the local address, and packets are not marked."""
+
+
 class Dial:
-    """One attempt to connect and to be accepted; one that is `held` (see flows.hold) gets no answer."""
+    """One attempt to connect to `endpoint`, and to be accepted there, within `timeout_s`."""
 
     def __init__(
         self,
@@ -155,11 +170,8 @@ class Dial:
         poller: Poller,
         on_open: OnGreeted,
         on_fail: OnFailed,
-        *,
-        source: str | None = None,
-        traffic_class: int = 0,
+        route: Route = ANY_ROUTE,
         timeout_s: float = HANDSHAKE_S,
-        held: bool = False,
     ) -> None:
         self._endpoint = endpoint
         self._handshake = handshake
@@ -174,10 +186,10 @@ class Dial:
         self._timer: Timer = poller.after(timeout_s, self._time_out)
         # Even a failure that is known at once is reported from the poll, like all others.
         try:
-            mark(self._sock, traffic_class)
-            if held:
+            mark(self._sock, route.traffic_class)
+            if route.held:
                 hold(self._sock)
-            error = self._connect(self._sock, source)
+            error = self._connect(self._sock, route.source)
         except OSError as raised:
             error = raised.errno or errno.EIO
         if error:

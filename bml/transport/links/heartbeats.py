@@ -11,7 +11,8 @@ import socket
 from collections.abc import Callable
 
 from bml.io.poller import READ, Poller
-from bml.transport.handshake.auth import HEARTBEAT_NBYTES, Heartbeat, open_heartbeat, seal_heartbeat
+from bml.transport.handshake.auth import Identity
+from bml.transport.handshake.sealing import HEARTBEAT_NBYTES, Heartbeat, open_heartbeat, seal_heartbeat
 from bml.transport.interface import Endpoint
 
 _HEARTBEATS_PER_PASS = 64
@@ -24,21 +25,14 @@ class HeartbeatSocket:
         self,
         sock: socket.socket,
         poller: Poller,
-        *,
-        server: int,
-        incarnation: int,
+        identity: Identity,
         level: int,
-        token: bytes,
-        job: bytes,
         on_heartbeat: Callable[[int], None],
     ) -> None:
         self._sock = sock
         self._poller = poller
-        self._server = server
-        self._incarnation = incarnation
+        self._identity = identity
         self._level = level
-        self._token = token
-        self._job = job
         self._on_heartbeat = on_heartbeat
         self._muted = False
         self._sequence = 0
@@ -54,9 +48,10 @@ class HeartbeatSocket:
         if self._muted:
             return
         self._sequence += 1
-        heartbeat = Heartbeat(self._server, peer, self._level, self._sequence, self._incarnation, incarnation)
+        me = self._identity
+        heartbeat = Heartbeat(me.server, peer, self._level, self._sequence, me.incarnation, incarnation)
         try:
-            self._sock.sendto(seal_heartbeat(self._token, self._job, heartbeat), endpoint)
+            self._sock.sendto(seal_heartbeat(me.token, me.job, heartbeat), endpoint)
         except OSError:
             return
 
@@ -92,7 +87,7 @@ class HeartbeatSocket:
             if received is None:
                 return
             datagram, source = received
-            heartbeat = open_heartbeat(self._token, self._job, datagram)
+            heartbeat = open_heartbeat(self._identity.token, self._identity.job, datagram)
             if (
                 heartbeat is None
                 or self._known.get(heartbeat.server) != (source, heartbeat.incarnation)
@@ -106,11 +101,9 @@ class HeartbeatSocket:
                 return
 
     def _is_new(self, heartbeat: Heartbeat) -> bool:
-        for_us = (heartbeat.dest, heartbeat.dest_incarnation, heartbeat.level) == (
-            self._server,
-            self._incarnation,
-            self._level,
-        )
+        me = self._identity
+        destination = (heartbeat.dest, heartbeat.dest_incarnation, heartbeat.level)
+        for_us = destination == (me.server, me.incarnation, self._level)
         return for_us and heartbeat.sequence > self._latest.get(heartbeat.server, -1)
 
     def _receive(self) -> tuple[bytes, Endpoint] | None:

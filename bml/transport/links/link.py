@@ -5,15 +5,24 @@ from __future__ import annotations
 import enum
 import socket
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from bml.io.sendqueue import Counters, SendQueue
 from bml.protocol.wire.frame import Header, pack
 from bml.topology.errors import InvariantError
-from bml.transport.interface import Endpoint, LinkStats, LostKind
+from bml.transport.interface import Endpoint, LinkStats, LostKind, Verdict
 from bml.transport.links.opening import Opening
 
 OnEnd = Callable[[LostKind, str], None]
+
+
+class LinkCallbacks(NamedTuple):
+    """What a connection calls: the methods of the `Handler`, bound to one link, and `end` when it is over."""
+
+    admit: Callable[[Header], memoryview | Verdict]
+    received: Callable[[Header], None]
+    heard: Callable[[], None]
+    end: OnEnd
 
 
 class LinkConnection(Protocol):

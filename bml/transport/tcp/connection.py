@@ -12,26 +12,26 @@ from bml.io.sendqueue import SendQueue
 from bml.protocol.wire.frame import FrameError
 from bml.transport.interface import LostKind
 from bml.transport.stream import PASS_NBYTES, Stream
-from bml.transport.tcp.incoming import Intake
+from bml.transport.tcp.incoming import Incoming
 
 _LONG_NBYTES = 16 << 10
 """A frame that is not gathered with others into one system call."""
 
 
-class Connection(Stream):
-    """Reads through an `Intake`, writes from the link's queue; `on_heard` once a pass in which bytes came."""
+class TcpConnection(Stream):
+    """Reads through an `Incoming`, writes from the link's queue; `on_heard` is called when bytes came."""
 
     def __init__(
         self,
         sock: socket.socket,
         poller: Poller,
         queue: SendQueue,
-        intake: Intake,
+        incoming: Incoming,
         on_heard: Callable[[], None],
         on_end: Callable[[LostKind, str], None],
     ) -> None:
         super().__init__(sock, poller, queue, on_end)
-        self._intake = intake
+        self._incoming = incoming
         self._on_heard = on_heard
         self._resume_is_due = False
 
@@ -65,7 +65,7 @@ class Connection(Stream):
     def fence(self) -> None:
         """Use no buffer of the old epoch any more."""
         self.queue.finish_partial()
-        self._intake.fence()
+        self._incoming.fence()
 
     def unmute(self) -> None:
         """See `Stream`."""
@@ -73,7 +73,7 @@ class Connection(Stream):
         self.resume()
 
     def _stopped(self) -> None:
-        self._intake.stop()
+        self._incoming.stop()
 
     def _write_now(self) -> None:
         """Give an idle wire what came first: until the end of the pass much more may have to be queued."""
@@ -98,20 +98,20 @@ class Connection(Stream):
         if self._sock is None or self._muted:
             return
         try:
-            self._intake.resume()
+            self._incoming.resume()
         except FrameError as error:
             self._end("malformed", str(error))
-        self._pause(self._intake.paused)
+        self._pause(self._incoming.paused)
 
-    def _tired(self) -> None:
+    def _yield_turn(self) -> None:
         """It is other connections' turn; go on after them."""
         raise NotImplementedError
 
     def _read(self, sock: socket.socket) -> None:
-        intake, fd = self._intake, self._fd
+        incoming, fd = self._incoming, self._fd
         nbytes_read = 0
-        while nbytes_read < PASS_NBYTES and not intake.tired:
-            buffers = intake.buffers()
+        while nbytes_read < PASS_NBYTES and not incoming.budget_spent:
+            buffers = incoming.buffers()
             try:
                 nbytes = os.readv(fd, buffers)
             except BlockingIOError:
@@ -127,16 +127,16 @@ class Connection(Stream):
             nbytes_read += nbytes
             try:
                 if self._sock is sock:
-                    intake.advance(nbytes)
+                    incoming.advance(nbytes)
             except FrameError as error:
                 self._end("malformed", str(error))
             if self._sock is not sock:
                 return
-            if intake.paused or self._muted:
-                self._pause(intake.paused)
+            if incoming.paused or self._muted:
+                self._pause(incoming.paused)
                 return
-            if intake.tired:
-                self._tired()
+            if incoming.budget_spent:
+                self._yield_turn()
                 return
             if nbytes < sum(map(len, buffers)):
                 return  # drained: the next read would only say that it would block

@@ -22,7 +22,7 @@ _SINK = memoryview(bytearray(256 << 10))
 """Where unwanted payloads go; written by all connections, read by nobody."""
 
 
-class Intake:
+class Incoming:
     """Parses one connection's stream; `admit` and `received` are the handler's, bound to the link.
 
     `admit` and `received` may call `fence` and `stop`.
@@ -42,8 +42,8 @@ class Intake:
         "_scratch",
         "_stopped",
         "_tail",
+        "budget_spent",
         "paused",
-        "tired",
     )
 
     def __init__(
@@ -55,7 +55,7 @@ class Intake:
     ) -> None:
         self.paused = False
         """A header waits for `admit` to say something else than WAIT."""
-        self.tired = False
+        self.budget_spent = False
         """Frames wait because it is other connections' turn; never of this class."""
         self._admit = admit
         self._received = received
@@ -72,7 +72,7 @@ class Intake:
         self._stopped = False
 
     def buffers(self) -> list[memoryview]:
-        """Where to read next; never empty views only. Not to be called while paused or tired."""
+        """Where to read next, not only empty views. Not to be called while `paused` or `budget_spent`."""
         missing = self._missing
         if missing:
             if not self._dropped:

@@ -19,16 +19,16 @@ from bml.protocol.wire.frame import (
 )
 from bml.sharedmem.zero_copy import LEAST_NBYTES, ZeroCopy
 from bml.transport.interface import LostKind, Verdict
-from bml.transport.tcp.connection import Connection
-from bml.transport.tcp.incoming import Intake
+from bml.transport.tcp.connection import TcpConnection
+from bml.transport.tcp.incoming import Incoming
 
 _TURN_NBYTES = 4 << 20
 """How many bytes are received by reference before it is the turn of other descriptors: the headers of a whole
 step come at once."""
 
 
-class ZeroCopyIntake(Intake):
-    """An intake that takes reference frames, too; `tired` when it stopped for others, until `go_on`."""
+class ZeroCopyIncoming(Incoming):
+    """An `Incoming` that takes reference frames, too; after `budget_spent` it waits for `go_on`."""
 
     __slots__ = ("_peer", "_reference", "_taken", "_zero_copy")
 
@@ -48,7 +48,7 @@ class ZeroCopyIntake(Intake):
         self._taken = 0
 
     def resume(self) -> None:
-        """See Intake."""
+        """See Incoming."""
         if self.paused and self._reference is not None:
             self.paused = False
             if self._take_referenced(self._reference):
@@ -58,23 +58,23 @@ class ZeroCopyIntake(Intake):
 
     def go_on(self) -> None:
         """It is this connection's turn again; raises FrameError like `advance`."""
-        self.tired = False
+        self.budget_spent = False
         self._taken = 0
         if not self.paused:
             self._parse()
 
     def stop(self) -> None:
-        """See Intake."""
+        """See Incoming."""
         super().stop()
         self._reference = None
-        self.tired = False
+        self.budget_spent = False
 
     def _take(self) -> bool:
         low, scratch = self._low, self._scratch
         if scratch[low + REFERENCE_AT] != REFERENCE_BYTE:
-            return Intake._take(self)  # quicker than super()
+            return Incoming._take(self)  # quicker than super()
         if self._taken >= _TURN_NBYTES:
-            self.tired = True
+            self.budget_spent = True
             return False
         if self._high - low < REFERENCE_FRAME_NBYTES:
             return False
@@ -103,7 +103,7 @@ class ZeroCopyIntake(Intake):
         return True
 
 
-class ZeroCopyConnection(Connection):
+class ZeroCopyConnection(TcpConnection):
     """A connection that sends references to payloads that the peer can read."""
 
     def __init__(
@@ -111,28 +111,26 @@ class ZeroCopyConnection(Connection):
         sock: socket.socket,
         poller: Poller,
         queue: SendQueue,
-        intake: ZeroCopyIntake,
+        incoming: ZeroCopyIncoming,
         on_heard: Callable[[], None],
         on_end: Callable[[LostKind, str], None],
-        zero_copy: ZeroCopy,
-        peer: int,
+        reference_for: Callable[[memoryview], Reference | None],
         counters: Counters,
     ) -> None:
-        super().__init__(sock, poller, queue, intake, on_heard, on_end)
-        self._zero_copy_intake = intake
-        self._zero_copy = zero_copy
-        self._peer = peer
+        super().__init__(sock, poller, queue, incoming, on_heard, on_end)
+        self._zero_copy_incoming = incoming
+        self._reference_for = reference_for
         self._counters = counters
 
     def send(self, priority: int, head: bytes, payload: memoryview | None) -> None:
-        """See Connection."""
+        """See TcpConnection."""
         if payload is not None and len(payload) >= LEAST_NBYTES:
-            reference = self._zero_copy.reference_for(self._peer, payload)
+            reference = self._reference_for(payload)
             if reference is not None:
                 self._counters.nbytes_zero_copy_sent += len(payload)
                 self._send_reference(priority, pack_reference(head, reference))
                 return
-        Connection.send(self, priority, head, payload)  # quicker than super()
+        TcpConnection.send(self, priority, head, payload)  # quicker than super()
 
     def _send_reference(self, priority: int, frame: bytes) -> None:
         if self._write_error:
@@ -146,27 +144,27 @@ class ZeroCopyConnection(Connection):
     def unmute(self) -> None:
         """See Stream."""
         super().unmute()
-        if self._zero_copy_intake.tired:
-            self._tired()
+        if self._zero_copy_incoming.budget_spent:
+            self._yield_turn()
 
     def _resume(self) -> None:
         super()._resume()
-        if self._zero_copy_intake.tired:
-            self._tired()
+        if self._zero_copy_incoming.budget_spent:
+            self._yield_turn()
 
-    def _tired(self) -> None:
-        """See Connection."""
+    def _yield_turn(self) -> None:
+        """See TcpConnection."""
         self._poller.soon(self._go_on)
 
     def _go_on(self) -> None:
         """The others have had their turn."""
-        intake = self._zero_copy_intake
-        if self._sock is None or self._muted or not intake.tired:
+        incoming = self._zero_copy_incoming
+        if self._sock is None or self._muted or not incoming.budget_spent:
             return
         try:
-            intake.go_on()
+            incoming.go_on()
         except FrameError as error:
             self._end("malformed", str(error))
-        self._pause(intake.paused)
-        if intake.tired:
-            self._tired()
+        self._pause(incoming.paused)
+        if incoming.budget_spent:
+            self._yield_turn()

@@ -1,109 +1,78 @@
-"""One link over RDMA: frames out of the link's queue into the peer's memory, and from there to the handler.
+"""One connection of the verbs transport: the link's stream, and one queue pair at a time.
 
-A connection owns the authenticated stream, over which queue pairs are set up, and one queue pair at a time.
-
-    sender                                       receiver
-    small frame:  copied into a slot, written  -> admitted, copied to where `admit` said
-    other frame:  OFFER (its header)           -> admitted, `admit` gives a view
-                  written straight from where    <- GRANT (address and key of that view, or of memory of
-                  it lies to where it belongs  ->   our own if the view is not in registered memory)
-
-Slots are a ring in the receiver's memory; the sender keeps what it wrote until the receiver has handled it.
-How many are handled goes back with every message, so a ring is never overrun.
-
-**Fence.** Memory that was granted must not be written after `fence`, and memory that is being sent must not
-be read. If any is, the queue pair is destroyed, which stops the NIC, and both sides make a new one: its
-*generation* is one higher. Messages that the peer had not handled are written again, so no frame on its way
-in a slot is lost, and grants of an older generation are not used. What had been granted goes nowhere, as
-`Transport.fence` says.
+The package's text says how frames move. This module sets queue pairs up over the stream, takes completions,
+and hands them to the two halves, `Outgoing` and `Incoming`. At a fence it leaves a generation.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
 
-from bml.io.memory import RegisteredPool
 from bml.io.poller import READ, Poller, Timer
 from bml.io.sendqueue import Counters, SendQueue
-from bml.protocol.wire.frame import FrameError, Header
+from bml.protocol.wire.frame import FrameError
 from bml.transport.handshake.control import MessageStream
-from bml.transport.interface import LostKind, Verdict
+from bml.transport.interface import LostKind
+from bml.transport.links.link import Link, LinkCallbacks
+from bml.transport.links.settings import LinkSettings
 from bml.transport.verbs import rdma, wire
 from bml.transport.verbs.incoming import MAX_OFFERS, Incoming
 from bml.transport.verbs.outgoing import SEND, Outgoing
-from bml.transport.verbs.rdma import Completion, Nic, QueuePair
+from bml.transport.verbs.rdma import Completion, Nic, NicMemory, QueuePair
 from bml.transport.verbs.settings import VerbsSettings
-from bml.transport.verbs.wire import Greeting, Imm
+from bml.transport.verbs.wire import Imm, PairHello
 
 _SPARE_REQUESTS = 16
 """Work requests beyond the slots and payloads: credits, and some air."""
 _POLL = 64
 _PASS = 256
 """Completions handled in one pass of the poller."""
-_MAX_GREETING_NBYTES = 256
+_MAX_SETUP_NBYTES = 256
 
 
 class VerbsConnection:
-    """See the module's text; the methods are those of `bml.transport.links.link.LinkConnection`."""
+    """A `bml.transport.links.link.LinkConnection` over RDMA; `links` are the settings of all links."""
 
     def __init__(
         self,
         sock: socket.socket,
         poller: Poller,
-        queue: SendQueue,
-        counters: Counters,
-        *,
+        link: Link,
+        callbacks: LinkCallbacks,
         nic: Nic,
-        nic_number: int,
-        pool: RegisteredPool,
+        memory: NicMemory,
         settings: VerbsSettings,
-        max_nbytes: int,
-        connect_s: float,
-        admit: Callable[[Header], memoryview | Verdict],
-        received: Callable[[Header], None],
-        heard: Callable[[], None],
-        on_end: Callable[[LostKind, str], None],
+        links: LinkSettings,
     ) -> None:
         self._poller = poller
-        self._queue = queue
+        self._queue = link.queue
         self._nic = nic
         self._settings = settings
-        self._connect_s = connect_s
-        self._heard = heard
-        self._on_end = on_end
+        self._connect_s = links.connect_s
+        self._reliability = rdma.Reliability(settings.timeout, settings.retries, links.traffic_class)
+        admit, received, self._heard, self._on_end = callbacks
         self._stream = MessageStream(
             sock,
             poller,
             SendQueue(Counters()),
-            _MAX_GREETING_NBYTES,
-            self._greeted,
+            _MAX_SETUP_NBYTES,
+            self._setup_came,
             self._stream_ended,
             lambda why: self._end("malformed", why),
         )
-        ring_nbytes = settings.slots * settings.slot_nbytes
-        memory = pool.empty(2 * ring_nbytes, "uint8")
-        ring, outbox = memory.data[:ring_nbytes], memory.data[ring_nbytes:]
-        located = pool.find(ring)
+        slots, ring_nbytes = settings.slots, settings.slots * settings.slot_nbytes
+        both = memory.pool.empty(2 * ring_nbytes, "uint8")
+        ring, outbox = both.data[:ring_nbytes], both.data[ring_nbytes:]
+        located = memory.pool.find(ring)
         assert located is not None
         self._ring_address = located.address
-        self._ring_rkey = located.registrations[nic_number].rkey
-        requests = settings.slots + MAX_OFFERS + 2 * _SPARE_REQUESTS
+        self._ring_rkey = located.registrations[memory.nic_number].rkey
+        requests = slots + MAX_OFFERS + 2 * _SPARE_REQUESTS
         self._depth = rdma.Depth(sends=requests, receives=requests)
-        self._outgoing = Outgoing(
-            outbox, settings.slots, pool, nic_number, queue, counters, settings.window_nbytes, requests
-        )
-        self._incoming = Incoming(
-            ring,
-            settings.slots,
-            pool,
-            nic_number,
-            counters,
-            max_nbytes,
-            admit,
-            received,
-            self._outgoing.take_grants,
-        )
+        counters, window_nbytes = link.counters, settings.window_nbytes
+        self._outgoing = Outgoing(outbox, slots, memory, link.queue, counters, window_nbytes, requests)
+        granted = self._outgoing.take_grants
+        self._incoming = Incoming(ring, slots, memory, counters, links.max_nbytes, admit, received, granted)
         self._pair: QueuePair | None = None
         self._generation = 0
         self._reposts = 0
@@ -145,7 +114,7 @@ class VerbsConnection:
             self._poller.soon(self._resume)
 
     def fence(self) -> None:
-        """Use no buffer of the old epoch any more; see the module's text."""
+        """Use no buffer of the old epoch any more; see the package's text."""
         self._outgoing.forget()
         if self._outgoing.is_writing or self._incoming.is_landing:
             self._leave_generation()
@@ -198,11 +167,10 @@ class VerbsConnection:
     def _begin(self) -> None:
         """Make this generation's queue pair and say so."""
         settings = self._settings
-        reliability = rdma.Reliability(settings.timeout, settings.retries, settings.traffic_class)
         if self._deadline is None:
             self._deadline = self._poller.after(self._connect_s, self._too_late)
         try:
-            pair = self._nic.queue_pair(self._depth, reliability)
+            pair = self._nic.queue_pair(self._depth, self._reliability)
             pair.post_receives(self._depth.receives)
         except OSError as error:
             self._end_soon("timeout", f"cannot make a queue pair: {error}")
@@ -212,7 +180,7 @@ class VerbsConnection:
         pair.arm(has_event=False)
         self._reposts = 0
         self._peer_is_ready = False
-        hello = Greeting(
+        hello = PairHello(
             self._generation,
             pair.address,
             self._ring_address,
@@ -227,18 +195,18 @@ class VerbsConnection:
         self._stream.queue.push(0, len(message).to_bytes(4, "big") + message, None)
         self._stream.flush_soon()
 
-    def _greeted(self, message: bytes) -> None:
+    def _setup_came(self, message: bytes) -> None:
         try:
-            greeting = wire.unpack_greeting(message)
-            if isinstance(greeting, int):
-                self._peer_is_ready = self._peer_is_ready or greeting == self._generation
+            setup = wire.unpack_setup(message)
+            if isinstance(setup, int):
+                self._peer_is_ready = self._peer_is_ready or setup == self._generation
                 self._check_ready()
             else:
-                self._take_hello(greeting)
+                self._take_hello(setup)
         except FrameError as error:
             self._end("malformed", str(error))
 
-    def _take_hello(self, hello: Greeting) -> None:
+    def _take_hello(self, hello: PairHello) -> None:
         settings = self._settings
         if (hello.slots, hello.slot_nbytes) != (settings.slots, settings.slot_nbytes):
             raise FrameError(

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from bml.io.memory import Array, RegisteredPool
+from bml.io.memory import Array
 from bml.io.sendqueue import Counters
 from bml.protocol.wire.frame import HEADER_NBYTES, FrameError, Header, unpack
 from bml.topology.errors import InvariantError
 from bml.transport.interface import Verdict
 from bml.transport.verbs import wire
+from bml.transport.verbs.rdma import NicMemory
 from bml.transport.verbs.wire import Grant, Slot
 
 MAX_OFFERS = 128
@@ -36,8 +37,7 @@ class Incoming:
         self,
         ring: memoryview,
         slots: int,
-        pool: RegisteredPool,
-        nic_number: int,
+        memory: NicMemory,
         counters: Counters,
         max_nbytes: int,
         admit: Callable[[Header], memoryview | Verdict],
@@ -55,8 +55,7 @@ class Incoming:
         self._ring = ring
         self._slots = slots
         self._slot_nbytes = len(ring) // slots
-        self._pool = pool
-        self._nic_number = nic_number
+        self._pool, self._nic_number = memory
         self._counters = counters
         self._max_nbytes = max_nbytes
         self._admit = admit

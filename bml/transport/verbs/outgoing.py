@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from bml.io.memory import Array, RegisteredPool
+from bml.io.memory import Array
 from bml.io.sendqueue import Counters, SendQueue
 from bml.protocol.wire.frame import FrameError
 from bml.transport.verbs import wire
 from bml.transport.verbs.incoming import MAX_OFFERS
-from bml.transport.verbs.rdma import QueuePair, Write
-from bml.transport.verbs.wire import Grant, Greeting, Imm, Slot
+from bml.transport.verbs.rdma import NicMemory, QueuePair, Write
+from bml.transport.verbs.wire import Grant, Imm, PairHello, Slot
 
 SEND = 1 << 32
 """Added to the number of a write request to tell its completion from a receive's."""
@@ -55,13 +55,13 @@ class Outgoing:
         self,
         outbox: memoryview,
         slots: int,
-        pool: RegisteredPool,
-        nic_number: int,
+        memory: NicMemory,
         queue: SendQueue,
         counters: Counters,
         window_nbytes: int,
         max_requests: int,
     ) -> None:
+        self._pool, self._nic_number = pool, nic_number = memory
         located = pool.find(outbox)
         assert located is not None
         self._outbox = outbox
@@ -69,8 +69,6 @@ class Outgoing:
         self._outbox_lkey = located.registrations[nic_number].lkey
         self._slots = slots
         self._slot_nbytes = len(outbox) // slots
-        self._pool = pool
-        self._nic_number = nic_number
         self._queue = queue
         self._counters = counters
         self._window_nbytes = window_nbytes
@@ -79,7 +77,7 @@ class Outgoing:
         self._max_requests = max_requests
         self._signal_every = max(1, slots // 4)
         self._pair: QueuePair | None = None
-        self._hello: Greeting | None = None
+        self._hello: PairHello | None = None
         # The outbox holds the messages from `_handled` to `_filled`; those before `_written` have left.
         self._filled = 0
         self._written = 0
@@ -119,7 +117,7 @@ class Outgoing:
         if not self._handled <= handled <= self._filled:
             raise FrameError(f"the peer handled {handled} messages, {self._filled} were written")
 
-    def begin(self, pair: QueuePair, hello: Greeting, credited: int) -> None:
+    def begin(self, pair: QueuePair, hello: PairHello, credited: int) -> None:
         """The queue pair is connected; messages that the peer has not handled are written again."""
         self._pair, self._hello, self._credited = pair, hello, credited
         self._handled = self._written = hello.handled

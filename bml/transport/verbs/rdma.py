@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from bml.io.memory import Registration
+from bml.io.memory import RegisteredPool, Registration
 
 SUCCESS = 0
 FLUSHED = 5
@@ -38,6 +38,13 @@ class Address(NamedTuple):
     gid: str
     mtu: int
     """As the code of ibv_mtu: 1 = 256 bytes ... 5 = 4096."""
+
+
+class NicMemory(NamedTuple):
+    """Registered memory as one NIC knows it: `nic_number` is the NIC's place in a region's registrations."""
+
+    pool: RegisteredPool
+    nic_number: int
 
 
 class Depth(NamedTuple):

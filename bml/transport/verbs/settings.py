@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bml.io.memory import POOL_MAX_SETTING, POOL_SETTING
-from bml.topology.errors import UsageError
+from bml.transport.links.settings import check_range, number_of
 
 MAX_RETRIES = 6
 """Soft-RoCE takes 7 for 'for ever'."""
@@ -28,23 +28,20 @@ class VerbsSettings:
     """Wait for an acknowledgement, as an exponent: 4.096 us x 2^timeout, so 0.27 s."""
     retries: int = 4
     """Time-outs in a row after which the link is lost."""
-    traffic_class: int = 0
-    """Byte that marks all packets for the switches: DSCP x 4."""
     pool_nbytes: int = 64 << 20
     """Size in which memory is registered."""
     pool_max_nbytes: int | None = None
     """Most memory to register."""
 
     def __post_init__(self) -> None:
-        _check("BML_RDMA_SLOTS", self.slots, 16, 4096)
-        _check("BML_RDMA_SLOT_NBYTES", self.slot_nbytes, 256, 1 << 20)
-        _check("BML_RDMA_WINDOW_NBYTES", self.window_nbytes, 1, 1 << 30)
-        _check("BML_RDMA_TIMEOUT", self.timeout, 8, 24)
-        _check("BML_RDMA_RETRIES", self.retries, 1, MAX_RETRIES)
-        _check("BML_TRAFFIC_CLASS", self.traffic_class, 0, 255)
-        _check(POOL_SETTING, self.pool_nbytes, 1, 1 << 50)
+        check_range("BML_RDMA_SLOTS", self.slots, 16, 4096)
+        check_range("BML_RDMA_SLOT_NBYTES", self.slot_nbytes, 256, 1 << 20)
+        check_range("BML_RDMA_WINDOW_NBYTES", self.window_nbytes, 1, 1 << 30)
+        check_range("BML_RDMA_TIMEOUT", self.timeout, 8, 24)
+        check_range("BML_RDMA_RETRIES", self.retries, 1, MAX_RETRIES)
+        check_range(POOL_SETTING, self.pool_nbytes, 1, 1 << 50)
         if self.pool_max_nbytes is not None:
-            _check(POOL_MAX_SETTING, self.pool_max_nbytes, self.pool_nbytes, 1 << 50)
+            check_range(POOL_MAX_SETTING, self.pool_max_nbytes, self.pool_nbytes, 1 << 50)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> VerbsSettings:
@@ -53,28 +50,14 @@ class VerbsSettings:
         devices = tuple(
             name.strip() for name in environ.get("BML_RDMA_DEVICES", "").split(",") if name.strip()
         )
-        pool_max = _number(environ, POOL_MAX_SETTING, 0)
+        pool_max = number_of(environ, POOL_MAX_SETTING, 0)
         return cls(
             devices=devices,
-            slots=_number(environ, "BML_RDMA_SLOTS", given.slots),
-            slot_nbytes=_number(environ, "BML_RDMA_SLOT_NBYTES", given.slot_nbytes),
-            window_nbytes=_number(environ, "BML_RDMA_WINDOW_NBYTES", given.window_nbytes),
-            timeout=_number(environ, "BML_RDMA_TIMEOUT", given.timeout),
-            retries=_number(environ, "BML_RDMA_RETRIES", given.retries),
-            traffic_class=_number(environ, "BML_TRAFFIC_CLASS", given.traffic_class),
-            pool_nbytes=_number(environ, POOL_SETTING, given.pool_nbytes >> 20) << 20,
+            slots=number_of(environ, "BML_RDMA_SLOTS", given.slots),
+            slot_nbytes=number_of(environ, "BML_RDMA_SLOT_NBYTES", given.slot_nbytes),
+            window_nbytes=number_of(environ, "BML_RDMA_WINDOW_NBYTES", given.window_nbytes),
+            timeout=number_of(environ, "BML_RDMA_TIMEOUT", given.timeout),
+            retries=number_of(environ, "BML_RDMA_RETRIES", given.retries),
+            pool_nbytes=number_of(environ, POOL_SETTING, given.pool_nbytes >> 20) << 20,
             pool_max_nbytes=pool_max << 20 if pool_max else None,
         )
-
-
-def _number(environ: Mapping[str, str], name: str, default: int) -> int:
-    text = environ.get(name, "")
-    try:
-        return int(text) if text else default
-    except ValueError:
-        raise UsageError(f"{name} is {text!r}: give a whole number") from None
-
-
-def _check(name: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise UsageError(f"{name} is {value}: give {low} to {high}")

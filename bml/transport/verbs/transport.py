@@ -5,18 +5,18 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from bml.io.memory import RegisteredPool
 from bml.io.poller import Poller
-from bml.protocol.wire.frame import MAX_NBYTES
 from bml.topology.errors import UsageError
+from bml.transport.handshake.auth import Identity
 from bml.transport.interface import Handler
-from bml.transport.links.link import Link, LinkConnection, OnEnd
-from bml.transport.links.links import LinkTransport
+from bml.transport.links.link import Link, LinkCallbacks, LinkConnection
+from bml.transport.links.settings import LinkSettings
+from bml.transport.links.transport import LinkTransport
 from bml.transport.verbs.connection import VerbsConnection
 from bml.transport.verbs.devices import choose
-from bml.transport.verbs.rdma import Nic
+from bml.transport.verbs.rdma import Nic, NicMemory
 from bml.transport.verbs.settings import VerbsSettings
 
 _LOG = logging.getLogger("bml.transport")
@@ -38,30 +38,26 @@ def open_nic(address: str, setting: str | None) -> Nic:
 class VerbsTransport(LinkTransport):
     """`Transport` over RDMA; the other arguments are those of `LinkTransport`.
 
-    `pool` is where arrays live that are moved without a copy; every NIC knows it until `close`. Raises
-    FabricError without RDMA NICs.
+    `pool` has the memory of arrays that are moved without a copy; every NIC knows it until `close`.
+    `open_nic` opens the RDMA NIC of an address. Raises FabricError without RDMA NICs, UsageError if `verbs`
+    does not name one device per level.
     """
 
     def __init__(
         self,
-        server: int,
+        identity: Identity,
         nics: Sequence[str],
-        *,
-        token: bytes,
-        job: str | bytes,
         poller: Poller,
         handler: Handler,
-        settings: VerbsSettings | None = None,
+        settings: LinkSettings | None = None,
+        verbs: VerbsSettings | None = None,
         pool: RegisteredPool | None = None,
-        connect_s: float = 5.0,
-        max_nbytes: int = MAX_NBYTES,
-        incarnation: int = 0,
         open_nic: OpenNic = open_nic,
     ) -> None:
-        self.settings = settings or VerbsSettings()
-        self.pool = pool or RegisteredPool(self.settings.pool_nbytes, self.settings.pool_max_nbytes)
+        self._verbs = verbs or VerbsSettings()
+        self.pool = pool or RegisteredPool(self._verbs.pool_nbytes, self._verbs.pool_max_nbytes)
         self._rdma: list[Nic] = []
-        devices = self.settings.devices or (None,) * len(nics)
+        devices = self._verbs.devices or (None,) * len(nics)
         if len(devices) != len(nics):
             raise UsageError(
                 f"BML_RDMA_DEVICES names {len(devices)} devices, the fabric has {len(nics)} levels"
@@ -71,18 +67,7 @@ class VerbsTransport(LinkTransport):
                 nic = open_nic(address, device)
                 self._rdma.append(nic)
                 self.pool.add_nic(nic.register)
-            super().__init__(
-                server,
-                nics,
-                token=token,
-                job=job,
-                poller=poller,
-                handler=handler,
-                connect_s=connect_s,
-                max_nbytes=max_nbytes,
-                traffic_class=self.settings.traffic_class,
-                incarnation=incarnation,
-            )
+            super().__init__(identity, nics, poller, handler, settings)
         except BaseException:
             self._close_rdma()
             raise
@@ -97,24 +82,9 @@ class VerbsTransport(LinkTransport):
         super().close()
         self._close_rdma()
 
-    def _connection(self, link: Link, sock: socket.socket, on_end: OnEnd) -> LinkConnection:
-        handler, peer, level = self._handler, link.peer, link.level
-        return VerbsConnection(
-            sock,
-            self._poller,
-            link.queue,
-            link.counters,
-            nic=self._rdma[level],
-            nic_number=level,
-            pool=self.pool,
-            settings=self.settings,
-            max_nbytes=self._max_nbytes,
-            connect_s=self._connect_s,
-            admit=partial(handler.admit, peer, level),
-            received=partial(handler.received, peer, level),
-            heard=partial(handler.heard, peer, level),
-            on_end=on_end,
-        )
+    def _connection(self, link: Link, sock: socket.socket, callbacks: LinkCallbacks) -> LinkConnection:
+        nic, memory = self._rdma[link.level], NicMemory(self.pool, link.level)
+        return VerbsConnection(sock, self._poller, link, callbacks, nic, memory, self._verbs, self._settings)
 
     def _close_rdma(self) -> None:
         self.pool.close()

@@ -52,7 +52,7 @@ class Slot(IntEnum):
     CANCELS = 4
 
 
-class Greeting(NamedTuple):
+class PairHello(NamedTuple):
     """HELLO: `handled` messages of the peer were handled in all generations; it goes on after them."""
 
     generation: int
@@ -115,7 +115,7 @@ def advance(count: int, low: int) -> int:
     return count + (low - count & COUNT_MASK)
 
 
-def pack_hello(hello: Greeting) -> bytes:
+def pack_hello(hello: PairHello) -> bytes:
     """HELLO as it travels."""
     number, psn, gid, mtu = hello.address
     return b"H" + _HELLO.pack(
@@ -138,7 +138,7 @@ def pack_ready(generation: int) -> bytes:
     return b"R" + _READY.pack(VERSION, generation)
 
 
-def unpack_greeting(message: bytes) -> Greeting | int:
+def unpack_setup(message: bytes) -> PairHello | int:
     """A HELLO, or the generation of a READY; raises FrameError on anything else."""
     kind, body = message[:1], message[1:]
     if kind == b"R" and len(body) == _READY.size:
@@ -149,7 +149,7 @@ def unpack_greeting(message: bytes) -> Greeting | int:
             body
         )
         address = Address(number, psn, gid.rstrip(b"\0").decode("ascii", "replace"), mtu)
-        hello = Greeting(generation, address, ring, rkey, slots, slot_nbytes, handled)
+        hello = PairHello(generation, address, ring, rkey, slots, slot_nbytes, handled)
     else:
         raise FrameError(
             f"no greeting of the verbs transport: {message[:16]!r}; does the peer use verbs too?"
