@@ -74,9 +74,9 @@ class Poller:
     """Waits for descriptors, timers and wake-ups, and calls their callbacks.
 
     Everything but `wake` belongs to one thread. `on_wake` is called in `poll`, once for any number of
-    `wake()` calls since. `guard`, such as a lock, is held while callbacks run and not while `poll` waits, so that
-    another thread can use the same objects meanwhile. An exception of a callback leaves `poll` as it is; no
-    event is lost by it, since descriptors are level-triggered.
+    `wake()` calls since. `guard`, such as a lock, is held while callbacks run and not while `poll` waits, so
+    that another thread can use the same objects meanwhile. An exception of a callback leaves `poll` as it is;
+    no event is lost by it, since descriptors are level-triggered.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Moves frames between servers, over one connection per (peer, NIC), and messages to and from the coordinator.
+"""Moves frames between servers, one connection per (peer, NIC), and messages to and from the coordinator.
 
 `interface` has the contract: a `Transport` moves frames for its `Handler`, the server. Everything runs on one
 `Poller` in one thread and never blocks. `bml.protocol.wire.frame` says what a frame is, and `handshake.auth`

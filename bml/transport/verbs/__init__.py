@@ -25,11 +25,11 @@ imported on every machine.
 Slots are a ring in the receiver's memory. The sender keeps what it wrote until the receiver has handled it.
 Every message carries back how many messages have been handled, so a ring is never overrun.
 
-**Fence.** After `fence`, memory that was granted must not be written, and memory that is being sent must not be
-read. If any such memory is in use, the queue pair is destroyed, which stops the NIC, and both sides make a new
-one, whose *generation* is one higher. Messages that the peer had not handled are written again, so no frame in
-a slot is lost. Grants of an older generation are not used. Payloads that had been granted are dropped, as
-`Transport.fence` says.
+**Fence.** After `fence`, memory that was granted must not be written, and memory that is being sent must not
+be read. If any such memory is in use, the queue pair is destroyed, which stops the NIC, and both sides make a
+new one, whose *generation* is one higher. Messages that the peer had not handled are written again, so no
+frame in a slot is lost. Grants of an older generation are not used. Payloads that had been granted are
+dropped, as `Transport.fence` says.
 """
 
 from bml.transport.verbs.settings import VerbsSettings
