@@ -69,3 +69,8 @@ def test_the_plugin_of_pytest_loads_nothing_of_the_runtime() -> None:
     loaded = "(name for name in sys.modules if name.startswith(('bml', 'numpy')))"
     code = f"import bml.pytest_plugin\nprint(*{loaded})"
     assert printed(code, ROOT) == ["bml", "bml.pytest_plugin"]
+
+
+def test_neither_the_command_nor_launch_loads_ray_before_a_job_needs_it() -> None:
+    code = "import sys, bml, bml.cli; bml.launch; print('ray' in sys.modules)"
+    assert printed(code, ROOT) == ["False"], "it takes a second"

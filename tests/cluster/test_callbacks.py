@@ -8,8 +8,8 @@ import re
 
 import pytest
 
-from bml.cluster import ray as on_ray
 from bml.cluster.launcher.callbacks import log_views
+from bml.cluster.ray.quiet import quiet_ray
 
 
 def test_every_view_after_the_first_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -23,8 +23,20 @@ def test_every_view_after_the_first_is_one_line(caplog: pytest.LogCaptureFixture
     ]
 
 
-def test_ray_hides_what_it_says_of_dead_workers_and_nothing_stays_in_the_environment() -> None:
+def test_ray_hides_what_it_says_of_dead_workers_and_nothing_stays_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RAY_DEDUP_LOGS_SKIP_REGEX", raising=False)
     died = "A worker died or was killed while executing a task by an unexpected system error. To troubleshoot"
-    assert re.search(on_ray.HIDDEN, died)
-    assert not re.search(on_ray.HIDDEN, f"my own print: {died}")
+    with quiet_ray():
+        hidden = os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"]
     assert "RAY_DEDUP_LOGS_SKIP_REGEX" not in os.environ
+    assert re.search(hidden, died)
+    assert not re.search(hidden, f"my own print: {died}")
+
+
+def test_what_the_user_hides_of_ray_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_DEDUP_LOGS_SKIP_REGEX", "mine")
+    with quiet_ray():
+        assert os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] == "mine"
+    assert os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] == "mine"

@@ -43,7 +43,12 @@ _LOOK_S = 0.2
 _MOST_UNSENT = 1000
 _HEAD = "switches"
 _OBJECT_STORE_NBYTES = 80_000_000
-_DRIVER = "from bml.cluster.ray import driver; driver.main()"
+_DRIVER = """
+from bml.cluster.ray.quiet import quiet_ray
+with quiet_ray():
+    from bml.cluster.ray import driver
+driver.main()
+"""
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

@@ -16,6 +16,7 @@ from bml.cluster.launcher.callbacks import News, Teller, log_views
 from bml.cluster.launcher.result import Result
 from bml.cluster.launcher.running import Job
 from bml.cluster.process.pickling import Train, pack
+from bml.cluster.ray.quiet import quiet_ray
 from bml.cluster.spec.constants import load_constants
 from bml.cluster.spec.job import JobSpec
 from bml.errors import UsageError
@@ -185,7 +186,8 @@ def _fleet(
         return EmulatedFleet(spec, launcher, prints, on_start)
     if launcher == "processes":
         return ProcessFleet(spec, prints)
-    from bml.cluster.ray.fleet import RayFleet  # importing Ray takes seconds
+    with quiet_ray():
+        from bml.cluster.ray.fleet import RayFleet  # importing Ray takes seconds
 
     return RayFleet(spec, address, prints, reserves)
 

@@ -1,0 +1,30 @@
+"""Hides a paragraph that Ray prints for every worker that dies: the launcher says the same in one line.
+
+See `bml.cluster.launcher.callbacks.log_views`, and `bml run`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+HIDDEN = "^A worker died or was killed while executing a task"
+_SETTING = "RAY_DEDUP_LOGS_SKIP_REGEX"
+
+
+@contextmanager
+def quiet_ray() -> Iterator[None]:
+    """Have Ray hide what it says of dead workers, if it is imported first in here.
+
+    Ray reads the setting while it is imported, so the setting is in this process's environment only then.
+    Nothing is hidden if the user has set what Ray hides.
+    """
+    if _SETTING in os.environ:
+        yield
+        return
+    os.environ[_SETTING] = HIDDEN
+    try:
+        yield
+    finally:
+        del os.environ[_SETTING]
