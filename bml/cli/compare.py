@@ -75,7 +75,7 @@ def show(grids: list[Grid], form: str) -> None:
     if form == "json":
         current().answer({"tables": [_as_json(grid) for grid in grids]})
     elif form == "markdown":
-        click.echo("\n\n".join(_as_markdown(grid) for grid in grids))
+        click.echo("\n\n".join(as_markdown(grid) for grid in grids))
     else:
         for grid in grids:
             _print(grid)
@@ -104,7 +104,8 @@ def _as_json(grid: Grid) -> dict[str, object]:
     return {"title": grid.title, "rows": rows}
 
 
-def _as_markdown(grid: Grid) -> str:
+def as_markdown(grid: Grid) -> str:
+    """Write a table in Markdown, its title above it."""
     lines = [f"**{grid.title}**", "", "| GST in T | " + " | ".join(grid.columns) + " |"]
     lines.append("| --- |" + " --- |" * len(grid.columns))
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in grid.rows()])

@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 
 import numpy as np
+from every_algorithm import ON_ENGINES
 from numpy.typing import NDArray
 
 from bml.protocol.step.dataflow import Place, Reduce, Send, Stamp
@@ -25,7 +26,6 @@ DAMAGE: tuple[tuple[str, ...], ...] = (
     ("switch:0/0",),
     ("server:1", "link:2/0"),
 )
-ALGORITHMS = ("auto", "ps", "mesh", "ring", "tree", "flextree", "hips", "packed", "exchange")
 
 
 def programs(fabric: Fabric, algorithm: str) -> dict[int, Program] | None:
@@ -48,7 +48,7 @@ def cases() -> list[tuple[Fabric, str]]:
             except UsageError:
                 continue  # this fabric has no such part
             if fabric.is_connected and len(fabric.servers) > 1:
-                found += [(fabric, algorithm) for algorithm in ALGORITHMS if programs(fabric, algorithm)]
+                found += [(fabric, algorithm) for algorithm in ON_ENGINES if programs(fabric, algorithm)]
     return found
 
 

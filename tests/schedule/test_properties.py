@@ -5,11 +5,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from every_algorithm import FORESTS, SPELLINGS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule_executor import check_sums
 
-from bml.schedule import ALGORITHMS, Exchange, Phase, gst, gst_staged, load, plan, verify
+from bml.schedule import Exchange, Phase, gst, gst_staged, load, plan, verify
 from bml.schedule.ir.forest import AT_ROOT, NOT_THERE
 from bml.topology import FabricError, UsageError, parse
 
@@ -24,18 +25,7 @@ SMALL = [
     "torus:4x2",
 ]
 SMALL += ["torus:5x1", "torus:2x3", "switch:2", "switch:7", "fattree:4", "fattree:4/7"]
-WISHES = [name for name in ALGORITHMS if name != "auto"]
-WISHES += [
-    "ps:2",
-    "ring:both",
-    "ring:one",
-    "hips:mesh",
-    "hips:ring",
-    "hips:ps",
-    "flextree:1",
-    "flextree:2",
-    "flextree:2x3",
-]
+WISHES = [*SPELLINGS, "flextree:2", "flextree:2x3"]
 
 
 @st.composite
@@ -107,7 +97,7 @@ def test_the_same_question_has_the_same_answer(fabric, algorithm):
 def broken(draw):
     """A sound forest made wrong in one place, and the fabric it was for."""
     fabric = draw(fabrics(most_failures=3).filter(lambda one: one.is_connected and len(one.servers) > 2))
-    names = ["mesh", "ring", "tree", "hips", "bml", "ps", "flextree"]
+    names = [name for name in FORESTS if ":" not in name]
     forest = plan(fabric, draw(st.sampled_from(names))).forest
     piece = draw(st.integers(0, forest.pieces - 1))
     root = int(forest.root[piece])

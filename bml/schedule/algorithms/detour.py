@@ -14,10 +14,29 @@ import numpy as np
 
 from bml.faults.repartition import stand_in
 from bml.schedule.algorithms.bml import ThreadTrees, assemble, bml, thread_trees
+from bml.schedule.algorithms.hips import hips
+from bml.schedule.algorithms.registry import algorithm
 from bml.schedule.ir.drawing import check_room
 from bml.schedule.ir.forest import Forest
 from bml.schedule.ir.routing import Balance
-from bml.topology import Fabric
+from bml.topology import BCube, Fabric
+
+
+@algorithm(
+    "bml",
+    "detour",
+    does="BCube: HiPS with meshes, thread p takes the levels in the order p, p+1, …, the schedule of the "
+    "BML papers; elsewhere `hips`",
+    damaged="stand-ins gather for the dead server, detours in the next stage",
+)
+def papers_schedule(fabric: Fabric) -> Forest:
+    """Build the schedule of the BML papers: `detour` on a BCube, healthy or not, and `hips` elsewhere.
+
+    Raises:
+        FabricError: two survivors are no longer joined by any live path.
+        UsageError: the forest would be too large to be built.
+    """
+    return detour(fabric) if isinstance(fabric.wiring, BCube) else hips(fabric)
 
 
 def detour(fabric: Fabric) -> Forest:

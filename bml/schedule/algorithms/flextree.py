@@ -16,14 +16,24 @@ from math import prod
 
 import numpy as np
 
+from bml.schedule.algorithms.registry import algorithm
 from bml.schedule.algorithms.ring import draft_ring
 from bml.schedule.ir.drawing import Draft, blank, lay
 from bml.schedule.ir.forest import Forest
 from bml.topology import Fabric, UsageError
 
 MAX_STAGES = 32
+_WIDTHS = "[0-9]{1,6}(x[0-9]{1,6})*"
 
 
+@algorithm(
+    "flextree",
+    does="stages of these widths; widths of 1 are a ring; servers that are left over (a prime N) stay "
+    "outside the tree and talk to the roots",
+    damaged="survivors renumbered; an error if the widths need more",
+    argument=_WIDTHS,
+    examples=("flextree:3x3",),
+)
 def flextree(fabric: Fabric, shape: str = "") -> Forest:
     """Build FlexTree with stage widths such as `3x3`; widths of 1 only are a ring.
 
@@ -51,7 +61,7 @@ def parse_widths(shape: str) -> list[int]:
     Raises:
         UsageError: the text is no list of widths.
     """
-    if not re.fullmatch(r"[0-9]{1,6}(x[0-9]{1,6})*", shape):
+    if not re.fullmatch(_WIDTHS, shape):
         raise UsageError(
             f"'{shape}' is no list of stage widths: write it like flextree:3x3 or flextree:4x2x2"
         )

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bml.faults.repartition import owners
+from bml.schedule.algorithms.registry import algorithm
 from bml.schedule.ir.drawing import Draft, Way, blank, check_room, lay
 from bml.schedule.ir.forest import Forest
 from bml.topology import BCube, Fabric, Torus, UsageError
@@ -26,6 +27,14 @@ INSIDE = ("mesh", "ring", "ps")
 """What may follow `hips:`."""
 
 
+@algorithm(
+    "hips",
+    does="stages over levels or dimensions, all at once, a flat algorithm inside the groups; plain `hips` "
+    "has rings on a torus, else meshes",
+    damaged="n−f sets; a server that would send to a dead one sends to that one's own peer",
+    argument="|".join(INSIDE),
+    examples=("hips:ring", "hips:mesh", "hips:ps"),
+)
 def hips(fabric: Fabric, inside: str = "", roots: Sequence[int] | None = None) -> Forest:
     """Build HiPS with `inside` (mesh, ring or ps) in the groups; nothing means ring on a torus, else mesh.
 

@@ -7,10 +7,16 @@ Times: 2(N-1)/N·T on one switch, 2(n-1)/n·T on BCube, on a torus n/4·T (n eve
 from __future__ import annotations
 
 from bml.schedule.algorithms.ps import star
+from bml.schedule.algorithms.registry import algorithm
 from bml.schedule.ir.forest import Forest
 from bml.topology import Fabric, Torus
 
 
+@algorithm(
+    "mesh",
+    does="every server owns 1/N of the vector and all send to all; relays where there is no direct hop",
+    damaged="survivors only, detours",
+)
 def mesh(fabric: Fabric) -> Forest:
     """Build a parameter server sharded over all live servers.
 

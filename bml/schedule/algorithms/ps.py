@@ -10,11 +10,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from bml.schedule.algorithms.registry import algorithm
 from bml.schedule.ir.drawing import Draft, blank, check_room, lay
 from bml.schedule.ir.forest import AT_ROOT, Forest
 from bml.topology import Fabric, UsageError
 
 
+@algorithm(
+    "ps",
+    does="one dedicated parameter server, or shards on 4",
+    damaged="survivors only, detours",
+    argument="[0-9]{1,6}",
+    examples=("ps:4",),
+    read=int,
+)
 def ps(fabric: Fabric, shards: int = 1) -> Forest:
     """Build a parameter server on `shards` of the live servers, evenly spaced in id order.
 

@@ -14,6 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from bml.schedule.algorithms.registry import algorithm
 from bml.schedule.ir.drawing import Draft, blank, check_room, lay
 from bml.schedule.ir.forest import Forest
 from bml.topology import BCube, Fabric, Torus, UsageError
@@ -22,6 +23,14 @@ DIRECTIONS = {"one": (1,), "both": (1, -1)}
 """What may follow `ring:`, and the directions in which pieces go."""
 
 
+@algorithm(
+    "ring",
+    does="round a Gray code ring; `both`: half the vector each way, on BCube with even n over a ring "
+    "whose levels alternate; plain `ring` is both ways on a torus",
+    damaged="the dead are skipped",
+    argument="one|both",
+    examples=("ring:both", "ring:one"),
+)
 def ring(fabric: Fabric, how: str = "") -> Forest:
     """Build a ring over the survivors; `how` is one, both, or nothing.
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from bml.schedule.algorithms.registry import algorithm
 from bml.schedule.ir.drawing import Draft, blank, lay
 from bml.schedule.ir.forest import Forest
 from bml.topology import Fabric
 
 
+@algorithm("tree", does="binary tree of whole vectors", damaged="survivors renumbered")
 def tree(fabric: Fabric) -> Forest:
     """Build one binary tree of one piece; its root is the lowest live server."""
     live = np.array(fabric.servers, np.int32)

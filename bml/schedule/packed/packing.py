@@ -16,6 +16,7 @@ import numpy as np
 
 from bml.schedule.algorithms.bml import bml
 from bml.schedule.algorithms.detour import detour
+from bml.schedule.algorithms.registry import algorithm
 from bml.schedule.ir.cost import gst
 from bml.schedule.ir.forest import AT_ROOT, NOT_THERE, Forest
 from bml.schedule.ir.nics import Nics, cut_bound, number_nics
@@ -34,6 +35,12 @@ _MOST_ENTRIES = 1 << 23
 """Servers squared times levels: the entries of one table of one tree per server and NIC."""
 
 
+@algorithm(
+    "packed",
+    does="spanning trees on what is left, every hop between neighbours and every relay adding its own "
+    "partial; starts from healthy trees, regrows what is broken, moves subtrees off busy NICs",
+    damaged="that is what it is for; the default there",
+)
 def packed(fabric: Fabric) -> Forest:
     """Pack spanning trees into the live NICs of a connected fabric; on a healthy plain BCube this is bml.
 

@@ -18,8 +18,8 @@ from math import inf
 
 import numpy as np
 
-from bml.schedule.algorithms.exchange import Exchange
 from bml.schedule.ir.cost import gst
+from bml.schedule.ir.exchange import Exchange
 from bml.schedule.ir.forest import Forest, Phase
 from bml.topology import BCube, Fabric
 

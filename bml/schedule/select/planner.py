@@ -9,21 +9,19 @@ from math import inf
 from typing import TypeAlias
 
 from bml.schedule.algorithms.direct import DirectProgram
-from bml.schedule.algorithms.exchange import Exchange, ExchangeProgram, one_server, verify_exchange
+from bml.schedule.algorithms.exchange import one_server
+from bml.schedule.algorithms.registry import find
 from bml.schedule.ir import cost
 from bml.schedule.ir.cost import Load
+from bml.schedule.ir.exchange import Exchange, ExchangeProgram, verify_exchange
 from bml.schedule.ir.forest import Forest
 from bml.schedule.ir.program import Program, compile_program, local_bml
 from bml.schedule.ir.verify import verify
 from bml.schedule.packed.packing import case_of, fits, packed_program
 from bml.schedule.select.model import DEFAULTS, Constants, Counts, counts, counts_of_bml, switch_over
-from bml.schedule.select.registry import BUILDERS, find
 from bml.schedule.select.sample import load_of_bml, sample_of_bml
 from bml.schedule.select.sample_torus import is_even_torus, load_of_torus, sample_of_torus, staged_of_torus
 from bml.topology import BCube, Fabric, FabricError, UsageError
-
-ALGORITHMS = ("auto", *BUILDERS)
-"""Names that `plan` takes; some may be followed by a colon and more, such as `flextree:3x3`."""
 
 _MOST_BUILT = 1 << 22
 """Entries, pieces times servers, of a healthy forest that is built only to be costed or verified."""
@@ -172,16 +170,25 @@ class Plan:
         return compile_program(self.schedule, server)
 
     @property
+    def _name(self) -> str:
+        """The name under which the algorithm is known, without what follows the colon."""
+        return find(self.algorithm)[0].name
+
+    @property
     def _is_plain_bml(self) -> bool:
         """Whether this is BML on a healthy BCube, which needs no forest."""
-        is_bml = self.algorithm in ("bml", "detour") and isinstance(self.fabric.wiring, BCube)
+        is_bml = self._name == "bml" and isinstance(self.fabric.wiring, BCube)
         return is_bml and not self.fabric.failures
 
     @property
     def _is_large_torus(self) -> bool:
         """Whether this is BML on a healthy torus whose trees are too many to be built, and all alike."""
-        rings = self.algorithm in ("bml", "detour", "hips", "hips:ring") and is_even_torus(self.fabric)
-        return rings and self.fabric.levels * self.fabric.n_servers**2 > _MOST_BUILT
+        rings = self._name == "bml" or self.algorithm in ("hips", "hips:ring")
+        return (
+            rings
+            and is_even_torus(self.fabric)
+            and self.fabric.levels * self.fabric.n_servers**2 > _MOST_BUILT
+        )
 
     @property
     def _is_uniform_bml(self) -> bool:

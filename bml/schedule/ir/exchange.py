@@ -1,0 +1,131 @@
+"""The other form of a schedule, for small vectors: rounds in which servers exchange whole vectors.
+
+In every round a server sends what it has summed so far to its partners and adds what they send. There is no
+second phase. A forest cannot say that: every server is the root of a tree of its own, and all trees share
+their hops.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+
+from bml.schedule.ir.cost import Load, slowest
+from bml.schedule.ir.program import Hop
+from bml.topology import Fabric
+
+Rounds: TypeAlias = tuple[tuple[Hop, ...], ...]
+"""Per round, the servers with which one server exchanges, in id order."""
+
+
+@dataclass(frozen=True)
+class ExchangeProgram:
+    """What one server does: in every round it sends to, and adds from, the same servers.
+
+    Attributes:
+        server: its id.
+        rounds: partners of each round; no round is without any.
+    """
+
+    server: int
+    rounds: Rounds
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The exchange of all live servers of a fabric.
+
+    Attributes:
+        fabric: what it is for.
+        rounds: live server -> its rounds, the same number for everybody, some perhaps without partners.
+    """
+
+    fabric: Fabric
+    rounds: dict[int, Rounds]
+
+    @property
+    def n_rounds(self) -> int:
+        """Number of rounds."""
+        return len(next(iter(self.rounds.values())))
+
+    def program(self, server: int) -> ExchangeProgram:
+        """Part of one server."""
+        return ExchangeProgram(server, tuple(partners for partners in self.rounds[server] if partners))
+
+    @cached_property
+    def load(self) -> Load:
+        """Bytes of every NIC, all rounds together."""
+        return self._load(range(self.n_rounds))
+
+    def gst(self) -> Fraction:
+        """Time of the busiest NIC in T, with rounds of different slices at work at once."""
+        return self._time(self.load)
+
+    def gst_staged(self) -> Fraction:
+        """Time in T with a barrier after every round."""
+        return sum((self._time(self._load(range(i, i + 1))) for i in range(self.n_rounds)), Fraction(0))
+
+    def _load(self, rounds: range) -> Load:
+        shape = (self.fabric.n_servers, self.fabric.levels)
+        sent, received = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        for server, own in self.rounds.items():
+            for hop in (hop for i in rounds for hop in own[i]):
+                sent[server, hop.level] += 1
+                received[hop.peer, hop.level] += 1
+        return Load(sent, received, 1)
+
+    def _time(self, counts: Load) -> Fraction:
+        return slowest(np.maximum(counts.sent, counts.received), self.fabric)
+
+
+def verify_exchange(made: Exchange, fabric: Fabric) -> list[str]:
+    """Return what is wrong with an exchange on a fabric, in words; empty when sound.
+
+    Sound means: partners are live neighbours and name each other in the same round; in every round the
+    partners of a group agree on who is in it, so that they add the same terms; in the end every live
+    server's sum holds every live server's vector exactly once.
+    """
+    if set(made.rounds) != set(fabric.servers):
+        return [f"it is for servers {sorted(made.rounds)}, alive are {list(fabric.servers)}"]
+    problems = [
+        f"servers {server} and {hop.peer} are no live neighbours on level {hop.level}"
+        for server, own in made.rounds.items()
+        for hops in own
+        for hop in hops
+        if not fabric.nic_alive(server, hop.level) or hop.peer not in fabric.neighbours(server, hop.level)
+    ]
+    return problems or _count_contributions(made)
+
+
+def _count_contributions(made: Exchange) -> list[str]:
+    """Follow how often every server's vector is in every server's sum, round by round."""
+    servers = sorted(made.rounds)
+    held = {server: {server: 1} for server in servers}
+    for number in range(made.n_rounds):
+        after: dict[int, dict[int, int]] = {}
+        for server in servers:
+            group = sorted([server, *(hop.peer for hop in made.rounds[server][number])])
+            for other in group:
+                theirs = sorted([other, *(hop.peer for hop in made.rounds[other][number])])
+                if theirs != group:
+                    return [f"servers {server} and {other} do not agree on their group in round {number}"]
+            total: dict[int, int] = {}
+            for other in group:
+                for origin, count in held[other].items():
+                    total[origin] = total.get(origin, 0) + count
+            after[server] = total
+        held = after
+    return [
+        problem for server in servers for problem in _contribution_problems(server, held[server], servers)
+    ]
+
+
+def _contribution_problems(server: int, held: dict[int, int], servers: list[int]) -> list[str]:
+    missing = [other for other in servers if other not in held]
+    twice = [other for other, count in held.items() if count > 1]
+    problems = [f"server {server} never gets the contribution of server {missing[0]}"] if missing else []
+    return problems + ([f"server {server} adds server {twice[0]} more than once"] if twice else [])

@@ -1,0 +1,51 @@
+"""Writes the tables of the documents that are made from registries of the code: `python docs/tables.py`.
+
+A table stands between two comments, `<!-- table: NAME -->` and `<!-- end of table -->`. A test compares every
+one with what this would write.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from bml.cli.compare import as_markdown, papers
+from bml.schedule.algorithms.registry import registered
+
+DOCS = Path(__file__).resolve().parent
+_TABLE = re.compile(r"(<!-- table: (?P<name>[a-z ]+) -->\n\n).*?(\n<!-- end of table -->\n)", re.DOTALL)
+
+
+def algorithms() -> Iterator[str]:
+    """A row for each algorithm, under all its names."""
+    yield "| name | what it does | on a damaged fabric |"
+    yield "| --- | --- | --- |"
+    for name, algorithm in registered().items():
+        if name == algorithm.name:
+            names = ", ".join(f"`{each}`" for each in (*algorithm.names, *algorithm.examples))
+            yield f"| {names} | {algorithm.does} | {algorithm.damaged} |"
+
+
+def comparison() -> Iterator[str]:
+    """What `bml plan --compare --markdown` prints."""
+    yield "\n\n".join(as_markdown(grid) for grid in papers())
+
+
+TABLES: dict[str, Callable[[], Iterator[str]]] = {"algorithms": algorithms, "comparison": comparison}
+
+
+def renewed(text: str) -> str:
+    """Return a document with its tables as they should be."""
+    return _TABLE.sub(lambda found: found[1] + "\n".join(TABLES[found["name"]]()) + "\n" + found[3], text)
+
+
+def documents() -> dict[Path, str]:
+    """The documents that have such tables, and their text."""
+    found = {path: path.read_text() for path in sorted(DOCS.rglob("*.md"))}
+    return {path: text for path, text in found.items() if _TABLE.search(text)}
+
+
+if __name__ == "__main__":
+    for path, text in documents().items():
+        path.write_text(renewed(text))
