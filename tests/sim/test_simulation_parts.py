@@ -1,11 +1,20 @@
 """The parts of the simulation: clock, processes, wires; and that they tell the truth about time and order."""
 
+from typing import get_args
+
+import pytest
+
 from bml.faults.stalls import Flow
+from bml.protocol.server import events as ev
+from bml.protocol.step.direct import Post, Quit, Sum
 from bml.protocol.wire.frame import Header, Kind
+from bml.sim.simulation import Simulation
 from bml.sim.world.delays import NONE
 from bml.sim.world.network import Network
 from bml.sim.world.process import Process
+from bml.sim.world.settings import Settings
 from bml.sim.world.wires import Parcel, Wires
+from bml.topology import parse
 
 
 def header(step: int) -> Header:
@@ -224,3 +233,10 @@ def test_a_connection_that_one_side_never_wants_is_given_up() -> None:
     ends.wires.want(1, set())
     ends.run()
     assert ends.lost == [(0, "timeout")]
+
+
+@pytest.mark.parametrize("shared_memory", [False, True])
+def test_a_simulated_server_carries_out_every_instruction(shared_memory: bool) -> None:
+    simulation = Simulation(parse("bcube:2x1"), 1, settings=Settings(shared_memory=shared_memory))
+    needs_shared_memory = set() if shared_memory else {Post, Sum, Quit, ev.FetchResult}
+    assert {*simulation.machines[0]._handlers} == {*get_args(ev.Instruction)} - needs_shared_memory

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import NamedTuple
+from typing import Any
 
 from bml.errors import StateMismatch, StepMismatch, TooSlow
 from bml.protocol.server import events as ev
@@ -11,16 +12,14 @@ from bml.protocol.server.core import ServerCore
 from bml.protocol.server.kept_results import KeptResults
 from bml.protocol.step.dataflow import Buffer, Place, Reduce, Send
 from bml.protocol.step.direct import Post, Quit, Stage, Sum
-from bml.protocol.step.workspace import Array, Workspace
 from bml.protocol.wire import messages as msg
-from bml.protocol.wire.call import neutral
-from bml.protocol.wire.frame import Header, Kind
+from bml.protocol.wire.frame import Kind
 from bml.protocol.wire.messages import View
 from bml.schedule import AnyPrograms, DirectProgram, OneProgram, Programs, Schedules
 from bml.schedule.select.model import Constants
 from bml.sim.judge.promises import PromiseBroken
-from bml.sim.judge.zero_copy import ZeroCopySender
 from bml.sim.server.context import World
+from bml.sim.server.memory import KeptResult, Memory
 from bml.sim.server.sharing import Sharing
 from bml.sim.server.user import User
 from bml.sim.world.coordinators import Channel
@@ -35,15 +34,6 @@ _LINGER_S = 0.2
 _GRAIN_NBYTES = 8
 
 
-class _Kept(NamedTuple):
-    """The result of a step that a learner followed."""
-
-    epoch: int
-    contributors: tuple[int, ...]
-    view: View
-    result: Array
-
-
 @lru_cache(maxsize=1 << 14)
 def _programs(fabric: Fabric, algorithm: str, constants: Constants, server: int) -> Programs:
     return Programs(_schedules(fabric, algorithm, constants), server)
@@ -55,7 +45,7 @@ def _schedules(fabric: Fabric, algorithm: str, constants: Constants) -> Schedule
 
 
 class Machine:
-    """See the module's text."""
+    """The shell round the core of `server`, in this `incarnation` (None: its first)."""
 
     def __init__(self, server: int, world: World, incarnation: msg.Incarnation | None = None):
         self.server = server
@@ -74,18 +64,12 @@ class Machine:
             incarnation,
             world.settings.kept_nbytes,
         )
-        self._workspace: Workspace | None = None
-        self._zero_copy_sender = ZeroCopySender(server)
-        self._keeps: KeptResults[_Kept] = KeptResults()
-        self.user = User(
-            server, world, self.core, self.process, self.handle, self._keeps if incarnation else None
-        )
+        keeps: KeptResults[KeptResult] = KeptResults()
+        self.user = User(server, world, self.core, self.process, self.handle, keeps if incarnation else None)
         self._entered: tuple[int, int] | None = None
-        self._step_view: View | None = None
-        self._wake_at = float("inf")
-        self._sharing: Sharing | None = None
-        if world.host is not None:
-            self._sharing = Sharing(server, world.host, world, self.process, self.handle)
+        sharing = Sharing(server, world.host, world, self.process, self.handle) if world.host else None
+        self._memory = Memory(server, world, self.core, self.user, keeps, sharing)
+        self._handlers = self._handlers_of(self._memory) | (self._shared_handlers(sharing) if sharing else {})
 
     def start(self) -> None:
         """The process starts to run."""
@@ -173,14 +157,8 @@ class Machine:
             text = parcel.payload.decode()
         else:
             self._world.promises.admitted(self.server, peer, parcel.view, self.core.view)
-        if isinstance(verdict, Place) and verdict.buffer == Buffer.STATE:
-            self.user.state_bytes[verdict.offset : verdict.offset + header.nbytes] = parcel.payload
-        elif isinstance(verdict, Place):
-            assert self._workspace is not None
-            assert parcel.reference is not None
-            if not parcel.reference.good(self.server, header, parcel.payload) and self._world.zero_copy:
-                return
-            self._workspace.view(verdict, header.stop - header.start)[:] = parcel.payload
+        if isinstance(verdict, Place) and not self._memory.write(parcel, verdict):
+            return
         self._carry_out_all(self.core.received(peer, header, text, self._world.network.now))
 
     def _tick_if_urgent(self) -> None:
@@ -206,117 +184,74 @@ class Machine:
         self._tick_if_urgent()
 
     def _carry_out(self, instruction: ev.Instruction) -> None:
-        world = self._world
-        match instruction:
-            case Post():
-                self._post(instruction)
-            case Sum():
-                assert self._sharing is not None
-                self._sharing.add(instruction)
-            case Reduce():
-                assert self._workspace is not None
-                self._workspace.reduce(instruction)
-            case Send(peer, level, header, place, _):
-                self._send(peer, level, header, place)
-            case ev.SendText(peer, level, header, text):
-                world.wires.send(self.server, peer, level, Parcel(header, text, self.core.view))
-            case ev.Heartbeat(peer, level):
-                world.wires.heartbeat(self.server, peer, level)
-            case ev.Probe(peer, level):
-                world.wires.probe(self.server, peer, level)
-            case ev.Tell(message):
-                world.tell(self.server, message)
-            case ev.Open(step, scratch_elements, _, left) if left:
-                assert self._workspace is not None
-                world.point("resume", f"server {self.server} goes on with {left} of step {step}", self.server)
-                self._workspace = self._workspace.resume(left, scratch_elements)
-                self._step_view = self.core.view
-            case ev.Open(step, scratch_elements, follows):
-                vector = self.user.contribution if follows is None else neutral(follows)
-                assert vector is not None
-                self._workspace = Workspace(vector, scratch_elements, "sum")
-                self._step_view = self.core.view
-                if self._sharing is not None:
-                    assert self._step_view is not None
-                    members, result = self._step_view.members, self._workspace.result
-                    self._sharing.bring(step, vector, result, members, follows is not None)
-            case Quit(epoch):
-                assert self._sharing is not None
-                self._sharing.quit(epoch)
-            case ev.FetchResult():
-                assert self._sharing is not None
-                self._sharing.fetch_result(instruction)
-            case ev.Called(submit):
-                follow = partial(self.process.run, partial(self.handle, ev.Follow(submit)))
-                world.network.after(world.network.random.uniform(0, 0.003), follow)
-            case ev.Prepare(epoch, _):
-                ready = partial(self.process.run, partial(self.handle, ev.Prepared(epoch)))
-                world.network.after(world.network.random.uniform(0, 0.01), ready)
-            case ev.Keep(step, epoch, contributors):
-                assert self._workspace is not None
-                assert self._step_view is not None
-                if self._sharing is not None:
-                    self._sharing.take()
-                world.point("keep", f"server {self.server} keeps step {step}", self.server)
-                kept = _Kept(epoch, contributors, self._step_view, self._workspace.result)
-                self._keeps.keep(step, kept)
-                self._workspace = None
-                world.promises.keeps(
-                    self.server, len(self._keeps.steps), kept.result.nbytes, world.settings.kept_nbytes
-                )
-                self.user.kept()
-            case ev.Skip():
-                self._workspace = None
-            case ev.Behind(step):
-                world.point(
-                    "behind", f"server {self.server} keeps no result from step {step} on", self.server
-                )
-                self._keeps.behind(step)
-                self.user.fall_behind()
-            case ev.Begin(replays):
-                self.user.begin(replays)
-            case ev.Replay(step):
-                kept = self._keeps.pop(step)
-                self.user.committed(step, kept.epoch, kept.contributors, kept.view, kept.result)
-            case ev.Expect(nbytes):
-                self.user.state_bytes = bytearray(nbytes)
-            case ev.StateHere(step, digests):
-                self._keeps.here(step)
-                self.user.state_here(step, digests)
-            case ev.Commit(step, epoch, contributors):
-                assert self._workspace is not None
-                assert self._step_view is not None
-                self._zero_copy_sender.committed = step
-                self.user.take_back(step)
-                if self._sharing is not None:
-                    self._sharing.take()
-                result, self._workspace = self._workspace.result, None
-                self.user.committed(step, epoch, contributors, self._step_view, result)
-            case ev.Retry(step, epoch):
-                world.point("retry", f"server {self.server} retries step {step} in epoch {epoch}")
-                world.promises.retried(self.server, step, epoch)
-                self.user.take_back(step)
-                self.user.prepare(step)
-            case ev.Installed(view):
-                self._installed(view)
-            case ev.Links(wanted):
-                world.wires.want(self.server, wanted)
-            case ev.Fence():
-                self._zero_copy_sender.fences += 1
-                world.wires.fence(self.server)
-            case ev.Resume():
-                for peer, level in world.wires.waiting(self.server):
-                    self.arrived(peer, level)
-            case ev.Stop(error):
-                self._stopped(error)
-            case ev.Leave():
-                self._leave()
+        self._handlers[type(instruction)](instruction)
 
-    def _post(self, post: Post) -> None:
-        assert self._sharing is not None
-        if post.stage is Stage.COMPLETE:
-            self._enter(post.step, post.epoch)
-        self._sharing.post(post)
+    def _handlers_of(self, memory: Memory) -> dict[type, Callable[[Any], None]]:
+        """What carries out each kind of instruction, but for those of steps over shared memory."""
+        server, world, user = self.server, self._world, self.user
+        wires = world.wires
+        return {
+            Reduce: memory.reduce,
+            Send: self._send,
+            ev.SendText: self._send_text,
+            ev.Open: memory.open,
+            ev.Commit: memory.commit,
+            ev.Retry: self._retry,
+            ev.Keep: memory.keep,
+            ev.Skip: memory.skip,
+            ev.Behind: memory.behind,
+            ev.Replay: memory.replay,
+            ev.Expect: memory.expect,
+            ev.StateHere: memory.state_here,
+            ev.Begin: lambda begin: user.begin(begin.replays),
+            ev.Called: lambda called: self._later(0.003, ev.Follow(called.submit)),
+            ev.Prepare: lambda prepare: self._later(0.01, ev.Prepared(prepare.epoch)),
+            ev.Heartbeat: lambda to: wires.heartbeat(server, to.peer, to.level),
+            ev.Probe: lambda to: wires.probe(server, to.peer, to.level),
+            ev.Tell: lambda tell: world.tell(server, tell.message),
+            ev.Links: lambda links: wires.want(server, links.wanted),
+            ev.Fence: lambda _: self._fence(),
+            ev.Resume: lambda _: self._resume(),
+            ev.Installed: lambda installed: self._installed(installed.view),
+            ev.Stop: lambda stop: self._stopped(stop.error),
+            ev.Leave: lambda _: self._leave(),
+        }
+
+    def _shared_handlers(self, sharing: Sharing) -> dict[type, Callable[[Any], None]]:
+        """The same for steps over shared memory."""
+
+        def post(instruction: Post) -> None:
+            if instruction.stage is Stage.COMPLETE:
+                self._enter(instruction.step, instruction.epoch)
+            sharing.post(instruction)
+
+        return {
+            Post: post,
+            Sum: sharing.add,
+            Quit: lambda quits: sharing.quit(quits.epoch),
+            ev.FetchResult: sharing.fetch_result,
+        }
+
+    def _later(self, within_s: float, event: ev.Event) -> None:
+        """Another thread does what the core has asked for, and says so."""
+        network = self._world.network
+        say = partial(self.process.run, partial(self.handle, event))
+        network.after(network.random.uniform(0, within_s), say)
+
+    def _retry(self, instruction: ev.Retry) -> None:
+        step, epoch = instruction.step, instruction.epoch
+        self._world.point("retry", f"server {self.server} retries step {step} in epoch {epoch}")
+        self._world.promises.retried(self.server, step, epoch)
+        self.user.take_back(step)
+        self.user.prepare(step)
+
+    def _fence(self) -> None:
+        self._memory.fence()
+        self._world.wires.fence(self.server)
+
+    def _resume(self) -> None:
+        for peer, level in self._world.wires.waiting(self.server):
+            self.arrived(peer, level)
 
     def _enter(self, step: int, epoch: int) -> None:
         if self._entered != (step, epoch):
@@ -324,23 +259,23 @@ class Machine:
             self._world.promises.entered(self.server, step, epoch)
             self._world.point("complete", f"server {self.server} is complete in step {step}", self.server)
 
-    def _send(self, peer: int, level: int, header: Header, place: Place | None) -> None:
+    def _send(self, instruction: Send) -> None:
+        peer, level, header, place, _ = instruction
         payload, reference = b"", None
-        if place is not None and place.buffer == Buffer.STATE:
-            payload = bytes(self.user.state_bytes[place.offset : place.offset + header.nbytes])
-            world = self._world
-            world.point(
-                "piece", f"server {self.server} sends {header.start}:{header.stop} of the state", peer
-            )
-        elif place is not None:
-            assert self._workspace is not None
-            referenced = self._workspace.view(place, header.stop - header.start)
-            payload, reference = bytes(referenced), self._zero_copy_sender.reference_for(referenced)
+        if place is not None:
+            if place.buffer == Buffer.STATE:
+                text = f"server {self.server} sends {header.start}:{header.stop} of the state"
+                self._world.point("piece", text, peer)
+            payload, reference = self._memory.read(header, place)
         if header.kind == Kind.TOKEN:
             self._enter(header.step, header.epoch)
         # What is sent is what the core said in the view of its stamp, even if it is carried out later.
         view = self.core.view if self.core.epoch == header.epoch else None
         self._world.wires.send(self.server, peer, level, Parcel(header, payload, view, reference))
+
+    def _send_text(self, instruction: ev.SendText) -> None:
+        parcel = Parcel(instruction.header, instruction.text, self.core.view)
+        self._world.wires.send(self.server, instruction.peer, instruction.level, parcel)
 
     # --- the beginning and the end ---------------------------------------------------------------
 
