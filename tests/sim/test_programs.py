@@ -9,7 +9,7 @@ import pytest
 
 from bml.sim.programs.check import check, check_all
 from bml.topology import errors
-from bml.train import batch, calls, pending, session, snapshot, state, vectors
+from bml.train import batch, calls, collectives, pending, session, snapshot, state, vectors
 from bml.train.ledgers import Ledgers
 from bml.train.position import Position
 
@@ -52,7 +52,11 @@ def a_new_loop_forgets_the_ledger(plant: pytest.MonkeyPatch) -> None:
 
 
 def a_joiner_calls_what_is_outside_of_its_loop(plant: pytest.MonkeyPatch) -> None:
-    plant.setattr(session.Session, "_check_may_call", lambda self: None)
+    def admit(self: collectives.Collectives) -> None:
+        self.n_calls += 1
+        self.calls.check()
+
+    plant.setattr(collectives.Collectives, "admit", admit)
 
 
 def a_joiner_takes_the_first_loop_for_that_of_the_others(plant: pytest.MonkeyPatch) -> None:
@@ -93,7 +97,7 @@ def a_list_of_one_is_not_copied(plant: pytest.MonkeyPatch) -> None:
         one = isinstance(arrays, list) and len(arrays) == 1
         return flatten(arrays[0] if one else arrays, memory, widened)
 
-    plant.setattr(session, "flatten", flat)
+    plant.setattr(collectives, "flatten", flat)
 
 
 def states_stay_different(plant: pytest.MonkeyPatch) -> None:
@@ -127,6 +131,6 @@ def values_behind_functions_are_not_given(plant: pytest.MonkeyPatch) -> None:
 def test_what_is_planted_is_found(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bml.sim.programs.company.DEADLINE_S", 2.0)
+    monkeypatch.setattr("bml.sim.programs.group.DEADLINE_S", 2.0)
     plant(monkeypatch)
     assert any(check(seed).violations for seed in PLANTED)

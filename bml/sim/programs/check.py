@@ -12,8 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bml.sim.check import Tally
-from bml.sim.programs.company import Company, Dead, Faults, Line, run
+from bml.sim.programs.communicator import ModelCommunicator
+from bml.sim.programs.faults import Dead, Faults
+from bml.sim.programs.group import Group
 from bml.sim.programs.oracle import OracleSession
+from bml.sim.programs.running import run
 from bml.sim.programs.writer import BY_SERVER, Program, Writer
 
 _FLAWED = 0.25
@@ -30,7 +33,7 @@ class Verdict(NamedTuple):
     program: Program
     faults: Faults
     n_servers: int
-    company: Company
+    group: Group
     violations: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -53,14 +56,16 @@ class Ends:
     errors: list[tuple[int, bool, BaseException]] = field(default_factory=list)
     failed: bool = False
 
-    def note(self, line: Line, session: Any, value: Any, error: BaseException | None) -> None:
+    def note(
+        self, communicator: ModelCommunicator, session: Any, value: Any, error: BaseException | None
+    ) -> None:
         """A server's training function has ended; its thread says so."""
         if error is None:
-            self.values[line.server] = value
-            self.digests[line.server] = session.digest()
-            self.ledgers[line.server] = session.samples()
+            self.values[communicator.server] = value
+            self.digests[communicator.server] = session.digest()
+            self.ledgers[communicator.server] = session.samples()
         elif not isinstance(error, Dead):
-            self.errors.append((line.server, line.joins, error))
+            self.errors.append((communicator.server, communicator.joins, error))
 
 
 def check(seed: int) -> Verdict:
@@ -73,10 +78,10 @@ def check(seed: int) -> Verdict:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of states that differ at first: each program says whether they do
         os.environ["BML_DEBUG"] = "1" if program.flaw == "changed before it is committed" else "0"
-        company = run(program.compiled(), range(n_servers), faults, ends.note)
-    ends.failed = company.error is not None
-    violations = [*company.violations, *judge(program, n_servers, ends, bool(faults.interrupts))]
-    return Verdict(seed, program, faults, n_servers, company, tuple(violations))
+        group = run(program.compiled(), range(n_servers), faults, ends.note)
+    ends.failed = group.error is not None
+    violations = [*group.violations, *judge(program, n_servers, ends, bool(faults.interrupts))]
+    return Verdict(seed, program, faults, n_servers, group, tuple(violations))
 
 
 def check_all(seeds: Iterable[int]) -> Tally:
@@ -84,8 +89,8 @@ def check_all(seeds: Iterable[int]) -> Tally:
     tally = Tally()
     for seed in seeds:
         found = check(seed)
-        company, broken = found.company, "; ".join(found.violations) or None
-        tally.count(seed, company.n_faults, company.committed, company.error is not None, broken)
+        group, broken = found.group, "; ".join(found.violations) or None
+        tally.count(seed, group.n_faults, group.committed, group.error is not None, broken)
     return tally
 
 

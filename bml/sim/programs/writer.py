@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bml.sim.programs.company import Interrupted
+from bml.sim.programs.faults import Interrupted
 
 LAYERS = 2
 _HEAD = """\

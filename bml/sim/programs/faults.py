@@ -1,0 +1,43 @@
+"""What befalls the servers of a random program: deaths, departures, joins and interrupts, by seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+class Dead(BaseException):
+    """This server has died: nothing of its training function is run any more."""
+
+
+class Interrupted(BaseException):
+    """What the handler of a signal raises."""
+
+
+class Hang(BaseException):
+    """A wait that nothing would end."""
+
+
+@dataclass
+class Faults:
+    """What befalls whom: `kills` and `leaves` by server, `joins` after how many committed steps.
+
+    A server dies in its `kills[0]`-th call: "before" it contributes, when it has "brought" its contribution,
+    or when its step is "committed" and it has not been told. One that joined dies in such a call of `doomed`,
+    those counted that it replays. `interrupts`: a signal's handler raises in this server's training thread,
+    after so many calls of functions by or in the session. What is never reached does nothing.
+    """
+
+    absent: tuple[int, ...] = ()
+    kills: dict[int, tuple[int, str]] = field(default_factory=dict)
+    leaves: dict[int, int] = field(default_factory=dict)
+    joins: list[tuple[int, int]] = field(default_factory=list)
+    doomed: dict[int, tuple[int, str]] = field(default_factory=dict)
+    interrupts: dict[int, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        said = [f"server {server} dies in call {call}, {when}" for server, (call, when) in self.kills.items()]
+        said += [f"server {server} leaves at boundary {number}" for server, number in self.leaves.items()]
+        said += [f"server {server} joins after step {step}" for step, server in self.joins]
+        said += [f"joined, {each} dies in call {call}, {when}" for each, (call, when) in self.doomed.items()]
+        said += [f"server {server} is interrupted in function {n}" for server, n in self.interrupts.items()]
+        return "; ".join([*(f"server {each} is absent" for each in self.absent), *said]) or "no faults"
