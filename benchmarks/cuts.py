@@ -22,7 +22,7 @@ import numpy as np
 
 import bml
 from bml import fabric as emulated
-from bml.fabric import Emulated
+from bml.fabric import EmulatedFabric
 from bml.topology.failure import LinkFailure, parse_failure
 
 FABRIC, RATE, LENGTH = "bcube:3x2", "100mbit", 1 << 16
@@ -58,7 +58,7 @@ def training(stop: Path, seed: int) -> Any:
 class Cutter:
     """Breaks and heals cables such that no server is ever cut off."""
 
-    def __init__(self, network: Emulated, job: bml.Job, chance: random.Random):
+    def __init__(self, network: EmulatedFabric, job: bml.Job, chance: random.Random):
         self._network, self._job, self._chance = network, job, chance
         self._broken: dict[tuple[int, int], float] = {}
         self._healed: dict[tuple[int, int], float] = {}
@@ -117,7 +117,7 @@ class Cutter:
         return failures | late | set(self._broken)
 
 
-def run(network: Emulated, n_cuts: int, seed: int) -> dict[str, Any]:
+def run(network: EmulatedFabric, n_cuts: int, seed: int) -> dict[str, Any]:
     """One job with so many cuts. Raises what the job raises; returns what happened."""
     with tempfile.TemporaryDirectory() as folder:
         stop = Path(folder) / "stop"

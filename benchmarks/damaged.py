@@ -22,7 +22,7 @@ from rich.table import Table
 import bml
 from bml import fabric as emulated
 from bml.cli.plan import parse_bytes
-from bml.fabric import GOODPUT, Emulated
+from bml.fabric import GOODPUT, EmulatedFabric
 from bml.schedule import Schedules
 
 Row = dict[str, Any]
@@ -44,7 +44,7 @@ def training(n_elements: int, n_steps: int) -> Any:
     return train
 
 
-def measure(network: Emulated, fault: str, nbytes: int, n_steps: int, lasts_s: float) -> list[Row]:
+def measure(network: EmulatedFabric, fault: str, nbytes: int, n_steps: int, lasts_s: float) -> list[Row]:
     """Rows `before`, `damaged`, `healed`: median_s, theory_s, steps, failures."""
     result = bml.launch(
         training(nbytes // 4, n_steps),
@@ -79,7 +79,7 @@ def measure(network: Emulated, fault: str, nbytes: int, n_steps: int, lasts_s: f
     ]
 
 
-def theory_s(network: Emulated, failures: tuple[str, ...], nbytes: int, goodput: float) -> float:
+def theory_s(network: EmulatedFabric, failures: tuple[str, ...], nbytes: int, goodput: float) -> float:
     """The time of the schedule that servers take for such a step, in seconds."""
     made = Schedules(network.fabric.without(*failures)).for_nbytes(nbytes)
     return float(made.gst()) * nbytes / goodput

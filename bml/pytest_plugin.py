@@ -23,7 +23,7 @@ import pytest
 # Every pytest of an environment with bml in it loads this file: what a fixture needs is imported in it.
 if TYPE_CHECKING:
     from bml.cluster.launcher.result import Result
-    from bml.fabric.network import Emulated
+    from bml.fabric.network import EmulatedFabric
     from bml.faults.plan import FaultPlan
 
 _SEED = pytest.StashKey[int]()
@@ -33,7 +33,7 @@ _MARKER = (
     "faults(*faults, fabric=…, steps=…, count=2, kinds=…, must_strike=True): what the fixture fault_plan is, "
     "and whether the test fails if one of these faults never struck"
 )
-BringUp = Callable[..., "Emulated"]
+BringUp = Callable[..., "EmulatedFabric"]
 _DRAWN = {"fabric", "steps", "count", "kinds"}
 _MUST_STRIKE = "must_strike"
 _WORKERS_SEED = "bml_fault_seed"
@@ -126,9 +126,9 @@ def emulated_fabric() -> Iterator[BringUp]:
     reason = obstacle()
     if reason is not None:
         pytest.skip(reason)
-    made: dict[str, Emulated] = {}
+    made: dict[str, EmulatedFabric] = {}
 
-    def bring_up(shape: str, rate: str = DEFAULT_RATE) -> Emulated:
+    def bring_up(shape: str, rate: str = DEFAULT_RATE) -> EmulatedFabric:
         if shape not in made:
             made[shape] = up(shape, rate, name=f"t{os.getpid()}n{len(made)}", maker=os.getpid())
         made[shape].heal_all()

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 
 from bml.fabric import namespace
-from bml.fabric.layout import belongs, room_of
+from bml.fabric.layout import belongs, node_of
 from bml.topology.errors import FabricError, UsageError
 
 _CLONE_NEWUTS = 0x04000000
@@ -23,7 +23,7 @@ _CLONE_NEWUTS = 0x04000000
 
 def host(server: int) -> str:
     """What a server's machine is called."""
-    return room_of(server)
+    return node_of(server)
 
 
 def command(name: str, server: int, words: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bml.cli.output import current
-from bml.fabric import DEFAULT_NAME, DEFAULT_RATE, Damage, Emulated, find, parse_rate, rate_text
+from bml.fabric import DEFAULT_NAME, DEFAULT_RATE, Damage, EmulatedFabric, find, parse_rate, rate_text
 from bml.fabric import down as take_down
 from bml.fabric import up as bring_up
 
@@ -203,7 +203,9 @@ def _mend(name: str, text: str, as_json: bool) -> None:
     _say(network, as_json)
 
 
-def _say(network: Emulated, as_json: bool, remark: str = "", *, addresses: bool = False, **more: Any) -> None:
+def _say(
+    network: EmulatedFabric, as_json: bool, remark: str = "", *, addresses: bool = False, **more: Any
+) -> None:
     """What it is now. A change leaves `addresses` as they are: they are for JSON and those who ask."""
     now = {**network.status(), **more}
     if as_json:

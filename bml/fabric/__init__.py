@@ -1,12 +1,12 @@
 """An emulated server-centric network on one Linux machine: namespaces, veth cables, bridges, token buckets.
 
-`up` returns an `Emulated`: `up("bcube:3x2", "200mbit")`, then `.cut(4, 0)`, `.heal(4, 0)`, `.down()`.
+`up` returns an `EmulatedFabric`: `up("bcube:3x2", "200mbit")`, then `.cut(4, 0)`, `.heal(4, 0)`, `.down()`.
 """
 
 from bml.fabric.condition import Condition, Damage
 from bml.fabric.jobs import use, use_or_make
 from bml.fabric.layout import DEFAULT_NAME, GOODPUT, Layout, parse_rate, rate_text
-from bml.fabric.network import DEFAULT_RATE, Emulated, down, find, is_up, obstacle, up
+from bml.fabric.network import DEFAULT_RATE, EmulatedFabric, down, find, is_up, obstacle, up
 
 __all__ = [
     "DEFAULT_NAME",
@@ -14,7 +14,7 @@ __all__ = [
     "GOODPUT",
     "Condition",
     "Damage",
-    "Emulated",
+    "EmulatedFabric",
     "Layout",
     "down",
     "find",

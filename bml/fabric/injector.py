@@ -14,7 +14,7 @@ from collections.abc import Callable
 from itertools import count
 
 from bml.fabric.condition import Damage
-from bml.fabric.network import Emulated
+from bml.fabric.network import EmulatedFabric
 from bml.faults import Fault
 from bml.faults.holds import Holds
 from bml.topology import LinkFailure, ServerFailure, SwitchFailure
@@ -28,7 +28,7 @@ Task = Callable[[], None]
 class FabricInjector:
     """Does faults to `network`, in a thread of its own; `close` heals the cables that it broke."""
 
-    def __init__(self, network: Emulated):
+    def __init__(self, network: EmulatedFabric):
         self._network = network
         self._news = threading.Condition()
         self._tasks: list[tuple[float, int, Task]] = []

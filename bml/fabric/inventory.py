@@ -100,4 +100,4 @@ def _spaces(found: State, name: str) -> list[str]:
         layout = Layout(parse(found.fabric), name)
     except UsageError:
         return []
-    return [layout.namespace(room) for room in layout.rooms]
+    return [layout.namespace(node) for node in layout.nodes]

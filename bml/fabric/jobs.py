@@ -9,18 +9,18 @@ from itertools import chain, count
 from bml.fabric import inventory, state
 from bml.fabric.condition import Condition
 from bml.fabric.layout import Layout, parse_rate
-from bml.fabric.network import DEFAULT_RATE, Emulated, build, find, remove_orphans
+from bml.fabric.network import DEFAULT_RATE, EmulatedFabric, build, find, remove_orphans
 from bml.topology import parse
 
 
-def use(name: str) -> Emulated:
+def use(name: str) -> EmulatedFabric:
     """The fabric that is up under this name. Raises FabricError if there is none, or another job's."""
     network = find(name)
     inventory.refuse_a_jobs(name, inventory.complete(name))
     return network
 
 
-def use_or_make(shape: str, name: str) -> tuple[Emulated, bool]:
+def use_or_make(shape: str, name: str) -> tuple[EmulatedFabric, bool]:
     """The fabric that somebody keeps up under this name, else one made for this process: (it, was it made?).
 
     Where another job has this name, the new one is called NAME2, NAME3, … Who is given a new one takes it
@@ -33,7 +33,7 @@ def use_or_make(shape: str, name: str) -> tuple[Emulated, bool]:
         remove_orphans()
         kept = inventory.known(name)
         if kept is not None and kept.complete and not kept.alone:
-            return Emulated(Layout(parse(kept.fabric), name)), False
+            return EmulatedFabric(Layout(parse(kept.fabric), name)), False
         rate_bit = parse_rate(DEFAULT_RATE)
         free = next(each for each in _names(name) if _is_free(each))
         return build(Layout(layout.fabric, free), Condition(rate_bit, rate_bit), os.getpid(), True), True

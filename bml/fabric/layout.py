@@ -37,8 +37,8 @@ _LEAST_BIT, _MOST_BIT = 8 * 10**3, 10 * 10**9
 class End:
     """One end of a cable: a device in a namespace, with an address (a NIC) or on a bridge (a port)."""
 
-    room: str
-    """`s4` or `switches`; the namespace is NAME-room."""
+    node: str
+    """`s4` or `switches`; the namespace is NAME-node."""
     device: str
     address: str | None = None
     bridge: str | None = None
@@ -57,7 +57,7 @@ class Cable:
 
     def end_of(self, server: int) -> End:
         """The end in this server's namespace."""
-        return self.near if self.near.room == room_of(server) else self.far
+        return self.near if self.near.node == node_of(server) else self.far
 
 
 @dataclass(frozen=True)
@@ -84,13 +84,13 @@ class Layout:
         return isinstance(self.fabric.wiring, Torus)
 
     @property
-    def rooms(self) -> tuple[str, ...]:
+    def nodes(self) -> tuple[str, ...]:
         """Every namespace, without the fabric's name."""
-        return (SWITCHES, *(room_of(server) for server in self.fabric.servers))
+        return (SWITCHES, *(node_of(server) for server in self.fabric.servers))
 
-    def namespace(self, room: str) -> str:
+    def namespace(self, node: str) -> str:
         """Full name of a namespace."""
-        return f"{self.name}-{room}"
+        return f"{self.name}-{node}"
 
     @property
     def bridges(self) -> tuple[str, ...]:
@@ -104,7 +104,7 @@ class Layout:
         fabric = tuple(cable for switch in self.fabric.switches for cable in self._cables_of(switch))
         beside = tuple(
             Cable(
-                End(room_of(server), device, f"{self._beside(network, server)}/24"),
+                End(node_of(server), device, f"{self._beside(network, server)}/24"),
                 End(SWITCHES, f"{device}s{server}", bridge=network),
                 network,
             )
@@ -156,7 +156,7 @@ class Layout:
     def _cables_of(self, switch: Switch) -> tuple[Cable, ...]:
         level, group = switch
         members = self.fabric.members(level, group)
-        ends = [End(room_of(each), f"b{level}", f"{self._nic(each, level)}/24") for each in members]
+        ends = [End(node_of(each), f"b{level}", f"{self._nic(each, level)}/24") for each in members]
         links = [(each, level) for each in members]
         if self.is_direct:
             return (Cable(ends[0], ends[1], "fabric", tuple(links), switch),)
@@ -172,7 +172,7 @@ class Layout:
         )
 
 
-def room_of(server: int) -> str:
+def node_of(server: int) -> str:
     """Namespace of a server, without the fabric's name."""
     return f"s{server}"
 

@@ -23,13 +23,13 @@ def check() -> None:
 
 def settle(layout: Layout, cables: Iterable[Cable], condition: Condition) -> None:
     """Set the loss of both ends of these cables to what `condition` says."""
-    by_room: dict[str, str] = {}
+    by_node: dict[str, str] = {}
     for cable in cables:
         for end in (cable.near, cable.far):
             wanted = rules(end.device, setting(cable, end, condition).lost_share)
-            by_room[end.room] = by_room.get(end.room, "") + wanted
-    for room, wanted in by_room.items():
-        namespace.inside(layout.namespace(room), lambda wanted=wanted: _nft(wanted))  # type: ignore[misc]
+            by_node[end.node] = by_node.get(end.node, "") + wanted
+    for node, wanted in by_node.items():
+        namespace.inside(layout.namespace(node), lambda wanted=wanted: _nft(wanted))  # type: ignore[misc]
 
 
 def rules(device: str, share: float) -> str:

@@ -43,8 +43,8 @@ def is_alive(name: str) -> bool:
         return False
 
 
-def create(name: str, furnish: Callable[[], None] | None = None) -> None:
-    """Make a namespace. `furnish` is called inside before it gets its name.
+def create(name: str, prepare: Callable[[], None] | None = None) -> None:
+    """Make a namespace. `prepare` is called inside before it gets its name.
 
     Raises FabricError if it exists or this process may not.
     """
@@ -57,8 +57,8 @@ def create(name: str, furnish: Callable[[], None] | None = None) -> None:
 
     def make() -> None:
         _call("unshare", _libc.unshare(_CLONE_NEWNET), name)
-        if furnish is not None:
-            furnish()
+        if prepare is not None:
+            prepare()
         _call("mount", _libc.mount(_OWN, target.encode(), b"none", _MS_BIND, None), name)
 
     try:

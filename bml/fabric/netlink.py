@@ -29,13 +29,13 @@ _BRIDGE_SYSCTLS = Path("/proc/sys/net/bridge")
 def build(layout: Layout, condition: Condition) -> None:
     """Make all of it; the namespaces must not exist yet."""
     try:
-        for room in layout.rooms:
-            namespace.create(layout.namespace(room), lambda: _mark(layout.name))
+        for node in layout.nodes:
+            namespace.create(layout.namespace(node), lambda: _mark(layout.name))
         namespace.inside(layout.namespace(SWITCHES), lambda: _make_bridges(layout))
-        for room in layout.rooms:
-            _make_cables(layout, room)
-        for room in layout.rooms:
-            namespace.inside(layout.namespace(room), lambda room=room: _furnish(layout, room))  # type: ignore[misc]
+        for node in layout.nodes:
+            _make_cables(layout, node)
+        for node in layout.nodes:
+            namespace.inside(layout.namespace(node), lambda node=node: _configure(layout, node))  # type: ignore[misc]
         settle(layout, layout.cables, condition)
     except (NetlinkError, OSError) as error:
         raise FabricError(
@@ -46,12 +46,12 @@ def build(layout: Layout, condition: Condition) -> None:
 
 def settle(layout: Layout, cables: Iterable[Cable], condition: Condition) -> None:
     """Set both ends of these cables to what `condition` says; what is so already stays undisturbed."""
-    by_room: dict[str, list[tuple[End, Setting]]] = {}
+    by_node: dict[str, list[tuple[End, Setting]]] = {}
     for cable in cables:
         for end in (cable.near, cable.far):
-            by_room.setdefault(end.room, []).append((end, setting(cable, end, condition)))
-    for room, settings in by_room.items():
-        space = layout.namespace(room)
+            by_node.setdefault(end.node, []).append((end, setting(cable, end, condition)))
+    for node, settings in by_node.items():
+        space = layout.namespace(node)
         try:
             namespace.inside(space, lambda space=space, settings=settings: _settle(space, settings))  # type: ignore[misc]
         except NetlinkError as error:
@@ -96,10 +96,10 @@ def carrier(layout: Layout, server: int, level: int) -> bool:
         with IPRoute() as ip:
             found = [link for link in ip.get_links() if link.get_attr("IFLA_IFNAME") == end.device]
             if not found:
-                raise _missing(layout.namespace(end.room), end.device)
+                raise _missing(layout.namespace(end.node), end.device)
             return bool(found[0].get_attr("IFLA_CARRIER"))
 
-    return namespace.inside(layout.namespace(end.room), look)
+    return namespace.inside(layout.namespace(end.node), look)
 
 
 def _alias(name: str) -> str:
@@ -119,35 +119,35 @@ def _make_bridges(layout: Layout) -> None:
             ip.link("add", ifname=bridge, kind="bridge", mtu=MTU, group=_GROUP, **_BRIDGE)
 
 
-def _make_cables(layout: Layout, room: str) -> None:
-    """Make the cables whose far end is in this room; their near ends are born where they belong."""
+def _make_cables(layout: Layout, node: str) -> None:
+    """Make the cables whose far end is in this node; their near ends are born where they belong."""
 
     def make() -> None:
         with IPRoute() as ip:
             for cable in layout.cables:
-                if cable.far.room == room:
-                    with open(namespace.path_of(layout.namespace(cable.near.room))) as near:
+                if cable.far.node == node:
+                    with open(namespace.path_of(layout.namespace(cable.near.node))) as near:
                         device = {"ifname": cable.far.device, "mtu": MTU, "group": _GROUP}
                         peer = {**device, "ifname": cable.near.device, "net_ns_fd": near.fileno()}
                         ip.link("add", kind="veth", peer=peer, **device)
 
-    namespace.inside(layout.namespace(room), make)
+    namespace.inside(layout.namespace(node), make)
 
 
-def _furnish(layout: Layout, room: str) -> None:
-    """Give the devices of a room their addresses or bridges, and take the room's own devices up."""
+def _configure(layout: Layout, node: str) -> None:
+    """Give the devices of a node their addresses or bridges, and take the node's own devices up."""
     _TCP.write_text("reno")  # others are 20-40 % slower when several flows enter one NIC
     with IPRoute() as ip:
         index = _indices(ip)
-        for end in (end for cable in layout.cables for end in (cable.near, cable.far) if end.room == room):
+        for end in (end for cable in layout.cables for end in (cable.near, cable.far) if end.node == node):
             if end.address is not None:
                 address, mask = end.address.split("/")
                 ip.addr("add", index=index[end.device], address=address, prefixlen=int(mask))
             if end.bridge is not None:
                 ip.link("set", index=index[end.device], master=index[end.bridge])
-        if room == SWITCHES:
+        if node == SWITCHES:
             ip.addr("add", index=index[MANAGEMENT], address=layout.coordinator_address, prefixlen=24)
-        for device in ("lo", *(layout.bridges if room == SWITCHES else ())):
+        for device in ("lo", *(layout.bridges if node == SWITCHES else ())):
             ip.link("set", index=index[device], state="up")
 
 

@@ -14,9 +14,9 @@ from bml.fabric.layout import (
     SWITCHES,
     Layout,
     check_name,
+    node_of,
     parse_rate,
     rate_text,
-    room_of,
 )
 from bml.fabric.state import State
 from bml.topology import Fabric, parse
@@ -32,7 +32,7 @@ _PATIENCE_S = 2.0
 
 
 @dataclass(frozen=True)
-class Emulated:
+class EmulatedFabric:
     """An emulated fabric that is up. It may be used by several processes; each change is made under a lock.
 
     All methods that change something need root and raise FabricError if the fabric is not up (any more),
@@ -124,11 +124,11 @@ class Emulated:
 
     def namespace(self, server: int) -> str:
         """Name of the namespace in which a server lives."""
-        return self.layout.namespace(room_of(server))
+        return self.layout.namespace(node_of(server))
 
     def namespace_path(self, server: int | None) -> str:
         """File by which a server's namespace is entered, that of the switches for None."""
-        return namespace.path_of(self.layout.namespace(SWITCHES if server is None else room_of(server)))
+        return namespace.path_of(self.layout.namespace(SWITCHES if server is None else node_of(server)))
 
     def status(self) -> dict[str, Any]:
         """What is up, ready for JSON; `rate` and `one_switch_rate` in bits per second."""
@@ -189,7 +189,7 @@ def up(
     one_switch_rate: Rate | None = None,
     name: str = DEFAULT_NAME,
     maker: int = 0,
-) -> Emulated:
+) -> EmulatedFabric:
     """Bring up an emulated fabric on this machine; if it is up already, nothing changes.
 
     `rate` is that of every NIC, each way; `one_switch_rate` that of the one-switch network beside it
@@ -211,11 +211,11 @@ def up(
             inventory.refuse_a_jobs(name, known)
         if known is not None and known.complete:
             _check_same(known, layout, condition)
-            return Emulated(layout)
+            return EmulatedFabric(layout)
         return build(layout, condition, maker, False)
 
 
-def build(layout: Layout, condition: Condition, maker: int, alone: bool) -> Emulated:
+def build(layout: Layout, condition: Condition, maker: int, alone: bool) -> EmulatedFabric:
     """Make all of it in place of what is left of one; what `up` does under the lock."""
     name, netlink = layout.name, inventory.netlink()
     inventory.refuse_others(name)
@@ -227,12 +227,12 @@ def build(layout: Layout, condition: Condition, maker: int, alone: bool) -> Emul
         namespace.in_thread(lambda: _remove(name))
         raise
     state.save(name, State.of(layout.fabric.name, condition, True, maker, alone))
-    return Emulated(layout)
+    return EmulatedFabric(layout)
 
 
-def find(name: str = DEFAULT_NAME) -> Emulated:
+def find(name: str = DEFAULT_NAME) -> EmulatedFabric:
     """The emulated fabric that is up under this name. Raises FabricError if there is none."""
-    return Emulated(Layout(parse(inventory.complete(check_name(name)).fabric), name))
+    return EmulatedFabric(Layout(parse(inventory.complete(check_name(name)).fabric), name))
 
 
 def is_up(name: str = DEFAULT_NAME) -> bool:

@@ -25,13 +25,13 @@ _sockets: WeakSet[socket.socket] = WeakSet()
 _others: WeakSet[Forked] = WeakSet()
 
 
-def not_inherited(sock: socket.socket) -> socket.socket:
+def close_on_fork(sock: socket.socket) -> socket.socket:
     """Have a socket closed in every process that is forked from now on; returns it."""
     _sockets.add(sock)
     return sock
 
 
-def tell(thing: Forked) -> None:
+def on_fork(thing: Forked) -> None:
     """Call `thing.forked()` in every process that is forked from now on, as long as it is in use."""
     _others.add(thing)
 

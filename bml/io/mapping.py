@@ -121,7 +121,7 @@ class SharedMemory:
         self.memory = mapping.view
         self.start = mapping.start
         self._mapping: weakref.ref[Mapping] = weakref.ref(mapping)
-        forks.tell(self)
+        forks.on_fork(self)
 
     def close(self) -> None:
         """Let nobody open it any more; its bytes stay, here as private memory. Idempotent."""
@@ -145,7 +145,7 @@ class SharedMemory:
         self.close()
 
 
-Own = PrivateMemory | SharedMemory
+OwnMemory = PrivateMemory | SharedMemory
 
 
 def _map(start: int | None, nbytes: int, protection: int, flags: int, fd: int) -> int:

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bml.io import forks
-from bml.io.mapping import Own, PrivateMemory, SharedMemory
+from bml.io.mapping import OwnMemory, PrivateMemory, SharedMemory
 from bml.topology.errors import FabricError, UsageError
 
 Array = npt.NDArray[Any]
@@ -84,7 +84,7 @@ class Block(np.ndarray[Any, Any]):
 class _Region:
     """One piece of memory that was registered as a whole, and what of it is free."""
 
-    def __init__(self, memory: Own, nbytes: int) -> None:
+    def __init__(self, memory: OwnMemory, nbytes: int) -> None:
         self.memory = memory
         self.start = memory.start
         self.nbytes = nbytes
@@ -156,7 +156,7 @@ class RegisteredPool:
         self,
         nbytes: int = 64 << 20,
         max_nbytes: int | None = None,
-        make: Callable[[int], Own] = SharedMemory,
+        make: Callable[[int], OwnMemory] = SharedMemory,
         least_nbytes: int = 0,
     ) -> None:
         if nbytes <= 0 or (max_nbytes is not None and max_nbytes < nbytes):
@@ -178,7 +178,7 @@ class RegisteredPool:
         self._review_at = 0
         self.changes = 0
         """How often a region was made or dropped: what others know of its memory is of that time."""
-        forks.tell(self)
+        forks.on_fork(self)
 
     def add_nic(self, register: Register) -> int:
         """Register all memory, of now and of later, with one more NIC; returns its number."""

@@ -94,7 +94,7 @@ class Poller:
         """Callbacks of `soon` that wait to be called."""
         self._wake_lock = threading.RLock()  # the handler of a signal may wake while its thread does
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        forks.tell(self)
+        forks.on_fork(self)
         self.add(self._wake_fd, READ, self._woken)
 
     @property

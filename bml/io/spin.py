@@ -13,15 +13,15 @@ import ctypes
 import os
 from time import perf_counter
 
-_GIVEN_S = 12e-6
+_LONG_YIELD_S = 12e-6
 """A yield that takes longer has let another thread work; in less it has waited, too, and given way itself."""
-_GAP_S = 0.5e-3
+_SHARED_GAP_S = 0.5e-3
 """So long without such a yield, and the core is not shared any more; longer than it takes to move."""
-_FEWEST = 4
+_LEAST_YIELDS = 4
 """One yield may be long because something else has run for a moment."""
 _SHORTEST_S, _LONGEST_S = 0.25e-3, 16e-3
 """How long to look before moving: at first, and at most, if that has not helped."""
-_CLEARLY = 0.75
+_FAIR_FRACTION = 0.75
 """A smaller part of a fair share than this is no chance."""
 
 _sched_getcpu = ctypes.CDLL(None).sched_getcpu
@@ -36,45 +36,45 @@ class CoreContention:
     """
 
     def __init__(self, rank: int, n_threads: int, n_cores: int, most_per_core: int):
-        self.moves = n_cores > 1 and n_threads <= most_per_core * n_cores
+        self.may_move = n_cores > 1 and n_threads <= most_per_core * n_cores
         """Whether it ever does; if not, nothing is to be noted."""
-        self._most_given = 1 - _CLEARLY * min(1.0, n_cores / n_threads)
+        self._most_yielded = 1 - _FAIR_FRACTION * min(1.0, n_cores / n_threads)
         self._shortest_s = self._window_s = _SHORTEST_S * (1 + rank)
         self._last_s = 0.0
         self._awake_until_s = 0.0
         self._begin(0.0)
 
-    def gave(self, from_s: float, to_s: float) -> bool:
+    def yielded(self, from_s: float, to_s: float) -> bool:
         """Others had its core from then until then; returns whether it is to move now."""
-        if not self.lately(from_s):
+        if not self.shared_lately(from_s):
             self._begin(from_s)
             self._window_s = self._shortest_s
         self._last_s = to_s
-        self._given_s += to_s - from_s
-        self._n_given += 1
+        self._yielded_s += to_s - from_s
+        self._n_yields += 1
         all_s = to_s - self._since_s
-        if all_s < self._window_s or self._n_given < _FEWEST:
+        if all_s < self._window_s or self._n_yields < _LEAST_YIELDS:
             return False
-        contended = self._given_s > self._most_given * all_s
+        contended = self._yielded_s > self._most_yielded * all_s
         self._window_s = min(2 * self._window_s, _LONGEST_S) if contended else self._shortest_s
         self._begin(to_s)
         return contended
 
-    def waits(self) -> None:
+    def wait_begins(self) -> None:
         """A wait begins: for as long as moving may take, it is not to sleep beside somebody who may move."""
-        if self.moves:
+        if self.may_move:
             self._awake_until_s = perf_counter() + _LONGEST_S
 
     def stays_awake(self, now_s: float) -> bool:
         """Whether it has shared its core just now, perhaps with somebody who is about to move."""
-        return self.lately(now_s) and now_s < self._awake_until_s
+        return self.shared_lately(now_s) and now_s < self._awake_until_s
 
-    def lately(self, now_s: float) -> bool:
+    def shared_lately(self, now_s: float) -> bool:
         """Whether it has shared its core just now."""
-        return now_s - self._last_s <= _GAP_S
+        return now_s - self._last_s <= _SHARED_GAP_S
 
     def _begin(self, now_s: float) -> None:
-        self._since_s, self._given_s, self._n_given = now_s, 0.0, 0
+        self._since_s, self._yielded_s, self._n_yields = now_s, 0.0, 0
 
 
 def yield_core(contention: CoreContention) -> bool:
@@ -83,13 +83,13 @@ def yield_core(contention: CoreContention) -> bool:
     Returns whether this counts for who gives way so often before it sleeps. Beside somebody who moves it does
     not: the kernel may put a thread that it wakes on the core of whoever wakes it, and all was in vain.
     """
-    if not contention.moves:
+    if not contention.may_move:
         os.sched_yield()
         return True
     from_s = perf_counter()
     os.sched_yield()
     to_s = perf_counter()
-    if to_s - from_s > _GIVEN_S and contention.gave(from_s, to_s):
+    if to_s - from_s > _LONG_YIELD_S and contention.yielded(from_s, to_s):
         _move()
     return not contention.stays_awake(to_s)
 

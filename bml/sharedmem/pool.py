@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bml.io.mapping import Own
+from bml.io.mapping import OwnMemory
 from bml.io.memory import Array, RegisteredPool, address_of
 from bml.sharedmem.segment import Segment
 from bml.sharedmem.status_page import InputPlace
@@ -30,6 +30,6 @@ class SharedPool(RegisteredPool):
         return [_segment(region.memory) for region in self._regions]
 
 
-def _segment(memory: Own) -> Segment:
+def _segment(memory: OwnMemory) -> Segment:
     assert isinstance(memory, Segment)
     return memory

@@ -12,9 +12,9 @@ from bml.io.memory import Array, private_pool
 from bml.protocol.step.direct import Sum
 from bml.protocol.step.workspace import OPS
 from bml.schedule.algorithms.direct import adds_whole
-from bml.sharedmem.joined import Joined
-from bml.sharedmem.pieces import Pieces
+from bml.sharedmem.joined_mapping import JoinedMapping
 from bml.sharedmem.pool import SharedPool
+from bml.sharedmem.result_shares import ResultShares
 from bml.sharedmem.segment import SegmentAddress, map_to_read
 from bml.sharedmem.status_page import InputPlace, PeerStatusPage
 from bml.sharedmem.status_pages import StatusPages
@@ -36,7 +36,7 @@ class Use(Enum):
 
 
 class Reduction:
-    """One step after the other: `bring`, `add`, perhaps `join` and `hold`, `fetch`. One thread.
+    """One step after the other: `contribute`, `add`, perhaps `join` and `hold`, `fetch`. One thread.
 
     `add` and `join` open memory of other servers. When a step is over for those, as in another view, what
     they find there may be anything: they raise OSError or ValueError, or return numbers that mean nothing.
@@ -52,7 +52,7 @@ class Reduction:
         self._found: dict[tuple[object, ...], list[Array]] = {}
         self._changes: dict[int, int] = {}
         """Of whose memory regions are mapped, and which of its changes they are of."""
-        self._pieces = Pieces(pages.own)
+        self._result_shares = ResultShares(pages.own)
         self._vector = _NOTHING
         self._located: weakref.ref[Array] = weakref.ref(_NOTHING)
         """The contribution that lies in the pool at `_place`; nothing while that is a copy, or it is gone."""
@@ -62,7 +62,7 @@ class Reduction:
         self._use = Use.OWN
         self._sum: Sum | None = None
         self._whole = False
-        self._shares: Joined | None = None
+        self._shares: JoinedMapping | None = None
         self._set = 0
         self._entry: int | None = None
         self._fetched: Array | None = None
@@ -72,19 +72,19 @@ class Reduction:
     @property
     def shared_nbytes(self) -> int:
         """Memory that this server's shares of results take."""
-        return self._pieces.nbytes
+        return self._result_shares.nbytes
 
     def empty(self, n_elements: int, dtype: str) -> Array:
         """An uninitialised contribution, in memory that others read."""
         return self._pool.empty(n_elements, dtype)
 
-    def renew(self) -> None:
+    def forget_mappings(self) -> None:
         """Map everything anew when it is needed: the memory of servers that went must not be kept."""
         self._regions.clear()
         self._found.clear()
-        self._pieces.renew()
+        self._result_shares.forget_mappings()
 
-    def bring(
+    def contribute(
         self,
         vector: Array,
         op: str,
@@ -103,7 +103,7 @@ class Reduction:
             self._place = self._locate(vector)
         self._vector, self._op, self._use = vector, OPS[op], use
         if self._entry is not None:
-            self._pages.own.let_go(self._entry)  # of a try that came to nothing
+            self._pages.own.release(self._entry)  # of a try that came to nothing
         self._sum = self._fetched = self._result = self._entry = self._shares = None
         # Nobody looks at what others choose; and everybody may add the whole vector in any case.
         chooses = self._pages.server == members[0] and not adds_whole(len(members), vector.nbytes, True)
@@ -127,9 +127,9 @@ class Reduction:
         self._set = self._pages[members[0]].result_set
         if self._use is not Use.READ:
             self._fetched = self._empty_result()
-        self._pieces.begin(instruction.share * dtype.itemsize)
+        self._result_shares.begin(instruction.share * dtype.itemsize)
         if stop > start:
-            place = self._pieces.own(self._set, instruction.share * dtype.itemsize)
+            place = self._result_shares.own(self._set, instruction.share * dtype.itemsize)
             share = np.frombuffer(place, dtype, stop - start)
             parts = self._contributions(members)
             self._add(parts, share, start, stop, None if self._fetched is None else self._fetched[start:stop])
@@ -144,7 +144,7 @@ class Reduction:
             assert self._sum is not None
             nbytes = self._sum.share * self._vector.itemsize
             used = self._pages.of(self._sum.members)[: -(-self._vector.nbytes // nbytes)]
-            self._shares = self._pieces.join(self._set, used, nbytes)
+            self._shares = self._result_shares.join(self._set, used, nbytes)
 
     def hold(self) -> None:
         """If the user will read the result in place, let nobody write there any more; before COMPLETE."""
@@ -163,7 +163,7 @@ class Reduction:
             joined, self._shares = self._shares, None
             if self._entry is not None:
                 entry, self._entry = self._entry, None
-                self._result = joined.array(size, dtype, partial(self._pages.own.let_go, entry))
+                self._result = joined.array(size, dtype, partial(self._pages.own.release, entry))
             else:
                 self._result = self._fetch_result(joined.view(size, dtype), self._sum)
 
@@ -178,7 +178,7 @@ class Reduction:
     def close(self) -> None:
         """Let nobody open this server's memory any more; what is mapped stays."""
         self._pool.close()
-        self._pieces.close()
+        self._result_shares.close()
 
     def _fetch_result(self, shares: Array, done: Sum) -> Array:
         """The user's own result; what this server has not copied while it added is copied now.

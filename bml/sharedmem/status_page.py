@@ -12,7 +12,7 @@ and the word that says how far the server is comes last.
     8.. proof          that the owner has the cluster's token, 32 bytes
     12  asleep         1: sleeps until somebody posts, wants to be woken
     32  held           per entry the number of a result set that this server's user still reads, plus 1
-    64  pieces         per result set serial, descriptor and size of this server's segment
+    64  shares         per result set serial, descriptor and size of this server's segment
     512 text           what the user called: its length, then utf-8
 """
 
@@ -40,8 +40,8 @@ STANDING, CALL, ASLEEP = 1, 2, 12
 IN_PLACE = 1 << 32
 """The bit above the signature of a call."""
 _CHANGES, _INPUT, _SET, _PROOF = 0, 3, 7, 8
-_HELD, _PIECES, _TEXT = 32, 64, 512
-_PIECE_WORDS = 3
+_HELD, _SHARES, _TEXT = 32, 64, 512
+_SHARE_WORDS = 3
 _TEXT_AT = 8 * (_TEXT + 1)
 _WHAT = "status page"
 _NOTHING_HELD = bytes(8 * N_HELD)
@@ -78,7 +78,7 @@ class StatusPage:
         self.address = StatusPageAddress(process, fd, process_namespace())
         proof = proof_of(token, _WHAT, job, server, self.address)
         self._segment.memory[8 * _PROOF : 8 * _PROOF + PROOF_NBYTES] = proof
-        forks.tell(self)
+        forks.on_fork(self)
         self._described: str | None = None
         self._placed: InputPlace | None = None
 
@@ -121,14 +121,14 @@ class StatusPage:
         """Say whether this server is about to sleep, and wants to be woken."""
         self._words[ASLEEP] = asleep
 
-    def put_piece(self, result_set: int, segment: SegmentAddress) -> None:
+    def put_share(self, result_set: int, segment: SegmentAddress) -> None:
         """Say where this server's shares of a result set lie from now on."""
-        at = _PIECES + _PIECE_WORDS * result_set
+        at = _SHARES + _SHARE_WORDS * result_set
         _, fd, serial, nbytes = segment
         self._words[at], self._words[at + 1], self._words[at + 2] = serial, fd, nbytes
 
     def hold(self, result_set: int) -> int | None:
-        """Say that the user reads this result set; returns what to `let_go`, None if he may not."""
+        """Say that the user reads this result set; returns what to `release`, None if he may not."""
         if result_set >= N_HELD:
             return None
         for entry in range(_HELD, _HELD + N_HELD):
@@ -137,7 +137,7 @@ class StatusPage:
                 return entry
         return None
 
-    def let_go(self, entry: int) -> None:
+    def release(self, entry: int) -> None:
         """The user reads it no more; any thread may say so."""
         self._words[entry] = 0
 
@@ -195,9 +195,9 @@ class PeerStatusPage:
         """What tells where its contribution lies from where others lay: serial, with changes, and offset."""
         return self.words[_INPUT], self.words[_INPUT + 3]
 
-    def piece_key(self, result_set: int) -> int:
+    def share_key(self, result_set: int) -> int:
         """What tells its shares of a result set from those that lay there before: a serial."""
-        return self.words[_PIECES + _PIECE_WORDS * result_set]
+        return self.words[_SHARES + _SHARE_WORDS * result_set]
 
     @property
     def input(self) -> InputPlace:
@@ -207,10 +207,10 @@ class PeerStatusPage:
             SegmentAddress(self.address.process, fd, tells & 0xFFFFFFFF, nbytes), offset, tells >> 32
         )
 
-    def piece(self, result_set: int) -> SegmentAddress:
+    def share(self, result_set: int) -> SegmentAddress:
         """Where its shares of a result set lie."""
-        at = _PIECES + _PIECE_WORDS * result_set
-        serial, fd, nbytes = self.words[at : at + _PIECE_WORDS]
+        at = _SHARES + _SHARE_WORDS * result_set
+        serial, fd, nbytes = self.words[at : at + _SHARE_WORDS]
         return SegmentAddress(self.address.process, fd, serial, nbytes)
 
     def held(self) -> set[int]:

@@ -129,7 +129,7 @@ class StatusPages:
                 self.own.wake()
                 return
 
-    def gather(
+    def wait_for_stage(
         self,
         epoch: int,
         step: int,
@@ -159,7 +159,7 @@ class StatusPages:
                 return False
             if not waits:
                 waits = True
-                contention.waits()
+                contention.wait_begins()
             if spins < _SPINS:
                 spins += yield_core(contention)
                 continue

@@ -146,7 +146,7 @@ def test_a_coordinator_hears_of_the_deaths_before_it(spawned: Spawned) -> None:
 def test_a_process_that_cannot_be_a_server_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BML_RDMA_SLOTS", "many")
     ours, theirs = socket.socketpair()
-    monkeypatch.setattr(worker, "not_inherited", lambda again: [again.detach(), theirs][1])
+    monkeypatch.setattr(worker, "close_on_fork", lambda again: [again.detach(), theirs][1])
     with ours, theirs:
         Outbox(ours, 1).put("server", Place(default_nics(0, 1)), SPEC, 0, None)
         worker.serve(theirs.fileno())

@@ -212,7 +212,7 @@ def test_a_child_does_not_let_go_of_results_that_its_parent_reads() -> None:
     assert entry is not None
     child = os.fork()
     if child == 0:
-        page.let_go(entry)
+        page.release(entry)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     assert PeerStatusPage(0, page.address).held() == {3}

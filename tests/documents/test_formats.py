@@ -22,7 +22,7 @@ from bml.cluster.process.coordinator import CoordinatorLoop
 from bml.cluster.server import status
 from bml.cluster.server.rates import Traffic
 from bml.cluster.spec.job import JobSpec
-from bml.fabric.network import Emulated
+from bml.fabric.network import EmulatedFabric
 from bml.transport.interface import LinkStats
 
 
@@ -73,7 +73,7 @@ COMMANDS = {
     "bml check": lambda: {*_strings(command("check", "check_command"), "keys")},
     "bml bench allreduce": lambda: keys(command("bench", "allreduce")) | MACHINE,
     "bml bench calibrate": lambda: keys(command("bench", "_calibration_json"), -1) | MACHINE,
-    "bml fabric up, status, …": lambda: keys(Emulated.status),
+    "bml fabric up, status, …": lambda: keys(EmulatedFabric.status),
 }
 
 

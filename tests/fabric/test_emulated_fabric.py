@@ -97,7 +97,7 @@ def test_what_a_crash_left_behind_is_removed(name: str, again: str) -> None:
 
 
 def test_a_build_that_fails_leaves_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bml.fabric.netlink._furnish", lambda layout, room: 1 / 0)
+    monkeypatch.setattr("bml.fabric.netlink._configure", lambda layout, node: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         fabric.up("bcube:2x2", name=name)
     assert traces(name) == []

@@ -34,12 +34,12 @@ def test_every_name_and_address_is_there_once(shape: str) -> None:
     layout = Layout(parse(shape))
     ends = [end for cable in layout.cables for end in (cable.near, cable.far)]
     assert not [
-        device for device, count in Counter((end.room, end.device) for end in ends).items() if count > 1
+        device for device, count in Counter((end.node, end.device) for end in ends).items() if count > 1
     ]
     assert all(len(end.device) <= 15 for end in ends), "the kernel's limit"
     addresses = [end.address for end in ends if end.address]
     assert len(set(addresses)) == len(addresses)
-    assert {end.room for end in ends} <= set(layout.rooms)
+    assert {end.node for end in ends} <= set(layout.nodes)
     assert {end.bridge for end in ends if end.bridge} == set(layout.bridges)
     assert {link for cable in layout.cables for link in cable.links} == set(layout.fabric.links)
     for server, level in layout.fabric.links:
@@ -75,8 +75,8 @@ def test_torus_cables_join_two_servers() -> None:
     layout = Layout(torus(4, 2))
     cable = layout.cable((0, 0))
     assert cable is layout.cable((1, 0))
-    assert {cable.near.room, cable.far.room} == {"s0", "s1"}
-    assert cable.end_of(1).room == "s1"
+    assert {cable.near.node, cable.far.node} == {"s0", "s1"}
+    assert cable.end_of(1).node == "s1"
     assert layout.bridges == ("one-switch", MANAGEMENT)
 
 

@@ -17,7 +17,7 @@ import pytest
 import bml
 from bml import fabric
 from bml.cluster.server.carrier import CarrierWatch
-from bml.fabric import Emulated, namespace
+from bml.fabric import EmulatedFabric, namespace
 from bml.io.poller import Poller
 from bml.pytest_plugin import BringUp
 
@@ -28,7 +28,7 @@ AT_ONCE_S = 1.0
 """Silence tells after 2 s: what is known sooner was noticed by other means, however busy the machine is."""
 
 
-def run(network: Emulated, *faults: str, epochs: int = 16, **settings: Any) -> bml.Result:
+def run(network: EmulatedFabric, *faults: str, epochs: int = 16, **settings: Any) -> bml.Result:
     def train(session: bml.Session) -> dict[str, Any]:
         return jobs.descend(session, epochs=epochs)
 

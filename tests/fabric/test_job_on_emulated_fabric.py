@@ -17,7 +17,7 @@ from wires_in_namespaces import reaches
 
 import bml
 from bml.cli import main
-from bml.fabric import Emulated
+from bml.fabric import EmulatedFabric
 from bml.pytest_plugin import BringUp
 from bml.topology import parse_failure
 
@@ -52,7 +52,7 @@ def train(session: Any) -> dict[str, Any]:
     return jobs.descend(Paced(session), epochs=EPOCHS)
 
 
-def run(network: Emulated, *faults: str) -> bml.Result:
+def run(network: EmulatedFabric, *faults: str) -> bml.Result:
     shape, name = network.fabric.name, network.name
     return bml.launch(train, shape, launcher="processes", emulated=name, faults=faults, prints=False)
 
@@ -68,13 +68,13 @@ def check_sound(result: bml.Result) -> None:
     np.testing.assert_allclose(result.value["params"], jobs.reference(EPOCHS), rtol=1e-3, atol=1e-5)
 
 
-def works(network: Emulated, failures: list[str]) -> set[tuple[int, int]]:
+def works(network: EmulatedFabric, failures: list[str]) -> set[tuple[int, int]]:
     """The NICs that can be used when these parts are dead."""
     left = network.fabric.without(*map(parse_failure, failures))
     return {(server, level) for server, level in network.fabric.links if left.neighbours(server, level)}
 
 
-def check_whole_again(network: Emulated) -> None:
+def check_whole_again(network: EmulatedFabric) -> None:
     """After the job, every cable carries traffic both ways."""
     assert network.status()["failures"] == []
     for server, level in network.fabric.links:

@@ -23,7 +23,7 @@ from bml.cluster.fleets.actuators import FaultListener, apply_fault_through
 from bml.cluster.fleets.supervisor import MACHINE_FOLDER, Supervisor
 from bml.cluster.spec.job import JobSpec, Place
 from bml.errors import StartError
-from bml.fabric import Emulated, namespace
+from bml.fabric import EmulatedFabric, namespace
 from bml.faults import Fault
 from bml.pytest_plugin import BringUp
 
@@ -34,18 +34,18 @@ ENVIRONMENT = dict(os.environ)
 
 
 @pytest.fixture
-def network(emulated_fabric: BringUp) -> Emulated:
+def network(emulated_fabric: BringUp) -> EmulatedFabric:
     return emulated_fabric("bcube:2x1")
 
 
 @pytest.fixture
-def supervisor(network: Emulated) -> Iterator[Supervisor]:
+def supervisor(network: EmulatedFabric) -> Iterator[Supervisor]:
     kept = Supervisor((), prints=True)
     yield kept
     kept.close()
 
 
-def run(supervisor: Supervisor, network: Emulated, server: int, script: str) -> None:
+def run(supervisor: Supervisor, network: EmulatedFabric, server: int, script: str) -> None:
     command = [sys.executable, "-c", script]
     supervisor.start(str(server), network.namespace_path(server), command, ENVIRONMENT, logged=True)
 
@@ -56,7 +56,7 @@ def ended(supervisor: Supervisor) -> tuple[str, int, str]:
 
 
 def test_a_machine_has_its_own_network_folders_and_last_words(
-    supervisor: Supervisor, network: Emulated
+    supervisor: Supervisor, network: EmulatedFabric
 ) -> None:
     script = (
         "import os, socket, sys\n"
@@ -72,13 +72,13 @@ def test_a_machine_has_its_own_network_folders_and_last_words(
     assert not Path("/dev/shm/left").exists()
 
 
-def test_a_machine_ends_as_its_command_does(supervisor: Supervisor, network: Emulated) -> None:
+def test_a_machine_ends_as_its_command_does(supervisor: Supervisor, network: EmulatedFabric) -> None:
     run(supervisor, network, 0, "import os; os.kill(os.getpid(), 9)")
     assert ended(supervisor) == ("0", -signal.SIGKILL, "")
 
 
 def test_what_a_machine_leaves_behind_ends_with_the_supervisor(
-    supervisor: Supervisor, network: Emulated
+    supervisor: Supervisor, network: EmulatedFabric
 ) -> None:
     script = (
         "import subprocess\n"
@@ -92,7 +92,7 @@ def test_what_a_machine_leaves_behind_ends_with_the_supervisor(
 
 
 def test_a_node_dies_with_all_its_processes_and_no_other_does(
-    supervisor: Supervisor, network: Emulated
+    supervisor: Supervisor, network: EmulatedFabric
 ) -> None:
     for server in (0, 1):
         run(supervisor, network, server, "import subprocess; subprocess.call(['sleep', '300'])")
@@ -103,7 +103,7 @@ def test_a_node_dies_with_all_its_processes_and_no_other_does(
     assert "sleep" in namespace.processes([network.namespace(1)]).values()
 
 
-def test_a_launcher_that_is_killed_takes_its_machines_along(network: Emulated) -> None:
+def test_a_launcher_that_is_killed_takes_its_machines_along(network: EmulatedFabric) -> None:
     launcher = subprocess.Popen(
         [
             sys.executable,
@@ -145,7 +145,7 @@ def test_a_supervisor_that_may_not_says_why() -> None:
     assert process.wait() == 1
 
 
-def test_servers_have_cables_broken_over_the_management_network(network: Emulated) -> None:
+def test_servers_have_cables_broken_over_the_management_network(network: EmulatedFabric) -> None:
     applied: list[Fault] = []
 
     def apply_fault(fault: Fault, done: object) -> None:

@@ -22,7 +22,7 @@ from bml import fabric
 from bml.cluster.emulated import ray_nodes
 from bml.cluster.fleets.supervisor import MACHINE_FOLDER
 from bml.errors import StartError
-from bml.fabric import Emulated, namespace
+from bml.fabric import EmulatedFabric, namespace
 from bml.pytest_plugin import BringUp
 from bml.train.batches import BatchPlan
 
@@ -74,9 +74,9 @@ def until(
     return now
 
 
-def check_nothing_is_left(network: Emulated) -> None:
-    rooms = [network.layout.namespace(room) for room in network.layout.rooms]
-    assert namespace.processes(rooms) == {}
+def check_nothing_is_left(network: EmulatedFabric) -> None:
+    nodes = [network.layout.namespace(node) for node in network.layout.nodes]
+    assert namespace.processes(nodes) == {}
     assert MACHINE_FOLDER not in Path("/proc/mounts").read_text()
     assert network.status()["failures"] == []
 

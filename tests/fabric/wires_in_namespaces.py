@@ -8,12 +8,12 @@ import threading
 import time
 from collections import defaultdict
 
-from bml.fabric import Emulated, namespace
+from bml.fabric import EmulatedFabric, namespace
 
 _BLOCK = bytes(1 << 16)
 
 
-def _socket(network: Emulated, server: int, kind: socket.SocketKind, address: str) -> socket.socket:
+def _socket(network: EmulatedFabric, server: int, kind: socket.SocketKind, address: str) -> socket.socket:
     """Open a socket in a server's namespace, bound to one of its addresses."""
 
     def open_it() -> socket.socket:
@@ -24,7 +24,7 @@ def _socket(network: Emulated, server: int, kind: socket.SocketKind, address: st
     return namespace.inside(network.namespace(server), open_it)
 
 
-def reaches(network: Emulated, source: int, target: int, level: int, within_s: float) -> bool:
+def reaches(network: EmulatedFabric, source: int, target: int, level: int, within_s: float) -> bool:
     """Whether a datagram, of those sent every 10 ms, gets from one NIC to another in time."""
     nics = [network.layout.nics(server)[level] for server in (source, target)]
     sender = _socket(network, source, socket.SOCK_DGRAM, nics[0])
@@ -41,7 +41,7 @@ def reaches(network: Emulated, source: int, target: int, level: int, within_s: f
     return False
 
 
-def goodputs(network: Emulated, flows: list[tuple[int, int, int]], seconds: float) -> list[float]:
+def goodputs(network: EmulatedFabric, flows: list[tuple[int, int, int]], seconds: float) -> list[float]:
     """Bits per second of TCP payload that flows (source, target, level) get, all at once.
 
     The first fifth of a second, with the burst and the slow start, does not count.

@@ -19,7 +19,7 @@ import pytest
 from bml.io import mapping
 from bml.protocol.step.direct import Stage, Sum, standing
 from bml.sharedmem import Reduction, SharedPool, StatusPages, Use, futex
-from bml.sharedmem.joined import Joined
+from bml.sharedmem.joined_mapping import JoinedMapping
 from bml.sharedmem.segment import Segment, map_to_read, why_not
 from bml.sharedmem.status_page import ASLEEP, CALL, N_HELD, STANDING, PeerStatusPage, StatusPage
 from bml.topology.errors import FabricError
@@ -74,13 +74,13 @@ def test_a_status_page_says_what_was_posted() -> None:
     before = seen.changes
     page.describe(0xFFFFFFFF, "allreduce sum ä" * 300, place, 2)
     page.post(7, 12, Stage.DONE)
-    page.put_piece(2, Segment(4096).address)
+    page.put_share(2, Segment(4096).address)
     assert seen.words[STANDING] == standing(7, 12, Stage.DONE)
     assert seen.changes == before + 1
     assert (seen.words[CALL], seen.result_set, seen.input) == (0xFFFFFFFF, 2, place)
     assert seen.text.startswith("allreduce sum ä")
     assert len(seen.text.encode()) <= 4096 + 3
-    assert seen.piece(2).nbytes == 4096
+    assert seen.share(2).nbytes == 4096
 
 
 def test_only_a_status_page_of_this_job_and_token_is_believed() -> None:
@@ -106,7 +106,7 @@ def test_who_is_dead_already_has_no_status_page_and_is_named_when_it_is_needed()
     dead = other.own.address._replace(fd=9999)
     mine.open({0: mine.own.address, 1: dead})
     with pytest.raises(OSError, match="the process of server 1 is gone"):
-        mine.gather(1, 1, Stage.READY, (0, 1), 8, lambda: False)
+        mine.wait_for_stage(1, 1, Stage.READY, (0, 1), 8, lambda: False)
     assert mine.behind(1, 1, Stage.READY, (1,)) == [1]
     mine.admit({0: mine.own.address, 1: dead})
     with pytest.raises(OSError, match=r"cannot map the memory of server 1.*use tcp"):
@@ -145,7 +145,7 @@ def test_result_sets_are_free_when_nobody_holds_them() -> None:
     assert page.free_set() == N_HELD
     assert page.own.hold(N_HELD) is None, "one set must stay free for ever"
     assert entries[4] is not None
-    page.own.let_go(entries[4])
+    page.own.release(entries[4])
     assert page.free_set() == 4
 
 
@@ -154,7 +154,7 @@ def test_segments_are_mapped_one_behind_the_other_and_stay_until_the_last_array(
     for number, segment in enumerate(segments):
         segment.memory[:] = bytes([number + 1]) * 8192
     gone: list[int] = []
-    joined = Joined([segment.address for segment in segments], 4096)
+    joined = JoinedMapping([segment.address for segment in segments], 4096)
     array = joined.array(3 * 1024, np.dtype("int32"), lambda: gone.append(1))
     part = array[1000:].reshape(2, -1)
     del joined, array
@@ -213,12 +213,12 @@ def test_who_falls_asleep_while_it_waits_is_woken(host: Host, monkeypatch: pytes
     (pages, _, _), (others, _, _), _ = host
     naps: list[float] = []
 
-    def gather() -> None:
+    def wait_for_stage() -> None:
         since_s = time.monotonic()
-        assert pages.gather(1, 1, Stage.READY, (1,), 8, lambda: False)
+        assert pages.wait_for_stage(1, 1, Stage.READY, (1,), 8, lambda: False)
         naps.append(time.monotonic() - since_s)
 
-    thread = threading.Thread(target=gather)
+    thread = threading.Thread(target=wait_for_stage)
     thread.start()
     while not others[0].words[ASLEEP]:
         time.sleep(0)
@@ -260,7 +260,7 @@ def begin(host: Host, vectors: list[np.ndarray], op: str, uses: list[Use]) -> No
     size, itemsize = vectors[0].size, vectors[0].itemsize
     share = -(-size * itemsize // len(host) // 4096) * 4096 // itemsize or 1
     for (_, _, reduction), vector, use in zip(host, vectors, uses, strict=True):
-        reduction.bring(vector, op, use, 1, "call", members)
+        reduction.contribute(vector, op, use, 1, "call", members)
     for server, (_, _, reduction) in enumerate(host):
         start, stop = min(server * share, size), min((server + 1) * share, size)
         assert not reduction.add(Sum(1, 1, start, stop, share, False, False, members))
@@ -311,7 +311,7 @@ def test_a_vector_that_comes_again_is_read_as_it_is_now_whatever_came_between(
     check(1.0)
     check(2.0)
     for _, _, reduction in host:
-        reduction.bring(np.empty(0), "sum", Use.OWN, 1, "call", (0, 1, 2))
+        reduction.contribute(np.empty(0), "sum", Use.OWN, 1, "call", (0, 1, 2))
     check(3.0)
 
     def full(*_: object) -> np.ndarray:
@@ -321,7 +321,7 @@ def test_a_vector_that_comes_again_is_read_as_it_is_now_whatever_came_between(
         with monkeypatch.context() as patch:
             patch.setattr(pool, "empty", full)
             with pytest.raises(FabricError):
-                reduction.bring(np.empty(70_000), "sum", Use.OWN, 1, "call", (0, 1, 2))
+                reduction.contribute(np.empty(70_000), "sum", Use.OWN, 1, "call", (0, 1, 2))
     check(4.0)
 
 
@@ -397,10 +397,10 @@ def test_a_limit_of_this_process_is_named_and_no_other_server_blamed(
     share = 667_136
     if what == "contribution":
         with limit(), pytest.raises(FabricError, match=f"no room for .*{named}"):
-            host[0][2].bring(vectors[0], "sum", Use.OWN, 1, "call", members)
+            host[0][2].contribute(vectors[0], "sum", Use.OWN, 1, "call", members)
         return
     for (_, _, reduction), vector in zip(host, vectors, strict=True):
-        reduction.bring(vector, "sum", Use.OWN, 1, "call", members)
+        reduction.contribute(vector, "sum", Use.OWN, 1, "call", members)
     sums = [
         Sum(1, 1, s * share, min((s + 1) * share, 2_000_000), share, False, False, members) for s in members
     ]

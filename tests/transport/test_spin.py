@@ -21,7 +21,7 @@ def moves(contention: CoreContention, pattern: Iterator[tuple[float, float]], un
     now_s, found = 1.0, []
     for worked_s, given_s in pattern:
         now_s += worked_s
-        if contention.gave(now_s, now_s + given_s):
+        if contention.yielded(now_s, now_s + given_s):
             found.append(now_s + given_s - 1.0)
         now_s += given_s
         if now_s - 1.0 > until_s:
@@ -50,8 +50,8 @@ def test_if_moving_does_not_help_it_is_tried_ever_less_often() -> None:
 def test_after_a_while_alone_it_is_quick_again() -> None:
     contention = CoreContention(0, 2, 2, 1)
     assert len(moves(contention, always(0.05 * MS, 0.05 * MS), until_s=50 * MS)) > 3
-    assert not contention.gave(10.0, 10.0 + 0.05 * MS)
-    assert any(contention.gave(10 + n * 0.1 * MS, 10 + (n + 0.5) * 0.1 * MS) for n in range(1, 5))
+    assert not contention.yielded(10.0, 10.0 + 0.05 * MS)
+    assert any(contention.yielded(10 + n * 0.1 * MS, 10 + (n + 0.5) * 0.1 * MS) for n in range(1, 5))
 
 
 def test_the_others_take_longer_to_decide() -> None:
@@ -64,8 +64,8 @@ def test_the_others_take_longer_to_decide() -> None:
 
 def test_something_else_that_runs_for_a_moment_is_no_contention() -> None:
     contention = CoreContention(0, 2, 2, 1)
-    assert not contention.gave(1.0, 1.003)
-    assert not contention.gave(2.0, 2.003)
+    assert not contention.yielded(1.0, 1.003)
+    assert not contention.yielded(2.0, 2.003)
 
 
 def test_a_fair_share_is_enough() -> None:
@@ -76,15 +76,15 @@ def test_a_fair_share_is_enough() -> None:
 
 @pytest.mark.parametrize(("n_threads", "n_cores", "most"), [(2, 1, 2), (3, 2, 1), (9, 2, 2)])
 def test_too_many_for_the_cores_stay_where_they_are(n_threads: int, n_cores: int, most: int) -> None:
-    assert not CoreContention(0, n_threads, n_cores, most).moves
+    assert not CoreContention(0, n_threads, n_cores, most).may_move
 
 
 def test_who_has_shared_his_core_just_now_does_not_go_to_sleep() -> None:
     contention = CoreContention(0, 2, 2, 1)
-    contention.waits()
+    contention.wait_begins()
     now_s = perf_counter()
     assert not contention.stays_awake(now_s)
-    contention.gave(now_s, now_s + 0.05 * MS)
+    contention.yielded(now_s, now_s + 0.05 * MS)
     assert contention.stays_awake(now_s + 0.5 * MS)
     assert not contention.stays_awake(now_s + 0.6 * MS)
 
@@ -92,19 +92,19 @@ def test_who_has_shared_his_core_just_now_does_not_go_to_sleep() -> None:
 def test_a_long_wait_ends_in_sleep_however_many_share_the_core() -> None:
     contention = CoreContention(0, 2, 2, 1)
     for _ in range(2):
-        contention.waits()
+        contention.wait_begins()
         now_s = began_s = perf_counter()
-        while contention.gave(now_s, now_s + 0.1 * MS) or contention.stays_awake(now_s + 0.1 * MS):
+        while contention.yielded(now_s, now_s + 0.1 * MS) or contention.stays_awake(now_s + 0.1 * MS):
             now_s += 0.1 * MS
         assert 10 * MS < now_s - began_s < 30 * MS
 
 
 def test_who_moves_may_use_the_cores_that_he_might_before(monkeypatch: pytest.MonkeyPatch) -> None:
     class AlwaysContended(CoreContention):
-        def gave(self, from_s: float, to_s: float) -> bool:
+        def yielded(self, from_s: float, to_s: float) -> bool:
             return True
 
-    monkeypatch.setattr(spin, "_GIVEN_S", 0.0)
+    monkeypatch.setattr(spin, "_LONG_YIELD_S", 0.0)
     seen: list[set[int]] = []
 
     def give() -> None:

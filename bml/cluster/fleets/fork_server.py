@@ -27,7 +27,7 @@ from contextlib import suppress
 from bml.cluster.process.exiting import end_children, end_process
 from bml.cluster.process.output import outlive_readers
 from bml.errors import StartError
-from bml.io.forks import not_inherited
+from bml.io.forks import close_on_fork
 
 _WORD = struct.Struct("=cqq")
 ENDING_S = 2.0
@@ -82,7 +82,7 @@ class ForkServer:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
-        self._sock = not_inherited(ours)
+        self._sock = close_on_fork(ours)
         self._forking = threading.Lock()
         self._changed = threading.Condition()
         self._gone = False

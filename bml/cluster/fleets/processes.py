@@ -26,7 +26,7 @@ from bml.cluster.process.mail import Inbox, Outbox
 from bml.cluster.spec.job import Contact, JobSpec, Place, Request, default_nics
 from bml.errors import StartError, UsageError
 from bml.faults import Fault
-from bml.io.forks import not_inherited
+from bml.io.forks import close_on_fork
 from bml.protocol.coordinator.succession import Succession
 
 #: A process that has left so many questions unanswered is asked no more until it answers.
@@ -311,7 +311,7 @@ class ProcessFleet:
     def _spawn(self) -> _Child:
         assert self._fork_server is not None
         ours, theirs = socket.socketpair()
-        not_inherited(ours)
+        close_on_fork(ours)
         try:
             return _Child(self._fork_server, self._fork_server.fork(theirs, self._spec.start_s), ours)
         except StartError:

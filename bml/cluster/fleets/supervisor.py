@@ -25,7 +25,7 @@ from typing import Any
 
 from bml.cluster.fleets.fork_server import ONE_THREAD, what_we_import
 from bml.errors import FabricError
-from bml.fabric import namespace, seclusion
+from bml.fabric import isolation, namespace
 
 MACHINE_FOLDER = "/run/bml/machine"
 """Every machine has a folder of its own under this name, in memory."""
@@ -96,7 +96,7 @@ def main() -> None:
     launcher, *inherited = map(int, sys.argv[1:])
     connection: Connection[Any, Any] = Connection(launcher)
     try:
-        seclusion.seclude()
+        isolation.isolate()
     except FabricError as error:
         connection.send(("ended", SUPERVISOR, 1, str(error)))
         os._exit(1)
@@ -133,7 +133,7 @@ def _start(
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.close(words)
         namespace.enter(space)
-        seclusion.own_folders((MACHINE_FOLDER, _SHARED_MEMORY))
+        isolation.own_folders((MACHINE_FOLDER, _SHARED_MEMORY))
         code = _run(command, environment, inherited, logged)
         os.write(say, _last_words().encode()[-_TAIL_NBYTES:])
         if code < 0:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from bml.errors import BmlError, FabricError, UsageError
-from bml.io.forks import not_inherited
+from bml.io.forks import close_on_fork
 
 _LOG = logging.getLogger("bml.cluster")
 
@@ -52,7 +52,7 @@ class JobSocket:
         with suppress(FileNotFoundError):
             opening.unlink()
         self._server = _Server(str(opening), _handler(serve))
-        not_inherited(self._server.socket)
+        close_on_fork(self._server.socket)
         opening.chmod(0o600)
         opening.rename(path)
         self._thread = threading.Thread(

@@ -29,7 +29,7 @@ from bml.cluster.spec.job import JobSpec, Place
 from bml.errors import FabricError, UsageError
 from bml.fabric import namespace
 from bml.faults import Fault
-from bml.io.forks import not_inherited
+from bml.io.forks import close_on_fork
 from bml.protocol.coordinator import core as core
 
 #: So much waits at most for a launcher that does not read; it stops asking long before.
@@ -40,7 +40,7 @@ _LAST_LOGS_S = 1.0
 
 def serve(descriptor: int) -> None:
     """Serve the launcher at the other end of this socket, as a server or the coordinator."""
-    sock = not_inherited(socket.socket(fileno=descriptor))
+    sock = close_on_fork(socket.socket(fileno=descriptor))
     role, place, *rest = receive(sock)
     if place.namespace is not None:
         namespace.enter(place.namespace)  # before any socket is opened or thread started

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from bml.io.forks import not_inherited
+from bml.io.forks import close_on_fork
 from bml.io.poller import READ, Poller
 
 _LOG = logging.getLogger("bml.cluster")
@@ -78,7 +78,7 @@ class CarrierWatch:
 
     def _open(self, nics: Sequence[str]) -> None:
         family = getattr(socket, "AF_NETLINK")  # noqa: B009  # Linux only, unknown to mypy elsewhere
-        sock = not_inherited(socket.socket(family, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0))
+        sock = close_on_fork(socket.socket(family, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0))
         self._sock = sock
         sock.bind((0, _RTMGRP_LINK))
         devices = {device.number: device for device in _devices(_dump(sock, _RTM_GETLINK, _LINK.size))}

@@ -134,13 +134,13 @@ class ServerLoop:
         with shell.poller.guard:
             shell.opened.transport.beside_computation(beside)
             shell.take_requests()
-        self._contention.waits()
+        self._contention.wait_begins()
         while replies.empty():
             if left == 0:
                 self._turn(max(0.0, self._due() - time.monotonic()))
                 left = yields
             elif self._turn(0.0):
-                self._contention.waits()
+                self._contention.wait_begins()
                 left = yields
             else:
                 left -= yield_core(self._contention)

@@ -22,7 +22,7 @@ class PollingLock:
         self._lock = threading.Lock()
         self._outer = select.epoll()
         self._outer.register(self._fd, READ)
-        forks.tell(self)
+        forks.on_fork(self)
 
     def rest(self, timeout_s: float) -> None:
         """Wait, in the loop's thread, until there is something to do and no other thread polls."""

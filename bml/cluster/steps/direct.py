@@ -156,8 +156,8 @@ class DirectSync:
         self._members, self._nbytes = members, vector.nbytes
         if self._mapped_epoch != submit.epoch:
             self._mapped_epoch = submit.epoch
-            self._reduction.renew()
-        self._reduction.bring(vector, op, use, submit.signature, submit.call.text, members)
+            self._reduction.forget_mappings()
+        self._reduction.contribute(vector, op, use, submit.signature, submit.call.text, members)
 
     def _changes_nothing(self, call: Call) -> Array:
         """A neutral contribution, in memory that others read; steps that are alike have the same."""
@@ -187,7 +187,7 @@ class DirectSync:
             self._reduction.fetch()  # before looking for COMPLETE; see bml.protocol.step.direct
         members = self._members
         self._waits_at = post
-        there = self._pages.gather(epoch, step, stage, members, self._nbytes, self._over)
+        there = self._pages.wait_for_stage(epoch, step, stage, members, self._nbytes, self._over)
         self._waits_at = None
         if not there:
             self._posted = post  # to go on from, if it was a signal

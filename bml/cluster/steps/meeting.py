@@ -48,7 +48,7 @@ class Meeting:
         self._wake = wake
         self._thrown: Exception | None = None
         self._syncing = False
-        forks.tell(self)
+        forks.on_fork(self)
 
     @property
     def stopped(self) -> bool:

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from bml.io.forks import not_inherited
+from bml.io.forks import close_on_fork
 from bml.io.poller import Poller
 from bml.io.sendqueue import Counters, SendQueue
 from bml.topology.errors import FabricError, UsageError
@@ -262,7 +262,7 @@ def dial(
 
 def _listening_socket(host: str, port: int) -> socket.socket:
     family = greeting.address_family(host)
-    sock = not_inherited(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+    sock = close_on_fork(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
     try:
         # A restarted coordinator takes its old port again while old connections still fade.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

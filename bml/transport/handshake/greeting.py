@@ -14,7 +14,7 @@ import socket
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from bml.io.forks import not_inherited
+from bml.io.forks import close_on_fork
 from bml.io.poller import READ, WRITE, Poller, Timer
 from bml.topology.errors import UsageError
 from bml.transport.handshake.auth import NONCE_NBYTES, AcceptorHandshake, DialerHandshake, Hello
@@ -180,7 +180,7 @@ class Dial:
         self._on_fail = on_fail
         self._timeout_s = timeout_s
         self._greeting: Greeting | None = None
-        self._sock: socket.socket | None = not_inherited(
+        self._sock: socket.socket | None = close_on_fork(
             socket.socket(address_family(endpoint[0]), socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         )
         self._timer: Timer = poller.after(timeout_s, self._time_out)

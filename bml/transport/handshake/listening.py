@@ -11,7 +11,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable
 
-from bml.io.forks import not_inherited
+from bml.io.forks import close_on_fork
 from bml.io.poller import READ, Poller, Timer
 from bml.transport.handshake.auth import AcceptorHandshake, Hello
 from bml.transport.handshake.greeting import HANDSHAKE_S, Greeting, GreetingKind, fresh_nonce
@@ -103,7 +103,7 @@ class Listener:
                 self._poller.remove(self._sock.fileno())
                 self._pause = self._poller.after(_OUT_OF_FILES_S, self._watch)
                 return
-            self._greet(not_inherited(sock), address)
+            self._greet(close_on_fork(sock), address)
 
     def _greet(self, sock: socket.socket, address: tuple[object, ...]) -> None:
         sock.setblocking(False)

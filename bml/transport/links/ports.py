@@ -6,7 +6,7 @@ import errno
 import socket
 from collections.abc import Sequence
 
-from bml.io.forks import not_inherited
+from bml.io.forks import close_on_fork
 from bml.protocol.step.slices import on_one_host
 from bml.topology.errors import FabricError
 from bml.transport.handshake.greeting import address_family, mark
@@ -31,8 +31,8 @@ def bind_pair(address: str, name: str, traffic_class: int) -> tuple[socket.socke
     """
     family = address_family(address)
     for _ in range(_BIND_TRIES):
-        tcp = not_inherited(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
-        udp = not_inherited(socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK))
+        tcp = close_on_fork(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+        udp = close_on_fork(socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK))
         try:
             tcp.bind((address, 0))
             udp.bind((address, tcp.getsockname()[1]))

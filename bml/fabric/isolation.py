@@ -21,7 +21,7 @@ _MOST_DESCRIPTORS = 1 << 16
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def seclude() -> None:
+def isolate() -> None:
     """Go on as the first process of a PID namespace of its own, with mounts of its own.
 
     Whatever it will start, and whatever that leaves behind, the kernel ends with it. The process that called

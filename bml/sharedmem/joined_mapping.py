@@ -15,7 +15,7 @@ from bml.io.memory import Array, Block
 from bml.sharedmem.segment import SegmentAddress, open_to_read
 
 
-class Joined:
+class JoinedMapping:
     """The first `piece_nbytes` of each segment, in order; a multiple of the page size.
 
     Raises OSError if one of them is gone, NoRoom if this process may map no more.
@@ -53,7 +53,7 @@ class Joined:
         return np.ndarray(n_elements, dtype, block)
 
 
-def _gone(joined: Joined, on_gone: Callable[[], None] | None) -> None:
+def _gone(joined: JoinedMapping, on_gone: Callable[[], None] | None) -> None:
     """Keeps the mapping alive until it is called."""
     if on_gone is not None:
         on_gone()

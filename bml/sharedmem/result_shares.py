@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bml.io.memory import idle
-from bml.sharedmem.joined import Joined
+from bml.sharedmem.joined_mapping import JoinedMapping
 from bml.sharedmem.segment import Segment
 from bml.sharedmem.status_page import PeerStatusPage, StatusPage
 
@@ -16,8 +16,8 @@ _PAGE_NBYTES = 4096
 
 
 @dataclass
-class _Piece:
-    """This server's place in a result set, of which so much was used at one time, and when; see `Pieces`."""
+class _OwnShare:
+    """This server's place in a result set: how much of it was used at most, and when it was needed last."""
 
     segment: Segment
     touched_nbytes: int = 0
@@ -28,14 +28,14 @@ class _Piece:
 class _Shares:
     """The shares of all, `nbytes` each, of a result set; their serials tell where they lay."""
 
-    joined: Joined
+    joined: JoinedMapping
     result_set: int
     nbytes: int
     serials: tuple[int, ...]
     needed_at: int = 0
 
 
-class Pieces:
+class ResultShares:
     """`begin` a step, take `own`, `join` when all are done. One thread.
 
     What was not needed while 16 times as much was used is dropped, by its owner and by those that have it
@@ -44,7 +44,7 @@ class Pieces:
 
     def __init__(self, page: StatusPage):
         self._page = page
-        self._own: dict[int, _Piece] = {}
+        self._own: dict[int, _OwnShare] = {}
         self._joined: OrderedDict[tuple[int, ...], _Shares] = OrderedDict()
         # Bytes of a share that steps have had so far: the clock.
         self._volume = 0
@@ -53,7 +53,7 @@ class Pieces:
     @property
     def nbytes(self) -> int:
         """Memory that this server's own take."""
-        return sum(piece.touched_nbytes for piece in self._own.values())
+        return sum(share.touched_nbytes for share in self._own.values())
 
     def begin(self, nbytes: int) -> None:
         """A step has shares of so many bytes; all members are ready, so nobody needs older ones."""
@@ -63,32 +63,32 @@ class Pieces:
 
     def own(self, result_set: int, nbytes: int) -> memoryview:
         """This server's place in a result set, whole pages; made larger if need be. Raises NoRoom."""
-        piece = self._own.get(result_set)
-        if piece is None or piece.segment.address.nbytes < nbytes:
-            if piece is not None:
-                piece.segment.close()
-                del self._own[result_set], piece  # before there is another
+        share = self._own.get(result_set)
+        if share is None or share.segment.address.nbytes < nbytes:
+            if share is not None:
+                share.segment.close()
+                del self._own[result_set], share  # before there is another
             # A bit more than is wanted: it costs nothing before it is used.
-            piece = _Piece(Segment(-(-(nbytes + nbytes // 4) // _PAGE_NBYTES) * _PAGE_NBYTES))
-            self._own[result_set] = piece
-            self._page.put_piece(result_set, piece.segment.address)
-        if nbytes > piece.touched_nbytes:
-            piece.touched_nbytes = nbytes
-        if 4 * nbytes >= piece.touched_nbytes:
-            piece.needed_at = self._volume
-        return piece.segment.memory[:nbytes]
+            share = _OwnShare(Segment(-(-(nbytes + nbytes // 4) // _PAGE_NBYTES) * _PAGE_NBYTES))
+            self._own[result_set] = share
+            self._page.put_share(result_set, share.segment.address)
+        if nbytes > share.touched_nbytes:
+            share.touched_nbytes = nbytes
+        if 4 * nbytes >= share.touched_nbytes:
+            share.needed_at = self._volume
+        return share.segment.memory[:nbytes]
 
-    def join(self, result_set: int, pages: Sequence[PeerStatusPage], nbytes: int) -> Joined:
+    def join(self, result_set: int, pages: Sequence[PeerStatusPage], nbytes: int) -> JoinedMapping:
         """The shares of these servers, mapped one behind the other; kept, as the same are wanted each step.
 
         Raises OSError or ValueError if one of them is gone.
         """
-        serials = tuple([page.piece_key(result_set) for page in pages])
+        serials = tuple([page.share_key(result_set) for page in pages])
         key = (nbytes, *serials)
         shares = self._joined.pop(key, None)
         if shares is None:
             self._forget_what_is_gone(result_set, pages)
-            joined = Joined([page.piece(result_set) for page in pages], nbytes)
+            joined = JoinedMapping([page.share(result_set) for page in pages], nbytes)
             shares = _Shares(joined, result_set, nbytes, serials)
         shares.needed_at = self._volume
         self._joined[key] = shares
@@ -96,18 +96,18 @@ class Pieces:
             self._joined.popitem(last=False)
         return shares.joined
 
-    def renew(self) -> None:
+    def forget_mappings(self) -> None:
         """The memory of servers that went must not be kept."""
         self._joined.clear()
 
     def close(self) -> None:
         """Let nobody open this server's any more."""
-        for piece in self._own.values():
-            piece.segment.close()
+        for share in self._own.values():
+            share.segment.close()
 
     def _forget_what_is_gone(self, result_set: int, pages: Sequence[PeerStatusPage]) -> None:
         """Somebody has a larger place in this result set, as a rule: unmap what it had before."""
-        now = [page.piece_key(result_set) for page in pages]
+        now = [page.share_key(result_set) for page in pages]
         for key, shares in list(self._joined.items()):
             if shares.result_set == result_set and any(
                 old != new for old, new in zip(shares.serials, now, strict=False)
@@ -115,13 +115,13 @@ class Pieces:
                 del self._joined[key]
 
     def _review(self) -> None:
-        for result_set, piece in list(self._own.items()):
-            if idle(self._volume, piece.needed_at, piece.touched_nbytes):
-                piece.segment.close()
+        for result_set, share in list(self._own.items()):
+            if idle(self._volume, share.needed_at, share.touched_nbytes):
+                share.segment.close()
                 del self._own[result_set]
         for key, shares in list(self._joined.items()):
             if idle(self._volume, shares.needed_at, shares.nbytes):
                 del self._joined[key]
         self._review_at = self._volume + max(
-            (piece.touched_nbytes for piece in self._own.values()), default=0
+            (share.touched_nbytes for share in self._own.values()), default=0
         )
