@@ -1,4 +1,4 @@
-"""The `bml` command: one group, one module per command, one way to end with an error."""
+"""The `bml` command: a group with one module per command, and one way to end with an error."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from bml.cli.values import shortened
 from bml.cluster.spec.ending import text_of
 from bml.errors import BmlError, StateMismatch, UsageError
 
-#: With these a command prints text, whatever else it is given.
+#: With one of these options a command prints text, whatever other options it is given.
 _SHOWS_TEXT = {"-h", "--help", "--version"}
 
 
 class Shell(click.Group):
-    """Group whose commands may raise BmlError: its message goes to standard error, never a traceback.
+    """A group of commands. The message of a BmlError goes to standard error, and never a traceback.
 
-    Exit status: 0 success, 2 bad usage (UsageError, or click's own), 3 a job whose servers ended with other
-    parameters or ledgers than others (StateMismatch), 1 any other BmlError, an answer that could not be
-    written, or Ctrl-C; 143 SIGTERM, 129 a terminal that hangs up. With --json, standard output is one JSON
-    object in each case: the answer, or {"error": {"kind", "text"}}.
+    Exit status: 0 success; 2 bad usage (UsageError, or click's own); 3 the servers of a job ended with
+    different parameters or ledgers (StateMismatch); 1 any other BmlError, an answer that could not be
+    written, or Ctrl-C; 143 SIGTERM; 129 the terminal hung up. With --json, standard output is one JSON object
+    in each case: the answer, or {"error": {"kind", "text"}}.
     """
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
@@ -46,19 +46,19 @@ class Shell(click.Group):
         extra["standalone_mode"] = False
         with taken(as_json, for_good=args is None) as output, _terminable():
             status, error = self._outcome(args, *rest, **extra)
-            if args is None:  # another Ctrl-C would leave behind what threads are still ending
+            if args is None:  # another Ctrl-C would leave behind the processes that threads are still ending
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
             if as_json and not output.answered:
                 output.answer({"error": error or _error("UsageError", "this command has no answer in JSON")})
             lost = output.lost()
             if lost and not output.optional:
                 status = status or 1
-                if lost.errno != errno.EPIPE:  # a reader that wants no more need not be told
+                if lost.errno != errno.EPIPE:  # a reader that closed the pipe need not be told
                     click.echo(f"Error: standard output could not be written: {lost.strerror}", err=True)
         sys.exit(status)
 
     def _outcome(self, *arguments: Any, **extra: Any) -> tuple[int, dict[str, str] | None]:
-        """Run the command: its exit status, and the error with which it ended, for JSON."""
+        """Run the command; return its exit status, and for JSON the error with which it ended."""
         try:
             return super().main(*arguments, **extra) or 0, None
         except BmlError as error:
@@ -77,7 +77,7 @@ class Shell(click.Group):
             status = ends.code if isinstance(ends.code, int) else int(ends.code is not None)
             if isinstance(ends.code, str):
                 click.echo(ends.code, err=True)
-            if status == signal.SIGTERM:  # by the handler that Ray puts in the place of ours while it starts
+            if status == signal.SIGTERM:  # while Ray starts, its handler of SIGTERM takes the place of ours
                 status += 128
             return status, _error("SystemExit", f"ended with exit status {status}")
         except Exception as error:
@@ -91,9 +91,9 @@ def _error(kind: str, text: str) -> dict[str, str]:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM, or a terminal that hangs up, ends what a command has begun, as Ctrl-C does; twice, at once.
+    """Let SIGTERM and SIGHUP end the command in order, as Ctrl-C does; a second signal ends it at once.
 
-    Where SIGHUP is ignored, as nohup does, the command outlives its terminal.
+    If SIGHUP is ignored, as under nohup, the command outlives its terminal.
     """
 
     def terminated(number: int, frame: object) -> None:
@@ -102,7 +102,7 @@ def _terminable() -> Iterator[None]:
 
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     for number, handler in before.items():
-        if handler == signal.SIG_DFL:  # nohup has SIGHUP ignored
+        if handler == signal.SIG_DFL:  # under nohup SIGHUP is ignored, and stays so
             signal.signal(number, terminated)
     try:
         yield
@@ -122,8 +122,8 @@ def main() -> None:
       bml plan bcube:3x2 --fail server:4
 
     With --json every command prints one JSON object; an error is {"error": {"kind": ..., "text": ...}}.
-    Exit status: 0 success, 2 bad usage, 3 servers that end with different parameters, 143 SIGTERM,
-    129 SIGHUP, 1 anything else.
+    Exit status: 0 success, 2 bad usage, 3 the servers ended with different parameters, 143 SIGTERM,
+    129 SIGHUP, 1 any other error.
     """
 
 

@@ -1,4 +1,4 @@
-"""`bml bench`: allreduce side by side with Gloo and OpenMPI, and the constants of this machine."""
+"""`bml bench`: times allreduce beside Gloo and OpenMPI, and measures the constants of this machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from bml.bench import rows
 from bml.bench.calibration import Calibration
 from bml.bench.calibration import calibrate as measure_constants
 from bml.bench.contenders import PEERS, JobSettings
-from bml.bench.contest import OnProgress, Settings, busy, contest
+from bml.bench.contest import Contest, OnProgress, Settings, busy, contest
 from bml.bench.rows import Row
 from bml.cli.output import current
 from bml.cli.plan import parse_bytes
@@ -39,19 +39,19 @@ _UNITS_OF_CONSTANTS = {
     "beta_s": ("bytes over one NIC", 1e9, "ns/B"),
     "gamma_s": ("arithmetic of a reduction", 1e9, "ns/B"),
     "delta_s": ("access to memory", 1e9, "ns/B"),
-    "epsilon_s": ("crowd of senders", 1e9, "ns/B"),
+    "epsilon_s": ("incast: several senders, one receiver", 1e9, "ns/B"),
 }
 _CONSTANTS_HELP = "File of the cost model's constants. [default: the one that bml plan reads]"
 _JSON_HELP = "Print one JSON object and nothing else."
 
 
 @click.group(invoke_without_command=True)
-@click.option("--calibrate", "calibrating", is_flag=True, help="The same as `bml bench calibrate`.")
+@click.option("--calibrate", "calibrating", is_flag=True, help="Do what `bml bench calibrate` does.")
 @click.option("--constants", type=click.Path(dir_okay=False, path_type=Path), help=_CONSTANTS_HELP)
 @click.option("--json", "as_json", is_flag=True, help=_JSON_HELP)
 @click.pass_context
 def bench(ctx: click.Context, calibrating: bool, constants: Path | None, as_json: bool) -> None:
-    """Measure this machine, and allreduce on it.
+    """Measure this machine, and time allreduce on it.
 
     \b
     Example:
@@ -73,7 +73,10 @@ def bench(ctx: click.Context, calibrating: bool, constants: Path | None, as_json
 @click.option("--constants", type=click.Path(dir_okay=False, path_type=Path), help=_CONSTANTS_HELP)
 @click.option("--json", "as_json", is_flag=True, help=_JSON_HELP)
 def calibrate(constants: Path | None, as_json: bool) -> None:
-    """Measure the constants of the cost model between plain processes, and store them for `bml plan`.
+    """Measure the constants of the cost model.
+
+    Plain processes of this machine send to each other. The constants are stored in a file for `bml plan` and
+    for jobs.
 
     \b
     Example:
@@ -104,7 +107,7 @@ def calibrate(constants: Path | None, as_json: bool) -> None:
     show_default=True,
     help="verbs: RDMA; shm: the memory of this host; auto: what a job takes by itself.",
 )
-@click.option("--shared", is_flag=True, help="With shm: results are read in place, not copied.")
+@click.option("--shared", is_flag=True, help="With shm: read results in place, without a copy.")
 @click.option("--algorithm", default="auto", show_default=True, help="See bml plan.")
 @click.option("--fail", multiple=True, metavar="X", help="server:4, link:4/0 or switch:0/2; repeatable.")
 @click.option("--against", default="", metavar="PEERS", help=f"Some of {','.join(PEERS)}.")
@@ -139,17 +142,23 @@ def allreduce(
     trace: Path | None,
     as_json: bool,
 ) -> None:
-    """Time allreduce (sum of float32) on every server of a fabric, in the columns of nccl-tests.
+    """Time allreduce on every server of a fabric.
 
-    All servers are processes of this machine. Contenders take turns, so that other load hits all alike, and
-    each checks every element on every server. `theory` is the cost model's time (on an emulated fabric:
-    bytes over goodput) and `ratio` the measured time in units of it; of peers it is that of a ring over one
-    NIC. `/bound` is the measured time in units of what is proved that no schedule of trees can beat on these
-    links, start-ups not counted. `speedup` is how many times as long as bml a peer takes, `cpu` the processor
-    time of all servers, `copies` how often bml's processes copy a byte that they send, and one that they
-    receive. On an emulated fabric peers have one NIC each, on one switch, at the rate that
-    `bml fabric up --one-switch-rate` gave it.
-    With shm `theory` is still that of links, which no byte of it takes.
+    It is a sum of float32. All servers are processes of this machine. bml and its peers take turns, so that
+    other load hits all alike, and each checks every element on every server. Columns beyond nccl-tests:
+
+    \b
+    theory   time by the cost model; on an emulated fabric, bytes over goodput;
+             of a peer, the time of a ring over one NIC
+    ratio    measured time over theory
+    /bound   measured time over the proved lower bound of all schedules of
+             trees on these links, without start-ups
+    speedup  time of the peer over the time of bml
+    cpu      processor time of all servers together
+    copies   copies of a byte in bml's processes: sent / received
+
+    On an emulated fabric each peer has one NIC, on one switch, at the rate that `bml fabric up
+    --one-switch-rate` gave it. With shm, theory is still that of links, although no byte passes over them.
 
     \b
     Example:
@@ -164,50 +173,79 @@ def allreduce(
         job, rows.sizes(sizes, parse_bytes), _peers(against), known, repetitions, block_s, *goodputs
     )
     _check_room(max(settings.sizes), len(job.fabric.servers))
-    if plot is not None:
-        picture.check(plot)
-    check_writable(plot, "--plot")
-    check_writable(trace, "--trace")
+    _check_files(plot, trace)
+    found = _measure(settings, printing=not as_json)
+    _write_files(found, plot, trace)
+    for who, why in found.running.absent.items():
+        click.echo(f"{who} did not take part: {why}", err=True)
+    if as_json:
+        current().answer({**_answer(found, source), "seconds": round(time.monotonic() - start_s, 3)})
+    else:
+        click.echo(f"# {_title(found)}; theory by {source}")
+    if any(row.wrong for row in found.rows):
+        ctx.exit(1)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The rows that were measured, and the contest that is over."""
+
+    rows: list[Row]
+    running: Contest
+
+
+def _measure(settings: Settings, printing: bool) -> _Found:
+    """Run the contest; with `printing` show the rows of every size as soon as they are there."""
     table: list[Row] = []
     with _progress() as on_progress:
         _warn_if_busy()
         with contest(settings, on_progress) as running:
             for number, group in enumerate(running.measure()):
                 table += group
-                if not as_json:
+                if printing:
                     _print_rows(group, first=number == 0, on_progress=on_progress)
-    if trace is not None:
-        _write(trace, strict_json(running.trace()))
-    for who, why in running.absent.items():
-        click.echo(f"{who} did not take part: {why}", err=True)
-    title = f"allreduce on {job.fabric}, {len(job.fabric.servers)} servers, {running.transport}"
-    if running.transport != transport:
-        title += f" (asked for {transport})"
+    return _Found(table, running)
+
+
+def _title(found: _Found) -> str:
+    job, used = found.running.settings.job, found.running.transport
+    title = f"allreduce on {job.fabric}, {len(job.fabric.servers)} servers, {used}"
+    return title if used == job.transport else f"{title} (asked for {job.transport})"
+
+
+def _answer(found: _Found, source: str) -> dict[str, Any]:
+    """Return the answer to --json, without the seconds that it took."""
+    job, running = found.running.settings.job, found.running
+    return {
+        "fabric": job.fabric.name,
+        "failures": [str(each) for each in sorted(job.fabric.failures)],
+        "servers": len(job.fabric.servers),
+        "algorithm": _algorithm(job, running.transport),
+        "transport": running.transport,
+        "theory": source,
+        "rows": [row.as_json() for row in found.rows],
+        "absent": running.absent,
+        **_machine(),
+    }
+
+
+def _check_files(plot: Path | None, trace: Path | None) -> None:
+    """Raise UsageError, before the contest, if a file that is asked for cannot be written."""
     if plot is not None:
-        picture.plot(table, title, plot)
-    if as_json:
-        current().answer(
-            {
-                "fabric": settings.job.fabric.name,
-                "failures": [str(each) for each in sorted(settings.job.fabric.failures)],
-                "servers": len(settings.job.fabric.servers),
-                "algorithm": _algorithm(settings.job, running.transport),
-                "transport": running.transport,
-                "theory": source,
-                "rows": [row.as_json() for row in table],
-                "absent": running.absent,
-                **_machine(),
-                "seconds": round(time.monotonic() - start_s, 3),
-            }
-        )
-    else:
-        click.echo(f"# {title}; theory by {source}")
-    if any(row.wrong for row in table):
-        ctx.exit(1)
+        picture.check(plot)
+    check_writable(plot, "--plot")
+    check_writable(trace, "--trace")
+
+
+def _write_files(found: _Found, plot: Path | None, trace: Path | None) -> None:
+    if trace is not None:
+        _write(trace, strict_json(found.running.trace()))
+    if plot is not None:
+        picture.plot(found.rows, _title(found), plot)
 
 
 def _check_room(nbytes: int, servers: int) -> None:
-    """Raise UsageError for vectors that this machine cannot hold: each server has two of them at least."""
+    """Raise UsageError if the vectors do not fit into memory: each server has at least two."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if 2 * nbytes * servers > memory:
         raise UsageError(
@@ -217,7 +255,7 @@ def _check_room(nbytes: int, servers: int) -> None:
 
 
 def _write(file: Path, text: str) -> None:
-    """Write what was asked for. Raises FabricError if that cannot be done any more."""
+    """Write a file. Raises FabricError if it can no longer be written."""
     try:
         file.write_text(text)
     except OSError as error:
@@ -233,7 +271,7 @@ def _job(
     shared: bool,
 ) -> JobSettings:
     wanted = parse(fabric).without(*fail)
-    plan(wanted, algorithm)  # says what is wrong before anything starts
+    plan(wanted, algorithm)  # raises what is wrong with them before any process starts
     if len(wanted.servers) < 2:
         raise UsageError(f"{wanted} has fewer than two servers: there is nothing to measure")
     if shared and transport != "shm":
@@ -258,7 +296,7 @@ def _peers(against: str) -> tuple[str, ...]:
 def _theory(
     job: JobSettings, constants: Path | None
 ) -> tuple[Constants, tuple[float | None, float | None], str]:
-    """Constants; goodput in bytes/s of our NICs and of peers, where known; in words where theory is from."""
+    """Return the constants, the goodput in bytes/s of our NICs and of peers', if known, and the source."""
     known, source = load_constants(constants)
     if job.emulated is None:
         return known, (None, None), source
@@ -272,7 +310,7 @@ def _theory(
 
 @contextmanager
 def _progress() -> Iterator[OnProgress]:
-    """A line on standard error that says what is under way."""
+    """Show on standard error, in one line, what is going on."""
     console = Console(stderr=True)
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True) as progress:
@@ -318,12 +356,12 @@ def _calibration_json(found: Calibration, stored: Path) -> dict[str, Any]:
 
 def _show_calibration(found: Calibration, stored: Path) -> None:
     console = Console(markup=False, highlight=False)
-    constants = Table("constant", "what it is the price of", "measured here", title="constants")
+    constants = Table("constant", "price of", "measured here", title="constants")
     for name, value in asdict(found.constants).items():
         what, factor, unit = _UNITS_OF_CONSTANTS[name]
         constants.add_row(name, what, f"{value * factor:.4g} {unit}")
     console.print(constants)
-    samples = Table("experiment", "median", "by the model", "off by", title="what they were fitted to")
+    samples = Table("experiment", "median", "by the model", "off by", title="fitted to")
     for sample in found.samples:
         model_s = sample.work.seconds(found.constants)
         off = f"{(model_s / sample.seconds - 1) * 100:+.0f} %"

@@ -1,4 +1,4 @@
-"""`bml check`: simulate the protocol from seeds, with faults, and check its promises after every event."""
+"""`bml check`: simulates the protocol under faults from seeds, and checks its promises at every event."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _MOST_SEEDS = 10_000_000
 
 @click.command(name="check")
 @click.option("--seeds", default="0:1000", show_default=True, metavar="A:B", help="Seeds A to B-1.")
-@click.option("--fabric", metavar="F", help="Simulate this fabric; small ones by turns if not given.")
-@click.option("--shared-memory", is_flag=True, help="Servers on one host, as with the transport shm.")
+@click.option("--fabric", metavar="F", help="Simulate this fabric. [default: small ones in turn]")
+@click.option("--shared-memory", is_flag=True, help="The servers share one host, as with the transport shm.")
 @click.option("--programs", is_flag=True, help="Run random training programs on a simulated job instead.")
-@click.option("--jobs", type=click.IntRange(1), help="Processes to use; one per core if not given.")
+@click.option("--jobs", type=click.IntRange(1), help="Processes to use. [default: one per core]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @click.pass_context
 def check_command(
@@ -43,16 +43,16 @@ def check_command(
     jobs: int | None,
     as_json: bool,
 ) -> None:
-    """Simulate the protocol under faults and check what it promises.
+    """Simulate the protocol under faults and check its promises.
 
     Every seed is one run: a few servers, a coordinator, and crashes, freezes, dead NICs and switches,
-    partitions, lost connections at whatever moment the seed says. A seed that breaks a promise is
-    run again with as few faults as will do, and its history is printed. What is found is said on standard
-    error at once; Ctrl-C ends the run with a summary of the seeds so far.
+    partitions and lost connections at moments that the seed decides. If a seed breaks a promise, it is shown
+    on standard error at once. It is run again with as few faults as still break the promise, and that history
+    is printed. Ctrl-C ends the run with a summary of the seeds so far.
 
     With --programs every seed is a training function, right or wrong, that runs on the real session among
-    servers that die, leave and join: each must end with the numbers of the same function on one process
-    without faults, or with an error that names what is wrong with it. A seed that does not is printed.
+    servers that die, leave and join. It must end with the numbers of the same function on one process without
+    faults, or with an error that names its mistake. Seeds that do not are printed.
 
     \b
     Example:
@@ -90,10 +90,10 @@ def check_command(
 
 
 def parse_seeds(text: str) -> tuple[int, int]:
-    """Read `A:B`. Raises UsageError when it is not that, or when there is no seed, or too many, in it."""
+    """Parse `A:B`. Raises UsageError for another form, for no seed, and for too many seeds."""
     found = re.fullmatch(r"([0-9]{1,15}):([0-9]{1,15})", text.strip())
     if found is None or int(found[1]) >= int(found[2]):
-        raise UsageError(f"'{text}' is no range of seeds: write it like 0:1000, the second number the larger")
+        raise UsageError(f"'{text}' is not a range of seeds: write A:B with A below B, like 0:1000")
     start, stop = int(found[1]), int(found[2])
     if stop - start > _MOST_SEEDS:
         raise UsageError(f"{stop - start} seeds would take weeks: give at most {_MOST_SEEDS} at a time")
@@ -103,7 +103,7 @@ def parse_seeds(text: str) -> tuple[int, int]:
 def _run_all(
     total: Tally, start: int, stop: int, one: Callable[[Iterable[int]], Tally], jobs: int, quiet: bool
 ) -> None:
-    """Run all seeds and add them to `total`; says each violation on standard error when it is found."""
+    """Run all seeds and add them to `total`. A violation is shown on standard error when it is found."""
     chunks = [range(at, min(at + _CHUNK, stop)) for at in range(start, stop, _CHUNK)]
     columns = (
         TextColumn("seeds"),
@@ -120,7 +120,7 @@ def _run_all(
                 _add(total, one([seed]), console)
                 progress.advance(task)
             return
-        # Ctrl-C reaches all processes of a terminal: this one ends the others.
+        # Ctrl-C reaches all processes of a terminal. The others ignore it, and this one ends them.
         ignored = (signal.SIGINT, signal.SIG_IGN)
         with multiprocessing.get_context("spawn").Pool(
             min(jobs, len(chunks)), signal.signal, ignored
@@ -144,7 +144,7 @@ def _show(tally: Tally) -> None:
     rate = tally.seeds / tally.seconds if tally.seconds else 0.0
     click.echo(
         f"{tally.seeds} seeds, {tally.faults_injected} faults, {tally.steps_committed} steps committed, "
-        f"{tally.jobs_aborted} jobs given up as they must be: {tally.violations} violations "
+        f"{tally.jobs_aborted} jobs ended as they must: {tally.violations} violations "
         f"({tally.seconds:.1f} s, {rate:.0f} seeds/s)"
     )
     for seed in sorted(tally.broken)[:_SHOWN]:

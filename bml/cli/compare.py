@@ -1,4 +1,4 @@
-"""`bml plan --compare`: the table algorithms x fabrics of the papers, healthy and damaged."""
+"""`bml plan --compare`: tables of algorithms by fabrics, healthy and damaged, as in the papers."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ class Grid:
     cells: tuple[Cell, ...]
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Algorithm, then the times of all columns; `-` where there is none."""
+        """Return a row per algorithm: its name and its time on every fabric; `-` where it has none."""
         width = len(self.columns)
         algorithms = len(self.cells) // width
         by_fabric = [self.cells[i::algorithms] for i in range(algorithms)]
         return [(row[0].algorithm, *(_time(cell) for cell in row)) for row in by_fabric]
 
     def notes(self) -> list[str]:
-        """Why the entries without a time have none."""
+        """Return for every entry without a time why it has none."""
         return [f"{cell.algorithm} on {cell.fabric}: {cell.why}" for cell in self.cells if cell.why]
 
 
 def papers() -> list[Grid]:
-    """The papers' tables: n = 4, 8, 16 and h = 2, 3, 4 healthy; equal sizes; single failures."""
+    """Return the papers' tables: n = 4, 8, 16 and h = 2, 3, 4 healthy; about equal sizes; single failures."""
     healthy = [
         _grid(
             f"healthy, n = {n}", [parse(f"{family}:{n}x{h}") for family in ("bcube", "torus") for h in DEPTHS]
@@ -57,7 +57,7 @@ def papers() -> list[Grid]:
 
 
 def of_fabric(fabric: Fabric, algorithms: Iterable[str] = ()) -> Grid:
-    """All algorithms on one fabric: as it is if it is damaged, else healthy and after single failures."""
+    """Compare all algorithms on one fabric; on a healthy one also after single failures."""
     names = list(algorithms) or [name for name in ALGORITHMS if name != "auto"]
     one_nic = not isinstance(fabric.wiring, BCube | Torus)
     fabrics = [fabric] if fabric.failures else single_failures(fabric)[: 2 if one_nic else 4]
@@ -71,7 +71,7 @@ def _grid(title: str, fabrics: list[Fabric]) -> Grid:
 
 
 def show(grids: list[Grid], form: str) -> None:
-    """Print the tables in a form: table, markdown or json; times are pipelined and in T."""
+    """Print the tables as 'table', 'markdown' or 'json'. Times are pipelined, in units of T."""
     if form == "json":
         current().answer({"tables": [_as_json(grid) for grid in grids]})
     elif form == "markdown":

@@ -1,4 +1,4 @@
-"""`bml inject`: one fault into a running job, or into an emulated fabric."""
+"""`bml inject`: injects one fault into a running job, or into an emulated fabric."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from bml.faults import AtOnce, Fault, FaultPlan
 @click.option(
     "--fabric-name",
     metavar="NAME",
-    help="Not into a job, but into the emulated fabric of this name, for good.",
+    help="Inject into the emulated fabric of this name instead of a job, until it is healed.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def inject(spec: str, job: str | None, fabric_name: str | None, as_json: bool) -> None:
-    """Inject one fault: kill:4, freeze:2,for=3s, blackhole:4/0, switch:0/2, coordinator,
-    freeze:coordinator, exception:4, ...
+    """Inject one fault into a running job.
 
-    It strikes at once, or when it says: kill:4@step=90,phase=broadcast or cut:4/0@t=2s (from now). Two are no
-    faults: leave:4 has a server go after its step, join:4 starts one that is gone, or was absent, again.
+    Such as kill:4, freeze:2,for=3s, blackhole:4/0, switch:0/2, coordinator, freeze:coordinator or
+    exception:4. The fault strikes at once, or at the moment that it names: kill:4@step=90,phase=broadcast, or
+    cut:4/0@t=2s (two seconds from now). Two are not faults: leave:4 lets server 4 finish its step and leave,
+    and join:4 starts it again.
 
     \b
     Example:
@@ -38,7 +39,7 @@ def inject(spec: str, job: str | None, fabric_name: str | None, as_json: bool) -
     """
     if fabric_name is not None and job is not None:
         raise UsageError("give --job or --fabric-name, not both")
-    # Read here first, so that what is no fault is said so whether or not a job runs.
+    # It is parsed here first: a text that is not a fault is refused whether or not a job runs.
     fault = Fault.parse(spec, at_once=True)
     done = (
         jobsocket.call(job, {"do": "inject", "fault": spec})
@@ -58,8 +59,8 @@ def _break(fault: Fault, name: str) -> dict[str, Any]:
     FaultPlan((fault,)).validate(network.fabric)
     if not isinstance(fault.trigger, AtOnce) or fault.duration_s is not None or fault.kind == "flap":
         raise UsageError(
-            f"'{fault}' needs a job to follow: without one there is cut, blackhole, slow, loss or switch, at "
-            "once, until bml fabric heal"
+            f"'{fault}' needs a running job: into a fabric alone give cut, blackhole, slow, loss or switch, "
+            "which strike at once and last until bml fabric heal"
         )
     damage = damage_of(fault)
     network.damage(damage)

@@ -1,4 +1,4 @@
-"""Standard output of a command: under --json the answer alone; no command ends because its reader is gone."""
+"""Standard output of a command: with --json the answer alone. The command outlives its reader."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _STANDARD = (0, 1, 2)
 
 
 class Output:
-    """Standard output while a command runs, see `taken`."""
+    """Standard output while a command runs; see `taken`."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
         self.answered = False
         """Whether the command has printed its answer for --json."""
         self.optional = False
-        """Whether the command has done its work even if nobody could read what it said of it."""
+        """Whether the command has done its work even if its output could not be written."""
 
     def answer(self, value: Any) -> None:
-        """Print what the command was asked for with --json."""
+        """Print the answer to --json: `value` as strict JSON."""
         self.answered = True
         click.echo(strict_json(value), file=self._stream)
 
     def lost(self) -> OSError | None:
-        """Why something that was written could not be; None if all was."""
+        """Return the error that kept output from being written; None if everything was written."""
         if self._stream is None:
             return None
         self._stream.flush()
@@ -46,17 +46,17 @@ _CURRENT: ContextVar[Output | None] = ContextVar("bml-output", default=None)
 
 
 def current() -> Output:
-    """The output of the command that runs."""
+    """Return the output of the command that runs."""
     return _CURRENT.get() or Output(None)
 
 
 @contextmanager
 def taken(as_json: bool, for_good: bool) -> Iterator[Output]:
-    """Have standard output and error take everything, whatever becomes of their readers.
+    """Let standard output and error take everything that is written, even after their readers have gone.
 
-    `as_json`: nothing but the answer reaches standard output, neither what libraries and a user's script
-    print nor what is written to its descriptor. `for_good`: nothing is put back, as the process ends with the
-    command: a script may print in its last moment.
+    With `as_json` nothing but the answer reaches standard output: neither the prints of libraries and of a
+    user's script, nor bytes that are written to its descriptor. With `for_good` standard output and error
+    are not restored afterwards: the process ends with the command, and a script may print in its last moment.
     """
     _open_closed()
     before, kept = (sys.stdout, sys.stderr), os.dup(1)
@@ -68,7 +68,7 @@ def taken(as_json: bool, for_good: bool) -> Iterator[Output]:
     if is_real(sys.stderr, 2):
         sys.stderr = lasting(2, sys.stderr.encoding, by_line=True)
     if as_json:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (it may be needed until the process has ended)
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (a script may print to it until the process has ended)
         os.dup2(sys.stdout.fileno(), 1)
     output = Output(stream)
     token = _CURRENT.set(output)
@@ -85,7 +85,7 @@ def taken(as_json: bool, for_good: bool) -> Iterator[Output]:
 
 
 def _open_closed() -> None:
-    """Open what a shell has closed with `>&-`: the next file, or socket, would be standard output."""
+    """Open the standard streams that a shell closed with `>&-`: else the next file or socket would be one."""
     for number in _STANDARD:
         try:
             os.fstat(number)

@@ -1,4 +1,4 @@
-"""What commands write: strict JSON of any value, into files that can be written."""
+"""Writes strict JSON of any value, and checks beforehand that a file can be written."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ import numpy as np
 from bml.topology.errors import UsageError
 
 _DEEPEST = 50
-#: Longer whole numbers are written as text, in hexadecimal: parsers refuse them, Python's over 4,300 digits.
+#: Whole numbers with more bits are written as hexadecimal texts, as parsers refuse long ones.
 _MOST_BITS = 1 << 12
 
 
 def strict_json(value: Any, indent: int | None = None) -> str:
-    """JSON that every parser takes: no NaN, keys that are texts, and a text for what JSON has no word for."""
+    """Return JSON that every parser takes: without NaN, with texts as keys; other objects become texts."""
     return json.dumps(_plain(value, _DEEPEST), allow_nan=False, indent=indent)
 
 
 def in_words(value: Any) -> str:
-    """What a value says of itself, if it can."""
+    """Return the value as text; for a value whose `str` fails, the name of its class."""
     try:
         return str(value).encode("utf-8", "backslashreplace").decode()
-    except (Exception, SystemExit):  # whatever a user's class raises, cycles too
+    except (Exception, SystemExit):  # a user's class may raise anything; also for a cycle
         return f"<{type(value).__name__}>"
 
 
 def _plain(value: Any, deep: int) -> Any:
     try:
         return _simple(value, deep)
-    except (Exception, SystemExit):  # of a user's class that is a list or a number in its own way
+    except (Exception, SystemExit):  # raised by a user's subclass of list or of a number
         return in_words(value)
 
 
@@ -58,18 +58,20 @@ def _simple(value: Any, deep: int) -> Any:
 
 
 def check_writable(path: Path | None, option: str) -> None:
-    """Raise UsageError if a file cannot be written, before anything else is done; what is in it stays."""
+    """Raise UsageError if a file cannot be written. The file keeps its content."""
     if path is None:
         return
     try:
         if not path.exists():
-            target = path.resolve()  # where a link leads that leads nowhere yet
+            target = path.resolve()  # a link may lead to a file that does not exist yet
             target.touch(exist_ok=False)
             target.unlink()
         elif path.is_file() or path.is_dir():
             with path.open("a"):
                 pass
-        elif not os.access(path, os.W_OK):  # the reader of a pipe would take it for the end that it is closed
+        elif not os.access(
+            path, os.W_OK
+        ):  # if a pipe were opened and closed here, its reader would take that for the end
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise UsageError(f"{option} {path} cannot be written: {error.strerror or error}") from None

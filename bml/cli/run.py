@@ -1,4 +1,4 @@
-"""`bml run`: train on every server of a fabric, with faults if asked for, and say what happened."""
+"""`bml run`: runs a training function on every server of a fabric, and reports what happened."""
 
 from __future__ import annotations
 
@@ -114,60 +114,45 @@ def run(
     fabric: str,
     faults: tuple[str, ...],
     fault_seed: int | None,
-    launcher: str,
-    address: str | None,
     resources: tuple[str, ...],
-    algorithm: str,
-    detect_s: float | None,
-    min_servers: int | None,
-    transport: str,
-    traffic_class: int | None,
     absent: str,
-    rejoin: bool,
-    kept_mib: float,
     fabric_emulated: bool,
     fabric_name: str,
     report: Path | None,
     trace: Path | None,
     quiet: bool,
     as_json: bool,
+    **unchanged: Any,  # options that bml.launch takes by the same names
 ) -> None:
-    """Run a training function (default: `train`) on every server of a fabric.
+    """Run a training function on every server of a fabric.
+
+    The function is `train` of the file if no other is named. While the job runs, every view is a line; at
+    its end come the views, the lost servers, the ledger of samples, and the digest of the parameters.
 
     \b
     Example:
       bml run examples/train_digits.py --fabric bcube:3x2 --fault kill:4@step=20
     """
-    hide = quiet or as_json
     check_writable(report, "--report")
     check_writable(trace, "--trace")
     current().optional = not as_json
-    train = load_function(target)
-    texts = fault_texts(faults, fault_seed, fabric)
+    train, texts = load_function(target), fault_texts(faults, fault_seed, fabric)
     console = Console(file=sys.stderr if as_json else sys.stdout)
     with _hidden_prints(quiet), _Follower(console) as follower:
         result, failure = _outcome(
             train,
             fabric=fabric,
             faults=texts,
-            launcher=launcher,
-            address=address,
             resources=Reservation.parse(resources).amounts,
-            algorithm=algorithm,
-            detect_s=detect_s,
-            min_servers=min_servers,
-            transport=transport,
-            traffic_class=traffic_class,
             absent=_servers(absent),
-            rejoin=rejoin,
-            kept_mib=kept_mib,
             emulated=fabric_name if fabric_emulated else False,
             trace=trace is not None,
-            prints=not hide,
+            prints=not (quiet or as_json),
             on_change=follower.changed,
             on_start=follower.starting,
+            **unchanged,
         )
-        # Before the last line is shown, which may have to wait for a reader.
+        # Files are written before the last line is shown, which may have to wait for a reader.
         whole = _whole(result, failure)
         lost = [
             *_write(trace, "--trace", strict_json(result.trace) if result and trace else None),
@@ -177,10 +162,9 @@ def run(
         current().answer(whole)
     elif result is not None and failure is None:
         _summarise(result, console)
-    for text, why in result.never_struck.items() if result else ():
-        click.echo(f"the fault {text} never struck: {why}", err=True)
-    for each in lost:
-        click.echo(f"Error: {each}", err=True)
+    never_struck = result.never_struck if result is not None else {}
+    for line in (*(f"the fault {each} never struck: {why}" for each, why in never_struck.items()), *lost):
+        click.echo(line, err=True)
     if failure is not None:
         raise failure
     if lost:
@@ -188,7 +172,7 @@ def run(
 
 
 def _whole(result: Result | None, failure: BmlError | None) -> dict[str, Any]:
-    """The report, what the training functions returned, and how the job failed."""
+    """Return the report, the values of the training functions, and the error with which the job failed."""
     whole = {} if result is None else {**result.report, "values": result.values}
     if failure is not None:
         whole["error"] = {"kind": type(failure).__name__, "text": str(failure)}
@@ -196,17 +180,17 @@ def _whole(result: Result | None, failure: BmlError | None) -> dict[str, Any]:
 
 
 def _write(path: Path | None, option: str, text: str | None) -> Iterator[str]:
-    """Write a file that was asked for, and say why it cannot be: what else is left of the job is not lost."""
+    """Write a file. Yields a message if it cannot be written, so that the other results are not lost."""
     if path is None or text is None:
         return
     try:
         path.write_text(text)
     except OSError as error:
-        yield f"{option} {path} could not be written: {error.strerror or error}"
+        yield f"Error: {option} {path} could not be written: {error.strerror or error}"
 
 
 def _outcome(train: Callable[..., Any], **settings: Any) -> tuple[Result | None, BmlError | None]:
-    """Launch the job; of one that failed, what there is to report, and why. Raises what was no job."""
+    """Launch the job; return its result, and its error if it failed. Raises errors of before its start."""
     try:
         return launch(train, **settings), None
     except BmlError as error:
@@ -217,7 +201,7 @@ def _outcome(train: Callable[..., Any], **settings: Any) -> tuple[Result | None,
 
 
 def load_function(target: str) -> Callable[..., Any]:
-    """The function that FILE.py[:FUNCTION] names.
+    """Return the function that FILE.py[:FUNCTION] names.
 
     Raises UsageError that says what is missing, TrainingError for a file that raises while it is loaded.
     """
@@ -234,7 +218,7 @@ def load_function(target: str) -> Callable[..., Any]:
 
 
 def _load(path: Path) -> ModuleType:
-    """Run a user's file as a module, whatever it is called: a `queue.py` must not stand for Python's own."""
+    """Run a user's file as a module. A file called `queue.py` must not take the place of Python's `queue`."""
     sys.path.append(str(path.parent))  # last, as it is for modules beside it, also in the servers
     name = path.stem
     found = importlib.util.find_spec(name) if name.isidentifier() and name not in sys.modules else None
@@ -250,22 +234,22 @@ def _load(path: Path) -> ModuleType:
     except Exception as error:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename != str(path):
-            trace = trace.tb_next  # ours; of a syntax error there is nothing else
+            trace = trace.tb_next  # frames of ours; a syntax error has no others
         shown = "".join(traceback.format_exception(type(error), error, trace))
         raise TrainingError(f"{path} cannot be loaded\n{shown.rstrip()}") from error
     return module
 
 
 def _servers(text: str) -> list[int]:
-    """The numbers in `7,8`."""
+    """Parse the numbers of servers in `7,8`."""
     try:
         return [int(each) for each in text.split(",") if each.strip()]
     except ValueError:
-        raise UsageError(f"'{text}' is no list of servers: give numbers like 7,8") from None
+        raise UsageError(f"'{text}' is not a list of servers: give numbers like 7,8") from None
 
 
 def fault_texts(faults: tuple[str, ...], seed: int | None, fabric: str) -> list[str]:
-    """The plan's faults as texts: those given, those of YAML files, those drawn from a seed."""
+    """Return the faults as texts: those that are given, those of YAML files, and those drawn from a seed."""
     texts: list[str] = []
     for fault in faults:
         if fault.endswith((".yaml", ".yml")):
@@ -278,7 +262,7 @@ def fault_texts(faults: tuple[str, ...], seed: int | None, fabric: str) -> list[
 
 
 def _read(file: str) -> str:
-    """The content of a fault plan's file. Raises UsageError if it is none."""
+    """Read the file of a fault plan. Raises UsageError if it cannot be read."""
     try:
         return Path(file).read_text()
     except (FileNotFoundError, NotADirectoryError):
@@ -286,7 +270,7 @@ def _read(file: str) -> str:
     except OSError as error:
         raise UsageError(f"the fault plan {file} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise UsageError(f"the fault plan {file} is no text in UTF-8: {error.reason}") from None
+        raise UsageError(f"the fault plan {file} is not text in UTF-8: {error.reason}") from None
 
 
 @contextmanager
@@ -322,13 +306,13 @@ class _Follower:
         self._progress.stop()
 
     def starting(self, what: str) -> None:
-        """Something is being started that takes long."""
+        """Show what is being started, if that takes long."""
         self._progress.update(self._task, description=what)
         if not self._console.is_terminal:
             self._console.print(what, highlight=False, markup=False)
 
     def changed(self, now: dict[str, Any]) -> None:
-        """The coordinator has news."""
+        """Show a snapshot of the coordinator."""
         if now["epoch"] > self._epoch:
             self._epoch = now["epoch"]
             self._progress.console.print(view_line(now), highlight=False, markup=False)
@@ -356,7 +340,7 @@ def _short(value: Any) -> str:
 
 
 def _parameter_line(digests: dict[int, str]) -> str:
-    """What is proved of the parameters."""
+    """Say what the digests prove of the parameters."""
     digest = min(digests.values())
     if not digest:
         return "parameters: none were named with session.state, so nothing was compared"
@@ -364,7 +348,7 @@ def _parameter_line(digests: dict[int, str]) -> str:
 
 
 def _ledger_lines(samples: dict[str, Any] | None) -> Iterator[str]:
-    """What is proved of the samples, by loop where they were not all used."""
+    """Say what the ledger proves of the samples; a line per loop that did not use all of them."""
     if samples is None:
         return
     epochs = sum(len(loop["epochs"]) for loop in samples["loops"])

@@ -1,4 +1,4 @@
-"""`bml status`: where a running job stands, and why."""
+"""`bml status`: shows where a running job stands, and why."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from bml.cluster.launcher import jobsocket
 @click.option("--job", metavar="J", help="Name of the job. [default: the only one that runs]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def status(job: str | None, as_json: bool) -> None:
-    """Show a running job: its view, who joins it, who suspects whom and why, what every server waits for.
+    """Show a running job: its view, joiners, suspicions.
+
+    For every server it shows the step, the phase, what the server waits for, whom it suspects and why, and
+    the rates of its NICs.
 
     \b
     Example:
@@ -39,9 +42,9 @@ def _show(now: dict[str, Any], console: Console) -> None:
         f"{now.get('state', 'starting')}, step {now.get('step', 0)}"
     )
     for server in now.get("learners", []):
-        console.print(f"learns: server {server} follows the steps while the training state reaches it")
+        console.print(f"learner: server {server} follows the steps while the training state is sent to it")
     for server in now.get("waiting", []):
-        console.print(f"waits: server {server} wants to join; it is let in at the next boundary of all")
+        console.print(f"waiting: server {server} asks to join; it is let in at the next step boundary")
     console.print("broken: " + (", ".join(now.get("failures", [])) or "nothing"))
     for why in now.get("suspicions", []):
         console.print(f"suspected: {why}")
@@ -56,7 +59,7 @@ def _show(now: dict[str, Any], console: Console) -> None:
 
 
 def _transport_lines(servers: dict[str, Any]) -> list[str]:
-    """What moves the data, and over which devices; servers of which the same is true share a line."""
+    """Say which transport and devices each server uses; servers with the same ones share a line."""
     said: dict[str, list[str]] = {}
     for server, answer in sorted(servers.items(), key=lambda item: int(item[0])):
         transport = answer.get("transport")
@@ -83,7 +86,7 @@ def _server_table(now: dict[str, Any]) -> Table:
     table = Table("server", "view", "step", "phase", "waits for", "out / in per NIC, MB/s", "carrier")
     for server, answer in sorted(now["servers"].items(), key=lambda item: int(item[0])):
         if not answer.get("answers", True):
-            table.add_row(server, "", "", "", "it does not answer: frozen, or too busy", "", "")
+            table.add_row(server, "", "", "", "does not answer: it is frozen or too busy", "", "")
             continue
         nics = answer["nics"]
         rates = "  ".join(

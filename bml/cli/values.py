@@ -1,4 +1,4 @@
-"""Values that are given on the command line: odd ones are refused, and shown no longer than a line."""
+"""Values on the command line. Odd values are refused; in messages long values are shortened to a line."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _SHOWN = 60
 
 
 class FiniteRange(click.FloatRange):
-    """A range of numbers; unlike click's own it has neither nan nor inf in it."""
+    """A range of numbers without nan and inf, which click's own range lets pass."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """See click.ParamType."""
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
-            self.fail(f"{value} is no number that can be counted with.", param, ctx)
+            self.fail(f"{value} is not a finite number.", param, ctx)
         return number
 
 
 def shortened(message: str) -> str:
-    """The message, without the middle of words that nobody would read."""
+    """Return the message with every word of 200 characters or more cut to its beginning."""
     return _LONG.sub(lambda word: f"{word[0][:_SHOWN]}…({len(word[0])} characters)", message)

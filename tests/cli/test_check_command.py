@@ -82,7 +82,7 @@ def test_what_was_found_is_said_at_once_and_kept_by_ctrl_c(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("text", ["", "5", "5:5", "6:5", "-1:5", "0:5:9", "a:b", "0:9999999999999999"])
 def test_other_ranges_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="no range of seeds"):
+    with pytest.raises(UsageError, match="not a range of seeds"):
         parse_seeds(text)
 
 

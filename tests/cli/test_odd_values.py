@@ -22,8 +22,8 @@ WITHIN_S = 5.0
 
 CASES = [
     (["check", "--seeds", "0:9999999999"], "9999999999 seeds would take weeks: give at most 10000000"),
-    (["check", "--seeds", f"0:{BIG}"], "is no range of seeds"),
-    (["check", "--seeds", "-3:4"], "is no range of seeds"),
+    (["check", "--seeds", f"0:{BIG}"], "is not a range of seeds"),
+    (["check", "--seeds", "-3:4"], "is not a range of seeds"),
     (["check", "--jobs", BIG], "Invalid value for '--jobs'"),
     (["check", "--fabric", f"bcube:{BIG}x2"], "bcube"),
     (["plan", "bcube:3x2", "--rate", "0/0=1e99999999"], "write a positive exact number"),
@@ -50,7 +50,7 @@ CASES = [
     ([*RUN, "--detect-s", "nan"], "detect_s is nan"),
     ([*RUN, "--detect-s", "1e300"], "detect_s is 1e+300"),
     ([*RUN, "--min-servers", BIG], "--min-servers"),
-    ([*RUN, "--absent", BIG], "no list of servers"),
+    ([*RUN, "--absent", BIG], "not a list of servers"),
     ([*RUN, "--absent", "-1"], "cannot be absent"),
     ([*RUN, "--resource", "GPU=nan"], "cannot reserve nan"),
     ([*RUN, "--resource", f"GPU={BIG}"], "cannot reserve"),
@@ -65,7 +65,7 @@ CASES = [
         "is no share, a number with % from 0.0001% to 100%",
     ),
     ([*RUN, "--fault", f"kill:{BIG}@step=2"], "is no server"),
-    ([*RUN, "--fault", "LATIN.yaml"], "is no text in UTF-8"),
+    ([*RUN, "--fault", "LATIN.yaml"], "is not text in UTF-8"),
     ([*RUN, "--fault", "DEEP.yaml"], "the fault plan is not YAML"),
     ([*RUN, "--fault", "FOLDER.yaml"], "cannot be read: Is a directory"),
     ([*RUN, "--fault", "/dev/null/x.yaml"], "there is no fault plan"),
