@@ -71,7 +71,7 @@ COMMANDS = {
     "bml inject": lambda: keys(Job.inject) | {"(or fabric)"},
     "bml plan": lambda: PLAN,
     "bml check": lambda: {*_strings(command("check", "check_command"), "keys")},
-    "bml bench allreduce": lambda: keys(command("bench", "allreduce")) | MACHINE,
+    "bml bench allreduce": lambda: keys(command("bench", "_answer")) | MACHINE | {"seconds"},
     "bml bench calibrate": lambda: keys(command("bench", "_calibration_json"), -1) | MACHINE,
     "bml fabric up, status, …": lambda: keys(EmulatedFabric.status),
 }
