@@ -1,4 +1,4 @@
-"""`bml doctor`: what is usable on this machine and why not, and all time-outs and how they derive."""
+"""`bml doctor`: shows what works on this machine, why the rest does not, and all time-outs."""
 
 from __future__ import annotations
 
@@ -32,37 +32,43 @@ _LEAST_SHM_NBYTES = 256 << 20
 _LEAST_FILES = 1024
 
 _MEANING = {
-    "heartbeat_s": "detect_s / 5: four heartbeats may be lost before anybody is suspected",
-    "proof_window_s": "detect_s / 25: after proof (a dead process), only its echoes are awaited",
+    "heartbeat_s": "detect_s / 5: four heartbeats in a row may be lost before a server is suspected",
+    "proof_window_s": "detect_s / 25: after proof of a death, other reports of it are awaited for so long",
     "silence_window_s": "detect_s / 4: suspicions by silence are gathered, so that all observers are heard",
     "detect_s": "the setting: silence after which a failure is suspected; it is noticed within 1.25 detect_s",
-    "answer_s": "1.5 detect_s: a suspected server that does not answer in it has failed; others in 3 times",
-    "connect_s": "4 detect_s: a connection that cannot be made within this counts as lost",
-    "warm_up_s": "silence is borne for so long before the second step is committed: imports, first kernels",
-    "start_s": "at start-up every server must have appeared within this; at least 8 detect_s",
-    "orphan_s": "2 start_s: a server that needs a view and hears of no coordinator gives up",
+    "answer_s": "1.5 detect_s: a suspected server that does not answer has failed; others have 3 times it",
+    "connect_s": "4 detect_s: a connection that cannot be made in this time counts as lost",
+    "warm_up_s": "silence that is tolerated before the second step is committed: imports, first kernels",
+    "start_s": "every server must have started within this time; at least 8 detect_s",
+    "orphan_s": "2 start_s: a server that needs a view and hears from no coordinator gives up",
 }
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that may be usable: `usable`, and why or why not."""
+    """One thing that was looked at: whether it is `usable`, and why or why not."""
 
     what: str
     usable: bool
     why: str
     needed: bool = False
+    """Whether no job can run without it."""
 
 
 @click.command()
 @click.option(
-    "--detect-s", type=float, default=DEFAULT_DETECT_S, show_default=True, help="Show time-outs for this."
+    "--detect-s",
+    type=float,
+    default=DEFAULT_DETECT_S,
+    show_default=True,
+    help="Show the time-outs for this detect_s.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def doctor(detect_s: float, as_json: bool) -> None:
-    """Say what is usable on this machine and why not, and show all time-outs and how they derive.
+    """Show what works on this machine, and all time-outs.
 
-    Exit status 1 if something is missing that every job needs.
+    What does not work is shown with the reason, and every time-out with how it is derived from detect_s. The
+    exit status is 1 if something is missing that every job needs.
 
     \b
     Example:
@@ -80,7 +86,7 @@ def doctor(detect_s: float, as_json: bool) -> None:
 
 
 def checks_of_this_machine() -> list[Check]:
-    """Everything that is looked at, in the order in which it is shown."""
+    """Look at everything, in the order in which it is shown."""
     version = platform.python_version()
     return [
         Check(
@@ -103,7 +109,11 @@ def checks_of_this_machine() -> list[Check]:
 
 def _cores() -> Check:
     usable, busy = len(os.sched_getaffinity(0)), os.getloadavg()[0]
-    remark = "; it is busy, silences will be judged more patiently" if busy > 2 * usable else ""
+    remark = (
+        "; it is busy, so the detector waits longer before it suspects a silent server"
+        if busy > 2 * usable
+        else ""
+    )
     return Check("processor cores", True, f"{usable} cores, load {busy:.1f}{remark}")
 
 
@@ -116,21 +126,25 @@ def _package(what: str, module: str, use: str, extra: str) -> Check:
     if version:
         return Check(what, True, f"{version}, for {use}")
     places = list(spec.submodule_search_locations or ()) if spec is not None else []
-    remark = f" ({places[0]} is something else of that name)" if places else ""
+    remark = f" ({places[0]} is another package of that name)" if places else ""
     return Check(what, False, f"not installed, needed for {use}{remark}: pip install '{extra}'")
 
 
 def _ray_authentication() -> Check:
-    """Who gets into the Ray that jobs would use: the cluster of RAY_ADDRESS, or one started for them."""
+    """Say whether the Ray that jobs would use asks for a token: the cluster of RAY_ADDRESS, or their own."""
     what, address = "Ray asks for a token", os.environ.get("RAY_ADDRESS", "")
     if ":" in address and "://" not in address:
         return Check(what, *ray_auth.exposure(address))
     if address:
-        return Check(what, False, f"not known: RAY_ADDRESS is {address}; give host:port, and that is asked")
+        return Check(
+            what,
+            False,
+            f"not known, as RAY_ADDRESS is {address}: set it to host:port, and that cluster is asked",
+        )
     if os.environ.get("RAY_AUTH_MODE", "").lower() == "disabled":
-        why = "RAY_AUTH_MODE is disabled: whoever reaches this machine gets into the Ray of a job; unset it"
+        why = "RAY_AUTH_MODE is disabled, so everyone who reaches this machine can use a job's Ray: unset it"
         return Check(what, False, why)
-    own = "a token of its own" if ray_auth.own_settings(os.environ) else "the token that RAY_AUTH_* says"
+    own = "a token of its own" if ray_auth.own_settings(os.environ) else "the token that RAY_AUTH_TOKEN gives"
     return Check(what, True, f"a Ray that is started for a job has {own}")
 
 
@@ -146,7 +160,7 @@ def _shared_memory() -> Check:
 def _open_files() -> Check:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     enough = soft == resource.RLIM_INFINITY or soft >= _LEAST_FILES
-    remark = "" if enough else f", have {_LEAST_FILES}: ulimit -n; beyond it nobody can join or reconnect"
+    remark = "" if enough else f"; allow {_LEAST_FILES} (ulimit -n), else servers cannot join or reconnect"
     return Check("open files", enough, f"a process may have {soft}; a server takes some 20{remark}")
 
 
@@ -178,14 +192,14 @@ def _verbs() -> Check:
 
 
 def _no_verbs(found: list[Gid]) -> str:
-    """Why there is no RDMA for the addresses of BML_NICS, or at all; empty if there is."""
+    """Say why there is no RDMA, for the addresses of BML_NICS or at all; empty if there is."""
     if importlib.util.find_spec("pyverbs") is None and found:
         devices = ", ".join(sorted({gid.device for gid in found}))
         return f"devices {devices}, but no pyverbs: pip install 'bml[rdma]'"
     addresses = [text.strip() for text in os.environ.get("BML_NICS", "").split(",") if text.strip()]
     try:
         devices_set = VerbsSettings.from_environment(os.environ).devices or (None,) * len(addresses)
-        # A launcher of processes puts the server's number for {n}; the first is as good as any.
+        # The launcher of processes replaces {n} by the number of the server; the first will do here.
         for address, setting in zip(addresses, devices_set, strict=False):
             choose(address.replace("{n}", "1"), setting)
     except BmlError as error:
@@ -197,7 +211,7 @@ def _nics() -> Check:
     setting = os.environ.get("BML_NICS", "")
     foreign = [text for text in map(str.strip, setting.split(",")) if text and not _is_own(text)]
     if foreign:
-        return Check("BML_NICS", False, f"{setting}: {', '.join(foreign)} is no address of this machine")
+        return Check("BML_NICS", False, f"{setting}: {', '.join(foreign)} is not an address of this machine")
     if setting:
         return Check("BML_NICS", True, f"{setting}: one address per level")
     return Check(
@@ -206,7 +220,7 @@ def _nics() -> Check:
 
 
 def _is_own(address: str) -> bool:
-    """Whether this machine has the address; one that holds for several servers is not looked at."""
+    """Whether this machine has the address. True for an address with {n}, which stands for several."""
     try:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -232,7 +246,7 @@ def _show(checks: list[Check], timeouts: Timeouts) -> None:
         machine.add_row(check.what, "yes" if check.usable else "no", check.why)
     console.print(machine)
     times = Table(
-        "time-out", "seconds", "how it derives, and what for", title="time-outs, in their safe order"
+        "time-out", "seconds", "derivation and purpose", title="time-outs, in the order that makes them safe"
     )
     for name, why in sorted(_MEANING.items(), key=lambda item: float(getattr(timeouts, item[0]))):
         times.add_row(name, f"{getattr(timeouts, name):g}", why)

@@ -1,7 +1,7 @@
-"""`bml plan --draw`: trees of one root on a BCube or torus, before and after the failures.
+"""`bml plan --draw`: draws trees of one root on a BCube or torus, before and after the failures.
 
-Servers stand where their first two digits say. Lines are hops of the reduce phase: thicker is nearer to the
-root. Detours are red, their relays are marked, what is dead is crossed out.
+The first two digits of a server's address are its place. Lines are hops of the reduce phase; a thicker line
+is nearer to the root. Detours are red, their relays are marked, and dead servers and NICs are crossed out.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ _LEVELS = ("#2f6fb0", "#2a9d6f", "#8d5fb8", "#c77f1a", "#3aa6b9", "#b8557f")
 _RADIUS = 0.19
 MAX_SERVERS = 64
 THREADS = 2
-"""Trees of one root that are drawn, one below the other."""
+"""How many trees of one root are drawn, one below the other."""
 
 
 def draw(fabric: Fabric, algorithm: str, target: Path) -> str:
-    """Draw into an .svg, .png or .pdf file; return what was drawn, in words.
+    """Draw into an .svg, .png or .pdf file; return a sentence about the drawing.
 
     Raises:
         UsageError: matplotlib is missing, or the fabric or the file name cannot be drawn.
     """
     if not isinstance(fabric.wiring, BCube | Torus) or fabric.n_servers > MAX_SERVERS:
         raise UsageError(
-            f"{fabric.name} cannot be drawn: only BCube and torus of up to {MAX_SERVERS} servers can"
+            f"{fabric.name} cannot be drawn: only BCube and torus of up to {MAX_SERVERS} servers can be"
         )
     if target.suffix not in (".svg", ".png", ".pdf"):
-        raise UsageError(f"'{target}' is no picture: name an .svg, .png or .pdf file")
+        raise UsageError(f"'{target}' is not the name of a picture: give an .svg, .png or .pdf file")
     try:
         importlib.import_module("matplotlib").use("Agg")
         pyplot = importlib.import_module("matplotlib.pyplot")
@@ -64,12 +64,12 @@ def _plural(detours: int) -> str:
 
 
 def _pieces(made: Plan, root: int) -> list[int]:
-    """Pieces of a root, in order."""
+    """Return the pieces of a root, in order."""
     return [int(piece) for piece in np.flatnonzero(made.forest.root == root)]
 
 
 def _choose(shown: list[Plan]) -> tuple[int, int]:
-    """The root whose first trees have most detours, and how many trees to draw."""
+    """Choose the root whose first trees have most detours, and how many of its trees to draw."""
     forest = shown[-1].forest
     detours = Counter(piece for piece, _ in forest.detours)
     roots = sorted(set(forest.root.tolist()))
@@ -92,7 +92,7 @@ class _Panel:
         self._per_dimension = 1 if isinstance(wiring, BCube) else wiring.colours
 
     def draw(self, thread: int) -> None:
-        """Draw hops, then servers on top of them."""
+        """Draw the hops, then the servers on top of them."""
         relays = self._draw_hops()
         for server in range(self._fabric.n_servers):
             self._draw_server(server, relays.get(server, 0))
@@ -106,7 +106,7 @@ class _Panel:
         self._axis.margins(0.07)
 
     def _at(self, server: int) -> tuple[float, float]:
-        """Place: first digit to the right, second one down, the others move whole blocks."""
+        """Return a server's place: the first digit goes right, the second down, others move whole blocks."""
         digits = self._fabric.address(server)
         block = self._size + 0.6
         x = sum(digit * block ** (i // 2) for i, digit in enumerate(digits) if i % 2 == 0)

@@ -1,4 +1,4 @@
-"""`bml fabric`: an emulated server-centric network on this machine, with cables that can be cut."""
+"""`bml fabric`: emulates a server-centric network on this machine, with cables that can be cut."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ from bml.fabric import down as take_down
 from bml.fabric import up as bring_up
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-_RATE_HELP = "Of every NIC, each way: 200mbit, 1gbit."
+_RATE_HELP = "Rate of every NIC in each direction, such as 200mbit or 1gbit."
 
 
 def _common(command: _Command) -> _Command:
-    """Every command takes these two."""
+    """Add the two options that every command takes."""
     as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-    name = click.option("--name", default=DEFAULT_NAME, show_default=True, help="Which one, of several.")
+    name = click.option("--name", default=DEFAULT_NAME, show_default=True, help="Name of the fabric.")
     return name(as_json(command))
 
 
 @click.group()
 def fabric() -> None:
-    """Emulate a server-centric network in network namespaces, and break it. Needs root.
+    """Emulate a server-centric network, and break it.
+
+    It is made of network namespaces of this machine, which needs root.
 
     \b
     Example:
@@ -41,10 +43,12 @@ def fabric() -> None:
 @fabric.command()
 @click.argument("shape", metavar="FABRIC")
 @click.option("--rate", default=DEFAULT_RATE, show_default=True, help=_RATE_HELP)
-@click.option("--one-switch-rate", help="Of the one-switch network beside it. [default: the same]")
+@click.option("--one-switch-rate", help="Rate of the one-switch network beside it. [default: as --rate]")
 @_common
 def up(shape: str, rate: str, one_switch_rate: str | None, name: str, as_json: bool) -> None:
-    """Bring up a fabric: bcube:3x2, torus:4x2 or switch:9, up to 16 servers. Again, it changes nothing.
+    """Bring up a fabric of up to 16 servers.
+
+    FABRIC is bcube:3x2, torus:4x2, switch:9 or the like. If that fabric is up already, nothing changes.
 
     \b
     Example:
@@ -59,7 +63,9 @@ def up(shape: str, rate: str, one_switch_rate: str | None, name: str, as_json: b
 @fabric.command()
 @_common
 def down(name: str, as_json: bool) -> None:
-    """Remove everything, also what an interrupted `up` left behind.
+    """Remove a fabric.
+
+    That includes what an interrupted `up` left behind.
 
     \b
     Example:
@@ -77,7 +83,7 @@ def down(name: str, as_json: bool) -> None:
 @fabric.command()
 @_common
 def status(name: str, as_json: bool) -> None:
-    """Show what is up and what is broken in it.
+    """Show the fabric and its damage.
 
     \b
     Example:
@@ -88,10 +94,12 @@ def status(name: str, as_json: bool) -> None:
 
 @fabric.command()
 @click.option("--rate", help=_RATE_HELP)
-@click.option("--one-switch-rate", help="Of the one-switch network beside it.")
+@click.option("--one-switch-rate", help="Rate of the one-switch network beside it.")
 @_common
 def shape(rate: str | None, one_switch_rate: str | None, name: str, as_json: bool) -> None:
-    """Change the rate of all cables; those that were slowed stay slow.
+    """Change the rate of all cables.
+
+    Cables that were slowed stay slow.
 
     \b
     Example:
@@ -108,7 +116,9 @@ def shape(rate: str | None, one_switch_rate: str | None, name: str, as_json: boo
 @click.argument("link", metavar="SERVER/LEVEL")
 @_common
 def cut(link: str, name: str, as_json: bool) -> None:
-    """Cut the cable of a NIC: it has no carrier, the other side hears nothing.
+    """Cut the cable of a NIC.
+
+    The NIC has no carrier then, and the other end receives nothing.
 
     \b
     Example:
@@ -121,7 +131,9 @@ def cut(link: str, name: str, as_json: bool) -> None:
 @click.argument("link", metavar="SERVER/LEVEL")
 @_common
 def blackhole(link: str, name: str, as_json: bool) -> None:
-    """Drop whatever is sent over a cable, both ways; both ends keep their carrier.
+    """Drop all packets on a cable, in both directions.
+
+    Both ends keep their carrier.
 
     \b
     Example:
@@ -132,10 +144,10 @@ def blackhole(link: str, name: str, as_json: bool) -> None:
 
 @fabric.command()
 @click.argument("link", metavar="SERVER/LEVEL")
-@click.option("--rate", required=True, help="Of this cable, each way: 10mbit.")
+@click.option("--rate", required=True, help="Rate of this cable in each direction, such as 10mbit.")
 @_common
 def slow(link: str, rate: str, name: str, as_json: bool) -> None:
-    """Slow down one cable.
+    """Slow one cable down.
 
     \b
     Example:
@@ -148,7 +160,9 @@ def slow(link: str, rate: str, name: str, as_json: bool) -> None:
 @click.argument("switch", metavar="LEVEL/GROUP")
 @_common
 def switch_down(switch: str, name: str, as_json: bool) -> None:
-    """Take a switch down: no NIC on it has a carrier.
+    """Take a switch down.
+
+    No NIC on it has a carrier then.
 
     \b
     Example:
@@ -175,7 +189,7 @@ def switch_up(switch: str, name: str, as_json: bool) -> None:
 @click.option("--all", "everything", is_flag=True, help="Heal all cables and switches.")
 @_common
 def heal(link: str | None, everything: bool, name: str, as_json: bool) -> None:
-    """Undo whatever was done to a cable.
+    """Undo all damage of a cable, or all damage.
 
     \b
     Example:
@@ -206,7 +220,7 @@ def _mend(name: str, text: str, as_json: bool) -> None:
 def _say(
     network: EmulatedFabric, as_json: bool, remark: str = "", *, addresses: bool = False, **more: Any
 ) -> None:
-    """What it is now. A change leaves `addresses` as they are: they are for JSON and those who ask."""
+    """Print the state of the network, with `addresses` also the table of its servers."""
     now = {**network.status(), **more}
     if as_json:
         current().answer(now)

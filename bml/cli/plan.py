@@ -1,4 +1,4 @@
-"""`bml plan`: compile a schedule, prove it sound, and say what it costs."""
+"""`bml plan`: compiles a schedule, proves it sound, and prints its cost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from bml.topology import Fabric, UsageError, parse
 
 _MOST_NBYTES = 10**15
 _MANY_SERVERS = 512
-"""From so many servers on a plan takes seconds to minutes."""
+"""With this many servers or more, planning takes seconds to minutes."""
 
 OnStage = Callable[[str], None]
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -36,12 +36,12 @@ _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**
 
 @dataclass(frozen=True)
 class Report:
-    """What `bml plan --json` prints.
+    """The answer of `bml plan --json`.
 
-    Times are in units of T = P/B, rounded to 4 digits. `seconds` is the time that planning took,
-    `busiest_nic_bytes` what the busiest NIC sends or receives in one direction if --bytes was given, and
-    `modelled_s` the time of the cost model then. `hottest_inner` is the load of the busiest inner link of
-    a Fat-Tree in units of P, with paths chosen by hash.
+    Times are in units of T = P/B, rounded to 4 digits, except `seconds`, which planning took, and
+    `modelled_s`, the time by the cost model if --bytes was given. `busiest_nic_bytes` are the bytes that the
+    busiest NIC sends or receives in one direction, also with --bytes only. `hottest_inner` is the load of the
+    busiest inner link of a Fat-Tree in units of P, with paths chosen by hash.
     """
 
     fabric: str
@@ -68,11 +68,19 @@ class Report:
 @click.argument("fabric", required=False)
 @click.option("--algorithm", default="auto", show_default=True, help=f"One of {', '.join(ALGORITHMS)}.")
 @click.option("--fail", multiple=True, metavar="X", help="server:4, link:4/0 or switch:0/2; repeatable.")
-@click.option("--bytes", "size", metavar="P", help="Size of the vector, such as 64MiB: adds bytes per NIC.")
+@click.option(
+    "--bytes",
+    "size",
+    metavar="P",
+    help="Size of the vector, such as 64MiB; adds the bytes of the busiest NIC, and a time.",
+)
 @click.option("--rate", multiple=True, metavar="S/L=R", help="Rate of a link in units of B: 4/0=1/10.")
 @click.option("--constants", type=click.Path(path_type=Path), help="File of the cost model's constants.")
 @click.option(
-    "--compare", "comparing", is_flag=True, help="All algorithms; without FABRIC the papers' table."
+    "--compare",
+    "comparing",
+    is_flag=True,
+    help="Compare all algorithms; without FABRIC, on the papers' fabrics.",
 )
 @click.option("--markdown", is_flag=True, help="Print the tables of --compare as Markdown.")
 @click.option("--draw", "picture", type=click.Path(path_type=Path), help="Draw trees into an .svg or .png.")
@@ -91,7 +99,7 @@ def plan(
     picture: Path | None,
     as_json: bool,
 ) -> None:
-    """Compile and verify a schedule for FABRIC and print what it costs.
+    """Compile and verify a schedule, and print its cost.
 
     \b
     Example:
@@ -132,7 +140,7 @@ def plan(
 
 @contextmanager
 def _progress(fabric: Fabric) -> Iterator[OnStage]:
-    """A line on standard error that says what is under way; without a terminal one a stage, if long."""
+    """Show the stage on standard error; without a terminal, a line per stage if planning takes long."""
     console = Console(stderr=True, markup=False, highlight=False)
     if not console.is_terminal:
         slow = fabric.n_servers >= _MANY_SERVERS
@@ -162,7 +170,7 @@ def parse_bytes(text: str) -> int:
 
 
 def _rates(texts: tuple[str, ...]) -> dict[tuple[int, int], str]:
-    """Read `4/0=1/10`, server / level = rate in units of B."""
+    """Parse texts such as `4/0=1/10`: server/level=rate, the rate in units of B."""
     found: dict[tuple[int, int], str] = {}
     for text in texts:
         link, _, rate = text.partition("=")
@@ -218,9 +226,9 @@ def _rounded(value: Fraction) -> float:
 
 
 def _show(report: Report) -> None:
-    """Print the report as a table."""
+    """Print the report as a table of two columns."""
     table = Table(title=" without ".join(filter(None, [report.fabric, ", ".join(report.failures)])))
-    table.add_column("what")
+    table.add_column("quantity")
     table.add_column("value")
     table.add_row("algorithm", f"{report.algorithm} ({report.why})")
     table.add_row("survivors", str(report.survivors))

@@ -49,7 +49,7 @@ def test_the_papers_table():
         (["bcube:3x2", "--rate", "4/0"], "is not a rate: write server/level=rate"),
         (["bcube:3x2", "--rate", "9/0=2"], "there is no server 9"),
         (["switch:5", "--draw", "x.png"], "only BCube and torus"),
-        (["bcube:3x2", "--draw", "x.txt"], "name an .svg, .png or .pdf file"),
+        (["bcube:3x2", "--draw", "x.txt"], "give an .svg, .png or .pdf file"),
     ],
 )
 def test_bad_usage(arguments, says):

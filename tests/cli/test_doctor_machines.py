@@ -19,7 +19,7 @@ def test_a_folder_with_the_name_of_a_package_is_not_it(
     monkeypatch.syspath_prepend(str(tmp_path))
     check = _package("it", "a_folder_beside", "examples", "bml[it]")
     assert not check.usable
-    assert f"({tmp_path / 'a_folder_beside'} is something else of that name)" in check.why
+    assert f"({tmp_path / 'a_folder_beside'} is another package of that name)" in check.why
     assert "pip install 'bml[it]'" in check.why
 
 
@@ -64,4 +64,4 @@ def test_addresses_of_other_machines_are_no_nics_of_this_one(
     monkeypatch.setenv("BML_NICS", nics)
     check = _nics()
     assert check.usable is usable
-    assert usable or "203.0.113.7 is no address of this machine" in check.why
+    assert usable or "203.0.113.7 is not an address of this machine" in check.why

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib
 import importlib.metadata
 import importlib.util
 import re
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
+from bml.bench.contenders import PEERS
 from bml.cli import main
+from bml.cluster.launcher.launch import LAUNCHERS
+from bml.protocol.timeouts import Timeouts
+from bml.transport.choice import AUTO, TRANSPORTS
 
 doctor = importlib.import_module("bml.cli.doctor")  # the package has the command by that name
 
@@ -46,6 +53,42 @@ def test_every_command_and_file_that_is_named_is_there() -> None:
     assert [name for name in files if not (ROOT / name).exists()] == []
 
 
+def test_every_option_and_subcommand_that_is_named_is_there() -> None:
+    known = {option for command in every(main) for each in command.params for option in each.opts}
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", SAID))
+    assert named >= {"--transport", "--json"}
+    assert named <= known
+    for group, below in re.findall(r"\bbml (fabric|bench) ([a-z-]+)", SAID):
+        assert below in main.commands[group].commands or below in ("of", "and")  # type: ignore[attr-defined]
+
+
+def every(command: click.Command) -> Iterator[click.Command]:
+    yield command
+    for below in getattr(command, "commands", {}).values():
+        yield from every(below)
+
+
+def test_every_variable_that_is_named_is_in_the_reference() -> None:
+    reference = (ROOT / "docs/reference/environment.md").read_text()
+    named = set(re.findall(r"\b(?:BML|RAY|OMP|XDG)_[A-Z_]*[A-Z]\b", SAID))
+    assert named >= {"BML_NICS", "RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"}
+    assert [name for name in named if f"`{name}`" not in reference] == []
+
+
+def test_every_time_out_is_explained_by_time_outs_that_exist() -> None:
+    fields = {each.name for each in dataclasses.fields(Timeouts)}
+    assert set(doctor._MEANING) == fields
+    assert set(re.findall(r"\b[a-z_]+_s\b", " ".join(doctor._MEANING.values()))) <= fields
+
+
+def test_every_transport_launcher_and_peer_that_is_named_is_one() -> None:
+    for word, known in (("transport", (*TRANSPORTS, AUTO)), ("launcher", LAUNCHERS), ("peer", PEERS)):
+        named = set(re.findall(rf"\bthe {word} ([a-z]+)|--{word} ([a-z,]+)|: {word} ([a-z]+)", SAID))
+        found = {each for groups in named for each in groups if each}
+        assert found, word
+        assert found <= set(known), word
+
+
 def said(monkeypatch: pytest.MonkeyPatch, **settings: str) -> tuple[bool, str]:
     for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
@@ -61,11 +104,11 @@ def test_who_gets_into_a_ray_that_is_started_for_a_job(monkeypatch: pytest.Monke
     assert "a token of its own" in why
     assert said(monkeypatch, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="x") == (
         True,
-        "a Ray that is started for a job has the token that RAY_AUTH_* says",
+        "a Ray that is started for a job has the token that RAY_AUTH_TOKEN gives",
     )
     usable, why = said(monkeypatch, RAY_AUTH_MODE="disabled")
     assert not usable
-    assert "whoever reaches this machine" in why
+    assert "everyone who reaches this machine" in why
 
 
 def test_a_cluster_that_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
