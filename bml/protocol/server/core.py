@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bml.errors import Evicted, StateMismatch, job_error
+from bml.errors import Evicted, job_error
 from bml.protocol.server import events as ev
 from bml.protocol.server.calls import Calls
 from bml.protocol.server.donor import Donor
@@ -21,10 +21,11 @@ from bml.protocol.server.goodbye import Farewell
 from bml.protocol.server.history import Lived, ViewRecord
 from bml.protocol.server.learner import KEPT_NBYTES, Learner
 from bml.protocol.server.member import Member
+from bml.protocol.server.other_frames import OtherFrames
 from bml.protocol.server.steps import Steps
 from bml.protocol.server.transfer import OutgoingState
 from bml.protocol.server.watch import Watch
-from bml.protocol.step.dataflow import Buffer, Dataflow, Place
+from bml.protocol.step.dataflow import Dataflow, Place
 from bml.protocol.timeouts import Timeouts
 from bml.protocol.wire import messages as msg
 from bml.protocol.wire.frame import FrameError, Header, Kind
@@ -65,7 +66,7 @@ class ServerCore:
         self._calls, self._lived = Calls(server), Lived(now)
         self._steps = Steps(self._member, self._learner, self._calls, self._lived, slice_nbytes, now)
         self.met, self.flows = self._steps.met, self._watch.flows
-        self._proven_epoch = 0
+        self._other_frames = OtherFrames(self._member, self._steps, self._learner, self._calls)
         self._outcome = ev.Ended("")
         self._term = -1
         self._needs_view_since: float | None = None
@@ -161,9 +162,9 @@ class ServerCore:
     @property
     def urgent(self) -> bool:
         """Whether a Tick is due at once, whatever the time."""
-        if not self._proven_epoch and self._calls.conflict is None:
+        if not self._other_frames.proven_epoch and self._calls.conflict is None:
             return False  # nearly always
-        proven = self._may_install(self._proven_epoch)
+        proven = self._may_install(self._other_frames.proven_epoch)
         return proven or (self._calls.conflict is not None and self._member.stopped is None)
 
     def next_deadline(self, now: float) -> float:
@@ -227,7 +228,7 @@ class ServerCore:
         """
         step = self._steps.current
         if step is None or header[1:3] != step.stamp or header.kind > Kind.BROADCAST or self._member.frozen:
-            return self._admit_other(header)
+            return self._other_frames.admit(header)
         if header.signature != step.submit.signature:
             return self._calls.clashes(step.submit, header)
         kind, _, _, origin, dest, _, start, stop, nbytes = header
@@ -241,44 +242,14 @@ class ServerCore:
         step = self._steps.current
         return step.engine.term(header) if step and isinstance(step.engine, Dataflow) else None
 
-    def _admit_other(self, header: Header) -> Place | Verdict:
-        """`admit` for all but slices of the step that is running."""
-        if header.epoch > self.epoch:
-            if self._member.may_install(header.epoch):
-                self._proven_epoch = header.epoch  # the next Tick installs it
-            return Verdict.WAIT
-        if header.epoch < self.epoch or self._member.frozen:
-            return Verdict.DROP
-        if header.kind >= Kind.HEAD:
-            return self._admit_state(header)
-        if header.step <= self.committed:
-            return Verdict.DROP
-        if header.kind == Kind.DESCRIBE:
-            return Verdict.TEXT
-        step = self._steps.current
-        if step is None or header.step != step.submit.step:
-            return Verdict.WAIT
-        if header.signature != step.submit.signature:
-            return self._calls.clashes(step.submit, header)
-        return Verdict.TOKEN
-
-    def _admit_state(self, header: Header) -> Place | Verdict:
-        if self._learner is None or header.dest != self.server:
-            return Verdict.DROP
-        if header.kind == Kind.HEAD:
-            return Verdict.TEXT
-        return Place(Buffer.STATE, header.start) if self._learner.admits(header) else Verdict.DROP
-
     def received(self, peer: int, header: Header, text: str, now: float) -> list[Instruction]:
         """An admitted frame is complete (its payload is where `admit` said, or in `text`).
 
         Raises FrameError when it says what cannot be: its connection is to be closed.
         """
         kind, step = header.kind, self._steps.current
-        if kind == Kind.DESCRIBE:
-            return self._described(header, text, now)
-        if kind >= Kind.HEAD:
-            return self._state_came(header, text)
+        if kind >= Kind.DESCRIBE:
+            return self._other_frames.received(header, text, len(self._watch.links), now)
         if step is None or header[1:3] != step.stamp or self._member.frozen:
             return []  # its epoch ended between admission and the last byte
         if kind == Kind.TOKEN:
@@ -290,22 +261,6 @@ class ServerCore:
             done += self._steps.enter_if_complete(now)
         return done
 
-    def _described(self, header: Header, text: str, now: float) -> list[Instruction]:
-        self._calls.described(header, text, len(self._watch.links))
-        ours = header.epoch == self.epoch and not self._member.frozen
-        if self._learner is None or not ours or not self.follows:
-            return []
-        self._learner.called(header, text, self.step)
-        return self._steps.follow(now)
-
-    def _state_came(self, header: Header, text: str) -> list[Instruction]:
-        if self._learner is None or header.epoch != self.epoch or self._member.frozen:
-            return []
-        try:
-            return self._learner.came(header, text, self.committed)
-        except StateMismatch as error:
-            return self._steps.give_up(error)
-
     # --- time ------------------------------------------------------------------------------------
 
     def _tick(self, now: float) -> list[Instruction]:
@@ -316,7 +271,7 @@ class ServerCore:
             )
             return self._steps.stop(FabricError(why))
         done = self._steps.clash()
-        if self._may_install(self._proven_epoch):
+        if self._may_install(self._other_frames.proven_epoch):
             done += self._install(now)
         self._watch.be_patient(self.timeouts.patience_s(self.committed))
         return done + self._end_again(now) + self._watch.tick(now)
@@ -406,7 +361,7 @@ class ServerCore:
 
     def _install(self, now: float) -> list[Instruction]:
         view = self._member.install()
-        self._proven_epoch = 0
+        self._other_frames.proven_epoch = 0
         if self._learner is not None:
             self._learner.install(view)
             if not self._lived.records:
