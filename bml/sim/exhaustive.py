@@ -347,9 +347,18 @@ def _listed(path: _Path) -> list[Choice]:
 _LEFT_OUT = frozenset(
     (
         *("fabric", "timeouts", "_fabric", "_base", "_planner", "programs", "_phases", "_timeouts"),
-        *("_known", "_findings", "_roster", "_ending", "_detector", "_recovery", "_engines", "_slice_nbytes"),
+        *(
+            "_known",
+            "_findings",
+            "_joiners",
+            "_ending",
+            "_detector",
+            "_recovery",
+            "_engines",
+            "_slice_nbytes",
+        ),
         *("_layout", "_units", "_starts", "place"),
-        *("_lived", "_texts", "_history", "steps", "met"),
+        *("_view_history", "_texts", "_history", "steps", "handle_shared"),
     )
 )
 

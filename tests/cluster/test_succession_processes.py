@@ -105,7 +105,7 @@ def test_a_coordinator_that_crashes_on_every_start_ends_the_job_with_the_cause()
     began = time.monotonic()
     try:
         fleet.start(cloudpickle.dumps(train))
-        with pytest.raises(StartError, match=r"10 coordinators in a row came to nothing; the last was start"):
+        with pytest.raises(StartError, match=r"10 coordinators in a row failed; the last was start"):
             _wait_for_long(fleet)
     finally:
         fleet.close()

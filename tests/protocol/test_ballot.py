@@ -32,11 +32,11 @@ def test_a_contributor_never_becomes_a_learner_again() -> None:
 
 def test_a_proposal_that_was_given_up_binds_nobody() -> None:
     old = View(1, (0, 1, 2), (), 5, "test", 0.0)
-    given_up = View(2, (1, 2), ("server:0",), 6, "server 0 is silent", 0.0)
+    abandoned = View(2, (1, 2), ("server:0",), 6, "server 0 is silent", 0.0)
     asked = View(3, (0, 1), ("server:2",), 0, "server 2 is dead", 0.0)
     slow = Status(0, 1, 3, 3, old, old, 5, -1, "", "")
-    complete = Status(1, 1, 3, 3, old, given_up, 5, 6, "", "")
-    for ours, commit in ((given_up,), 5), ((), 6):
+    complete = Status(1, 1, 3, 3, old, abandoned, 5, 6, "", "")
+    for ours, commit in ((abandoned,), 5), ((), 6):
         ballot = Ballot(asked, frozenset())
         ballot.statuses = {0: slow, 1: complete}
         assert ballot.decide(old, ours).commit == commit, "that of another coordinator may be in force"
@@ -45,10 +45,10 @@ def test_a_proposal_that_was_given_up_binds_nobody() -> None:
 def test_what_all_accepted_counts_although_a_proposal_that_was_given_up_took_its_place() -> None:
     before = View(1, (0, 1, 2), (), 5, "test", 0.0)
     in_force = View(2, (0, 1, 2), (), 6, "test", 0.0)
-    given_up = View(3, (0, 1), ("server:2",), 6, "server 2 is silent", 0.0)
+    abandoned = View(3, (0, 1), ("server:2",), 6, "server 2 is silent", 0.0)
     ballot = Ballot(View(4, (0, 1), ("server:2",), 0, "server 2 is dead", 0.0), frozenset())
-    ballot.statuses = {server: Status(server, 1, 4, 4, before, given_up, 5, 6, "", "") for server in (0, 1)}
-    assert ballot.decide(in_force, (given_up,)).commit == 6
+    ballot.statuses = {server: Status(server, 1, 4, 4, before, abandoned, 5, 6, "", "") for server in (0, 1)}
+    assert ballot.decide(in_force, (abandoned,)).commit == 6
 
 
 def test_learners_that_are_to_contribute_are_none_of_those_more_than_half_of_whom_are_needed() -> None:

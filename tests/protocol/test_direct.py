@@ -293,11 +293,11 @@ def test_who_retries_has_let_all_see_that_its_epoch_is_over(core: ServerCore) ->
 def test_what_is_of_another_epoch_or_step_is_over(core: ServerCore) -> None:
     assert meet(core, Stage.DONE, epoch=2) == []
     assert meet(core, Stage.DONE, step=2) == []
-    assert core.handle(ev.Differs(2, 1, 1, "barrier"), 0.0) == []
+    assert core.handle(ev.CallDiffers(2, 1, 1, "barrier"), 0.0) == []
 
 
 def test_another_call_is_named(core: ServerCore) -> None:
-    done = core.handle(ev.Differs(1, 1, 1, "barrier"), 0.0)
+    done = core.handle(ev.CallDiffers(1, 1, 1, "barrier"), 0.0)
     (stop,) = [one for one in done if isinstance(one, ev.Stop)]
     assert "server 1 called barrier, but server 0 called allreduce" in str(stop.error)
 
@@ -319,7 +319,7 @@ def test_a_joiner_that_fails_before_it_is_in_leaves_at_once(outcome: str, leaves
     """The launcher would hear of its end only with the job's, and could not start it again."""
     instructions = joiner().handle(ev.Ended(outcome, "why"), 0.0)
     assert instructions[0] == ev.Tell(msg.Ended(2, outcome, "why", 0))
-    assert [type(each) for each in instructions[1:]] == [ev.Leave] * leaves
+    assert [type(each) for each in instructions[1:]] == [ev.Exit] * leaves
 
 
 def test_a_learner_follows_only_what_was_called_in_the_view_in_force() -> None:

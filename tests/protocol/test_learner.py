@@ -7,7 +7,7 @@ import pytest
 
 from bml.cluster.steps.handover import Handover
 from bml.errors import FabricError, TooSlow
-from bml.protocol.server.events import Behind, Expect, Instruction, Keep, Skip, StateHere, Submit, Tell
+from bml.protocol.server.events import Behind, Expect, Instruction, Keep, Skip, StateComplete, Submit, Tell
 from bml.protocol.server.kept_results import KeptResults
 from bml.protocol.server.learner import KEPT_NBYTES, Learner
 from bml.protocol.server.transfer import OutgoingPart, Part, cut
@@ -62,7 +62,7 @@ def test_a_state_that_overtakes_the_own_commit_is_here_when_the_step_is_committe
     assert not joiner.has_state
     late = keep(joiner, 5)
     (here,) = joiner.state(5)
-    assert isinstance(here, StateHere)
+    assert isinstance(here, StateComplete)
     assert here.step == 5
     assert joiner.has_state
     assert not joiner.has(late.step), "it is in the state, and kept no more"
@@ -71,7 +71,7 @@ def test_a_state_that_overtakes_the_own_commit_is_here_when_the_step_is_committe
 def test_a_state_that_comes_after_the_commit_is_here_at_once() -> None:
     joiner = learner()
     kept = [keep(joiner, step) for step in (5, 6)]
-    assert [type(each) for each in state_comes(joiner, 5, committed=6)] == [Expect, StateHere]
+    assert [type(each) for each in state_comes(joiner, 5, committed=6)] == [Expect, StateComplete]
     assert joiner.has(6)
     assert joiner.differs(kept[1]) is None
     assert joiner.state(7) == []
@@ -87,7 +87,7 @@ def test_a_view_change_loses_half_a_state_and_no_whole_one() -> None:
         each.install(view(4, commit=5))
     assert whole.state(5) != []
     assert half.state(5) == []
-    assert [type(each) for each in state_comes(half, 6, committed=6, epoch=4)] == [Expect, StateHere]
+    assert [type(each) for each in state_comes(half, 6, committed=6, epoch=4)] == [Expect, StateComplete]
 
 
 def test_a_result_that_comes_later_than_the_state_it_is_in_is_not_kept() -> None:
@@ -116,7 +116,7 @@ def test_a_learner_that_keeps_too_much_falls_behind_and_is_given_a_later_state()
     joiner.waits = True
     joiner.install(view(5, commit=9))
     assert [follow(joiner, step) for step in (10, 11)] == [[Keep], [Keep]]
-    assert [type(each) for each in state_comes(joiner, 10, committed=11, epoch=5)] == [Expect, StateHere]
+    assert [type(each) for each in state_comes(joiner, 10, committed=11, epoch=5)] == [Expect, StateComplete]
     assert [joiner.has(step) for step in (6, 7, 8, 9, 10, 11)] == [True, True, False, False, False, True]
     assert follow(joiner, 12) == [Keep]
     assert follow(joiner, 13) == [Skip, Behind]

@@ -521,7 +521,7 @@ def test_an_evicted_server_installs_nothing_any_more(running: Driver) -> None:
 
 def test_leave(running: Driver) -> None:
     running.give(ev.Ended("done"))
-    assert running.told(msg.Shutdown(1)) == [ev.Leave()]
+    assert running.told(msg.Shutdown(1)) == [ev.Exit()]
 
 
 def test_the_end_of_a_job_that_went_on_without_this_server_reaches_its_user(running: Driver) -> None:
@@ -529,7 +529,7 @@ def test_the_end_of_a_job_that_went_on_without_this_server_reaches_its_user(runn
     running.submit()
     done = running.told(msg.Shutdown(1))
     assert isinstance(only(ev.Stop, done).error, Evicted)
-    none(ev.Leave, done)
+    none(ev.Exit, done)
 
 
 # --- suspicion -------------------------------------------------------------------------------------

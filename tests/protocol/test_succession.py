@@ -138,7 +138,7 @@ def test_of_those_that_come_to_nothing_there_is_an_end_with_the_cause() -> None:
         assert driver.now < began + 10.0
     *starts, end = driver.orders
     assert starts == [Start(term) for term in range(1, 11)]
-    assert end == GiveUp("10 coordinators in a row came to nothing; the last exited with status 10")
+    assert end == GiveUp("10 coordinators in a row failed; the last exited with status 10")
     assert driver.run(10.0) == []
 
 

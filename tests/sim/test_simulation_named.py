@@ -274,7 +274,7 @@ def test_coordinators_that_cannot_start_end_the_job_with_the_cause() -> None:
         Mishap("coordinator-crash", (), at("commit", 2)),
         steps=3,
     )
-    assert "10 coordinators in a row came to nothing; the last crashed on its start" in simulation.gave_up
+    assert "10 coordinators in a row failed; the last crashed on its start" in simulation.gave_up
     assert simulation.network.now < 12.0
 
 

@@ -59,7 +59,7 @@ class Execution:
             ev.Behind: lambda said: handover.behind(said.step),
             ev.Replay: meeting.give,
             ev.Expect: lambda said: handover.expect(said.nbytes),
-            ev.StateHere: lambda said: handover.here(said.step, said.digests),
+            ev.StateComplete: lambda said: handover.here(said.step, said.digests),
             ev.Retry: lambda said: meeting.replies.put(Retried(said.step, said.epoch)),
             ev.Stop: lambda said: self.stop(said.error),
             ev.Installed: self._installed,
@@ -69,7 +69,7 @@ class Execution:
             ev.Heartbeat: self._heartbeat,
             ev.Probe: self._probe,
             ev.Tell: lambda said: tell(said.message),
-            ev.Leave: self._leave,
+            ev.Exit: self._leave,
             **runner.handlers,
         }
 
@@ -142,7 +142,7 @@ class Execution:
         self._injection.start(time.monotonic(), view.commit if joins else None)
         self._meeting.in_force.set()
 
-    def _leave(self, _: ev.Leave) -> None:
+    def _leave(self, _: ev.Exit) -> None:
         """All servers are done: no server needs anything of this one."""
         self.leave_at = time.monotonic()
 

@@ -150,7 +150,7 @@ class Server:
         Raises the error that ends the job here if this server was asked to leave.
         """
         if self._handover.leaves:
-            self._shell.loop.answer(ev.Go(self._handover.leaves))
+            self._shell.loop.answer(ev.Leaving(self._handover.leaves))
         if self._handover.first_boundary():
             self._shell.request(ev.CanSendState())
         given = self._handover.copy_state(self._shell.core.outgoing_state, state)

@@ -177,7 +177,7 @@ class DirectSync:
             elif self._sum is not None:
                 what, self._sum = self._sum, None
                 whole = self._reduction.add(what)
-                self._carry_on(self._host.core.met, ev.Summed(what.epoch, what.step, whole))
+                self._carry_on(self._host.core.handle_shared, ev.Summed(what.epoch, what.step, whole))
             else:
                 return
 
@@ -196,12 +196,14 @@ class DirectSync:
             other = self._pages.differing(signature, members)
             if other is not None:
                 self._sum = None
-                self._carry_on(self._host.core.met, ev.Differs(epoch, step, other.server, other.text))
+                self._carry_on(
+                    self._host.core.handle_shared, ev.CallDiffers(epoch, step, other.server, other.text)
+                )
             return  # the sum was asked for together with the meeting
         if stage is Stage.DONE:
             self._reduction.join()
             self._results_are_there(epoch, step)
-        self._carry_on(self._host.core.met, ev.Gathered(epoch, step, stage))
+        self._carry_on(self._host.core.handle_shared, ev.Gathered(epoch, step, stage))
 
     def _results_are_there(self, epoch: int, step: int) -> None:
         me = self._pages.server
@@ -227,7 +229,7 @@ class DirectSync:
         """Look where all stand when the result is fetched: it may be torn, see bml.protocol.step.direct."""
         self._reduction.fetch()
         newest = self._pages.newest_epoch(self._members)
-        self._carry_on(self._host.core.met, ev.ResultFetched(what.epoch, what.step, newest))
+        self._carry_on(self._host.core.handle_shared, ev.ResultFetched(what.epoch, what.step, newest))
 
     def _carry_on(self, handle: Callable[[Any, float], list[ev.Instruction]], event: ev.Event) -> None:
         host = self._host

@@ -28,13 +28,13 @@ from collections.abc import Iterable
 
 from bml.faults import Suspicion, diagnose
 from bml.protocol.coordinator.ballot import Ballot
-from bml.protocol.coordinator.decision import epoch_of, is_open
+from bml.protocol.coordinator.decision import counts_as_alive, epoch_of
 from bml.protocol.coordinator.ending import Ending
 from bml.protocol.coordinator.events import Instruction, Post
 from bml.protocol.coordinator.evidence import Findings
-from bml.protocol.coordinator.joiners import Roster
+from bml.protocol.coordinator.joiners import Joiners
 from bml.protocol.coordinator.known import KnownViews
-from bml.protocol.coordinator.next_view import draft
+from bml.protocol.coordinator.next_view import derive_next_view
 from bml.protocol.timeouts import Timeouts
 from bml.protocol.wire import messages as msg
 from bml.topology import Fabric
@@ -65,7 +65,7 @@ class Agreement:
         self.answer_by = self.last_answer_by = now + timeouts.start_s
         self._asked_at = self._awake_at = now
         self.findings = Findings(timeouts, now)
-        self.roster = Roster()
+        self.joiners = Joiners()
         self.ending = Ending(term, fabric.servers)
         self._fabric = fabric
         self._absent = frozenset(absent)
@@ -177,14 +177,14 @@ class Agreement:
         outside = status is not None and epoch_of(status.installed) < epoch_of(self.known.view)
         return suspicion.peer != suspicion.observer and outside
 
-    def has_given_up(self, suspect: msg.Suspect) -> bool:
+    def excludes(self, suspect: msg.Suspect) -> bool:
         """Whether the view that is agreed on, or else the one in force, is without what is suspected.
 
         Who acts on a view before the others closes its connections over a NIC that is out of it, and they see
         that in the view before.
         """
         view = self.ballot.next if self.ballot is not None else self.known.view
-        return view is not None and not is_open(self._fabric.without(*view.failures), suspect)
+        return view is not None and not counts_as_alive(self._fabric.without(*view.failures), suspect)
 
     def take_over(self, now: float) -> None:
         """There is a view: its servers run, and need no time to start."""
@@ -199,7 +199,7 @@ class Agreement:
         """Diagnose all evidence and freeze the survivors."""
         self.findings.forget(self._is_void)
         self.rest_if_steady()
-        next_ = draft(self._fabric, self.known.view, self._absent, self.findings, self.roster)
+        next_ = derive_next_view(self._fabric, self.known.view, self._absent, self.findings, self.joiners)
         if next_.members and self.ending.done(next_.contributors):
             return self._finish()  # whoever is left needs no view
         shortage = self.known.shortage(next_.contributors)
@@ -230,8 +230,8 @@ class Agreement:
         """Let servers in, and let learners contribute or get a later state, once all else is well."""
         if self.state != "steady" or self.findings.fresh:
             return []
-        view, roster = self.known.view, self.roster
-        news = roster.admitted(view) or roster.promoted(view) or roster.behind(view)
+        view, joiners = self.known.view, self.joiners
+        news = joiners.admitted(view) or joiners.promoted(view) or joiners.behind(view)
         return self.change(now) if news else []
 
     def heal(self, now: float) -> list[Instruction]:
@@ -246,12 +246,12 @@ class Agreement:
         asked = self.ballot.members if self.ballot else ()
         members = {*self.known.members, *asked}
         evict = msg.Evict(self.term, self.known.epoch, self.reason or "a view without it is in force")
-        out = (server for server in servers if server not in members and not self.roster.waits(server))
+        out = (server for server in servers if server not in members and not self.joiners.waits(server))
         return [Post(server, evict) for server in out]
 
     def propose(self, ballot: Ballot, now: float) -> list[Instruction]:
         """Every survivor has reported: COMMIT or RETRY."""
-        view = ballot.decide(self.known.view, self.known.given_up)
+        view = ballot.decide(self.known.view, self.known.abandoned)
         shortage = self.known.shortage(view.contributors)  # a learner may have fallen behind
         if shortage:
             return self.abort("too-few", f"{shortage}. {view.reason}")
@@ -271,7 +271,7 @@ class Agreement:
         view, self.ballot = ballot.proposal, None
         self.known.choose(view)
         self.state = "steady"
-        self.roster.settle(view)
+        self.joiners.settle(view)
         self.findings.answered(view, self._fabric.without(*view.failures))
         self.rest_if_steady()
         out: list[Instruction] = [

@@ -46,15 +46,15 @@ class Ballot:
             return msg.Freeze(term, self.next.epoch, self.next.reason)
         return msg.Propose(term, self.proposal)
 
-    def decide(self, old: View | None, given_up: Container[View] = ()) -> View:
+    def decide(self, old: View | None, abandoned: Container[View] = ()) -> View:
         """The view to propose, now that every member has said where it stands; `old` is the newest known.
 
-        The coordinator has `given_up` these proposals of its own before all had accepted them. They bind
+        The coordinator has `abandoned` these proposals of its own before all had accepted them. They bind
         nobody, and may be without a server that is asked now and was not complete. What they were made of
         still counts: whoever accepted one of them had accepted `old` before, if that was ever in force.
         """
         known = [
-            structs.replace(status, accepted=None) if status.accepted in given_up else status
+            structs.replace(status, accepted=None) if status.accepted in abandoned else status
             for server, status in self.statuses.items()
             if server not in self.newcomers
         ]

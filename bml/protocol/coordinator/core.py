@@ -52,7 +52,7 @@ class Coordinator:
         self._timeouts = timeouts
         self._agreement = Agreement(fabric, term, timeouts, min_servers, now, absent)
         self._known, self._findings = self._agreement.known, self._agreement.findings
-        self._roster, self._ending = self._agreement.roster, self._agreement.ending
+        self._joiners, self._ending = self._agreement.joiners, self._agreement.ending
         self._early: dict[int, list[msg.ToCoordinator]] = {}  # what came before the Status
 
     @property
@@ -88,7 +88,7 @@ class Coordinator:
     @property
     def waiting(self) -> tuple[int, ...]:
         """Servers that want to join, and are in no view yet."""
-        return self._roster.waiting
+        return self._joiners.waiting
 
     @property
     def suspicions(self) -> list[str]:
@@ -128,7 +128,7 @@ class Coordinator:
     # --- evidence --------------------------------------------------------------------------------
 
     def _gone(self, server: int, why: str, now: float) -> list[Instruction]:
-        self._roster.drop(server)
+        self._joiners.drop(server)
         self._early.pop(server, None)
         if self._agreement.ballot is not None and server in self._agreement.ballot.newcomers:
             return self._agreement.change(now)
@@ -153,10 +153,10 @@ class Coordinator:
         return []
 
     def _suspected(self, message: msg.Suspect, now: float) -> list[Instruction]:
-        if self.state == "steady" and self._agreement.has_given_up(message):
+        if self.state == "steady" and self._agreement.excludes(message):
             return []  # it was said in the view before
         self._findings.suspect(message)
-        if self.state != "gathering" and not self._agreement.has_given_up(message):
+        if self.state != "gathering" and not self._agreement.excludes(message):
             self._findings.note_suspicion(message, now)
         return []
 
@@ -189,7 +189,7 @@ class Coordinator:
         if not late:
             return []
         for server, why in late.items():
-            self._roster.drop(server)
+            self._joiners.drop(server)
             self._findings.dead[server] = why
         return self._agreement.gathered(now) if self.state == "gathering" else self._agreement.change(now)
 
@@ -256,7 +256,7 @@ class Coordinator:
             )
             return [evict, *(self._agreement.change(now) if news and ballot is not None else [])]
         if status.ready:
-            self._roster.asks_to_join(status.incarnation)
+            self._joiners.asks_to_join(status.incarnation)
         if server in self.members and server not in self._findings.dead:
             return self._lost(server, "it was started again", now)
         if ballot is not None and (news or server in ballot.newcomers):
@@ -313,15 +313,15 @@ class Coordinator:
                 self._findings.trusted.discard((observer, peer, level))
                 return []
             case msg.CanSendState():
-                self._roster.can_send_state(server)
+                self._joiners.can_send_state(server)
                 return self._agreement.grow(now)
             case msg.CaughtUp(_, epoch):
                 if epoch == epoch_of(self.view):
-                    self._roster.caught_up(server)
+                    self._joiners.caught_up(server)
                 return self._agreement.grow(now)
             case msg.NeedsState(_, epoch):
                 if epoch == epoch_of(self.view):
-                    self._roster.needs_state(server)
+                    self._joiners.needs_state(server)
                 return self._agreement.grow(now)
             case msg.Leaves(_, why):
                 return self._leaves(server, why, now)
@@ -337,7 +337,7 @@ class Coordinator:
 
     def _leaves(self, server: int, why: str, now: float) -> list[Instruction]:
         """It was asked to go: nothing of it is in the step that comes, nobody need wait to find out."""
-        self._roster.drop(server)
+        self._joiners.drop(server)
         if server not in self.members:
             return self._agreement.evict([server])
         self._findings.dead.setdefault(server, f"it leaves: {why}")
@@ -356,7 +356,7 @@ class Coordinator:
         if outcome == "failed" and server in self.members:  # a learner is the loss of nobody
             return self._leaves(server, error, now)
         if self._agreement.ballot is not None and server in self._agreement.ballot.newcomers:
-            self._roster.drop(server)
+            self._joiners.drop(server)
             return self._agreement.change(now)
         return self._agreement.check_done()
 

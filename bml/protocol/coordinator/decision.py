@@ -23,7 +23,7 @@ def epoch_of(view: View | None) -> int:
     return view.epoch if view else 0
 
 
-def is_open(fabric: Fabric, suspicion: Suspicion | msg.Suspect) -> bool:
+def counts_as_alive(fabric: Fabric, suspicion: Suspicion | msg.Suspect) -> bool:
     """Whether what is suspected still counts as alive."""
     observer, peer, level = suspicion.observer, suspicion.peer, suspicion.level
     if observer not in fabric.servers or not fabric.nic_alive(observer, level):

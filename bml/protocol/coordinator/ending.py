@@ -19,7 +19,7 @@ class Ending:
         self._returned: dict[int, int] = {}
         self._term = term
         self._servers = tuple(servers)
-        self._farewell: msg.ToServer | None = None
+        self._final_message: msg.ToServer | None = None
 
     def done(self, servers: Iterable[int]) -> bool:
         """Whether the training functions of all of these returned."""
@@ -61,18 +61,18 @@ class Ending:
 
     def deposed(self, term: int) -> list[Instruction]:
         """A successor with this term is at work: nothing more is said to anybody."""
-        self._farewell = None
+        self._final_message = None
         return [Finished(None, deposed_by=term)]
 
     def late(self, event: Event) -> list[Instruction]:
         """After the end: whoever still appears is told."""
         match event:
-            case Connected(server) if self._farewell:
-                return [Post(server, self._farewell)]
+            case Connected(server) if self._final_message:
+                return [Post(server, self._final_message)]
             case From(_, msg.Deposed(_, term)) if term > self._term:
                 return self.deposed(term)
         return []
 
-    def _tell(self, farewell: msg.ToServer, finished: Finished) -> list[Instruction]:
-        self._farewell = farewell
-        return [*(Post(server, farewell) for server in self._servers), finished]
+    def _tell(self, final_message: msg.ToServer, finished: Finished) -> list[Instruction]:
+        self._final_message = final_message
+        return [*(Post(server, final_message) for server in self._servers), finished]

@@ -7,7 +7,7 @@ from math import inf
 
 from bml.faults import Evidence, Suspicion
 from bml.faults.healing import healed
-from bml.protocol.coordinator.decision import is_open
+from bml.protocol.coordinator.decision import counts_as_alive
 from bml.protocol.timeouts import Timeouts
 from bml.protocol.wire import messages as msg
 from bml.topology import Fabric, parse_failure
@@ -91,7 +91,7 @@ class Findings:
         suspicions = tuple(
             each
             for key, each in sorted(self._suspicions.items())
-            if is_open(fabric, each) and (settled_at is None or not self._is_news(key, settled_at))
+            if counts_as_alive(fabric, each) and (settled_at is None or not self._is_news(key, settled_at))
         )
         return Evidence({s: why for s, why in self.dead.items() if s in fabric.servers}, suspicions)
 
@@ -108,7 +108,7 @@ class Findings:
         self.trusted.clear()  # servers listen anew in every view
         self.healed = frozenset()
         self.forget_deaths(view.members)
-        self.forget(lambda each: not is_open(fabric, each))
+        self.forget(lambda each: not counts_as_alive(fabric, each))
 
     def heal(self, fabric: Fabric, failures: Iterable[str]) -> bool:
         """Whether any of these failures of the whole fabric is over."""

@@ -8,7 +8,7 @@ from bml.protocol.wire.messages import Incarnation, View
 from bml.topology import Fabric, Failure
 
 
-class Roster:
+class Joiners:
     """Joiners that wait to be let in, learners that have caught up, and servers that can send them state."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ class KnownViews:
         self.min_servers = min_servers
         self._first = first
         self._chosen: View | None = None  # the newest one known to be in force
-        self.given_up: set[View] = set()
+        self.abandoned: set[View] = set()
         """What this coordinator has proposed since the last view that was accepted by all."""
 
     @property
@@ -62,7 +62,7 @@ class KnownViews:
         self.committed = max(self.committed, status.committed)
         for view in (status.installed, status.accepted):
             # One of ours that is not in force yet may never be: only we could have said so.
-            if view is not None and view not in self.given_up and view.epoch > epoch_of(self.view):
+            if view is not None and view not in self.abandoned and view.epoch > epoch_of(self.view):
                 self.view = view
                 news = True
         if epoch_of(status.installed) > epoch_of(self._chosen):
@@ -71,12 +71,12 @@ class KnownViews:
 
     def propose(self, view: View) -> None:
         """This coordinator asks for a view."""
-        self.given_up.add(view)
+        self.abandoned.add(view)
 
     def choose(self, view: View) -> None:
         """All its members have accepted it: it is in force."""
         self.view = self._chosen = view
-        self.given_up.clear()
+        self.abandoned.clear()
 
     def has_in_force(self, status: msg.Status) -> bool:
         """Whether a server has the newest view in force, and has promised nothing newer."""

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from bml.faults import Diagnosis, Settlement, diagnose, settle
 from bml.protocol.coordinator.evidence import Findings
-from bml.protocol.coordinator.joiners import Roster, incarnations_of, learners_of, works_again
+from bml.protocol.coordinator.joiners import Joiners, incarnations_of, learners_of, works_again
 from bml.protocol.wire.messages import Incarnation, View
 from bml.topology import Fabric, ServerFailure
 
 
 @dataclass(frozen=True)
-class Draft:
+class NextView:
     """What the next view is to say; `members` are empty if the evidence leaves nobody.
 
     `newcomers` are let in by it. `reason` is the evidence in words, `news` also tells what is good.
@@ -48,37 +48,37 @@ class Draft:
         )
 
 
-def draft(
+def derive_next_view(
     fabric: Fabric,
     view: View | None,
     absent: frozenset[int],
     findings: Findings,
-    roster: Roster,
-) -> Draft:
+    joiners: Joiners,
+) -> NextView:
     """What follows `view` on the whole `fabric`; before there is one, servers are `absent`.
 
-    Joiners that it does not reach are noted in the roster.
+    Joiners that it does not reach are noted in the joiners.
     """
     standing = tuple(f"server:{server}" for server in sorted(absent))
     if view is not None:
         standing = tuple(part for part in view.failures if part not in findings.healed)
-    admitted, promoted = roster.admitted(view), roster.promoted(view)
+    admitted, promoted = joiners.admitted(view), joiners.promoted(view)
     back = works_again(fabric, standing, admitted)
     damaged = fabric.without(*(part for part in standing if part not in back))
     evidence = findings.evidence(damaged)
     diagnosis = diagnose(damaged, evidence)
     dead = {failure.server for failure in diagnosis.failures if isinstance(failure, ServerFailure)}
     if dead.issuperset(damaged.servers):
-        return Draft(diagnosis.reason)
+        return NextView(diagnosis.reason)
     settlement = settle(damaged, diagnosis.failures, {each.observer for each in evidence.suspicions})
     broken = {*damaged.failures, *settlement.failures}
-    admitted = roster.reached(admitted, settlement.members, broken)
+    admitted = joiners.reached(admitted, settlement.members, broken)
     failures = tuple(str(each) for each in sorted(broken))
     reason = _explained(diagnosis, settlement)
-    return Draft(
+    return NextView(
         reason=reason,
         news="; ".join(
-            filter(None, (reason, _good_news(findings.healed, admitted, promoted, roster.behind(view))))
+            filter(None, (reason, _good_news(findings.healed, admitted, promoted, joiners.behind(view))))
         ),
         members=settlement.members,
         failures=failures,

@@ -10,7 +10,7 @@ State table of the coordinator that was started last, as the launcher sees it:
     any       its process ended, or its term is not the highest  ended
     any       it ended after it had ended the job                over
     ended     its pause is over                                  starting  a successor is started
-    ended     _MOST_FRUITLESS in a row came to nothing           over      the job is given up
+    ended     _MOST_FAILURES in a row came to nothing           over      the job is given up
 
 Terms are counted and never read from a clock, which may step back. A coordinator that a server deposes for
 the sake of a higher term says so, and its successor gets a term above that. Only the launcher starts
@@ -26,8 +26,8 @@ from bml.faults import Detector
 from bml.protocol.timeouts import Timeouts
 
 #: A coordinator that has brought all servers to one view, or has ended the job, has come to something.
-_FRUIT = ("steady", "stopped")
-_MOST_FRUITLESS = 10
+_SUCCEEDED = ("steady", "stopped")
+_MOST_FAILURES = 10
 _LEAST_PAUSE_S, _MOST_PAUSE_S = 0.05, 1.0
 #: Who is replaced for its silence again and again may only be slow: each time it may be silent twice as long,
 #: until one has given signs of life for so many `detect_s`. That one came to something says less: those that
@@ -75,7 +75,7 @@ class Succession:
         self._state = "ended"
         self._why = ""
         self._highest = 0
-        self._fruitless = 0
+        self._n_failed = 0
         self._silenced = 0
         self._start_at = now
 
@@ -86,9 +86,9 @@ class Succession:
 
     def look(self, now: float) -> Order | None:
         """What is to be done now. A Start counts as done, and so does a Kill."""
-        if self._state == "ended" and self._fruitless >= _MOST_FRUITLESS:
+        if self._state == "ended" and self._n_failed >= _MOST_FAILURES:
             self._state = "over"
-            return GiveUp(f"{_MOST_FRUITLESS} coordinators in a row came to nothing; the last {self._why}")
+            return GiveUp(f"{_MOST_FAILURES} coordinators in a row failed; the last {self._why}")
         if self._state == "ended" and now >= self._start_at:
             return self._begin(now)
         if self._state == "starting" and now >= self._start_at + self._starts_s:
@@ -121,20 +121,20 @@ class Succession:
     def said(self, term: int, state: str, highest: int) -> None:
         """What a coordinator says of itself: its state, and the highest term that it has heard of."""
         self._highest = max(self._highest, highest)
-        if term == self.term and state in _FRUIT:
-            self._fruitless = 0
+        if term == self.term and state in _SUCCEEDED:
+            self._n_failed = 0
 
     def ended(self, term: int, why: str, now: float, done: bool = False) -> None:
         """A coordinator is no more, or is none any more; `done`: it had ended the job, and has told all."""
         if term == self.term and self._state in ("starting", "working"):
             self._state, self._why = "over" if done else "ended", why
-            late = self._fruitless - 2  # the first successor starts at once
+            late = self._n_failed - 2  # the first successor starts at once
             self._start_at = now if late < 0 else now + min(_LEAST_PAUSE_S * 2**late, _MOST_PAUSE_S)
 
     def _begin(self, now: float) -> Start:
         self.term = self._highest = max(self.term, self._highest) + 1
         self._state, self._start_at = "starting", now
-        self._fruitless += 1
+        self._n_failed += 1
         return Start(self.term)
 
     def _kill(self, why: str, now: float) -> Kill:

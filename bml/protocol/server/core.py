@@ -1,11 +1,16 @@
-"""One server's core: its steps, its membership and its detector behind one `handle(event, now)`.
+"""One server's core: its steps, its membership and its detector, as one state machine without I/O.
 
     idle       -- the user submits, epoch is current  -->  running
     running    -- all outputs final, all tokens there -->  committed  (see steps.py)
     running    -- Freeze                              -->  frozen     (reports where it stands; see member.py)
     frozen     -- Install                             -->  committed, running on or idle, as the view says
 
-What arrives comes through here; the parts decide what it means. A later incarnation joins (learner.py).
+Its shell calls `handle(event, now)` for every event, and carries out the instructions that it returns. Some
+events are so frequent that each has a method of its own, which spares an object per call: `admit` and
+`received` for every frame, `heard` for every sign of life, `flows` for what the kernel knows of connections,
+and `handle_shared` for the stages of steps over shared memory (`handle` takes those events, too).
+
+This module dispatches; steps.py, member.py, watch.py, learner.py, donor.py and other_frames.py decide.
 """
 
 from __future__ import annotations
@@ -16,9 +21,9 @@ from bml.errors import Evicted, job_error
 from bml.protocol.server import events as ev
 from bml.protocol.server.calls import Calls
 from bml.protocol.server.donor import Donor
+from bml.protocol.server.end_notice import EndNotice
 from bml.protocol.server.events import Event, Instruction, Tell, Verdict
-from bml.protocol.server.goodbye import Farewell
-from bml.protocol.server.history import Lived, ViewRecord
+from bml.protocol.server.history import ViewHistory, ViewRecord
 from bml.protocol.server.learner import KEPT_NBYTES, Learner
 from bml.protocol.server.member import Member
 from bml.protocol.server.other_frames import OtherFrames
@@ -37,10 +42,12 @@ Planner = Callable[[Fabric, int], AnyPrograms]
 
 
 class ServerCore:
-    """See the module's text. `planner(fabric, server)` has this server's programs for a view.
+    """The core of `server` on the whole `fabric`; see the module's text.
 
-    `slice_nbytes(nbytes)`: bytes of the slices of a vector of so many. `kept_nbytes`: see Learner. `met` is
-    what `handle` does with events of steps over shared memory; `flows` hears what the kernel says of links.
+    `planner(fabric, server)` returns this server's programs on a damaged fabric. `slice_nbytes(nbytes)` is
+    the length of the slices, in bytes, of a vector of so many bytes. `now` is in seconds. `incarnation` is
+    None for a server that is there from the beginning; another one joins as a learner, and keeps results of
+    up to `kept_nbytes`.
     """
 
     def __init__(
@@ -61,16 +68,16 @@ class ServerCore:
         self._member = Member(server, incarnation, ready=incarnation is None)
         self._learner = Learner(server, kept_nbytes) if incarnation else None
         self._donor = Donor(server, slice_nbytes)
-        self._goes: msg.Leaves | None = None
+        self._leaving: msg.Leaves | None = None
         self._watch = Watch(server, fabric, timeouts.detect_s, now)
-        self._calls, self._lived = Calls(server), Lived(now)
-        self._steps = Steps(self._member, self._learner, self._calls, self._lived, slice_nbytes, now)
-        self.met, self.flows = self._steps.met, self._watch.flows
+        self._calls, self._view_history = Calls(server), ViewHistory(now)
+        self._steps = Steps(self._member, self._learner, self._calls, self._view_history, slice_nbytes, now)
+        self.handle_shared, self.flows = self._steps.handle_shared, self._watch.flows
         self._other_frames = OtherFrames(self._member, self._steps, self._learner, self._calls)
         self._outcome = ev.Ended("")
         self._term = -1
         self._needs_view_since: float | None = None
-        self._farewell = Farewell(timeouts.orphan_s)
+        self._end_notice = EndNotice(timeouts.orphan_s)
 
     # --- what the shell may look at --------------------------------------------------------------
 
@@ -82,7 +89,7 @@ class ServerCore:
     @property
     def views(self) -> list[ViewRecord]:
         """The views that this server lived through."""
-        return self._lived.records
+        return self._view_history.records
 
     @property
     def epoch(self) -> int:
@@ -162,9 +169,9 @@ class ServerCore:
     @property
     def urgent(self) -> bool:
         """Whether a Tick is due at once, whatever the time."""
-        if not self._other_frames.proven_epoch and self._calls.conflict is None:
+        if not self._member.proven_epoch and self._calls.conflict is None:
             return False  # nearly always
-        proven = self._may_install(self._other_frames.proven_epoch)
+        proven = self._may_install(self._member.proven_epoch)
         return proven or (self._calls.conflict is not None and self._member.stopped is None)
 
     def next_deadline(self, now: float) -> float:
@@ -194,9 +201,9 @@ class ServerCore:
                 return self._steps.resume(epoch, now)
             case ev.Arrived(step):
                 return self._steps.arrived(step)
-            case ev.Go(why):
-                self._goes = msg.Leaves(self.server, why)
-                return [Tell(self._goes)]
+            case ev.Leaving(why):
+                self._leaving = msg.Leaves(self.server, why)
+                return [Tell(self._leaving)]
             case ev.Control(message):
                 return self._control(message, now)
             case ev.PeerLost(peer, level, kind, why):
@@ -210,10 +217,10 @@ class ServerCore:
             case ev.Ended(outcome):
                 self._outcome = event  # of a joiner that was never in nobody needs anything more
                 out = outcome == "failed" and self._learner is not None and self.view is None
-                self._farewell.begin(now)
-                return [self._said_ended(), *[ev.Leave()] * out]
-            case ev.Gathered() | ev.Summed() | ev.Differs() | ev.ResultFetched():
-                return self.met(event, now)
+                self._end_notice.begin(now)
+                return [self._said_ended(), *[ev.Exit()] * out]
+            case ev.Gathered() | ev.Summed() | ev.CallDiffers() | ev.ResultFetched():
+                return self.handle_shared(event, now)
 
     def heard(self, peer: int, level: int, now: float) -> None:
         """A sign of life of (peer, level): a heartbeat or any byte."""
@@ -271,16 +278,16 @@ class ServerCore:
             )
             return self._steps.stop(FabricError(why))
         done = self._steps.clash()
-        if self._may_install(self._other_frames.proven_epoch):
+        if self._may_install(self._member.proven_epoch):
             done += self._install(now)
         self._watch.be_patient(self.timeouts.patience_s(self.committed))
         return done + self._end_again(now) + self._watch.tick(now)
 
     def _end_again(self, now: float) -> list[Instruction]:
         """Hear whether there is still a coordinator that will end the job."""
-        if self._member.stopped is not None or not self._farewell.is_due(now):
+        if self._member.stopped is not None or not self._end_notice.is_due(now):
             return []
-        if self._farewell.in_vain:
+        if self._end_notice.in_vain:
             why = f"no coordinator has answered for {self.timeouts.orphan_s:g} s: who is to end the job?"
             return self._steps.stop(FabricError(f"server {self.server} is done, and {why}"))
         return [self._said_ended()]
@@ -305,7 +312,7 @@ class ServerCore:
         if term < self._term:
             return [Tell(msg.Deposed(self.server, self._term))]  # its successor has asked already
         self._term = term
-        self._farewell.heard()
+        self._end_notice.heard()
         match message:
             case msg.Who():
                 # The status last: whoever has everybody's knows what everybody suspects.
@@ -333,13 +340,13 @@ class ServerCore:
         """What a new coordinator must be told."""
         return [
             *self._donor.announced(),
-            *([Tell(self._goes)] if self._goes else []),
+            *([Tell(self._leaving)] if self._leaving else []),
             *self._steps.learning(),
         ]
 
     def _shut_down(self) -> list[Instruction]:
         if self._outcome.outcome or self._member.stopped:
-            return [ev.Leave()]
+            return [ev.Exit()]
         return self._steps.stop(Evicted(f"server {self.server} is out: the others ended the job without it"))
 
     def _may_install(self, epoch: int) -> bool:
@@ -356,15 +363,15 @@ class ServerCore:
         if refused := self._member.freeze(message):
             return [Tell(refused)]
         if not was_frozen:
-            self._lived.frozen(now)
+            self._view_history.frozen(now)
         return [ev.Fence(), Tell(self._status(message.term, message.epoch))]
 
     def _install(self, now: float) -> list[Instruction]:
         view = self._member.install()
-        self._other_frames.proven_epoch = 0
+        self._member.proven_epoch = 0
         if self._learner is not None:
             self._learner.install(view)
-            if not self._lived.records:
+            if not self._view_history.records:
                 self._steps.committed = view.commit
         fabric = self._base.without(*view.failures)
         programs = self._planner(fabric, self.server)
@@ -374,5 +381,5 @@ class ServerCore:
         self._watch.set_view(view, links, now)
         self._donor.install(view, fabric)
         self._needs_view_since = None
-        self._lived.installed(view, now)
+        self._view_history.installed(view, now)
         return [ev.Installed(view), ev.Links(links), *self._steps.settle(view, now), ev.Resume()]

@@ -87,7 +87,7 @@ class Prepared(Struct, frozen=True):
     epoch: int
 
 
-class Go(Struct, frozen=True):
+class Leaving(Struct, frozen=True):
     """The user's thread has stopped before the step that comes: this server was asked to leave."""
 
     why: str
@@ -142,7 +142,7 @@ class Summed(Struct, frozen=True):
     whole: bool
 
 
-class Differs(Struct, frozen=True):
+class CallDiffers(Struct, frozen=True):
     """A server that is ready for the same step called something else, `text`."""
 
     epoch: int
@@ -162,9 +162,9 @@ class ResultFetched(Struct, frozen=True):
     newest: int
 
 
-Meeting = Gathered | Summed | Differs | ResultFetched
-FromUser = Submit | Follow | Ready | CanSendState | SendState | Prepared | Arrived | Go | Ended
-Event = FromUser | PeerLost | Proved | OwnNicLost | Control | Tick | Meeting
+SharedStepEvent = Gathered | Summed | CallDiffers | ResultFetched
+FromUser = Submit | Follow | Ready | CanSendState | SendState | Prepared | Arrived | Leaving | Ended
+Event = FromUser | PeerLost | Proved | OwnNicLost | Control | Tick | SharedStepEvent
 
 
 # --- instructions --------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ class Expect(Struct, frozen=True):
     nbytes: int
 
 
-class StateHere(Struct, frozen=True):
+class StateComplete(Struct, frozen=True):
     """Buffer.STATE holds the training state after `step`; its parts have these hashes, or it is damaged."""
 
     step: int
@@ -326,7 +326,7 @@ class Tell(Struct, frozen=True):
     message: ToCoordinator
 
 
-class Leave(Struct, frozen=True):
+class Exit(Struct, frozen=True):
     """Everybody is done: the server may go."""
 
 
@@ -348,7 +348,7 @@ Instruction = (
     | Begin
     | Replay
     | Expect
-    | StateHere
+    | StateComplete
     | Retry
     | Stop
     | Installed
@@ -358,7 +358,7 @@ Instruction = (
     | Heartbeat
     | Probe
     | Tell
-    | Leave
+    | Exit
 )
 
 

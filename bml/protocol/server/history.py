@@ -22,7 +22,7 @@ class ViewRecord:
     recover_s: float | None = None
 
 
-class Lived:
+class ViewHistory:
     """`records` are the newest views, and the first, which says how it began."""
 
     def __init__(self, now: float):

@@ -23,7 +23,17 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from bml.errors import BmlError, StepMismatch, TooSlow
-from bml.protocol.server.events import Begin, Behind, Expect, Instruction, Keep, Skip, StateHere, Submit, Tell
+from bml.protocol.server.events import (
+    Begin,
+    Behind,
+    Expect,
+    Instruction,
+    Keep,
+    Skip,
+    StateComplete,
+    Submit,
+    Tell,
+)
 from bml.protocol.server.transfer import Head, IncomingState
 from bml.protocol.wire.call import Call
 from bml.protocol.wire.frame import FrameError, Header, Kind
@@ -220,7 +230,7 @@ class Learner:
         self.has_state, self.waits = True, False
         for past in [each for each in self._kept if self._since <= each <= step]:
             self._drop(past)
-        return [StateHere(step, self._incoming.digests)]
+        return [StateComplete(step, self._incoming.digests)]
 
     @property
     def _wants_state(self) -> bool:

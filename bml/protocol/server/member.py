@@ -48,6 +48,8 @@ class Member:
     """What ended the job here."""
     ready: bool = True
     """Whether it wants to be let in."""
+    proven_epoch: int = 0
+    """The epoch of the accepted view, if a data frame has proved that it is in force; else 0."""
 
     @property
     def epoch(self) -> int:

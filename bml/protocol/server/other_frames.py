@@ -20,8 +20,6 @@ class OtherFrames:
     """Decides on these frames for one server; `learner` is None on a server that did not join."""
 
     def __init__(self, member: Member, steps: Steps, learner: Learner | None, calls: Calls):
-        self.proven_epoch = 0
-        """The epoch of an accepted view which a frame proves to be in force; 0: none."""
         self._member = member
         self._steps = steps
         self._learner = learner
@@ -32,7 +30,7 @@ class OtherFrames:
         epoch = self._member.epoch
         if header.epoch > epoch:
             if self._member.may_install(header.epoch):
-                self.proven_epoch = header.epoch  # the next Tick installs it
+                self._member.proven_epoch = header.epoch  # the next Tick installs it
             return Verdict.WAIT
         if header.epoch < epoch or self._member.frozen:
             return Verdict.DROP

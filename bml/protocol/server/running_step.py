@@ -11,7 +11,7 @@ from bml.protocol.step.spans import Spans, merged, missing, placed
 
 
 @dataclass
-class Running:
+class RunningStep:
     """The step that is being synchronised."""
 
     submit: Submit

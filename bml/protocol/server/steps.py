@@ -20,11 +20,11 @@ from bml.errors import TooSlow
 from bml.protocol.server import events as ev
 from bml.protocol.server.calls import Calls
 from bml.protocol.server.events import Instruction, Submit
-from bml.protocol.server.history import Lived
+from bml.protocol.server.history import ViewHistory
 from bml.protocol.server.learner import Learner
 from bml.protocol.server.member import Member
 from bml.protocol.server.result_fetch import ResultFetch
-from bml.protocol.server.running_step import Running
+from bml.protocol.server.running_step import RunningStep
 from bml.protocol.server.watch import Links
 from bml.protocol.step.barrier import Barrier, Phase, Token, barrier_phases
 from bml.protocol.step.dataflow import Send, Stamp
@@ -53,16 +53,16 @@ class Steps:
         member: Member,
         learner: Learner | None,
         calls: Calls,
-        lived: Lived,
+        view_history: ViewHistory,
         slice_nbytes: Callable[[int], int],
         now: float,
     ):
-        self.current: Running | None = None
+        self.current: RunningStep | None = None
         self.committed = 0
         self._member = member
         self._learner = learner
         self._calls = calls
-        self._lived = lived
+        self._view_history = view_history
         self._slice_nbytes = slice_nbytes
         self._engines: Engines | None = None
         self._phases: tuple[Phase, ...] = ()
@@ -205,7 +205,9 @@ class Steps:
         n_elements = event.call.n_elements
         engine = engines.engine(stamp, size(left) if left else n_elements)
         barrier, at, contributors = Barrier(self._phases), (view.epoch, event.step), view.contributors
-        self.current = Running(event, contributors, engine, barrier, at, follows, left or ((0, n_elements),))
+        self.current = RunningStep(
+            event, contributors, engine, barrier, at, follows, left or ((0, n_elements),)
+        )
         if not follows:
             self._calls.check_present(event, contributors)
             if self._fetch.awaited:
@@ -235,7 +237,7 @@ class Steps:
         assert step is not None
         return self._pass_barrier(step, step.barrier.token(peer, round_), now)
 
-    def met(self, event: ev.Meeting, now: float) -> list[Instruction]:
+    def handle_shared(self, event: ev.SharedStepEvent, now: float) -> list[Instruction]:
         """A step over shared memory: all have come to a stage, or this server has added, or copied."""
         step = self.current
         if step is None or (event.epoch, event.step) != step.stamp:  # its epoch is over
@@ -253,7 +255,7 @@ class Steps:
                 return [*engine.gathered(event.stage), *self.enter_if_complete(now)]
             case ev.Summed():
                 return [*engine.summed(event.whole), *self.enter_if_complete(now)]
-            case ev.Differs():
+            case ev.CallDiffers():
                 self._calls.differs(step.submit, event.origin, event.text)
                 return self.clash()
             case ev.ResultFetched():
@@ -284,7 +286,7 @@ class Steps:
         self._fetch.drop()
         return [*self._quit(self._member.epoch + 1), ev.Fence(), ev.Links(frozenset()), ev.Stop(error)]
 
-    def _pass_barrier(self, step: Running, tokens: list[Token], now: float) -> list[Instruction]:
+    def _pass_barrier(self, step: RunningStep, tokens: list[Token], now: float) -> list[Instruction]:
         submit, server, (epoch, number) = step.submit, self._member.server, step.stamp
         done: list[Instruction] = []
         for peer, level, round_ in tokens:
@@ -292,14 +294,14 @@ class Steps:
             done.append(Send(peer, level, header, None, _TOKEN_PRIORITY))
         return done + self._commit(step, now) if step.barrier.passed else done
 
-    def _commit(self, step: Running, now: float) -> list[Instruction]:
+    def _commit(self, step: RunningStep, now: float) -> list[Instruction]:
         return [*self._ended(step, now), *self.follow(now)]
 
-    def _ended(self, step: Running, now: float) -> list[Instruction]:
+    def _ended(self, step: RunningStep, now: float) -> list[Instruction]:
         """The step is committed by everybody."""
         self.current = None
         epoch, self.committed = step.stamp
-        self._lived.committed(now)
+        self._view_history.committed(now)
         done: list[Instruction] = []
         if step.follows:
             done += self._followed(step)
@@ -310,7 +312,7 @@ class Steps:
             done.append(ev.Tell(msg.Progress(self._member.server, self.committed)))
         return done
 
-    def _followed(self, step: Running) -> list[Instruction]:
+    def _followed(self, step: RunningStep) -> list[Instruction]:
         """A step that a learner took part in is committed."""
         learner, epoch = self._learner, step.stamp[0]
         assert learner is not None
@@ -363,7 +365,7 @@ class Steps:
         waiting, self._waiting = self._waiting, None
         return done if waiting is None else [*done, ev.Retry(waiting.step, view.epoch)]
 
-    def _commit_by_view(self, step: Running, now: float) -> list[Instruction]:
+    def _commit_by_view(self, step: RunningStep, now: float) -> list[Instruction]:
         if not isinstance(step.engine, DirectEngine):
             return self._commit(step, now)
         ended = self._ended(step, now)

@@ -202,7 +202,7 @@ class Machine:
             ev.Behind: memory.behind,
             ev.Replay: memory.replay,
             ev.Expect: memory.expect,
-            ev.StateHere: memory.state_here,
+            ev.StateComplete: memory.state_complete,
             ev.Begin: lambda begin: user.begin(begin.replays),
             ev.Called: lambda called: self._later(0.003, ev.Follow(called.submit)),
             ev.Prepare: lambda prepare: self._later(0.01, ev.Prepared(prepare.epoch)),
@@ -214,7 +214,7 @@ class Machine:
             ev.Resume: lambda _: self._resume(),
             ev.Installed: lambda installed: self._installed(installed.view),
             ev.Stop: lambda stop: self._stopped(stop.error),
-            ev.Leave: lambda _: self._leave(),
+            ev.Exit: lambda _: self._leave(),
         }
 
     def _shared_handlers(self, sharing: Sharing) -> dict[type, Callable[[Any], None]]:

@@ -151,10 +151,10 @@ class Memory:
         kept = self._keeps.pop(instruction.step)
         self._user.committed(instruction.step, kept.epoch, kept.contributors, kept.view, kept.result)
 
-    def state_here(self, instruction: ev.StateHere) -> None:
+    def state_complete(self, instruction: ev.StateComplete) -> None:
         """The training state after this step is whole."""
         self._keeps.here(instruction.step)
-        self._user.state_here(instruction.step, instruction.digests)
+        self._user.state_complete(instruction.step, instruction.digests)
 
     def expect(self, instruction: ev.Expect) -> None:
         """Make room for the training state."""

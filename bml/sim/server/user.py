@@ -186,7 +186,7 @@ class User:
             self._computes = False
             if self.leaves:
                 self.goes = True
-                self._handle(ev.Go("it was asked to"))
+                self._handle(ev.Leaving("it was asked to"))
                 return
             if give is not None:
                 self._handle(give)
@@ -225,7 +225,7 @@ class User:
         """Whether it has stopped at a boundary until it is given a state that is not here yet."""
         return self._idle and self._here is None and not self._wakes and not self.over
 
-    def state_here(self, step: int, digests: dict[Part, str]) -> None:
+    def state_complete(self, step: int, digests: dict[Part, str]) -> None:
         """The state after `step` is here: take it at the next boundary, or when the waiting thread wakes."""
         self._here = step, digests
         if self._idle:

@@ -11,7 +11,7 @@ _QUESTIONS = 4
 """So often it is said before a server gives up; time in which the server itself is stopped does not count."""
 
 
-class Farewell:
+class EndNotice:
     """The end of a training function, and how often it was said in vain. Times are in seconds.
 
     `waits_s`: how long no coordinator may be heard.

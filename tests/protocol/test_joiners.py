@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bml.protocol.coordinator import core as coord
-from bml.protocol.coordinator.joiners import Roster, works_again
+from bml.protocol.coordinator.joiners import Joiners, works_again
 from bml.protocol.timeouts import Timeouts
 from bml.protocol.wire import messages as msg
 from bml.protocol.wire.messages import Incarnation, View
@@ -19,12 +19,12 @@ def view(*failures: str) -> View:
     return View(3, FABRIC.without(*failures).servers, failures, 7, "", 0.0)
 
 
-def waiting(*failures: str) -> Roster:
-    roster = Roster()
-    roster.asks_to_join(INCARNATION)
+def waiting(*failures: str) -> Joiners:
+    joiners = Joiners()
+    joiners.asks_to_join(INCARNATION)
     for server in view(*failures).members:
-        roster.can_send_state(server)
-    return roster
+        joiners.can_send_state(server)
+    return joiners
 
 
 def test_links_of_an_earlier_incarnation_do_not_keep_a_server_out() -> None:
@@ -42,22 +42,22 @@ def test_nobody_comes_nothing_works_again() -> None:
 
 def test_who_cannot_be_reached_waits_until_something_changes() -> None:
     broken = ("server:0", "switch:0/0", "switch:1/0")
-    roster = waiting(*broken)
-    assert roster.admitted(view(*broken)) == {0: INCARNATION}
-    assert roster.reached({0: INCARNATION}, (1, 2, 3), map(parse_failure, broken)) == {}
-    assert roster.admitted(view(*broken)) == {}, "or there would be view after view for nothing"
-    assert roster.waiting == (0,)
-    assert roster.admitted(view("server:0", "switch:1/0")) == {0: INCARNATION}
-    assert roster.reached({0: INCARNATION}, (0, 1, 2, 3), ()) == {0: INCARNATION}
+    joiners = waiting(*broken)
+    assert joiners.admitted(view(*broken)) == {0: INCARNATION}
+    assert joiners.reached({0: INCARNATION}, (1, 2, 3), map(parse_failure, broken)) == {}
+    assert joiners.admitted(view(*broken)) == {}, "or there would be view after view for nothing"
+    assert joiners.waiting == (0,)
+    assert joiners.admitted(view("server:0", "switch:1/0")) == {0: INCARNATION}
+    assert joiners.reached({0: INCARNATION}, (0, 1, 2, 3), ()) == {0: INCARNATION}
 
 
 def test_a_new_incarnation_of_it_is_tried_anew() -> None:
     broken = ("server:0", "switch:0/0", "switch:1/0")
-    roster = waiting(*broken)
-    roster.reached({0: INCARNATION}, (1, 2, 3), map(parse_failure, broken))
-    roster.drop(0)
-    roster.asks_to_join(Incarnation(0, 6))
-    assert roster.admitted(view(*broken)) == {0: Incarnation(0, 6)}
+    joiners = waiting(*broken)
+    joiners.reached({0: INCARNATION}, (1, 2, 3), map(parse_failure, broken))
+    joiners.drop(0)
+    joiners.asks_to_join(Incarnation(0, 6))
+    assert joiners.admitted(view(*broken)) == {0: Incarnation(0, 6)}
 
 
 class Desk:
