@@ -1,8 +1,9 @@
-"""What a process that a training function forks lets go of: the server's sockets, and what else is not its.
+"""Releases a server's sockets and shared memory in the processes that a training function forks.
 
-A forked process, such as a worker that loads data, has a copy of every descriptor. While it held them, nobody
-would see the connections of a dead server end, and its ports would still take calls. Processes that are not
-forked by Python keep them; the launcher hears of a death otherwise (bml.cluster.fleets.fork_server).
+A forked process, such as a worker that loads data, has a copy of every descriptor. While it held them, no
+peer would see the connections of a dead server end, and the server's ports would still accept connections.
+Python calls the handlers of this module in every process that it forks. A process that C code forks keeps the
+descriptors; then the launcher reports the death of the server (bml.cluster.fleets.fork_server).
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from weakref import WeakSet
 
 
 class Forked(Protocol):
-    """What has more to let go of than a socket, or must not touch what it shares with its parent."""
+    """An object that a forked process must change, such as one with a lock or with shared memory."""
 
     def forked(self) -> None:
-        """Let go of everything, in a child that was just forked; other threads may have had any lock then."""
+        """Release everything, in a child that was just forked; other threads may have held any lock then."""
         ...
 
 
@@ -26,13 +27,13 @@ _others: WeakSet[Forked] = WeakSet()
 
 
 def close_on_fork(sock: socket.socket) -> socket.socket:
-    """Have a socket closed in every process that is forked from now on; returns it."""
+    """Close `sock` in every process that is forked from now on; returns `sock`."""
     _sockets.add(sock)
     return sock
 
 
 def on_fork(thing: Forked) -> None:
-    """Call `thing.forked()` in every process that is forked from now on, as long as it is in use."""
+    """Call `thing.forked()` in every process that is forked from now on, while `thing` is in use."""
     _others.add(thing)
 
 

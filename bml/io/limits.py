@@ -1,4 +1,4 @@
-"""Limits of this process and its machine: which of them memory or descriptors were refused for."""
+"""Limits of this process and its machine: turns an OSError into an error that names the limit."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from bml.topology.errors import FabricError
 
 
 class NoRoom(FabricError):
-    """This process, not the one whose memory it wants, may map or open no more: says which limit it is."""
+    """This process may map or open no more; the text says which limit was reached, and how to raise it.
+
+    The process whose memory was to be mapped is not to blame.
+    """
 
 
 @contextlib.contextmanager
 def with_room(nbytes: int) -> Iterator[None]:
-    """Turn an OSError that speaks of a limit of this process, or machine, into NoRoom."""
+    """Turn an OSError about a limit of this process or machine into NoRoom; `nbytes` were asked for."""
     try:
         yield
     except OSError as error:
@@ -28,7 +31,7 @@ def with_room(nbytes: int) -> Iterator[None]:
 
 
 def _limit(code: int | None) -> str:
-    """What to look at; empty if it is not a limit."""
+    """The limit behind this errno, and how to raise it; empty if it is not a limit."""
     if code == errno.EMFILE:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return f"this process may have {most} files open: allow more (ulimit -n, LimitNOFILE= of its service)"

@@ -1,8 +1,8 @@
-"""Memory of this process outside of Python's heap: private, or in a file without a name that others may map.
+"""Memory of this process outside of Python's heap: private, or in an anonymous file that others may map.
 
-No mapping keeps a descriptor, and each is there until the last view of it is gone. Shared memory is not
-inherited as it is: a process that is forked gets it as private memory (`SharedMemory.forked`), and one of
-whose fork Python does not hear has nothing there at all.
+A mapping keeps no descriptor, and it exists until its last view is gone. A forked process does not share this
+memory with its parent. If Python forks the process, it gets the bytes as private memory
+(`SharedMemory.forked`). If C code forks it, nothing is mapped at these addresses.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bml.io.limits import with_room
 
 _NAME = "bml"
 MEMFD_LINK = f"/memfd:{_NAME}"
-"""What the links to files of `SharedMemory` in /proc begin with."""
+"""The links in /proc to files of `SharedMemory` begin so."""
 _MAP_FIXED, _MAP_NORESERVE, _MAP_POPULATE = 0x10, 0x4000, 0x8000
 _FAILED = ctypes.c_void_p(-1).value
 
@@ -40,11 +40,11 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class _Pages(np.ndarray[Any, Any]):
-    """The base of all views of a mapping: numpy leaves out an array there, but none of another class."""
+    """The base of all views of a mapping: numpy skips a plain array as a base, but not a subclass."""
 
 
 class Mapping:
-    """Pages that are unmapped with the last view of `view`. Raises OSError."""
+    """Mapped pages, unmapped when the last view of `view` is gone. Raises OSError."""
 
     __slots__ = ("__array_interface__", "__weakref__", "nbytes", "start")
 
@@ -61,38 +61,38 @@ class Mapping:
 
     @property
     def view(self) -> memoryview:
-        """All its bytes; read-only if they are."""
+        """All bytes of the mapping; read-only if the pages are."""
         return np.asarray(self).view(_Pages).data
 
     def cover(self, offset: int, nbytes: int, fd: int) -> None:
-        """Put the beginning of a file there, read-only, in the place of what was there."""
+        """Map the first `nbytes` of a file, read-only, at `offset` of this mapping. Raises OSError."""
         flags = mmap.MAP_SHARED | _MAP_FIXED | _MAP_POPULATE
         _map(self.start + offset, nbytes, mmap.PROT_READ, flags, fd)
 
     def become_private(self, fd: int) -> None:
-        """Keep the bytes, which are those of this file, and share no change of them from now on."""
+        """Keep the bytes, which are those of this file, but share no later change of them. Raises OSError."""
         protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED | _MAP_NORESERVE
         _map(self.start, self.nbytes, protection, flags, fd)
 
     def advise(self, advice: int) -> bool:
-        """Tell the kernel what is expected (mmap.MADV_*); returns whether it knows that."""
+        """Advise the kernel (mmap.MADV_*); returns whether it knows this advice."""
         return not _libc.madvise(self.start, self.nbytes, advice)
 
 
 def reserved(nbytes: int) -> Mapping:
-    """Addresses that are to be covered. Raises OSError."""
+    """Reserve addresses, in which `Mapping.cover` maps files. Raises OSError."""
     return Mapping(nbytes, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
 
 
 def read_only(fd: int, nbytes: int) -> memoryview:
-    """The beginning of a file. Raises OSError, ValueError if the file is shorter."""
+    """Map the first `nbytes` of a file, read-only. Raises OSError, ValueError if the file is shorter."""
     if os.fstat(fd).st_size < nbytes:
         raise ValueError(f"there are only {os.fstat(fd).st_size} bytes, not {nbytes}")
     return Mapping(nbytes, mmap.PROT_READ, mmap.MAP_SHARED, fd).view
 
 
 class PrivateMemory:
-    """Zeroed memory that nobody else sees, in huge pages where the kernel has them. Raises NoRoom."""
+    """Zeroed memory of this process alone, in huge pages where the kernel has them. Raises NoRoom."""
 
     def __init__(self, nbytes: int):
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -103,11 +103,11 @@ class PrivateMemory:
         self.start = mapping.start
 
     def close(self) -> None:
-        """Nothing is to be done."""
+        """Do nothing: the memory is unmapped with its last view."""
 
 
 class SharedMemory:
-    """Zeroed memory in a file without a name. Raises OSError when there is not enough."""
+    """Zeroed memory in an anonymous file. Raises OSError when there is not enough."""
 
     def __init__(self, nbytes: int):
         self._fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -124,7 +124,10 @@ class SharedMemory:
         forks.on_fork(self)
 
     def close(self) -> None:
-        """Let nobody open it any more; its bytes stay, here as private memory. Idempotent."""
+        """Close the file, so that no process can open it any more. Idempotent.
+
+        The bytes stay: as private memory here, and in the processes that have the file mapped.
+        """
         mapping = self._mapping()
         if self._fd >= 0 and mapping is not None:
             with contextlib.suppress(OSError):
@@ -132,16 +135,16 @@ class SharedMemory:
         self.hide()
 
     def hide(self) -> None:
-        """Let nobody open it any more; those that have it mapped see what is written there. Idempotent.
+        """Close the file, but keep sharing the memory with the processes that have it mapped. Idempotent.
 
-        Processes that are forked later have nothing there.
+        In processes that are forked later, nothing is mapped there.
         """
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def forked(self) -> None:
-        """In a child: what it writes there must not be its parent's. Where that fails, nothing is there."""
+        """In a child: make the memory private, so that its writes do not reach the parent."""
         self.close()
 
 

@@ -1,7 +1,8 @@
-"""The memory that payloads live in, handed out in parts and used again; registered once with every RDMA NIC.
+"""A pool allocator for payloads: memory is registered once with every RDMA NIC, and reused between steps.
 
-Asking the kernel for a result and scratch memory in every step costs a third of a large step's processor
-time, as it clears every page of them. Arrays of a pool are sent, and received into, without a copy.
+If the kernel were asked for results and scratch memory in every step, it would clear every page of them,
+which takes a third of a large step's processor time. Arrays of a pool are sent, and received into, without a
+copy.
 """
 
 from __future__ import annotations
@@ -38,30 +39,30 @@ _IDLE_FACTOR = 16
 
 
 class Memory(Protocol):
-    """Where arrays come from that a transport moves."""
+    """An allocator of arrays that a transport moves."""
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-        """An uninitialised, contiguous array."""
+        """Return an uninitialised, contiguous array of this shape and dtype."""
         ...
 
 
 class Registration(Protocol):
-    """A region of memory as one NIC knows it."""
+    """A region of memory that is registered with one RDMA NIC: its local and its remote key."""
 
     lkey: int
     rkey: int
 
     def close(self) -> None:
-        """Unregister."""
+        """Unregister the region."""
         ...
 
 
 Register = Callable[[int, int], Registration]
-"""Registers (address, nbytes) with one NIC; raises OSError."""
+"""A function that registers (address, nbytes) with one NIC; it raises OSError."""
 
 
 class Located(NamedTuple):
-    """Where a view lies: its address, and its region's registrations, one per NIC in order of `add_nic`."""
+    """The address of a view, and the registrations of its region: one per NIC, in the order of `add_nic`."""
 
     address: int
     registrations: list[Registration]
@@ -70,8 +71,9 @@ class Located(NamedTuple):
 class Block(np.ndarray[Any, Any]):
     """The base of an array in pool memory: `on_gone` is called when its last view is gone.
 
-    It must be made from the memory itself: numpy leaves out an array between a view and another array. In any
-    thread, as a finalizer is, but made with less: a step that makes one finds little of it in the cache.
+    It must be made from the memory itself, as numpy skips an array between a view and another array.
+    `on_gone` is called in any thread, as a finalizer is. A Block is cheaper to make than a finalizer: a step
+    that makes one finds little of the finalizer's code in the cache.
     """
 
     on_gone: Callable[[], object] | None = None
@@ -82,27 +84,27 @@ class Block(np.ndarray[Any, Any]):
 
 
 class _Region:
-    """One piece of memory that was registered as a whole, and what of it is free."""
+    """A piece of memory that was registered as a whole, and a list of its free parts."""
 
     def __init__(self, memory: OwnMemory, nbytes: int) -> None:
         self.memory = memory
         self.start = memory.start
         self.nbytes = nbytes
         self.registrations: list[Registration] = []
-        # (start, nbytes) of what is free, in order, never two that touch.
+        # (start, nbytes) of the free parts, in order; adjacent parts are always joined.
         self.free = [(0, nbytes)]
         self.used_nbytes = 0
         self.touched_nbytes = 0
-        """From its beginning on so much was handed out at some time: the kernel has given pages for it."""
+        """The largest offset that was ever handed out: the kernel has given pages up to it."""
         self.needed_at = 0
-        """See `RegisteredPool._volume`: when a quarter of that was in use for the last time."""
+        """When a quarter of the touched bytes was last in use, by the clock `RegisteredPool._volume`."""
 
     def has(self, address: int, nbytes: int) -> bool:
-        """Whether all these bytes lie in it."""
+        """Whether all these bytes lie in the region."""
         return self.start <= address and address + nbytes <= self.start + self.nbytes
 
     def take(self, nbytes: int) -> int | None:
-        """First fit; returns the offset."""
+        """Take the first free part that is large enough; returns its offset, None if there is none."""
         for index, (start, size) in enumerate(self.free):
             if size >= nbytes:
                 if size == nbytes:
@@ -115,12 +117,12 @@ class _Region:
         return None
 
     def needed(self, at: int) -> None:
-        """A part of it is handed out now."""
+        """Note that a part of the region is handed out now."""
         if 4 * self.used_nbytes >= self.touched_nbytes:
             self.needed_at = at
 
     def close(self) -> None:
-        """Unregister it, and share it no more; who has views of it keeps it."""
+        """Unregister the region, and share it no more; views of it stay valid."""
         while self.registrations:
             self.registrations.pop().close()
         self.memory.close()
@@ -139,17 +141,18 @@ class _Region:
 
 
 class RegisteredPool:
-    """Memory that is registered with every NIC in large regions, each once, and handed out in parts.
+    """Memory in large regions, each registered once with every NIC, that is handed out in parts.
 
-    Regions have `nbytes` at first, later ones are larger. When an array fits into none, regions without any
-    are dropped and another is made, until there are `max_nbytes` (None: as much as the machine gives). A
-    region without arrays is dropped, too, when 16 times its bytes were handed out since it was needed: so
-    what lies idle is no more than was needed at one time lately, and to make it anew is little work.
+    The first region has `nbytes`, later ones are larger. When an array fits into no region, regions without
+    arrays are dropped and a new one is made, up to `max_nbytes` in all (None: no limit of the pool's own). A
+    region without arrays is also dropped when 16 times its bytes were handed out since it was last needed. So
+    the idle memory is never more than was needed at one time lately, and little work is done to make a region
+    again.
 
     An array's part is free again when the last view of it is gone. `empty` may be called from any thread.
-    `make` makes the memory of a region; arrays of less than `least_nbytes` come from the heap, which is warm
-    and quicker. Raises FabricError that names the setting when there is not enough memory, or not enough of
-    it may be locked.
+    `make` makes the memory of a region. Arrays of less than `least_nbytes` come from the heap, which is in
+    the cache and quicker. Raises FabricError, which names the setting, when there is not enough memory, or
+    when the process may not lock enough of it; UsageError for sizes that contradict each other.
     """
 
     def __init__(
@@ -167,7 +170,7 @@ class RegisteredPool:
         self._max_nbytes = max_nbytes
         self._make = make
         self._least_nbytes = max(least_nbytes, 1)
-        # Smallest first, so that small arrays keep no large one from being dropped. Never changed in place.
+        # Smallest first, so that small arrays do not keep a large region in use. Never changed in place.
         self._regions: list[_Region] = []
         self._nics: list[Register] = []
         self._lock = threading.Lock()
@@ -177,11 +180,11 @@ class RegisteredPool:
         self._volume = 0
         self._review_at = 0
         self.changes = 0
-        """How often a region was made or dropped: what others know of its memory is of that time."""
+        """How often a region was made or dropped. Other servers compare it with what they have mapped."""
         forks.on_fork(self)
 
     def add_nic(self, register: Register) -> int:
-        """Register all memory, of now and of later, with one more NIC; returns its number."""
+        """Register all present and future memory with one more NIC; returns the NIC's number."""
         with self._lock:
             for region in self._regions:
                 region.registrations.append(_registered(register, region))
@@ -189,7 +192,10 @@ class RegisteredPool:
             return len(self._nics) - 1
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-        """See `Memory`; an array that is empty, or too small, is no memory of the pool."""
+        """See `Memory`. An array that is empty, or smaller than `least_nbytes`, comes from the heap.
+
+        Raises FabricError as the class says.
+        """
         kind = np.dtype(dtype)
         count = prod(shape) if isinstance(shape, tuple) else shape
         wanted = count * kind.itemsize
@@ -203,7 +209,7 @@ class RegisteredPool:
         return np.ndarray(shape, kind, block)
 
     def find(self, view: memoryview | Array) -> Located | None:
-        """Where these bytes lie, or None if they are not the pool's."""
+        """Return where these bytes lie, None if they are not in the pool."""
         address = address_of(view)
         for region in self._regions:
             if region.has(address, view.nbytes):
@@ -212,25 +218,25 @@ class RegisteredPool:
 
     @property
     def nbytes(self) -> int:
-        """How much memory is registered."""
+        """Bytes of all regions."""
         return sum(region.nbytes for region in self._regions)
 
     @property
     def free_nbytes(self) -> int:
-        """How much of it is free."""
+        """Bytes of all regions that no array uses."""
         with self._lock:
             self._collect()
             return sum(size for region in self._regions for _, size in region.free)
 
     def close(self) -> None:
-        """Unregister everything, and share it no more; arrays stay valid as plain memory. Idempotent."""
+        """Unregister all regions, and share them no more; arrays stay valid as plain memory. Idempotent."""
         with self._lock:
             for region in self._regions:
                 region.close()
             self._nics.clear()
 
     def forked(self) -> None:
-        """In a child, begin anew: another thread may have been in the middle of anything here."""
+        """In a child, start with an empty pool: another thread may have been changing this one."""
         self._lock = threading.Lock()
         self._regions, self._nics, self._returned = [], [], deque()
 
@@ -243,7 +249,7 @@ class RegisteredPool:
         return region, start
 
     def _find_room(self, nbytes: int) -> tuple[_Region, int]:
-        if self._returned:  # what was dropped last is wanted again, as a rule
+        if self._returned:  # the part that was freed last is usually the one that fits
             last = self._returned.pop()
             if last[2] == nbytes:
                 return last[:2]
@@ -260,7 +266,7 @@ class RegisteredPool:
 
     def _grow(self, nbytes: int) -> _Region:
         self._drop([region for region in self._regions if not region.used_nbytes])
-        # A bit more, so that vectors which grow step by step, or are many, do not take a region each.
+        # Some more than asked for, so that vectors that grow, or many vectors, do not take a region each.
         size = self._first_nbytes
         if nbytes > size:
             size = _in_pages(nbytes + nbytes // 4, _HUGE_NBYTES)
@@ -288,7 +294,7 @@ class RegisteredPool:
         return region
 
     def _review(self) -> None:
-        """Drop what has not been needed for long; costs the less, the more rarely it is done."""
+        """Drop regions that have not been needed for long, and decide when to look again."""
         self._collect()
         self._drop(
             [
@@ -314,16 +320,16 @@ class RegisteredPool:
 
 
 def private_pool() -> RegisteredPool:
-    """A pool of memory that nobody else sees."""
+    """A pool of memory that only this process sees."""
     return RegisteredPool(_FIRST_NBYTES, make=PrivateMemory, least_nbytes=_LEAST_NBYTES)
 
 
 def address_of(view: memoryview | Array) -> int:
     """The address of a contiguous view's first byte."""
     try:
-        # It is asked for every frame, and numpy takes longer.
+        # This is called for every frame, and numpy takes longer.
         return addressof(c_char.from_buffer(view))  # type: ignore[arg-type]
-    except (TypeError, ValueError):  # it is read-only, or empty
+    except (TypeError, ValueError):  # the view is read-only, or empty
         pass
     array = view if isinstance(view, np.ndarray) else np.frombuffer(view, np.uint8)
     address: int = array.__array_interface__["data"][0]
@@ -331,7 +337,10 @@ def address_of(view: memoryview | Array) -> int:
 
 
 def idle(volume: int, needed_at: int, nbytes: int) -> bool:
-    """Whether memory was not needed for long: while 16 times as many bytes were handed out."""
+    """Whether memory of `nbytes` was not needed while 16 times as many bytes were handed out.
+
+    `volume` is the pool's clock, the bytes handed out so far; `needed_at` is its value at the last need.
+    """
     return volume - needed_at > _IDLE_FACTOR * nbytes
 
 

@@ -1,7 +1,7 @@
-"""One epoll loop, run by one thread: file descriptors, timers, and a wake-up from other threads.
+"""An epoll loop for one thread: callbacks for file descriptors, timers, and wake-ups from other threads.
 
-A callback may add, modify or remove any descriptor, its own too: a descriptor that was removed in a pass is
-not called any more in that pass, even if its number was used again.
+A callback may add, modify or remove any descriptor, also its own. The callback of a descriptor that was
+removed in a pass is not called any more in that pass, even if the descriptor's number is in use again.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from bml.io import forks
 READ = select.EPOLLIN
 WRITE = select.EPOLLOUT
 PEER_CLOSED = select.EPOLLRDHUP
-"""Reported on its own when a connection is not being read and the peer closed or died."""
+"""Reported even if nothing is read from a connection: the peer closed it, or died."""
 BROKEN = select.EPOLLERR | select.EPOLLHUP
-"""Always reported, whether asked for or not."""
+"""Reported always, even if it was not asked for."""
 
 _MAX_READY = 256
 
@@ -38,7 +38,7 @@ class _Watch:
 
 
 class Timer:
-    """A callback that runs once, later; `cancel()` any time."""
+    """A callback that runs once, later; `cancel()` may be called at any time."""
 
     __slots__ = ("_callback", "_order")
 
@@ -51,20 +51,20 @@ class Timer:
 
     @property
     def due_s(self) -> float:
-        """When it is due on the monotonic clock, in seconds."""
+        """The time on the monotonic clock, in seconds, when it is due."""
         return self._order[0]
 
     @property
     def cancelled(self) -> bool:
-        """Whether it was cancelled or has run."""
+        """Whether the timer was cancelled or has run."""
         return self._callback is None
 
     def cancel(self) -> None:
-        """Never run it; no effect if it ran already."""
+        """Do not run it; no effect if it has run already."""
         self._callback = None
 
     def run(self) -> None:
-        """Run it now unless it was cancelled; the poller does this."""
+        """Run the callback now, unless the timer was cancelled; the poller calls this."""
         callback, self._callback = self._callback, None
         if callback is not None:
             callback()
@@ -92,7 +92,7 @@ class Poller:
         self._timer_count = 0
         self.queued: deque[Callable[[], None]] = deque()
         """Callbacks of `soon` that wait to be called."""
-        self._wake_lock = threading.RLock()  # the handler of a signal may wake while its thread does
+        self._wake_lock = threading.RLock()  # a signal handler may call `wake` while its thread is in `wake`
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         forks.on_fork(self)
         self.add(self._wake_fd, READ, self._woken)
@@ -103,7 +103,7 @@ class Poller:
         return self._epoll.closed
 
     def fileno(self) -> int:
-        """A descriptor that can be read when `poll` would not wait for one of those that are watched."""
+        """A descriptor that is readable when a watched descriptor is ready, so that `poll` would not wait."""
         return self._epoll.fileno()
 
     def add(self, fd: int, events: int, callback: Callable[[int], None]) -> None:
@@ -140,22 +140,25 @@ class Poller:
 
     @property
     def due_s(self) -> float:
-        """When `poll` is needed whatever is ready, on the clock of `now_s`; infinity if that is not known."""
+        """The time, on the clock of `now_s`, when `poll` must be called even if no descriptor is ready.
+
+        It is infinity when there is no timer, and 0 when callbacks of `soon` wait.
+        """
         timers = self._timers
         while timers and timers[0].cancelled:
             heapq.heappop(timers)
         return 0.0 if self.queued else timers[0].due_s if timers else math.inf
 
     def wake(self) -> None:
-        """Make `poll` return and call `on_wake`; from any thread, also after `close`."""
+        """Make `poll` call `on_wake` and return; may be called from any thread, also after `close`."""
         with self._wake_lock:
             if self._wake_fd >= 0:
                 os.eventfd_write(self._wake_fd, 1)
 
     def poll(self, timeout_s: float | None = None) -> int:
-        """Wait until something is ready or `timeout_s` is over (None: for ever) and run its callbacks.
+        """Wait until a descriptor is ready, or for `timeout_s` seconds (None: for ever); run the callbacks.
 
-        Returns how many descriptors were called. Timers and `soon` callbacks end the wait too.
+        Returns how many descriptors were ready. Timers and callbacks of `soon` end the wait, too.
         """
         if self.queued:
             with self.guard:
@@ -167,8 +170,8 @@ class Poller:
 
     def _call(self, ready: list[tuple[int, int]]) -> None:
         watches = self._watches
-        # The watches of this pass are looked up before any callback runs: a number that is closed
-        # and used again during the pass is another watch, and the stale one is not active any more.
+        # The watches of this pass are looked up before any callback runs: if a descriptor is closed and its
+        # number is used again during the pass, that is another watch, and the old one is not active any more.
         calls = [(watches[fd], events) for fd, events in ready if fd in watches]
         for watch, events in calls:
             if watch.active:
@@ -179,7 +182,7 @@ class Poller:
             self._run_soon()
 
     def close(self) -> None:
-        """Forget everything and free the poller's own descriptors; watched ones stay open. Idempotent."""
+        """Forget all callbacks and close the poller's own descriptors; watched ones stay open. Idempotent."""
         with self._wake_lock:
             if self._wake_fd < 0:
                 return
@@ -193,7 +196,7 @@ class Poller:
         self._epoll.close()
 
     def forked(self) -> None:
-        """Let go of the descriptors, which this process shares with its parent (see bml.io.forks)."""
+        """Close the descriptors, which this process shares with its parent (see bml.io.forks)."""
         fd, self._wake_fd = self._wake_fd, -1
         if fd >= 0:
             os.close(fd)
@@ -207,13 +210,13 @@ class Poller:
         return until_s if timeout_s is None or timeout_s < 0 else min(until_s, timeout_s)
 
     def _run_timers(self) -> None:
-        # Strictly before now: a timer that sets itself again must not keep the pass from ending.
+        # Only timers due before now: a timer that sets itself again must not keep the pass from ending.
         now_s = time.monotonic()
         while self._timers and self._timers[0].due_s < now_s:
             heapq.heappop(self._timers).run()
 
     def _run_soon(self) -> None:
-        # Only those that are there now; one by one, so that an exception leaves the others in place.
+        # Only the present callbacks, one by one, so that an exception leaves the others in the queue.
         for _ in range(len(self.queued)):
             if self.queued:
                 self.queued.popleft()()

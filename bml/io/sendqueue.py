@@ -1,7 +1,7 @@
-"""What waits to be written to one connection: by priority, then in order, and never a copy of a payload.
+"""The send queue of one connection: frames by priority, then in order, and never a copy of a payload.
 
-The kernel's send buffer is kept small on purpose, so that what waits waits here, where an urgent frame can
-still overtake bulk that nobody needs yet. Small frames are gathered into one system call.
+The kernel's send buffer is kept small on purpose. So frames wait here, where an urgent frame can still
+overtake others, and not in the kernel. Small frames are gathered into one system call.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ _GATHER_NBYTES = 64 << 10
 _GATHER_VIEWS = 128
 
 Frame = tuple[int, int, bytes, memoryview | None]
-"""(priority, number, head, payload): compares by the first two, the number is unique."""
+"""(priority, number, head, payload). Frames are ordered by the first two; no two have the same number."""
 
 
 class Counters:
-    """Frames and bytes of one link, in both directions; outlives its connections."""
+    """Counts the frames and bytes of one link in both directions, over all its connections."""
 
     __slots__ = (
         "frames_received",
@@ -35,22 +35,22 @@ class Counters:
         self.nbytes_sent = 0
         self.frames_received = 0
         self.nbytes_received = 0
-        # Copies of payload made by this process; what the kernel does in a system call is not counted.
+        # Bytes of payload that this process copied; copies made by the kernel in system calls do not count.
         self.nbytes_copied_sent = 0
         self.nbytes_copied_received = 0
-        # Payload that was read where it lay in the sender's memory; no part of what was sent and received.
+        # Bytes of payload that were read in the sender's memory; they are not in nbytes_sent and received.
         self.nbytes_zero_copy_sent = 0
         self.nbytes_zero_copy_received = 0
 
 
 class SendQueue:
-    """Frames that wait, and the rest of the one that is partly written."""
+    """The frames that wait, and the rest of a frame that is partly written."""
 
     __slots__ = ("_counters", "_number", "_partial", "_waiting", "nbytes")
 
     def __init__(self, counters: Counters) -> None:
         self.nbytes = 0
-        """Bytes not yet given to the kernel, headers included."""
+        """Bytes that the kernel does not have yet, with headers."""
         self._counters = counters
         self._waiting: list[Frame] = []
         self._partial: list[bytes | memoryview] = []
@@ -60,25 +60,25 @@ class SendQueue:
         return len(self._waiting) + bool(self._partial)
 
     def push(self, priority: int, head: bytes, payload: memoryview | None) -> None:
-        """Queue one frame; `payload` is a view of bytes and must not change until it is written."""
+        """Queue one frame; `payload`, a view of bytes, must not change until it is written."""
         self._number += 1
         heappush(self._waiting, (priority, self._number, head, payload))
         self.nbytes += len(head) + (0 if payload is None else len(payload))
 
     def peek(self) -> Frame | None:
-        """The frame that is next, for those who do not write to a socket."""
+        """The next frame, for a caller that does not write to a socket; None if the queue is empty."""
         return self._waiting[0] if self._waiting else None
 
     def pop(self) -> Frame:
-        """Take the next frame out; the caller counts it as sent when it is."""
+        """Take the next frame out; the caller counts it when it has been sent."""
         frame = heappop(self._waiting)
         self.nbytes -= len(frame[2]) + (0 if frame[3] is None else len(frame[3]))
         return frame
 
     def write(self, sock: socket.socket) -> bool:
-        """Write the next few frames with one system call; raises OSError, but not when it would block.
+        """Write the next few frames with one system call; raises OSError, except when it would block.
 
-        Returns whether the kernel took all that it was offered, so that it makes sense to go on.
+        Returns whether the kernel took all bytes that were offered, so that another call may write more.
         """
         if len(self._partial) == 1 and len(self._partial[0]) >= _GATHER_NBYTES:
             return self._write_rest(sock)
@@ -111,7 +111,7 @@ class SendQueue:
         return False
 
     def _write_rest(self, sock: socket.socket) -> bool:
-        """Go on with a long frame: `write`, without the work that many small frames need."""
+        """Continue a long frame: as `write`, without the work that many small frames need."""
         rest = self._partial[0]
         try:
             sent = sock.sendmsg((rest,), (), socket.MSG_NOSIGNAL)
@@ -127,9 +127,9 @@ class SendQueue:
         return False
 
     def finish_partial(self) -> None:
-        """Drop all frames but the partly written one, whose rest is copied: its buffer may be used again.
+        """Drop all frames except a partly written one, and copy the rest of that, so that its buffer is free.
 
-        The rest must still be written, or the other side could not tell where the next frame begins.
+        The rest must still be written, or the peer could not tell where the next frame begins.
         """
         self._waiting.clear()
         rest = b"".join(self._partial)
@@ -137,7 +137,7 @@ class SendQueue:
         self.nbytes = len(rest)
 
     def clear(self) -> None:
-        """Drop everything: the connection is gone."""
+        """Drop all frames: the connection is gone."""
         self._waiting.clear()
         self._partial.clear()
         self.nbytes = 0
@@ -147,7 +147,7 @@ class SendQueue:
             heappush(self._waiting, frame)
 
     def _settle(self, sent: int, taken: list[Frame]) -> None:
-        """Book `sent` bytes of what was offered: the partial frame first, then `taken` in order."""
+        """Account for `sent` of the offered bytes: first for the partial frame, then for `taken` in order."""
         if self._partial:
             sent = _cut(self._partial, sent)
             if self._partial:
@@ -169,7 +169,7 @@ class SendQueue:
 
 
 def _cut(views: list[bytes | memoryview], nbytes: int) -> int:
-    """Remove the first `nbytes` bytes from the views; return how many of them were left over."""
+    """Remove the first `nbytes` bytes from the views; return how many bytes the views were short of that."""
     while views and nbytes >= len(views[0]):
         nbytes -= len(views.pop(0))
     if views and nbytes:

@@ -1,10 +1,11 @@
-"""Giving way to others while waiting, and noticing that a core is shared while another may be free.
+"""Spin-yield: a thread that waits yields its core a number of times before it sleeps.
 
-What a server waits for is usually there sooner than one can be woken, so it yields, and looks again. But the
-kernel may have woken two servers on one core. As both are always ready to run they stay there until it
-balances its load, 10 ms later or more, which is a hundred small steps; to sleep and be woken does not part
-them. A yield that takes long has given the core to somebody else: whoever gets clearly less than a fair share
-goes to another core.
+What a server waits for usually happens sooner than a sleeping thread can be woken. So a thread that waits
+calls `sched_yield` and looks again. But the kernel may have placed two servers on one core. Both are always
+ready to run, so they stay there until the kernel balances its load, 10 ms later or more, which is the time of
+a hundred small steps. Sleeping and waking does not separate them. This module notices such contention: a
+yield that takes long has given the core to another thread. A thread that gets clearly less than its fair
+share of its core moves to another core.
 """
 
 from __future__ import annotations
@@ -14,30 +15,31 @@ import os
 from time import perf_counter
 
 _LONG_YIELD_S = 12e-6
-"""A yield that takes longer has let another thread work; in less it has waited, too, and given way itself."""
+"""If a yield takes longer, another thread has worked meanwhile. In less time it can only have
+yielded, too."""
 _SHARED_GAP_S = 0.5e-3
-"""So long without such a yield, and the core is not shared any more; longer than it takes to move."""
+"""After so long without such a yield the core is not shared any more; longer than a move takes."""
 _LEAST_YIELDS = 4
-"""One yield may be long because something else has run for a moment."""
+"""The least number of long yields; a single one may be long because another process ran for a moment."""
 _SHORTEST_S, _LONGEST_S = 0.25e-3, 16e-3
-"""How long to look before moving: at first, and at most, if that has not helped."""
+"""The time to watch before moving: at first, and at most, when moves have not helped."""
 _FAIR_FRACTION = 0.75
-"""A smaller part of a fair share than this is no chance."""
+"""A thread moves if it gets less than this fraction of its fair share of the core."""
 
 _sched_getcpu = ctypes.CDLL(None).sched_getcpu
 
 
 class CoreContention:
-    """Decides when a thread that gives way is to move: by how much of its core's time others have had.
+    """Decides when a thread that yields is to move: by the share of its core's time that others have had.
 
-    It is the one of number `rank` of `n_threads` that have about the same to do, on `n_cores`. If there are
-    more than `most_per_core` to a core it never moves. Not all that share a core are to leave it at once, so
-    a higher rank takes longer to decide.
+    The thread has number `rank` of `n_threads`, which have about the same amount of work, on `n_cores`. It
+    never moves if there are more than `most_per_core` threads to a core. A thread of a higher rank watches
+    longer before it moves, so that not all threads leave a shared core at once.
     """
 
     def __init__(self, rank: int, n_threads: int, n_cores: int, most_per_core: int):
         self.may_move = n_cores > 1 and n_threads <= most_per_core * n_cores
-        """Whether it ever does; if not, nothing is to be noted."""
+        """Whether the thread ever moves; if not, its yields need not be timed."""
         self._most_yielded = 1 - _FAIR_FRACTION * min(1.0, n_cores / n_threads)
         self._shortest_s = self._window_s = _SHORTEST_S * (1 + rank)
         self._last_s = 0.0
@@ -45,7 +47,7 @@ class CoreContention:
         self._begin(0.0)
 
     def yielded(self, from_s: float, to_s: float) -> bool:
-        """Others had its core from then until then; returns whether it is to move now."""
+        """Note that other threads had the core between these times; returns whether to move now."""
         if not self.shared_lately(from_s):
             self._begin(from_s)
             self._window_s = self._shortest_s
@@ -61,16 +63,16 @@ class CoreContention:
         return contended
 
     def wait_begins(self) -> None:
-        """A wait begins: for as long as moving may take, it is not to sleep beside somebody who may move."""
+        """Note that a wait begins: it does not sleep on a shared core for as long as a move may take."""
         if self.may_move:
             self._awake_until_s = perf_counter() + _LONGEST_S
 
     def stays_awake(self, now_s: float) -> bool:
-        """Whether it has shared its core just now, perhaps with somebody who is about to move."""
+        """Whether it shared its core just now, and the other thread may be about to move."""
         return self.shared_lately(now_s) and now_s < self._awake_until_s
 
     def shared_lately(self, now_s: float) -> bool:
-        """Whether it has shared its core just now."""
+        """Whether it shared its core just now."""
         return now_s - self._last_s <= _SHARED_GAP_S
 
     def _begin(self, now_s: float) -> None:
@@ -78,10 +80,11 @@ class CoreContention:
 
 
 def yield_core(contention: CoreContention) -> bool:
-    """Let others run that are ready to; then go to another core if it is time for that.
+    """Let other ready threads run; then move to another core if it is time for that.
 
-    Returns whether this counts for who gives way so often before it sleeps. Beside somebody who moves it does
-    not: the kernel may put a thread that it wakes on the core of whoever wakes it, and all was in vain.
+    Returns True if this yield counts towards the spin limit, after which the caller sleeps. It does not count
+    while the core is shared with a thread that may move: the kernel may place a thread on the core of the
+    thread that wakes it, and then the move would be in vain.
     """
     if not contention.may_move:
         os.sched_yield()
@@ -100,9 +103,9 @@ def n_cores() -> int:
 
 
 def _move() -> None:
-    """Go to another core of those that this thread may use; where it runs later is the kernel's choice.
+    """Move to another core that this thread may use; where it runs later is the kernel's choice.
 
-    The mask that is restored becomes the thread's own: if its cpuset grows later, it does not grow with it.
+    The affinity mask is restored. It is now the thread's own: it does not grow if the cpuset grows later.
     """
     allowed = os.sched_getaffinity(0)
     others = allowed - {_sched_getcpu()}
