@@ -6,7 +6,7 @@ import ctypes
 
 _FUTEX = 202  # its number on x86-64, see `segment.why_not`
 _WAIT, _WAKE = 0, 1
-_EVERYBODY = 1 << 30
+_ALL = 1 << 30
 
 
 class _Timespec(ctypes.Structure):
@@ -26,12 +26,12 @@ _syscall.argtypes = [
 
 
 def wait(address: int, value: int, timeout_s: float) -> None:
-    """Sleep while the 32-bit word at `address` is `value`, at most so long; may return early."""
+    """Sleep while the 32-bit word at `address` is `value`, for `timeout_s` at most; may return early."""
     seconds = int(timeout_s)
     timeout = _Timespec(seconds, int((timeout_s - seconds) * 1e9))
     _syscall(_FUTEX, address, _WAIT, value, ctypes.byref(timeout), None, 0)
 
 
 def wake(address: int) -> None:
-    """Wake all who sleep on the word at `address`."""
-    _syscall(_FUTEX, address, _WAKE, _EVERYBODY, None, None, 0)
+    """Wake all threads that sleep on the word at `address`."""
+    _syscall(_FUTEX, address, _WAKE, _ALL, None, None, 0)

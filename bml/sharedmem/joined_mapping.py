@@ -1,4 +1,4 @@
-"""Segments of several servers, mapped to be read one behind the other: a result that lies in many places."""
+"""Segments of several servers, mapped one behind the other: a result whose shares lie in many places."""
 
 from __future__ import annotations
 
@@ -16,36 +16,37 @@ from bml.sharedmem.segment import SegmentAddress, open_to_read
 
 
 class JoinedMapping:
-    """The first `piece_nbytes` of each segment, in order; a multiple of the page size.
+    """A read-only mapping of the first `share_nbytes` of each segment, in order.
 
-    Raises OSError if one of them is gone, NoRoom if this process may map no more.
+    `share_nbytes` is a multiple of the page size. Raises OSError if a segment is gone, NoRoom if this process
+    may map no more.
     """
 
-    def __init__(self, segments: Sequence[SegmentAddress], piece_nbytes: int):
-        self.nbytes = len(segments) * piece_nbytes
+    def __init__(self, segments: Sequence[SegmentAddress], share_nbytes: int):
+        self.nbytes = len(segments) * share_nbytes
         with with_room(self.nbytes):
             mapping = reserved(self.nbytes)
         for index, segment in enumerate(segments):
             fd = open_to_read(segment)
             try:
-                if os.fstat(fd).st_size < piece_nbytes:
-                    raise OSError(f"{segment} is shorter than {piece_nbytes} bytes")
-                with with_room(piece_nbytes):
-                    mapping.cover(index * piece_nbytes, piece_nbytes, fd)
+                if os.fstat(fd).st_size < share_nbytes:
+                    raise OSError(f"{segment} is shorter than {share_nbytes} bytes")
+                with with_room(share_nbytes):
+                    mapping.cover(index * share_nbytes, share_nbytes, fd)
             finally:
                 os.close(fd)
         self._buffer = mapping.view
 
     def view(self, n_elements: int, dtype: np.dtype[Any]) -> Array:
-        """The first elements, to be read while this object is there."""
+        """The first elements; the view is valid while this object exists."""
         return np.frombuffer(self._buffer, dtype, n_elements)
 
     def array(
         self, n_elements: int, dtype: np.dtype[Any], on_gone: Callable[[], None] | None = None
     ) -> Array:
-        """The first elements, read-only. Its memory is there until the last view of it is gone.
+        """The first elements, read-only. The mapping exists until the last view of the array is gone.
 
-        `on_gone()` is called then, in any thread.
+        Then `on_gone()` is called, in any thread.
         """
         block = Block((n_elements * dtype.itemsize,), np.uint8, self._buffer)
         block.flags.writeable = False
@@ -54,6 +55,6 @@ class JoinedMapping:
 
 
 def _gone(joined: JoinedMapping, on_gone: Callable[[], None] | None) -> None:
-    """Keeps the mapping alive until it is called."""
+    """Called when the array is gone; its argument keeps the mapping alive until then."""
     if on_gone is not None:
         on_gone()

@@ -1,4 +1,4 @@
-"""Memory that others of this host may read: what lies there is contributed, or sent, without a copy."""
+"""A pool of memory that other servers of the host can read: arrays in it are contributed without a copy."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ _FIRST_NBYTES = 8 << 20
 
 
 class SharedPool(RegisteredPool):
-    """Memory whose arrays all servers of the host can read in place."""
+    """A `RegisteredPool` whose arrays all servers of the host can read in place.
+
+    Raises FabricError when there is not enough memory.
+    """
 
     def __init__(self, nbytes: int = _FIRST_NBYTES, least_nbytes: int = 0) -> None:
         super().__init__(nbytes, make=Segment, least_nbytes=least_nbytes)
 
     def locate(self, array: Array) -> InputPlace | None:
-        """Where others find a contiguous array, or None if it is not the pool's."""
+        """Where other servers find a contiguous array; None if it is not in the pool."""
         address = address_of(array)
         for region in self._regions:
             if region.has(address, array.nbytes):
@@ -26,7 +29,7 @@ class SharedPool(RegisteredPool):
 
     @property
     def segments(self) -> list[Segment]:
-        """All its memory of now."""
+        """The present memory of the pool."""
         return [_segment(region.memory) for region in self._regions]
 
 

@@ -1,4 +1,9 @@
-"""The arithmetic of direct reduction on one server: it adds all contributions, and fetches the result."""
+"""The allreduce in shared memory on one server: it adds a share of all contributions, then reads all shares.
+
+This is a reduce-scatter followed by an all-gather, both by direct reads of the other servers' memory. A small
+vector is added as a whole by every server instead. The protocol of the step is in bml.protocol.step.direct;
+here is the arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -20,42 +25,44 @@ from bml.sharedmem.status_page import InputPlace, PeerStatusPage
 from bml.sharedmem.status_pages import StatusPages
 
 _BLOCK_NBYTES = 512 << 10
-"""Additions go block by block through all contributions, so that the sum stays in the cache meanwhile."""
+"""Contributions are added block by block, so that the partial sum stays in the cache."""
 _SMALL_NBYTES = 32 << 10
-"""Memory for smaller results comes from the heap: that is warm, and quicker than the pool."""
+"""Memory for smaller results comes from the heap, which is in the cache and quicker than the pool."""
 _MOST_FOUND = 1024
 _NOTHING: Array = np.empty(0, np.uint8)
 
 
 class Use(Enum):
-    """What becomes of the result of a step."""
+    """How the result of a step is used."""
 
-    OWN = "the user's own, soon dropped as a rule"
-    READ = "the user only reads it, in place if that can be"
-    KEPT = "nobody's for long: it must not make the pool of results larger for ever"
+    OWN = "the user gets a copy of its own, and usually drops it soon"
+    READ = "the user only reads it, in place if possible"
+    KEPT = "it is kept for long, so it must not take memory of the pool of results"
 
 
 class Reduction:
-    """One step after the other: `contribute`, `add`, perhaps `join` and `hold`, `fetch`. One thread.
+    """The steps of one server, one after the other, in one thread.
 
-    `add` and `join` open memory of other servers. When a step is over for those, as in another view, what
-    they find there may be anything: they raise OSError or ValueError, or return numbers that mean nothing.
+    The calls of a step are `contribute`, `add`, `join` and `hold` where `add` returned False, `fetch` and
+    `take`. `add` and `join` open memory of other servers. If the step is over for those servers, as in
+    another view, the memory may have any content: then `add` and `join` raise OSError or ValueError, or the
+    result is worthless.
     """
 
     def __init__(self, pages: StatusPages, pool: SharedPool):
         self.nbytes_copied = 0
-        """Contributions that lay outside of the pool and were copied into it."""
+        """Bytes of contributions that lay outside of the pool and were copied into it."""
         self._pages = pages
         self._pool = pool
         self._results = private_pool()
         self._regions: dict[tuple[int, int], Array] = {}
         self._found: dict[tuple[object, ...], list[Array]] = {}
         self._changes: dict[int, int] = {}
-        """Of whose memory regions are mapped, and which of its changes they are of."""
+        """Server -> how often its memory had changed when its regions were mapped."""
         self._result_shares = ResultShares(pages.own)
         self._vector = _NOTHING
         self._located: weakref.ref[Array] = weakref.ref(_NOTHING)
-        """The contribution that lies in the pool at `_place`; nothing while that is a copy, or it is gone."""
+        """The contribution that lies in the pool at `_place`; dead while a copy lies there."""
         self._place: InputPlace | None = None
         self._staged: Array | None = None
         self._op = OPS["sum"]
@@ -66,20 +73,23 @@ class Reduction:
         self._set = 0
         self._entry: int | None = None
         self._fetched: Array | None = None
-        """The user's own result while only this server's share of it is there."""
+        """The user's own result while it has only this server's share."""
         self._result: Array | None = None
 
     @property
     def shared_nbytes(self) -> int:
-        """Memory that this server's shares of results take."""
+        """Bytes of memory that this server's shares of results take."""
         return self._result_shares.nbytes
 
     def empty(self, n_elements: int, dtype: str) -> Array:
-        """An uninitialised contribution, in memory that others read."""
+        """An uninitialised, one-dimensional contribution, in memory that the other servers can read."""
         return self._pool.empty(n_elements, dtype)
 
     def forget_mappings(self) -> None:
-        """Map everything anew when it is needed: the memory of servers that went must not be kept."""
+        """Unmap all memory of other servers: that of servers that have left must not be kept.
+
+        It is mapped again when it is needed.
+        """
         self._regions.clear()
         self._found.clear()
         self._result_shares.forget_mappings()
@@ -95,25 +105,27 @@ class Reduction:
     ) -> None:
         """Take this contribution to the next step of these servers, and describe it on the status page.
 
-        `vector` is one-dimensional and contiguous, and must not change until the step is committed or
-        brought anew. `use`: what becomes of the result.
+        `vector` is one-dimensional and contiguous. It must not change until the step is committed or
+        contributed to again. `op` is a key of `OPS`, and `use` says how the result is used. Raises
+        FabricError when a copy is necessary and there is no memory for it.
         """
         place = self._place
         if vector is not self._located() or (place is not None and place.changes != self._pool.changes):
             self._place = self._locate(vector)
         self._vector, self._op, self._use = vector, OPS[op], use
         if self._entry is not None:
-            self._pages.own.release(self._entry)  # of a try that came to nothing
+            self._pages.own.release(self._entry)  # it is of an attempt that failed
         self._sum = self._fetched = self._result = self._entry = self._shares = None
-        # Nobody looks at what others choose; and everybody may add the whole vector in any case.
+        # Only the first member's choice counts. None is needed if every server may add the whole vector.
         chooses = self._pages.server == members[0] and not adds_whole(len(members), vector.nbytes, True)
         choice = self._pages.free_set() if chooses else 0
         self._pages.own.describe(signature, text, self._place, choice, use is Use.READ)
 
     def add(self, instruction: Sum) -> bool:
-        """Carry out a `Sum`: all members are ready. Returns whether it was everything, not a share.
+        """Carry out a `Sum`: all members are ready. Returns True if it was the whole vector, not a share.
 
-        A share goes into the user's own result as well, block by block, while it is in the cache.
+        A share is also copied into the user's own result, block by block, while it is in the cache. Raises
+        OSError or ValueError if the memory of a member is gone, NoRoom if this process may map no more.
         """
         self._sum = instruction
         start, stop, members = instruction.start, instruction.stop, instruction.members
@@ -136,9 +148,10 @@ class Reduction:
         return False
 
     def join(self) -> None:
-        """Map the shares of all, unless this server has added everything: all members are done.
+        """Map the shares of all members, unless this server has added the whole: all members are done.
 
-        A server that is complete must be able to fetch the result, even if the others die now.
+        A server that is complete must be able to fetch the result, even if the others die now. Raises OSError
+        or ValueError if a share is gone.
         """
         if not self._whole:
             assert self._sum is not None
@@ -147,14 +160,14 @@ class Reduction:
             self._shares = self._result_shares.join(self._set, used, nbytes)
 
     def hold(self) -> None:
-        """If the user will read the result in place, let nobody write there any more; before COMPLETE."""
+        """If the user will read the result in place, keep all servers from writing there; before COMPLETE."""
         if self._use is Use.READ and self._sum is not None and not self._whole:
             self._entry = self._pages.own.hold(self._set)
 
     def fetch(self) -> None:
-        """Fetch the result, once: all members are done. New memory, or memory that all share.
+        """Fetch the result, once: all members are done.
 
-        It stays this object's until `take`.
+        The result is a copy in new memory, or an array where the shares lie. It stays here until `take`.
         """
         if self._result is None:
             assert self._sum is not None
@@ -168,32 +181,32 @@ class Reduction:
                 self._result = self._fetch_result(joined.view(size, dtype), self._sum)
 
     def take(self) -> Array:
-        """Hand over the result, and forget it."""
+        """Return the result, and forget it."""
         self.fetch()
         result, self._result = self._result, None
-        self._vector = _NOTHING  # its memory can be the next one's
+        self._vector = _NOTHING  # its memory is free for the next contribution
         assert result is not None
         return result
 
     def close(self) -> None:
-        """Let nobody open this server's memory any more; what is mapped stays."""
+        """Let no process open this server's memory any more; mappings stay valid."""
         self._pool.close()
         self._result_shares.close()
 
     def _fetch_result(self, shares: Array, done: Sum) -> Array:
-        """The user's own result; what this server has not copied while it added is copied now.
+        """The user's own result: copy the shares that this server did not add itself.
 
-        Those behind its own share first: so servers read different shares at once.
+        The shares behind its own come first, so that the servers read different shares at the same time.
         """
         result, self._fetched = self._fetched, None
         there = done.stop
-        if result is None:  # it could not be read in place
+        if result is None:  # the user wanted to read it in place, which was not possible
             result, there = self._empty_result(), done.start
         result[there:] = shares[there:]
         result[: done.start] = shares[: done.start]
         return result
 
-    # --- where things lie ------------------------------------------------------------------------
+    # --- the places of contributions and results -------------------------------------------------
 
     def _empty_result(self) -> Array:
         size, dtype = self._vector.size, self._vector.dtype
@@ -202,8 +215,11 @@ class Reduction:
         return self._results.empty(size, dtype)
 
     def _locate(self, vector: Array) -> InputPlace | None:
-        """Where others find the contribution, copied into the pool if need be; None without elements."""
-        self._located, self._staged = weakref.ref(_NOTHING), None  # its place can be the new one's
+        """Where other servers find the contribution, which is copied into the pool if it lies elsewhere.
+
+        None without elements.
+        """
+        self._located, self._staged = weakref.ref(_NOTHING), None  # the last copy's place is free
         if not vector.size:
             return None
         place = self._pool.locate(vector)
@@ -216,7 +232,7 @@ class Reduction:
         return self._pool.locate(self._staged)
 
     def _contributions(self, members: tuple[int, ...]) -> list[Array]:
-        """What these servers bring; as a rule it lies where it lay in a step before."""
+        """The contributions of these servers; usually they lie where they lay in an earlier step."""
         vector, pages = self._vector, self._pages.of(members)
         key = (members, vector.size, vector.dtype, *[page.input_key for page in pages])
         found = self._found.get(key)
@@ -230,7 +246,7 @@ class Reduction:
         return parts
 
     def _forget_what_is_gone(self, pages: list[PeerStatusPage]) -> None:
-        """Unmap the memory of servers that have made or dropped some: what they have no more is not kept."""
+        """Unmap the memory of servers that have made or dropped segments since it was mapped."""
         changed = {page.server for page in pages if self._changes.get(page.server) != page.input.changes}
         if changed:
             self._found.clear()
@@ -239,7 +255,7 @@ class Reduction:
 
     def _contribution(self, page: PeerStatusPage) -> Array:
         if page.server == self._pages.server:
-            return _NOTHING  # to keep its memory would keep it from being used again
+            return _NOTHING  # a kept view would keep its memory from being used again
         vector, (segment, offset, _) = self._vector, page.input
         return self._region(page.server, segment)[offset : offset + vector.nbytes].view(vector.dtype)
 
@@ -254,7 +270,7 @@ class Reduction:
 
     def _add(self, parts: list[Array], out: Array, start: int, stop: int, copy: Array | None = None) -> None:
         """out[0:stop-start] = the parts' elements [start, stop), added in order; the same into `copy`."""
-        blocks = len(parts) > 2 or copy is not None  # else there is no sum to come back to
+        blocks = len(parts) > 2 or copy is not None  # else no partial sum is read again
         size = max(1, _BLOCK_NBYTES // out.itemsize) if blocks else stop - start
         op = self._op
         for a in range(start, stop, size):

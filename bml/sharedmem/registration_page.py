@@ -1,9 +1,10 @@
-"""What a server shows to those of its host that may read its memory in place of payloads on the wire.
+"""The registration page: how servers of a host find and check the memory that zero-copy sends refer to.
 
-A page of words, which its owner alone writes and every word at once (`status_page` says why that is enough):
+It is an array of 64-bit words. Only its owner writes it, a word at a time, and every word is complete when a
+reader sees it (`status_page` says why that is enough):
 
     0   fences    how often its owner has fenced: references sent before must not be used any more
-    1   dropped   how often pieces of memory have gone from the table: who has some mapped must look anew
+    1   dropped   how often segments have left the table: a reader that has some mapped must look again
     2.. proof     that the owner has the cluster's token, 32 bytes
     8.. segments  descriptor and size of each piece of memory that it refers to, 0 where there is none
     520 readable  per server the nonce of its registration page, if the owner can read that server's memory
@@ -22,7 +23,7 @@ from bml.sharedmem.segment import Segment, SegmentAddress, map_to_read
 from bml.sharedmem.status_page import process_namespace
 
 MOST_SEGMENTS = 256
-"""What lies in segments beyond these is sent."""
+"""The most segments that a page shows. Payloads in other segments are sent."""
 
 _FENCES, _DROPPED, _PROOF, _TABLE = 0, 1, 2, 8
 _READABLE = _TABLE + 2 * MOST_SEGMENTS
@@ -31,7 +32,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class RegistrationPageAddress(NamedTuple):
-    """How others find a server's registration page: by the running machine, the container and the process.
+    """How other servers find a server's registration page: by machine, container and process.
 
     `nonce` is different for every registration page.
     """
@@ -45,17 +46,17 @@ class RegistrationPageAddress(NamedTuple):
 
 
 def boot_id() -> str:
-    """What is different for every run of every machine."""
+    """An id that differs for every boot of every machine. Raises OSError."""
     return _BOOT.read_text().strip()
 
 
 def host() -> tuple[str, int]:
-    """What all processes have in common that see each other under their numbers: machine and container."""
+    """(machine, container): all processes with the same pair see each other under the same process ids."""
     return boot_id(), process_namespace()
 
 
 class RegistrationPage:
-    """This server's own, with room for `n_servers`. Raises NoRoom when there is no memory."""
+    """This server's own page, for a job of `n_servers`. Raises NoRoom when there is no memory."""
 
     def __init__(self, token: bytes, job: str, server: int, n_servers: int):
         n_words = _READABLE + n_servers
@@ -68,7 +69,7 @@ class RegistrationPage:
 
     @property
     def fences(self) -> int:
-        """How often it was fenced."""
+        """How often the owner has fenced."""
         return self._words[_FENCES]
 
     def fence(self) -> None:
@@ -76,7 +77,7 @@ class RegistrationPage:
         self._words[_FENCES] = (self._words[_FENCES] + 1) & 0xFFFFFFFF
 
     def add(self, segments: Iterable[SegmentAddress]) -> list[int]:
-        """Show segments; returns the numbers of those, in order, for which there is room."""
+        """Show segments; returns the numbers of those for which there is room, in order."""
         words, numbers = self._words, []
         free = (number for number in range(MOST_SEGMENTS) if not words[_TABLE + 2 * number + 1])
         for segment, number in zip(segments, free, strict=False):
@@ -86,7 +87,7 @@ class RegistrationPage:
         return numbers
 
     def drop(self, numbers: Sequence[int]) -> None:
-        """Show these no more: they are gone."""
+        """Show these segments no more: they are gone."""
         for number in numbers:
             self._words[_TABLE + 2 * number + 1] = 0
         if numbers:
@@ -97,14 +98,15 @@ class RegistrationPage:
         self._words[_READABLE + server] = nonce
 
     def close(self) -> None:
-        """Let nobody open it any more."""
+        """Let no process open the page any more."""
         self._segment.close()
 
 
 class PeerRegistrationPage:
-    """Another server's registration page, to be read, and its memory.
+    """Another server's registration page, and the memory that it shows, mapped to read.
 
-    Raises OSError or ValueError if it cannot be mapped, or is not what its address says.
+    Raises OSError or ValueError if the page cannot be mapped, or does not prove what its address says; NoRoom
+    if this process may map no more.
     """
 
     def __init__(self, token: bytes, job: str, server: int, address: RegistrationPageAddress):
@@ -112,14 +114,14 @@ class PeerRegistrationPage:
         memory = map_to_read(SegmentAddress(address.process, address.fd, 0, address.nbytes))
         shown = bytes(memory[8 * _PROOF : 8 * _PROOF + PROOF_NBYTES])
         if not proves(shown, token, _WHAT, job, server, address):
-            raise ValueError("what it shows is not of this job, or without its token")
+            raise ValueError("its registration page is not of this job, or was made without its token")
         self._words = memory.cast("Q")
         self._regions: dict[int, memoryview] = {}
         self._dropped = 0
 
     @property
     def fences(self) -> int:
-        """How often it was fenced."""
+        """How often the owner has fenced."""
         return self._words[_FENCES]
 
     def reads(self, server: int) -> int:
@@ -127,7 +129,10 @@ class PeerRegistrationPage:
         return self._words[_READABLE + server]
 
     def region(self, number: int) -> memoryview:
-        """The segment of this number, mapped when it is first wanted. What its owner dropped is unmapped."""
+        """The segment of this number, mapped at the first call. Segments that the owner dropped are unmapped.
+
+        Raises OSError and NoRoom as `map_to_read`, ValueError if there is no such segment.
+        """
         words = self._words
         if self._dropped != words[_DROPPED]:
             self._dropped = words[_DROPPED]

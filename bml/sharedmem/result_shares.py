@@ -1,4 +1,8 @@
-"""The shares of results: each server writes its own, and maps those of all to fetch the result."""
+"""The shares of results: each server adds one share, and maps the shares of all to fetch the result.
+
+A result set is a place for the shares of one result. There are several, so that a user can still read an
+earlier result where it lies while the next step is added in another set.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ class _OwnShare:
 
 @dataclass
 class _Shares:
-    """The shares of all, `nbytes` each, of a result set; their serials tell where they lay."""
+    """The mapped shares of all members in a result set, `nbytes` each; `serials` tell where each lay."""
 
     joined: JoinedMapping
     result_set: int
@@ -36,39 +40,43 @@ class _Shares:
 
 
 class ResultShares:
-    """`begin` a step, take `own`, `join` when all are done. One thread.
+    """This server's own shares, and the mapped shares of all servers.
 
-    What was not needed while 16 times as much was used is dropped, by its owner and by those that have it
-    mapped: all see the same steps.
+    The calls of a step are `begin`, `own` and `join`, in one thread. Memory that was not needed while 16
+    times as many bytes were used is dropped, by its owner and by the servers that have it mapped. They decide
+    alike, as all see the same steps.
     """
 
     def __init__(self, page: StatusPage):
         self._page = page
         self._own: dict[int, _OwnShare] = {}
         self._joined: OrderedDict[tuple[int, ...], _Shares] = OrderedDict()
-        # Bytes of a share that steps have had so far: the clock.
+        # The bytes of all shares so far: the clock by which idle memory is found.
         self._volume = 0
         self._review_at = 0
 
     @property
     def nbytes(self) -> int:
-        """Memory that this server's own take."""
+        """Bytes of memory that this server's own shares take."""
         return sum(share.touched_nbytes for share in self._own.values())
 
     def begin(self, nbytes: int) -> None:
-        """A step has shares of so many bytes; all members are ready, so nobody needs older ones."""
+        """Begin a step whose shares have `nbytes` each.
+
+        All members are ready, so no server needs the shares of an older step that are not held.
+        """
         self._volume += nbytes
         if self._volume >= self._review_at:
             self._review()
 
     def own(self, result_set: int, nbytes: int) -> memoryview:
-        """This server's place in a result set, whole pages; made larger if need be. Raises NoRoom."""
+        """This server's place in a result set, of `nbytes` in whole pages. Raises NoRoom."""
         share = self._own.get(result_set)
         if share is None or share.segment.address.nbytes < nbytes:
             if share is not None:
                 share.segment.close()
-                del self._own[result_set], share  # before there is another
-            # A bit more than is wanted: it costs nothing before it is used.
+                del self._own[result_set], share  # freed before another is made
+            # Some more than asked for: the kernel gives pages only when they are used.
             share = _OwnShare(Segment(-(-(nbytes + nbytes // 4) // _PAGE_NBYTES) * _PAGE_NBYTES))
             self._own[result_set] = share
             self._page.put_share(result_set, share.segment.address)
@@ -79,9 +87,9 @@ class ResultShares:
         return share.segment.memory[:nbytes]
 
     def join(self, result_set: int, pages: Sequence[PeerStatusPage], nbytes: int) -> JoinedMapping:
-        """The shares of these servers, mapped one behind the other; kept, as the same are wanted each step.
+        """The shares of these servers, mapped one behind the other, `nbytes` of each.
 
-        Raises OSError or ValueError if one of them is gone.
+        Mappings are kept, as most steps want the same ones. Raises OSError or ValueError if a share is gone.
         """
         serials = tuple([page.share_key(result_set) for page in pages])
         key = (nbytes, *serials)
@@ -97,16 +105,16 @@ class ResultShares:
         return shares.joined
 
     def forget_mappings(self) -> None:
-        """The memory of servers that went must not be kept."""
+        """Unmap all shares: the memory of servers that have left must not be kept."""
         self._joined.clear()
 
     def close(self) -> None:
-        """Let nobody open this server's any more."""
+        """Let no process open this server's shares any more."""
         for share in self._own.values():
             share.segment.close()
 
     def _forget_what_is_gone(self, result_set: int, pages: Sequence[PeerStatusPage]) -> None:
-        """Somebody has a larger place in this result set, as a rule: unmap what it had before."""
+        """Unmap shares that lie elsewhere now; usually a server has a larger place in this result set."""
         now = [page.share_key(result_set) for page in pages]
         for key, shares in list(self._joined.items()):
             if shares.result_set == result_set and any(

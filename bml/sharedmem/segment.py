@@ -1,7 +1,8 @@
-"""Memory that one process writes and others of its host read, without a name in any file system.
+"""Segments: memory that one process writes and other processes of its host read.
 
-A segment is a sealed memfd: its owner maps it, then lets the kernel refuse every other writer, now and later.
-Others open it through /proc, which takes the same user (the kernel checks), and can only map it to be read.
+A segment is a sealed memfd, without a name in any file system. Its owner maps it, and then seals it, so that
+the kernel refuses every other writer. Other processes open it through /proc, which the kernel allows to the
+same user only, and can map it only to read.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _serials = itertools.count(1)
 
 
 class SegmentAddress(NamedTuple):
-    """How others find a segment; no two segments of a process have the same."""
+    """How other processes find a segment; no two segments of a process have the same address."""
 
     process: int
     fd: int
@@ -33,12 +34,12 @@ class SegmentAddress(NamedTuple):
 
     @property
     def path(self) -> str:
-        """What to open."""
+        """The path to open."""
         return f"/proc/{self.process}/fd/{self.fd}"
 
 
 class Segment(mapping.SharedMemory):
-    """Memory of this process that others may read. `nbytes` is a multiple of the page size; it is zeroed.
+    """Zeroed memory of this process that others can read. `nbytes` is a multiple of the page size.
 
     Raises NoRoom when there is not enough.
     """
@@ -54,15 +55,15 @@ class Segment(mapping.SharedMemory):
         self.address = SegmentAddress(os.getpid(), self._fd, next(_serials), nbytes)
 
     def has(self, address: int, nbytes: int) -> bool:
-        """Whether all these bytes lie in it."""
+        """Whether all these bytes lie in the segment."""
         return self.start <= address and address + nbytes <= self.start + self.address.nbytes
 
 
 def open_to_read(address: SegmentAddress) -> int:
-    """A descriptor of a segment of any process of this user.
+    """Open a segment of any process of this user; returns a file descriptor.
 
-    Raises OSError if that is gone, or another user's, or anything else that is open under this number; NoRoom
-    if this process may open no more.
+    Raises OSError if the segment is gone, belongs to another user, or if the number is now another file's;
+    NoRoom if this process may open no more.
     """
     with with_room(address.nbytes):
         if not os.readlink(address.path).startswith(mapping.MEMFD_LINK):
@@ -70,7 +71,7 @@ def open_to_read(address: SegmentAddress) -> int:
         fd = os.open(address.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         if fcntl.fcntl(fd, _F_GET_SEALS) & _SEALS != _SEALS:
-            raise OSError(f"{address.path} may change under its readers")
+            raise OSError(f"{address.path} is not sealed: it may change while it is read")
     except OSError:
         os.close(fd)
         raise
@@ -78,7 +79,7 @@ def open_to_read(address: SegmentAddress) -> int:
 
 
 def map_to_read(address: SegmentAddress) -> memoryview:
-    """Map a segment; raises OSError and NoRoom as `open_to_read` does, ValueError if it is shorter."""
+    """Map a segment to read; raises OSError and NoRoom as `open_to_read`, ValueError if it is too short."""
     fd = open_to_read(address)
     try:
         with with_room(address.nbytes):
@@ -88,9 +89,9 @@ def map_to_read(address: SegmentAddress) -> memoryview:
 
 
 def why_not() -> str:
-    """Why this machine cannot share memory in this way; empty if it can."""
+    """The reason why this machine cannot share memory in this way; empty if it can."""
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
-        # Words are published without fences: that takes a processor which keeps stores in order.
+        # Words are published without memory fences, which needs a processor that keeps stores in order.
         return f"shared memory needs Linux on x86-64, this is {sys.platform} on {platform.machine()}"
     try:
         segment = Segment(mmap.PAGESIZE)

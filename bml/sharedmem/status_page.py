@@ -1,19 +1,21 @@
-"""What a server lets the others of its host see: where it stands, where its data lies, what it reads.
+"""The status page of a server: its place in the step, where its data lies, which results its user reads.
 
-One writes, all others read, and nothing waits for anything: every field is a 64-bit word, written at once,
-and the word that says how far the server is comes last.
+The servers of a host synchronise by these pages. Only its owner writes a page, all others read it, and no
+server waits for a lock: every field is a 64-bit word that is written at once, and the word that says how far
+the server has come is written last.
 
-    0   changes        counts posts; its lower half is what others sleep on
+    0   changes        the number of posts; other servers sleep on its lower half (futex)
     1   standing       epoch, step and stage of the last post; grows within an epoch
-    2   call           signature of what this step is; the bit above it: its user reads the result in place
-    3.. input          process-wide serial, descriptor, size of its segment, offset in it; above the serial,
-                       of 32 bits, how often its owner's memory changed: what is mapped of it may be gone
-    7   result set     which one takes the shares of this step; the first member's counts
+    2   call           signature of the call of this step; the bit above it: the user reads in place
+    3.. input          serial number, descriptor, size of the segment, offset in it. Above the serial
+                       number, of 32 bits: how often the owner's memory changed, so that mappings of it may
+                       be stale
+    7   result set     the one that takes the shares of this step; the first member's word counts
     8.. proof          that the owner has the cluster's token, 32 bytes
-    12  asleep         1: sleeps until somebody posts, wants to be woken
+    12  asleep         1: the server sleeps until another server posts, and must be woken
     32  held           per entry the number of a result set that this server's user still reads, plus 1
-    64  shares         per result set serial, descriptor and size of this server's segment
-    512 text           what the user called: its length, then utf-8
+    64  shares         per result set serial number, descriptor and size of this server's segment
+    512 text           the call as a text: its length, then utf-8
 """
 
 from __future__ import annotations
@@ -31,12 +33,12 @@ from bml.sharedmem.proof import PROOF_NBYTES, proof_of, proves
 from bml.sharedmem.segment import Segment, SegmentAddress, map_to_read
 
 N_HELD = 32
-"""Result sets that users may read in place; the one after them is always free."""
+"""The number of result sets that users may read in place; the set after them is always free."""
 N_SETS = N_HELD + 1
 STATUS_PAGE_NBYTES = 3 * mmap.PAGESIZE
 
 STANDING, CALL, ASLEEP = 1, 2, 12
-"""Words that are looked at in every wait."""
+"""Numbers of the words that are read in every wait."""
 IN_PLACE = 1 << 32
 """The bit above the signature of a call."""
 _CHANGES, _INPUT, _SET, _PROOF = 0, 3, 7, 8
@@ -48,18 +50,18 @@ _NOTHING_HELD = bytes(8 * N_HELD)
 
 
 class StatusPageAddress(NamedTuple):
-    """How others find a server's status page."""
+    """How other servers find a server's status page."""
 
     process: int
     fd: int
     namespace: int
-    """Which processes have such numbers: those of one container."""
+    """The PID namespace in which the process has this number: that of its container."""
 
 
 class InputPlace(NamedTuple):
-    """Where a contribution lies: in which segment, from which byte on.
+    """Where a contribution lies: its segment, and its offset in bytes.
 
-    `changes`: how often its owner had made or dropped segments by then.
+    `changes` is how often the owner had made or dropped segments when this was written.
     """
 
     segment: SegmentAddress
@@ -68,7 +70,7 @@ class InputPlace(NamedTuple):
 
 
 class StatusPage:
-    """This server's own status page."""
+    """This server's own status page. Raises NoRoom when there is no memory."""
 
     def __init__(self, token: bytes, job: str, server: int):
         self._segment = Segment(STATUS_PAGE_NBYTES)
@@ -85,9 +87,9 @@ class StatusPage:
     def describe(
         self, signature: int, text: str, place: InputPlace | None, result_set: int, in_place: bool = False
     ) -> None:
-        """Say what the next READY is about; `place` is None for a vector without elements.
+        """Describe the call that the next READY is about; `place` is None for a vector without elements.
 
-        `in_place`: the user would read the result where it lies.
+        `in_place`: the user wants to read the result where it lies.
         """
         words = self._words
         words[CALL] = signature | IN_PLACE if in_place else signature
@@ -108,27 +110,30 @@ class StatusPage:
             self._described = text
 
     def post(self, epoch: int, step: int, stage: Stage) -> None:
-        """Let everybody see where this server stands; who is asleep is to be woken."""
+        """Show all servers where this one stands; the caller wakes those that sleep."""
         words = self._words
         words[STANDING] = standing(epoch, step, stage)
         words[_CHANGES] = (words[_CHANGES] + 1) & 0xFFFFFFFF
 
     def wake(self) -> None:
-        """Wake all who sleep until this server posts."""
+        """Wake all servers that sleep until this one posts."""
         futex.wake(self._changes_at)
 
     def sleeps(self, asleep: bool) -> None:
-        """Say whether this server is about to sleep, and wants to be woken."""
+        """Show whether this server is about to sleep, so that it must be woken."""
         self._words[ASLEEP] = asleep
 
     def put_share(self, result_set: int, segment: SegmentAddress) -> None:
-        """Say where this server's shares of a result set lie from now on."""
+        """Show where this server's shares of a result set lie from now on."""
         at = _SHARES + _SHARE_WORDS * result_set
         _, fd, serial, nbytes = segment
         self._words[at], self._words[at + 1], self._words[at + 2] = serial, fd, nbytes
 
     def hold(self, result_set: int) -> int | None:
-        """Say that the user reads this result set; returns what to `release`, None if he may not."""
+        """Show that the user reads this result set.
+
+        Returns the entry to `release`, None if the user may not read it in place.
+        """
         if result_set >= N_HELD:
             return None
         for entry in range(_HELD, _HELD + N_HELD):
@@ -138,22 +143,22 @@ class StatusPage:
         return None
 
     def release(self, entry: int) -> None:
-        """The user reads it no more; any thread may say so."""
+        """Show that the user does not read this result set any more; may be called in any thread."""
         self._words[entry] = 0
 
     def close(self) -> None:
-        """Let nobody open it any more; others still see which results are let go."""
+        """Let no process open the page any more; servers that have it mapped still see releases."""
         self._segment.hide()
 
     def forked(self) -> None:
-        """What this process drops of the results that its parent holds must not be let go of there."""
+        """In a child: use a copy, so that results that the child drops are not released by its parent."""
         self._words = memoryview(bytearray(STATUS_PAGE_NBYTES)).cast("Q")
 
 
 class PeerStatusPage:
-    """Another server's status page, or this one's, to be read: `words`.
+    """Another server's status page, or this server's own, mapped to read as `words`.
 
-    Raises OSError if it cannot be mapped, NoRoom if this process can map no more.
+    Raises OSError if the page cannot be mapped, NoRoom if this process may map no more.
     """
 
     def __init__(self, server: int, address: StatusPageAddress):
@@ -176,27 +181,27 @@ class PeerStatusPage:
 
     @property
     def changes(self) -> int:
-        """Counts posts; read it before the word STANDING, then `wait` misses none."""
+        """The number of posts. If it is read before the word STANDING, `wait` misses no post."""
         return self.words[_CHANGES]
 
     @property
     def text(self) -> str:
-        """What its user called."""
+        """The call of its user, as a text."""
         nbytes = min(self.words[_TEXT], MAX_TEXT_NBYTES)
         return bytes(self._memory[_TEXT_AT : _TEXT_AT + nbytes]).decode(errors="replace")
 
     @property
     def result_set(self) -> int:
-        """Which result set it has chosen."""
+        """The result set that it has chosen."""
         return min(self.words[_SET], N_SETS - 1)
 
     @property
     def input_key(self) -> tuple[int, int]:
-        """What tells where its contribution lies from where others lay: serial, with changes, and offset."""
+        """A key that is different when its contribution lies elsewhere: serial with changes, and offset."""
         return self.words[_INPUT], self.words[_INPUT + 3]
 
     def share_key(self, result_set: int) -> int:
-        """What tells its shares of a result set from those that lay there before: a serial."""
+        """A key, a serial number, that is different when its shares of a result set lie elsewhere."""
         return self.words[_SHARES + _SHARE_WORDS * result_set]
 
     @property
@@ -214,16 +219,19 @@ class PeerStatusPage:
         return SegmentAddress(self.address.process, fd, serial, nbytes)
 
     def held(self) -> set[int]:
-        """Result sets that its user reads, or read when it died."""
+        """The result sets that its user reads, or was reading when the server died."""
         if self._held.tobytes() == _NOTHING_HELD:  # as a rule
             return set()
         return {entry - 1 for entry in self.words[_HELD : _HELD + N_HELD] if entry}
 
     def wait(self, changes: int, timeout_s: float) -> None:
-        """Sleep until it posts again, if it has not since `changes`, at most so long; may return early."""
+        """Sleep until it posts, unless it has posted since `changes`, for `timeout_s` at most.
+
+        May return early.
+        """
         futex.wait(self._changes_at, changes, timeout_s)
 
 
 def process_namespace() -> int:
-    """What this process shares with all that see it under its number."""
+    """The id of this process's PID namespace: processes with the same id see each other's numbers."""
     return os.stat("/proc/self/ns/pid").st_ino

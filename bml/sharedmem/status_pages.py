@@ -1,4 +1,4 @@
-"""The status pages of all servers of a host, as one server sees them: members, stages, free result sets."""
+"""The status pages of all servers of a host, as one server uses them: it posts, and waits for the others."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from bml.topology.errors import FabricError
 
 _SPINS = 60
 _SMALL_NBYTES = 64 << 10
-"""In steps of larger vectors servers that share cores wait for what others compute, not for a word."""
+"""In steps of larger vectors, servers that share cores wait for computations, not just for a post."""
 _MOST_PER_CORE = 2
-"""With more servers to a core, shares of it differ too little to move for."""
+"""With more servers to a core, their shares of it differ too little for a move to help."""
 _NAP_S = 0.005
-"""How long a sleep lasts at most: then `interrupted` is asked again."""
+"""The longest sleep in seconds: after it `interrupted` is asked again."""
 
 
 class _Known(NamedTuple):
@@ -37,9 +37,9 @@ class _Known(NamedTuple):
 
 
 class StatusPages:
-    """`own` is this server's; the others' are known after `open`.
+    """All status pages; `own` is this server's, and the others are known after `open`.
 
-    One thread at a time calls `admit` and `post`, another one may call everything else meanwhile: it sees
+    One thread at a time calls `admit` and `post`. Another thread may call everything else meanwhile: it sees
     all status pages as they were before a view, or as they are after it.
     """
 
@@ -54,13 +54,13 @@ class StatusPages:
         self._small = self._large = CoreContention(0, 1, 1, most_per_core=1)
 
     def __getitem__(self, server: int) -> PeerStatusPage:
-        """Its page. Raises OSError if it could not be mapped, NoRoom if that was this process' limit."""
+        """The page of `server`. Raises OSError if it could not be mapped, NoRoom if that was a limit here."""
         return self._page(self._known, server)
 
     def open(self, addresses: Mapping[int, StatusPageAddress | None]) -> None:
-        """Map everybody's status page, this server's too; of whoever is dead already there is none.
+        """Map the status pages of all servers, also this server's own; one that is dead already has none.
 
-        Raises FabricError that says whose cannot be, and why.
+        Raises FabricError, which names the server and the reason, if a page cannot be used.
         """
         pages: dict[int, PeerStatusPage] = {}
         for server, address in addresses.items():
@@ -78,9 +78,9 @@ class StatusPages:
         )
 
     def admit(self, addresses: Mapping[int, StatusPageAddress | None]) -> None:
-        """These are the members of a view; those who came, or came again, have new status pages.
+        """Take in the members of a view; servers that joined, or joined again, have new status pages.
 
-        What cannot be mapped is missing until then or for ever, and whoever needs it is told.
+        A page that cannot be mapped is missing, and a later call that needs it raises the reason.
         """
         pages, former = dict(self._known.pages), self._known.former
         for server, address in addresses.items():
@@ -114,14 +114,17 @@ class StatusPages:
             raise FabricError(self._refused(server, "it is in another container"))
         page = PeerStatusPage(server, address)
         if not page.proves(self._token, self._job):
-            raise FabricError(f"what server {server} shares is not of this job, or without its token")
+            raise FabricError(
+                f"the status page of server {server} is not of this job, or was made without its token"
+            )
         return page
 
     def post(self, epoch: int, step: int, stage: Stage) -> None:
-        """Let everybody see where this server stands.
+        """Show all servers where this one stands, and wake them.
 
-        Waking costs a system call, so it is left out if nobody is asleep. Who falls asleep meanwhile says so
-        before it looks for the last time; should it miss this post all the same, it sleeps a nap longer.
+        Waking costs a system call, which is left out if no server is asleep. A server that falls asleep
+        meanwhile says so before it looks for the last time. If it misses this post all the same, it sleeps
+        until its nap is over.
         """
         self.own.post(epoch, step, stage)
         for page in self._known.pages.values():
@@ -140,11 +143,9 @@ class StatusPages:
     ) -> bool:
         """Wait until all members stand at this stage of this step, or beyond it, in this epoch.
 
-        The step is of a vector of `nbytes`.
-
-        Returns False as soon as `interrupted()` says so, which is asked again and again. Waits by giving the
-        processor to others first, as they are usually about to post, and by sleeping later. Raises OSError
-        when a member's status page is missing.
+        The step is of a vector of `nbytes`. Returns False as soon as `interrupted()` returns true; it is
+        asked again and again. The thread first yields its core, as the others are usually about to post, and
+        sleeps later. Raises OSError when a member's status page is missing.
         """
         low, high = standings(epoch, step, stage)
         waiting = list(self.of(members))
@@ -171,7 +172,10 @@ class StatusPages:
             self.own.sleeps(False)
 
     def of(self, members: Iterable[int]) -> list[PeerStatusPage]:
-        """Their status pages; as a rule those that were asked for last. Raises OSError if one is missing."""
+        """The status pages of these members, which are usually the same as last time.
+
+        Raises OSError if one is missing.
+        """
         known, asked, pages = self._asked
         if known is not self._known or members != asked:
             known = self._known
@@ -180,25 +184,25 @@ class StatusPages:
         return pages
 
     def behind(self, epoch: int, step: int, stage: Stage, members: Iterable[int]) -> list[int]:
-        """Members that do not stand there now."""
+        """The members that do not stand at this stage now."""
         low, high = standings(epoch, step, stage)
         pages = {server: self._known.pages.get(server) for server in members}
         return [each for each, page in pages.items() if not page or not low <= page.words[STANDING] < high]
 
     def newest_epoch(self, members: Iterable[int]) -> int:
-        """The newest epoch in which one of them stands."""
+        """The newest epoch in which any of these members stands."""
         pages = filter(None, map(self._known.pages.get, members))
         return max(epoch_of(page.words[STANDING]) for page in pages)
 
     def differing(self, signature: int, members: Iterable[int]) -> PeerStatusPage | None:
-        """One who called something else; ask when all are ready."""
+        """A member whose call is different, None if there is none; valid when all members are ready."""
         for page in self.of(members):
             if page.words[CALL] & ~IN_PLACE != signature:
                 return page
         return None
 
     def in_place(self, members: Iterable[int]) -> bool:
-        """Whether anyone would read the result where it lies; ask when all are ready."""
+        """Whether any member wants to read the result in place; valid when all members are ready."""
         calls = [page.words[CALL] for page in self.of(members)]
         return max(calls) >= IN_PLACE
 
@@ -211,5 +215,5 @@ class StatusPages:
         return min(set(range(N_SETS)) - held) if held else 0
 
     def close(self) -> None:
-        """Let nobody open this server's status page any more; all stay mapped."""
+        """Let no process open this server's status page any more; all pages stay mapped."""
         self.own.close()

@@ -1,12 +1,13 @@
-"""Payloads that stay where they are: servers of one host read what their neighbours there would send.
+"""Zero-copy sends: a server reads long payloads of a neighbour on its host in that neighbour's memory.
 
-The header of a slice still goes over the link, in its turn, and so do heartbeats and everything else. Only
-its bytes do not: the receiver copies them out of the sender's memory when it would have taken them off the
-wire, or, if they are a term of a sum, reads them there when it makes that sum. It finds what was sent:
+The header of a slice still goes over the link, in its turn, and so does everything else. Only the bytes of
+the slice do not. The receiver copies them out of the sender's memory when it would have read them from the
+stream. If they are a term of a sum, it reads them there when it makes that sum. It finds the bytes that were
+sent:
 
-- Within a step no server overwrites what it has sent until whoever got it has used it: a place is written
-  again only with what depends on that (bml.protocol.step.engine). When a step is committed every server is
-  complete, so every server has used everything.
+- Within a step no server overwrites a payload that it has sent until the receiver has used it: a place is
+  written again only with data that depends on that use (bml.protocol.step.engine). When a step is committed,
+  every server is complete, so every server has used every payload.
 - A server that leaves an epoch in another way fences first, and says so on its registration page. A receiver
   that copies looks there afterwards: a payload that was fenced meanwhile was never received. Partial sums
   need no look afterwards: the server that sent one cannot become complete before the sum is made. If it
@@ -40,22 +41,22 @@ from bml.sharedmem.segment import Segment
 _LOG = logging.getLogger("bml.transport")
 
 LEAST_NBYTES = 64 << 10
-"""Shorter payloads are sent: they are copied faster than they are looked for."""
+"""Shorter payloads are sent: a copy is quicker than finding them in another server's memory."""
 
 
 ReadInPlace = Callable[[Header, memoryview], bool]
-"""Has the payload of an admitted frame read where it lies, later; says whether it will be."""
+"""Arranges that the payload of an admitted frame is read in place, later; False if it must be copied."""
 
 
 def never_in_place(header: Header, referenced: memoryview) -> bool:
-    """Have it copied."""
+    """Have every payload copied."""
     return False
 
 
 class ZeroCopy:
-    """The zero-copy sends of one server, and those to it. `pool` has the memory that can be referred to;
-    one thread uses the rest.
+    """The zero-copy sends of one server, and those to it.
 
+    `pool` has the memory that can be referred to, and may be used by any thread; one thread uses the rest.
     `server` is one of `n_servers`. Raises NoRoom when there is no memory for a registration page.
     """
 
@@ -68,13 +69,13 @@ class ZeroCopy:
         self._page = RegistrationPage(token, job, server, n_servers)
         self.pool = SharedPool(least_nbytes=LEAST_NBYTES)
         self._host = host()
-        self._shown: dict[int, Segment] = {}  # by their numbers on the registration page
+        self._shown: dict[int, Segment] = {}  # number on the registration page -> segment
         self._changes = 0
-        """Of the pool's, those that the registration page shows."""
+        """The value of the pool's `changes` that the registration page shows."""
         self._peers: dict[int, PeerRegistrationPage] = {}
         self._refused: set[RegistrationPageAddress] = set()
         self.nbytes_copied = 0
-        """Of the payloads received by reference: bytes that were copied from where they lay."""
+        """Bytes of payloads that were received by reference and copied here."""
         self.read_in_place = read_in_place
 
     @property
@@ -88,11 +89,11 @@ class ZeroCopy:
         return tuple(peer for peer in sorted(self._peers) if self._is_read_by(peer))
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-        """See bml.io.memory.Memory; an array that is too short to be referred to is no memory of the pool."""
+        """See bml.io.memory.Memory; an array of less than `LEAST_NBYTES` does not lie in the pool."""
         return self.pool.empty(shape, dtype)
 
     def meet(self, pages: Mapping[int, RegistrationPageAddress | None]) -> None:
-        """These are the others from now on, with their pages' addresses; no other memory stays mapped."""
+        """Take in the other servers of a view and the addresses of their pages; unmap all other memory."""
         for server in self._peers.keys() - pages.keys():
             self._forget(server)
         for server, address in pages.items():
@@ -107,7 +108,7 @@ class ZeroCopy:
         return peer in self._peers
 
     def reference_for(self, peer: int, payload: memoryview) -> Reference | None:
-        """Where this peer can read a payload; None if it must be sent."""
+        """Where this peer can read a payload; None if the payload must be sent."""
         if not self._is_read_by(peer):
             return None
         if self._changes != self.pool.changes:
@@ -121,8 +122,8 @@ class ZeroCopy:
     def receive(self, peer: int, header: Header, reference: Reference, into: memoryview) -> bool:
         """Take a payload by reference: leave it there if `read_in_place` allows that, else copy it.
 
-        False if it is not good any more; then `into` may have anything in it. Raises FrameError for what the
-        peer cannot have sent, or if its memory cannot be mapped.
+        Returns False if the reference is fenced; then `into` may have any content. Raises FrameError for a
+        reference that the peer cannot have sent, or if its memory cannot be mapped.
         """
         page = self._peers.get(peer)
         if page is None:
@@ -147,11 +148,11 @@ class ZeroCopy:
         return page.fences == reference.fences
 
     def fence(self) -> None:
-        """From now on no server uses a reference that was sent before."""
+        """Let no server use a reference that was sent before."""
         self._page.fence()
 
     def close(self) -> None:
-        """Let nobody open this server's memory any more; what is mapped stays. Idempotent."""
+        """Let no process open this server's memory any more; mappings stay valid. Idempotent."""
         self._page.close()
         self.pool.close()
         self._peers.clear()
@@ -161,7 +162,7 @@ class ZeroCopy:
         return other is not None and other.reads(self._server) == self._page.address.nonce
 
     def _show_all(self) -> None:
-        """Show the segments that the pool has now, as far as there is room."""
+        """Show the present segments of the pool, as far as the page has room."""
         self._changes, there = self.pool.changes, self.pool.segments
         gone = [number for number, segment in self._shown.items() if segment not in there]
         for number in gone:

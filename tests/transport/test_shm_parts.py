@@ -93,7 +93,7 @@ def test_only_a_status_page_of_this_job_and_token_is_believed() -> None:
 
 def test_status_pages_that_cannot_be_used_are_named() -> None:
     mine, other = StatusPages(0, TOKEN, JOB), StatusPages(1, b"u" * 32, JOB)
-    with pytest.raises(FabricError, match="server 1 shares is not of this job"):
+    with pytest.raises(FabricError, match="the status page of server 1 is not of this job"):
         mine.open({0: mine.own.address, 1: other.own.address})
     with pytest.raises(FabricError, match="server 1 shares no memory"):
         mine.open({0: mine.own.address, 1: None})
