@@ -1,4 +1,4 @@
-"""What every transport does for a server, and what it asks of it: the contract of tcp, shm and verbs.
+"""The contract between a `Transport` (tcp, shm or verbs) and its `Handler`, the server that uses it.
 
 One thread owns a transport, its poller and its handler. A transport calls its handler only from inside
 `Poller.poll`, never from inside `send`, `set_peers`, `fence`, `resume` or `heartbeat`; the handler may call
@@ -22,25 +22,25 @@ LinkKey = tuple[int, int]
 FIRST_INCARNATIONS: Final[Mapping[int, int]] = MappingProxyType({})
 """Peer -> its incarnation, for the peers that are not in their first: none."""
 LostKind = Literal["reset", "eof", "refused", "timeout", "malformed"]
-"""How a connection was lost: `reset` and `refused` come from a living machine without the process;
-`timeout` says nothing came back, or the path is gone; `malformed` that the bytes were not frames."""
+"""How a connection was lost. `reset` and `refused` come from a machine that lives, but without the process;
+`timeout`: nothing came back, or the path is gone; `malformed`: the bytes were not frames."""
 
 
 class Verdict(enum.Enum):
-    """What to do with a frame when there is no buffer to receive it into."""
+    """What a transport does with a frame for which the handler has no buffer."""
 
     DROP = "drop"
     WAIT = "wait"
 
 
 DROP: Final = Verdict.DROP
-"""Read the payload and throw it away; `received` is not called."""
+"""Read the payload and discard it; `received` is not called."""
 WAIT: Final = Verdict.WAIT
 """Stop reading this connection; ask `admit` again with the same header after `resume()`."""
 
 
 class LinkStats(NamedTuple):
-    """Counters of one (peer, level) since the transport was made; nbytes include headers."""
+    """Counters of one (peer, level) since the transport was made; bytes include headers."""
 
     frames_sent: int
     nbytes_sent: int
@@ -49,39 +49,39 @@ class LinkStats(NamedTuple):
     frames_queued: int
     nbytes_queued: int
     nbytes_copied_sent: int = 0
-    """Payload that this process copied before sending it; over nbytes_sent: copies per byte."""
+    """Bytes of payload that this process copied before it sent them."""
     nbytes_copied_received: int = 0
     nbytes_zero_copy_sent: int = 0
-    """Payload that the peer reads in this server's memory; it is not in nbytes_sent."""
+    """Bytes of payload that the peer reads in this server's memory; they are not in nbytes_sent."""
     nbytes_zero_copy_received: int = 0
-    """Payload that was read in the peer's memory; it is not in nbytes_received."""
+    """Bytes of payload that were read in the peer's memory; they are not in nbytes_received."""
 
 
 class Handler(Protocol):
-    """The server's side: where payloads go, and what became of peers."""
+    """The server, as a transport sees it: it says where payloads go, and hears what happens to peers."""
 
     def admit(self, peer: int, level: int, header: Header) -> memoryview | Verdict:
-        """Say where the payload of this frame goes.
+        """Return where the payload of this frame goes.
 
-        Return a writable contiguous view of exactly `header.nbytes` bytes (an empty one if 0), `DROP`, or
-        `WAIT`. The view is written until `received`, `lost`, or the transport's `fence()`.
+        That is a writable contiguous view of exactly `header.nbytes` bytes (an empty one if 0), or `DROP`, or
+        `WAIT`. The transport may write to the view until `received`, `lost`, or `fence()`.
         """
         ...
 
     def received(self, peer: int, level: int, header: Header) -> None:
-        """The payload of an admitted frame is complete, in the view that `admit` gave."""
+        """Take in a frame whose payload is complete, in the view that `admit` returned."""
         ...
 
     def heard(self, peer: int, level: int) -> None:
-        """A sign of life: a valid heartbeat, or bytes on the connection (at most once a pass each)."""
+        """Note a sign of life: a valid heartbeat, or bytes on the connection (at most once a pass each)."""
         ...
 
     def lost(self, peer: int, level: int, kind: LostKind, why: str) -> None:
-        """The wanted connection is gone, said once per connection; `set_peers` again to reconnect."""
+        """Note that a wanted connection is gone, once per connection; `set_peers` opens it again."""
         ...
 
     def proved(self, peer: int, level: int) -> None:
-        """The probe of this link, see `Transport.probe`, came back whole."""
+        """Note that all bytes of this link's probe came back, see `Transport.probe`."""
         ...
 
 
@@ -96,59 +96,60 @@ class Transport(Protocol):
     def set_peers(
         self, wanted: Mapping[LinkKey, Endpoint], incarnations: Mapping[int, int] = FIRST_INCARNATIONS
     ) -> None:
-        """Say which links are wanted from now on, and where the other side of each listens.
+        """Set which links are wanted from now on, and where the other side of each listens.
 
         `incarnations` (peer -> number) has those peers that joined the job: a connection of such a peer in
         another incarnation is not theirs, nor is a heartbeat from elsewhere.
 
         Missing links are opened, lost ones opened again, those no longer wanted are closed without
-        `lost`; links that are up, or being opened, to the same endpoint stay as they are.
+        `lost`; links that are up, or being opened, to the same endpoint stay as they are. Raises UsageError
+        for a level that does not exist, or an address that cannot be used.
         """
         ...
 
     def send(
         self, peer: int, level: int, header: Header, payload: memoryview | None, priority: int = 0
     ) -> None:
-        """Queue one frame; lower priority first, equal ones in order.
+        """Queue one frame; frames of lower `priority` go first, equal ones in order.
 
-        The payload is not copied: it must not change until it has been sent, or `fence()`. Frames for a
+        The payload is not copied: it must not change until it has been sent, or until `fence()`. Frames for a
         link that is not up yet wait for it; frames for a link whose loss was reported are dropped.
         Raises InvariantError if the link is not wanted or the payload is not `header.nbytes` long.
         """
         ...
 
     def fence(self) -> None:
-        """End an epoch: afterwards no buffer given to `send` or by `admit` is read or written any more.
+        """End an epoch: afterwards no buffer of `send` or `admit` is read or written any more.
 
         Queued frames are dropped, one that is partly sent is finished from a private copy, one that is
-        partly received goes nowhere (`received` is not called). Connections stay up.
+        partly received is discarded (`received` is not called). Connections stay up.
         """
         ...
 
     def resume(self) -> None:
-        """Ask `admit` again for every frame that was told to wait; happens in the next poll."""
+        """Ask `admit` again, in the next poll, for every frame that was told to wait."""
         ...
 
     def beside_computation(self, beside: bool) -> None:
-        """Say whether, from now on, this process computes while steps go on; at first it does not."""
+        """Set whether, from now on, this process computes while steps go on; at first it does not."""
         ...
 
     def heartbeat(self, peer: int, level: int, endpoint: Endpoint, incarnation: int = 0) -> None:
-        """Send one heartbeat over this NIC to a peer, wanted or not; best effort, never fails.
+        """Send one heartbeat over this NIC to a peer, wanted or not. It may get lost; nothing is raised.
 
         It counts for this `incarnation` of the peer only.
         """
         ...
 
     def probe(self, peer: int, level: int, endpoint: Endpoint, incarnation: int = 0) -> None:
-        """Have a connection of its own carry some bytes to this peer and back, then call `proved`.
+        """Send some bytes to this peer and back, over a connection of their own, then call `proved`.
 
-        Nothing is said if it fails; the next probe of the same link takes its place.
+        No call tells of a failure; the next probe of the same link takes its place.
         """
         ...
 
     def flows(self) -> dict[LinkKey, Flow]:
-        """What the kernel says of every connection that is up."""
+        """The kernel's counters of every connection that is up."""
         ...
 
     def is_up(self, peer: int, level: int) -> bool:
@@ -157,7 +158,7 @@ class Transport(Protocol):
 
     @property
     def queued_nbytes(self) -> int:
-        """Bytes given to `send` and not yet to the kernel, over all links (0 = everything is out)."""
+        """Bytes given to `send` that the kernel does not have yet, over all links."""
         ...
 
     def stats(self) -> dict[LinkKey, LinkStats]:
@@ -165,7 +166,7 @@ class Transport(Protocol):
         ...
 
     def silence(self, level: int) -> None:
-        """Inject a fault: from now on this NIC neither sends nor receives anything, without a sign."""
+        """Inject a fault: from now on this NIC neither sends nor receives anything; no peer is told."""
         ...
 
     def unsilence(self, level: int) -> None:

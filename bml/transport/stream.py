@@ -1,8 +1,8 @@
-"""One open socket on the poller: when to write, when to read, how it ends. Frames and messages build on it.
+"""A stream: one open socket on the poller, which reads, writes and ends. Frames and messages build on it.
 
-Writing is put off to the end of the poller's pass, so that what is queued in one pass leaves by priority
-and in few system calls; a subclass may write at once what cannot wait. Each pass does a bounded amount of
-work for each stream.
+Writing is deferred to the end of the poller's pass. So all that is queued in a pass leaves by priority and in
+few system calls; a subclass may write at once what cannot wait. In each pass a stream reads and writes a
+bounded number of bytes.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from bml.io.sendqueue import SendQueue
 from bml.transport.interface import LostKind
 
 PASS_NBYTES = 512 << 10
-"""How much one stream may read, and may write, in one pass of the poller."""
+"""Bytes that a stream may read, and may write, in one pass of the poller."""
 
 _GONE = frozenset({errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED})
 
 
 def kind_of(error: OSError) -> Literal["reset", "refused", "timeout"]:
-    """Say what an error of a socket means for the peer: `timeout` stands for all troubles of the path."""
+    """Return what an error of a socket means: `timeout` stands for all errors of the path."""
     if error.errno in _GONE:
         return "reset"
     if error.errno == errno.ECONNREFUSED:
@@ -32,9 +32,9 @@ def kind_of(error: OSError) -> Literal["reset", "refused", "timeout"]:
 
 
 class Stream:
-    """Base of everything that owns an open socket; a subclass says how to read.
+    """The owner of an open socket; a subclass implements `_read`.
 
-    `on_end(kind, why)` is called at most once, from within a poll, with the socket closed already.
+    `on_end(kind, why)` is called at most once, from within a poll, when the socket is closed already.
     """
 
     def __init__(
@@ -64,17 +64,17 @@ class Stream:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is still a socket."""
+        """Whether the stream still has its socket."""
         return self._sock is not None
 
     def flush_soon(self) -> None:
-        """Write what is queued before the poller next waits; to be called after a push."""
+        """Write what is queued before the poller next waits; call it after a push."""
         if not (self._muted or self._flush_is_due or self._blocked):
             self._flush_is_due = True
             self._poller.soon(self._flush)
 
     def detach(self) -> socket.socket | None:
-        """Give the socket away without closing it; the stream is over, without `on_end`."""
+        """End the stream, without `on_end`, and return its socket, which stays open."""
         sock, self._sock = self._sock, None
         if sock is not None:
             self._poller.remove(self._fd)
@@ -90,7 +90,7 @@ class Stream:
     def mute(self) -> None:
         """Neither read nor write nor notice anything until `unmute`.
 
-        What is queued stays so: the kernel too would go on sending it when a dead cable works again.
+        Queued frames stay queued, as the kernel would also continue when a dead cable works again.
         """
         if self._sock is not None and not self._muted:
             self._muted = True
@@ -108,7 +108,7 @@ class Stream:
         raise NotImplementedError
 
     def _stopped(self) -> None:
-        """The socket is gone; nobody is to be called any more."""
+        """Called when the socket is gone: no callback may be called any more."""
 
     def _end(self, kind: LostKind, why: str) -> None:
         if self._sock is not None:
@@ -125,7 +125,7 @@ class Stream:
             self._end("eof", "the other side closed the connection")
 
     def _pause(self, paused: bool) -> None:
-        # The poller hears of it when more comes: often reading goes on before.
+        # A pause is told to the poller when more bytes come; often reading is resumed before.
         self._paused = paused
         if not paused:
             self._watch()
@@ -150,7 +150,7 @@ class Stream:
             return
         self._watch()
         if events & (PEER_CLOSED | BROKEN):
-            # Nobody reads, so this is the only way to learn that the peer is gone.
+            # Nothing is read now, so this is the only way to learn that the peer is gone.
             code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if code:
                 self._end_by(OSError(code, errno.errorcode.get(code, str(code))))
@@ -177,7 +177,7 @@ class Stream:
             self._watch()
 
     def _write_failed(self, error: OSError) -> None:
-        """Stop writing; if the peer is gone, what it sent before may still be read, and then the end."""
+        """Stop writing. If the peer is gone, bytes that it sent before may still be read before the end."""
         self.queue.clear()
         if error.errno not in _GONE or self._paused:
             self._end_by(error)

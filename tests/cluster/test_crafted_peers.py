@@ -50,8 +50,7 @@ class Caller:
 
     def _opened(self, channel: control.Channel) -> None:
         self.channel = channel
-        channel.on_message = lambda data: self.said.append(msg.decode(data))
-        channel.on_close = self.ends.append
+        channel.listen(lambda data: self.said.append(msg.decode(data)), self.ends.append)
 
     def send(self, data: bytes) -> None:
         assert self.channel is not None

@@ -63,7 +63,7 @@ def _claim(contact: Any, spec: JobSpec) -> None:
 
     def opened(channel: control.Channel) -> None:
         opens.append(channel)
-        channel.on_message = said.append
+        channel.listen(said.append, lambda end: None)
         channel.send(msg.encode(msg.Who(HIGH_TERM)))
 
     control.dial(

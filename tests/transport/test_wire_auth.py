@@ -143,11 +143,11 @@ class Forgetful(Credulous):
     [
         (Credulous(TOKEN, ACCEPTOR._replace(server=6), b"a" * 32), HERE, "instead of server 5"),
         (Credulous(TOKEN, LATER, b"a" * 32), HERE, "another incarnation"),
-        (Credulous(TOKEN, ACCEPTOR._replace(level=0), b"a" * 32), HERE, "somebody else"),
-        (Credulous(TOKEN, ACCEPTOR._replace(role=Role.CONTROL), b"a" * 32), HERE, "somebody else"),
-        (Credulous(TOKEN, ACCEPTOR._replace(job=b"another"), b"a" * 32), HERE, "somebody else"),
+        (Credulous(TOKEN, ACCEPTOR._replace(level=0), b"a" * 32), HERE, "as another job"),
+        (Credulous(TOKEN, ACCEPTOR._replace(role=Role.CONTROL), b"a" * 32), HERE, "as another job"),
+        (Credulous(TOKEN, ACCEPTOR._replace(job=b"another"), b"a" * 32), HERE, "as another job"),
         (Credulous(TOKEN, ACCEPTOR, b"a" * 32), ELSEWHERE, "different addresses"),
-        (Forgetful(TOKEN, ACCEPTOR, b"a" * 32), HERE, "answered somebody else"),
+        (Forgetful(TOKEN, ACCEPTOR, b"a" * 32), HERE, "answered another server"),
     ],
 )
 def test_a_dialer_checks_what_the_acceptor_proves(

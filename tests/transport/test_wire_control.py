@@ -39,8 +39,10 @@ class Desk:
         assert hello.role is Role.CONTROL
         server = hello.server
         self.channels[server] = channel
-        channel.on_message = lambda message: self.messages.append((server, message))
-        channel.on_close = lambda end: self.ends.append((server, end))
+        channel.listen(
+            lambda message: self.messages.append((server, message)),
+            lambda end: self.ends.append((server, end)),
+        )
 
     def dial(self, server: int = 3, token: bytes = TOKEN, job: str = JOB, **options: object) -> None:
         arguments: dict[str, object] = {"expect_server": COORDINATOR, **options}
@@ -87,7 +89,7 @@ def test_messages_both_ways_in_order(desk: Desk) -> None:
     sizes = [0, 1, 5, 65532, 65536, 3_000_000, 0, 17]
     messages = [rng.randbytes(size) for size in sizes]
     back: list[bytes] = []
-    server.on_message = back.append
+    server.listen(back.append, desk.failed.append)
     for message in messages:
         server.send(message)
         coordinator.send(message)
@@ -100,7 +102,7 @@ def test_messages_both_ways_in_order(desk: Desk) -> None:
 def test_last_words_before_close_arrive_and_close_is_quiet(desk: Desk) -> None:
     server, _ = desk.pair()
     ends: list[End] = []
-    server.on_close = ends.append
+    server.listen(lambda message: None, ends.append)
     server.send(b"goodbye")
     server.close()
     server.close()
@@ -190,7 +192,7 @@ def test_a_message_that_is_too_long_ends_the_channel() -> None:
     desk = Desk(max_message_nbytes=100)
     server, _ = desk.pair()
     ends: list[End] = []
-    server.on_close = ends.append
+    server.listen(lambda message: None, ends.append)
     server.send(bytes(100))
     server.send(bytes(101))
     desk.until(lambda: desk.ends and ends, "both ends")
@@ -217,7 +219,7 @@ def test_a_reader_that_does_not_read_overflows_the_queue(desk: Desk) -> None:
     server, coordinator = desk.pair()
     coordinator._stream.mute()
     ends: list[End] = []
-    server.on_close = ends.append
+    server.listen(lambda message: None, ends.append)
     chunk = bytes(8 << 20)
     for _ in range(MAX_QUEUED_NBYTES // len(chunk) + 3):
         server.send(chunk)

@@ -210,8 +210,9 @@ class CoordinatorLoop:
         self._failing_since.pop(server, None)
         self._dialling.discard(server)
         self._channels[server] = channel
-        channel.on_message = lambda data: self._received(server, channel, data)
-        channel.on_close = lambda end: self._closed(server, channel)
+        channel.listen(
+            lambda data: self._received(server, channel, data), lambda end: self._closed(server, channel)
+        )
         self._handle(core.Connected(server))
 
     def _closed(self, server: int, channel: control.Channel) -> None:

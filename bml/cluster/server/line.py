@@ -68,8 +68,7 @@ class CoordinatorLine:
         if self._channel is not None:
             self._channel.close()
         self._channel = channel
-        channel.on_message = lambda data: self._take(channel, data)
-        channel.on_close = lambda end: self._gone(channel)
+        channel.listen(lambda data: self._take(channel, data), lambda end: self._gone(channel))
 
     def _gone(self, channel: control.Channel) -> None:
         if channel is self._channel:

@@ -1,23 +1,23 @@
-"""The handshake: both sides prove that they have the cluster's token, and which server of which job they are.
+"""The handshake: each side proves that it has the cluster's token, and which server of which job it is.
 
-Pure: a handshake is a state machine, bytes in and bytes out, and random numbers are its arguments. The
-acceptor sends a nonce; the dialer answers with who it is, whom it wants, the addresses of both ends as it
-sees them, a nonce of its own and a MAC over all of it; the acceptor proves itself in the same way. All
-three messages have fixed sizes, so nothing needs a length.
+It is a mutual challenge-response. Pure: a handshake is a state machine, bytes in and bytes out, and random
+numbers are its arguments. The acceptor sends a nonce. The dialer answers with its identity, the server that
+it wants, the addresses of both ends as it sees them, a nonce of its own, and a MAC over all of that. The
+acceptor proves itself in the same way. All three messages have fixed sizes, so nothing needs a length.
 
-**What a proof is worth.** It holds for one connection (the other side's nonce), one direction (its label),
-one job, purpose and level, one server in one incarnation at each end, and one pair of addresses. The
-acceptor checks each of them, and the dialer does so again with the acceptor's proof. A relayed proof that
-was made for another server is refused: what a dialer says to the address of a dead server opens no door of
-a living one.
+**What a proof covers.** It holds for one connection (the other side's nonce), one direction (its label), one
+job, purpose and level, one server in one incarnation at each end, and one pair of addresses. The acceptor
+checks each of them, and the dialer checks them again in the acceptor's proof. A relayed proof that was made
+for another server is refused: a proof that a dialer sends to the address of a dead server is useless at a
+living one.
 
-**Addresses.** Both ends are covered as the socket has them, host and port. A listener is bound to one address
-and tells it to the others, so where nothing translates addresses both ends see the same. Behind address
-translation they do not, and the handshake is refused with that reason; heartbeats, which count only from
-where their sender listens, could not work there either.
+**Addresses.** The proof covers the addresses of both ends as the socket has them, host and port. A listener
+is bound to one address, which the other servers know, so without address translation both ends see the same.
+With address translation they do not, and the handshake is refused for that reason. Heartbeats, which count
+only from the address where their sender listens, could not work there either.
 
-What travels afterwards is not authenticated or encrypted: the token keeps strangers and other jobs out, it
-does not protect against somebody who can rewrite the fabric's packets.
+Bytes that travel afterwards are not authenticated or encrypted. The token keeps strangers and other jobs out;
+it does not protect against an attacker that can rewrite the fabric's packets.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ VERSION = 3
 NONCE_NBYTES = 32
 MAX_JOB_NBYTES = 64
 HANDSHAKE_NBYTES = 512
-"""No side of a handshake reads more than this."""
+"""No side of a handshake reads more bytes than this."""
 
 _MAC_NBYTES = 32
 _MAGIC = b"BMLh"
@@ -51,16 +51,16 @@ _IPV4_MAPPED = bytes(10) + b"\xff\xff"
 
 
 class Role(enum.IntEnum):
-    """What a connection is for."""
+    """The purpose of a connection."""
 
     DATA = 0
     CONTROL = 1
     PROBE = 2
-    """Whether the path of a data connection works; the ports of those take it."""
+    """A test whether the path of a data connection works; made to the port of data connections."""
 
 
 _PORT = {Role.DATA: Role.DATA, Role.CONTROL: Role.CONTROL, Role.PROBE: Role.DATA}
-"""What the port is for that a connection of some role is made to."""
+"""Role of a connection -> role of the port that it is made to."""
 
 
 class Hello(NamedTuple):
@@ -105,7 +105,7 @@ class Identity:
 
 
 class Refusal(enum.IntEnum):
-    """Why an acceptor refuses; OK if it does not."""
+    """The reason why an acceptor refuses a dialer; OK if it does not."""
 
     OK = 0
     VERSION = 1
@@ -121,10 +121,10 @@ _REFUSAL_TEXT = {
     Refusal.VERSION: "the other side speaks another version of the handshake",
     Refusal.TOKEN: "wrong token",
     Refusal.JOB: "wrong job",
-    Refusal.ROLE: "not the kind of connection, or not the level, that this port is for",
+    Refusal.ROLE: "this port is for another kind of connection, or another level",
     Refusal.SERVER: "another server was wanted than the one that listens there",
     Refusal.INCARNATION: "the server that listens there was wanted in another incarnation",
-    Refusal.ADDRESS: "the two ends see different addresses: somebody relays or translates them",
+    Refusal.ADDRESS: "the two ends see different addresses, as if a process relays or translates them",
 }
 
 
@@ -144,7 +144,7 @@ def check_token(token: bytes) -> bytes:
 
 
 class _Claim(NamedTuple):
-    """What one side says and proves: who it is, to whom it talks, and between which addresses."""
+    """The content of a proof: the side's own identity, the other side's, and the addresses of both ends."""
 
     me: Hello
     to_server: int
@@ -154,7 +154,7 @@ class _Claim(NamedTuple):
 
 
 class _Handshake:
-    """What both sides share: collect fixed-size messages, fail early on a wrong prefix."""
+    """The common part of both sides: it collects messages of fixed sizes, and checks their prefix early."""
 
     def __init__(self, token: bytes, me: Hello, nonce: bytes) -> None:
         if len(nonce) != NONCE_NBYTES:
@@ -166,18 +166,18 @@ class _Handshake:
         self._buffer = b""
         self._expected = 0
         self.done = False
-        """The other side proved itself; `peer` says who it is."""
+        """Whether the other side has proved itself; then `peer` is its hello."""
         self.error = ""
-        """Why the connection must be closed (after sending what `feed` returned); empty if all is well."""
+        """The reason why the connection must be closed, after sending what `feed` returned; empty if none."""
         self.peer: Hello | None = None
 
     @property
     def wants_nbytes(self) -> int:
-        """How many bytes to read next, at most: what comes after them belongs to the frames. 0 = none."""
+        """The most bytes to read next, as later bytes belong to the frames; 0 when it is over."""
         return 0 if self.done or self.error else self._expected - len(self._buffer)
 
     def feed(self, data: bytes) -> bytes:
-        """Take up to `wants_nbytes` bytes; return what to send. Look at `done` and `error` afterwards."""
+        """Take up to `wants_nbytes` bytes; return the bytes to send. Then look at `done` and `error`."""
         if self.done or self.error or len(data) > self.wants_nbytes:
             self.error = self.error or "more bytes than a handshake has"
             return b""
@@ -207,10 +207,10 @@ class _Handshake:
 
 
 class AcceptorHandshake(_Handshake):
-    """The listening side; `me` says what it listens for, and a dialer must want exactly that."""
+    """The listening side; a dialer must want exactly the server, incarnation, job and level of `me`."""
 
     def start(self, here: Endpoint, there: Endpoint) -> bytes:
-        """Return the challenge to send first. `here` and `there`: our address and the dialer's."""
+        """Return the challenge to send first. `here` is this side's address and `there` the dialer's."""
         self._ends = _packed(there) + _packed(here)
         self._expected = _IDENTITY.size + _MAC_NBYTES
         self._challenge = _CHALLENGE.pack(_MAGIC, VERSION, 0, self._nonce)
@@ -231,7 +231,7 @@ class AcceptorHandshake(_Handshake):
         return answer + self._mac(b"acceptor", self._challenge, message, answer)
 
     def _judge(self, claim: _Claim) -> Refusal:
-        """Say why a dialer that has the token is refused all the same; OK if it wants us."""
+        """Return why a dialer that has the token is refused all the same; OK if it is not."""
         peer, me = claim.me, self._me
         if peer.job != me.job:
             return Refusal.JOB
@@ -244,7 +244,7 @@ class AcceptorHandshake(_Handshake):
         return Refusal.OK if claim.ends == self._ends else Refusal.ADDRESS
 
     def _refuse(self, code: Refusal) -> bytes:
-        # The dialer is told why: it knows its own mistake anyway, and a person can then mend it.
+        # The dialer is told the reason, so that a person can correct the mistake.
         self.error = _REFUSAL_TEXT[code]
         nobody = _Claim(Hello(self._me.role, b"", 0, 0), 0, 0, b"")
         return _pack_identity(nobody, code, bytes(NONCE_NBYTES)) + bytes(_MAC_NBYTES)
@@ -260,7 +260,7 @@ class DialerHandshake(_Handshake):
         self._sent = b""
 
     def start(self, here: Endpoint, there: Endpoint) -> bytes:
-        """Return what to send first: nothing, the acceptor begins. `here` is our address."""
+        """Return the bytes to send first: none, as the acceptor begins. `here` is this side's address."""
         self._ends = _packed(here) + _packed(there)
         self._expected = _CHALLENGE.size
         return b""
@@ -288,13 +288,13 @@ class DialerHandshake(_Handshake):
             return
         claim, wanted, me = _unpack_identity(identity), self._wanted, self._me
         if claim is None or claim.me._replace(server=wanted.server, incarnation=wanted.incarnation) != wanted:
-            self.error = "the other side answered as somebody else"
+            self.error = "the other side answered as another job, role or level"
         elif claim.me.server != wanted.server:
             self.error = f"server {claim.me.server} answered instead of server {wanted.server}"
         elif claim.me.incarnation != wanted.incarnation:
             self.error = f"server {wanted.server} answered in another incarnation"
         elif (claim.to_server, claim.to_incarnation) != (me.server, me.incarnation):
-            self.error = "the other side answered somebody else"
+            self.error = "the other side answered another server"
         elif claim.ends != self._ends:
             self.error = _REFUSAL_TEXT[Refusal.ADDRESS]
         else:
@@ -350,6 +350,6 @@ def _packed(endpoint: Endpoint) -> bytes:
 
 @lru_cache(256)
 def _packed_host(host: str) -> bytes:
-    """An address in 16 bytes; the scope of a link-local one is each host's own matter."""
+    """An address in 16 bytes, without the scope of a link-local one, which differs between hosts."""
     address = ip_address(host.partition("%")[0]).packed
     return _IPV4_MAPPED + address if len(address) == 4 else address

@@ -1,6 +1,6 @@
-"""Message streams for the control plane: whole byte strings over authenticated TCP, on the same poller.
+"""Channels of the control plane: whole messages over authenticated TCP connections, on the same poller.
 
-A message travels as its length (4 bytes, big-endian) and its bytes. Nothing here looks inside.
+A message travels as its length (4 bytes, big-endian) and its bytes. This module does not read its content.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from bml.transport.stream import PASS_NBYTES, Stream
 _LOG = logging.getLogger("bml.transport")
 
 EndKind = Literal["refused", "reset", "eof", "timeout", "auth", "malformed", "overflow"]
-"""`refused`: the machine is alive and nobody listens on that port. `auth`: somebody listens who does not
-belong to this job, or will not have us. `overflow`: the other side does not read what we send."""
+"""`refused`: the machine is alive, and no process listens on that port. `auth`: the process that listens does
+not belong to this job, or refuses this one. `overflow`: the other side does not read what is sent."""
 COORDINATOR = 0xFFFF_FFFF
 """The server id with which the coordinator introduces itself in handshakes."""
 MAX_MESSAGE_NBYTES = 16 << 20
@@ -36,32 +36,28 @@ _READ_NBYTES = 64 << 10
 
 
 class End(NamedTuple):
-    """Why a channel ended, or never opened."""
+    """The reason why a channel ended, or could not be opened."""
 
     kind: EndKind
     why: str
 
 
 def _ignore_message(message: bytes) -> None:
-    _LOG.debug("nobody listens to this channel yet, %d bytes dropped", len(message))
+    _LOG.debug("a channel without a listener dropped %d bytes", len(message))
 
 
 def _ignore_end(end: End) -> None:
-    _LOG.debug("a channel that nobody listens to ended: %s", end)
+    _LOG.debug("a channel without a listener ended: %s", end)
 
 
 class Channel:
-    """One open, authenticated control connection.
-
-    Set `on_message` and `on_close` when it is handed out; nothing is read before. `on_close(end)` is called
-    once if the channel ends by itself, not after `close()`. Both are called from within a poll only.
-    """
+    """One open, authenticated control connection; its owner calls `listen` before anything is read."""
 
     def __init__(self, sock: socket.socket, peer: Hello, poller: Poller, max_message_nbytes: int) -> None:
-        self.on_message: Callable[[bytes], None] = _ignore_message
-        self.on_close: Callable[[End], None] = _ignore_end
         self.peer = peer
-        """Who the other side proved to be."""
+        """The identity that the other side has proved."""
+        self._on_message: Callable[[bytes], None] = _ignore_message
+        self._on_close: Callable[[End], None] = _ignore_end
         self._poller = poller
         self._max_message_nbytes = max_message_nbytes
         self._queue = SendQueue(Counters())
@@ -70,11 +66,18 @@ class Channel:
         )
         self._stream.start()
 
-    def send(self, message: bytes) -> None:
-        """Queue one message; no effect once the channel is closed.
+    def listen(self, on_message: Callable[[bytes], None], on_close: Callable[[End], None]) -> None:
+        """Set the callbacks: `on_message(message)`, and `on_close(end)` if the channel ends by itself.
 
-        If more than MAX_QUEUED_NBYTES wait, the channel ends with `overflow`. Raises UsageError for a
-        message that is longer than the other side takes, which would end every channel that brings it.
+        `on_close` is called once, and not after `close()`. Both are called from within a poll only.
+        """
+        self._on_message, self._on_close = on_message, on_close
+
+    def send(self, message: bytes) -> None:
+        """Queue one message; no effect when the channel is closed.
+
+        If more than MAX_QUEUED_NBYTES wait, the channel ends with `overflow`. Raises UsageError for a message
+        that is too long for the other side: it would end every channel over which it is sent.
         """
         if len(message) > self._max_message_nbytes:
             raise UsageError(
@@ -89,13 +92,13 @@ class Channel:
         self._stream.flush_soon()
 
     def close(self) -> None:
-        """Close without `on_close`; what fits into the kernel's buffer is still sent. Idempotent."""
+        """Close without `on_close`; messages that fit into the kernel's buffer are still sent. Idempotent."""
         self._stream.flush_now()
         self._stream.close()
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed, by either side."""
+        """Whether either side has closed the channel."""
         return not self._stream.is_open
 
     @property
@@ -104,11 +107,11 @@ class Channel:
         return self._queue.nbytes
 
     def _message(self, message: bytes) -> None:
-        self.on_message(message)
+        self._on_message(message)
 
     def _ended(self, kind: LostKind, why: str) -> None:
         self._queue.clear()
-        self.on_close(End(kind, why))
+        self._on_close(End(kind, why))
 
     def _malformed(self, why: str) -> None:
         self._end("malformed", why)
@@ -117,11 +120,11 @@ class Channel:
         if not self.closed:
             self._stream.close()
             self._queue.clear()
-            self.on_close(End(kind, why))
+            self._on_close(End(kind, why))
 
 
 class MessageStream(Stream):
-    """Cuts the bytes of a socket into messages."""
+    """A stream whose bytes are messages; `on_malformed(why)` is called if they are not."""
 
     def __init__(
         self,
@@ -140,13 +143,13 @@ class MessageStream(Stream):
         self._buffer = bytearray()
 
     def flush_now(self) -> None:
-        """Write what the kernel takes, without reporting anything."""
+        """Write as much as the kernel takes; errors are not reported."""
         if self._sock is not None and not self._write_error:
             try:
                 while self.queue.nbytes and self.queue.write(self._sock):
                     pass
             except OSError as error:
-                _LOG.debug("last words of a channel were not sent: %s", error)
+                _LOG.debug("the last messages of a channel were not sent: %s", error)
 
     def _read(self, sock: socket.socket) -> None:
         nbytes_read = 0
@@ -222,7 +225,7 @@ class ControlListener:
         return self._listener.endpoint
 
     def close(self) -> None:
-        """Stop listening; channels that were handed out stay open. Idempotent."""
+        """Stop listening; open channels stay open. Idempotent."""
         self._listener.close()
 
     def _accept(self, sock: socket.socket, hello: Hello) -> None:
@@ -264,7 +267,7 @@ def _listening_socket(host: str, port: int) -> socket.socket:
     family = greeting.address_family(host)
     sock = close_on_fork(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
     try:
-        # A restarted coordinator takes its old port again while old connections still fade.
+        # A restarted coordinator uses its old port again while old connections still end.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
         sock.listen(BACKLOG)

@@ -1,4 +1,4 @@
-"""What the kernel says of a TCP connection, and how to make one stand still. Linux."""
+"""The kernel's counters of a TCP connection, and a fault that makes a connection stand still. Linux only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _INFO_NBYTES = 160
 # Of struct tcp_info: retransmits, probes; unacked; bytes_acked; segs_in, notsent_bytes, data_segs_in.
 _INFO = struct.Struct("=2xBB20xI92xQ12xII4xI4x")
 
-# The socket module does not name them.
+# The socket module has no names for them.
 _SO_ATTACH_FILTER = 26
 _SO_DETACH_FILTER = 27
 _RETURN = 0x06
@@ -21,10 +21,10 @@ _ACCEPT_NOTHING = ctypes.create_string_buffer(struct.pack("=HBBI", _RETURN, 0, 0
 
 
 def flow_of(sock: socket.socket) -> Flow:
-    """What the kernel knows of what was written to this connected TCP socket. Raises OSError.
+    """The kernel's counters of the bytes written to this connected TCP socket. Raises OSError.
 
-    An answer is an acknowledgement that came on its own, or one that acknowledges more: what the peer sends
-    carries the old one again, and says nothing about the way there.
+    An answer is an acknowledgement in a segment without data, or one that acknowledges more bytes. Segments
+    with data of the peer repeat the last acknowledgement, and so do not show that the way there works.
     """
     raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_NBYTES)
     retransmits, probes, unacked, nbytes_acked, segments, notsent, with_data = _INFO.unpack(raw)
@@ -33,9 +33,9 @@ def flow_of(sock: socket.socket) -> Flow:
 
 
 def hold(sock: socket.socket) -> None:
-    """Have the kernel drop whatever arrives for this socket, acknowledgements too: an injected fault.
+    """Inject a fault: the kernel drops every segment that arrives for this socket, also acknowledgements.
 
-    TCP never sees it, so nothing is acknowledged either, and both directions stand still without a sign.
+    TCP never sees them, so nothing is acknowledged either: both directions stand still, and no side is told.
     """
     program = struct.pack("@HP", 1, ctypes.addressof(_ACCEPT_NOTHING))
     sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)

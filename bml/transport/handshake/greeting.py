@@ -1,7 +1,6 @@
-"""Bring a socket from nothing to authenticated: connect from a given address, then the handshake, in time.
+"""Runs a handshake over a socket: `Greeting` over a connected one, `Dial` over one that it connects first.
 
-A `Greeting` runs a handshake of `auth` over a connected socket; a `Dial` makes that socket first. Both end in
-exactly one callback, from within a poll, or in `cancel`.
+Both end in exactly one callback, from within a poll, or in `cancel`. Both have a time limit.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ OnGreeted = Callable[[socket.socket, Hello], None]
 OnFailed = Callable[[GreetingKind, str], None]
 
 HANDSHAKE_S = 2.0
-"""How long a handshake may take unless said otherwise."""
+"""The usual time limit of a handshake in seconds."""
 
-# Linux; the socket module of Python 3.11 does not name it. Without it every source address that is
-# bound would take a port away from all destinations.
+# Linux; the socket module of Python 3.11 has no name for it. Without it, binding a source address would use
+# up a port for all destinations.
 _IP_BIND_ADDRESS_NO_PORT = 24
 
 
 def address_family(host: str) -> socket.AddressFamily:
-    """Return the family of a numeric address; raises UsageError for names, as looking them up would block."""
+    """Return the family of a numeric address; raises UsageError for a name, whose lookup would block."""
     try:
         version = ipaddress.ip_address(host).version
     except ValueError:
@@ -44,14 +43,17 @@ def address_family(host: str) -> socket.AddressFamily:
 
 
 def check_traffic_class(traffic_class: int) -> int:
-    """Return it; raises UsageError unless it is a byte."""
+    """Return `traffic_class`; raises UsageError unless it is 0 to 255."""
     if not 0 <= traffic_class <= 255:
         raise UsageError(f"traffic class is {traffic_class}: give 0 to 255, a DSCP times 4")
     return traffic_class
 
 
 def mark(sock: socket.socket, traffic_class: int) -> None:
-    """Mark all packets of this socket, and of what it accepts, for switches that tell classes apart."""
+    """Mark all packets of this socket, and of connections that it accepts, with a traffic class.
+
+    Raises OSError.
+    """
     if not traffic_class:
         return
     if sock.family == socket.AF_INET:
@@ -66,7 +68,7 @@ def fresh_nonce() -> bytes:
 
 
 class Greeting:
-    """One handshake over a connected, non-blocking socket, which it owns until it is done."""
+    """One handshake over a connected, non-blocking socket, which it owns until the handshake is over."""
 
     def __init__(
         self,
@@ -87,7 +89,7 @@ class Greeting:
         poller.soon(self._start)
 
     def detach(self) -> socket.socket | None:
-        """Give up, without a callback, and hand over the socket as it is."""
+        """Give up, without a callback, and return the socket as it is."""
         sock, self._sock = self._sock, None
         if sock is not None:
             self._timer.cancel()
@@ -128,7 +130,7 @@ class Greeting:
             self._succeed()
 
     def _write(self, sock: socket.socket, data: bytes) -> None:
-        # A few hundred bytes into an empty send buffer: if they do not fit, something is wrong.
+        # A few hundred bytes fit into an empty send buffer.
         if data and sock.send(data, socket.MSG_NOSIGNAL) != len(data):
             raise OSError(errno.ENOBUFS, "no room for a handshake")
 
@@ -184,7 +186,7 @@ class Dial:
             socket.socket(address_family(endpoint[0]), socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         )
         self._timer: Timer = poller.after(timeout_s, self._time_out)
-        # Even a failure that is known at once is reported from the poll, like all others.
+        # A failure that is known at once is reported from a poll, like all others.
         try:
             mark(self._sock, route.traffic_class)
             if route.held:
@@ -198,7 +200,7 @@ class Dial:
             poller.add(self._sock.fileno(), WRITE, self._connected)
 
     def detach(self) -> socket.socket | None:
-        """Give up, without a callback, and hand over the socket as it is."""
+        """Give up, without a callback, and return the socket as it is."""
         self._timer.cancel()
         if self._greeting is not None:
             greeting, self._greeting = self._greeting, None
@@ -256,7 +258,10 @@ class Dial:
 
 
 def _self_connected(sock: socket.socket) -> int:
-    """With nobody listening on an ephemeral port of our own address, TCP may connect a socket to itself."""
+    """An errno if TCP has connected the socket to itself, else 0.
+
+    That can happen when no process listens on an ephemeral port of the socket's own address.
+    """
     try:
         return errno.ECONNREFUSED if sock.getsockname() == sock.getpeername() else 0
     except OSError as error:  # the peer is gone again already

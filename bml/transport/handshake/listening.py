@@ -1,7 +1,7 @@
-"""A listening socket whose every connection must pass the handshake, in time and in bounded number.
+"""A listening socket whose connections must pass the handshake, in time; their number is bounded.
 
-Whoever connects with a wrong token, with garbage, or with nothing at all is closed and logged; the server
-lives on and other connections are not disturbed.
+A connection that brings a wrong token, garbage, or nothing at all is closed and logged. Other connections are
+not disturbed.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ _LOG = logging.getLogger("bml.transport")
 
 _ACCEPTS_PER_PASS = 16
 _MAX_PENDING = 64
-"""How many handshakes may be under way; beyond, one is closed."""
+"""The most handshakes that may be in progress; if there are more, one is closed."""
 _OUT_OF_FILES_S = 0.1
 _SAY_EVERY_S = 1.0
-"""Who is turned away is logged not more often than that: strangers must not fill the disk."""
+"""The least time between two log lines about refused connections, so that strangers cannot fill the disk."""
 BACKLOG = 128
 
 
 class Listener:
-    """Owns a listening, non-blocking socket; `on_open(socket, hello)` for each peer that proves itself."""
+    """The owner of a listening socket; calls `on_open(socket, hello)` for each peer that proves itself.
+
+    The socket is non-blocking. A handshake may take `timeout_s` seconds.
+    """
 
     def __init__(
         self,
@@ -58,7 +61,7 @@ class Listener:
         poller.add(sock.fileno(), READ, self._ready)
 
     def mute(self) -> list[socket.socket]:
-        """Accept nothing until `unmute`; return the sockets of handshakes under way, to be closed later."""
+        """Accept nothing until `unmute`; return the sockets of handshakes in progress, to be closed later."""
         if self._muted:
             return []
         self._muted = True
@@ -74,7 +77,7 @@ class Listener:
             self._watch()
 
     def close(self) -> None:
-        """Stop listening; handshakes under way are closed. Idempotent."""
+        """Stop listening, and close handshakes in progress. Idempotent."""
         if self._sock.fileno() < 0:
             return
         if self._pause is not None:
@@ -98,7 +101,7 @@ class Listener:
             except (BlockingIOError, ConnectionError):
                 return
             except OSError as error:
-                # Out of descriptors or memory: what waits would wake us again and again.
+                # Out of descriptors or memory: the waiting connections would wake the poller again and again.
                 _LOG.warning("%s: cannot accept: %s; trying again soon", self._name(), error)
                 self._poller.remove(self._sock.fileno())
                 self._pause = self._poller.after(_OUT_OF_FILES_S, self._watch)
@@ -117,7 +120,7 @@ class Listener:
 
         def failed(kind: GreetingKind, why: str) -> None:
             del self._pending[number]
-            if kind != "eof":  # who hangs up may only be impatient
+            if kind != "eof":  # a peer that closes may only have lost patience
                 self._say(f"closed a connection from {address}: {why} ({kind})")
 
         if len(self._pending) >= _MAX_PENDING:
@@ -127,12 +130,12 @@ class Listener:
         self._pending[number] = str(address[0]), greeting
 
     def _make_room(self) -> None:
-        """Close the oldest handshake of the address that has most: a flood from there harms nobody else."""
+        """Close the oldest handshake of the address that has most, so that a flood harms no other address."""
         hosts = Counter(host for host, _ in self._pending.values())
-        crowd, most = hosts.most_common(1)[0]
-        oldest = next(number for number, (host, _) in self._pending.items() if host == crowd)
+        busiest, most = hosts.most_common(1)[0]
+        oldest = next(number for number, (host, _) in self._pending.items() if host == busiest)
         self._pending.pop(oldest)[1].cancel()
-        self._say(f"too many handshakes under way, closed the oldest of {most} from {crowd}")
+        self._say(f"too many handshakes in progress, closed the oldest of {most} from {busiest}")
 
     def _say(self, text: str) -> None:
         now_s = self._poller.now_s()

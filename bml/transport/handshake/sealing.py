@@ -16,7 +16,7 @@ HEARTBEAT_NBYTES = _HEARTBEAT.size + _HEARTBEAT_MAC_NBYTES
 
 
 class Heartbeat(NamedTuple):
-    """One heartbeat: `server` says to `dest`, over its NIC of `level`, that it is alive.
+    """One heartbeat: `server` tells `dest`, over its NIC of `level`, that it is alive.
 
     It counts for `incarnation` of its sender and `dest_incarnation` of its receiver only.
     """
@@ -45,7 +45,7 @@ def open_heartbeat(token: bytes, job: bytes, datagram: bytes) -> Heartbeat | Non
     body = datagram[: _HEARTBEAT.size]
     magic, version, _, level, server, incarnation, dest, dest_incarnation, sequence = _HEARTBEAT.unpack(body)
     if magic != _HEARTBEAT_MAGIC or version != VERSION:
-        return None  # before the hash, which is what garbage would have us spend time on
+        return None  # checked before the MAC, so that garbage costs little time
     if not hmac.compare_digest(datagram[_HEARTBEAT.size :], _heartbeat_mac(token, job, body)):
         return None
     return Heartbeat(server, dest, level, sequence, incarnation, dest_incarnation)
