@@ -21,8 +21,11 @@ QUICK = {"docs/tutorial.md"}
 """Pages whose blocks `make test` runs; `make gate` runs the others."""
 
 
+WITH_RAY = {"README.md", "docs/guides/ray.md"}
+
+
 def marks_of(page: str) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.smoke] if page in QUICK else []
+    return [pytest.mark.smoke] * (page in QUICK) + [pytest.mark.ray] * (page in WITH_RAY)
 
 
 @pytest.mark.real
