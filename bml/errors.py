@@ -1,4 +1,4 @@
-"""Errors that end a job, each with the one who can act on it; all are `BmlError`s."""
+"""The errors that end a job. A UsageError is a mistake of the user, a FabricError is damage."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class TrainingError(BmlError):
 
 
 def job_error(kind: str, text: str, server: int = -1) -> BmlError:
-    """The error that an Abort message stands for (see messages.ABORT_KINDS)."""
+    """Make the error for an Abort message of this kind (see messages.ABORT_KINDS)."""
     if kind == "training":
         return TrainingError(text, server)
     kinds: dict[str, type[BmlError]] = {

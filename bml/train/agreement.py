@@ -1,7 +1,8 @@
-"""Makes the named state of all servers equal at the beginning, as torch's DDP does: rank 0's is taken.
+"""Makes the named state of all servers equal at the beginning, as torch's DDP does with that of rank 0.
 
-Servers whose parameters differ would train on, each with its own, and nothing would show it but digests at
-the end. A step of 64 bytes compares them; only where they differ is the lowest server's state sent.
+Servers with different parameters would train on, each with its own, and only the digests at the end would
+show it. One step of 64 bytes compares the digests. If they differ, every server is given the lowest server's
+state.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from bml.train.communicator import Committed
 from bml.train.state import NamedState, raw
 
 _WORDS = 4
-"""64-bit words of a sha256."""
+"""How many 64-bit words a sha256 has."""
 
 Prepare = Callable[[View], Array]
 """Prepares this server's contribution for the members of a view."""
 
 
 class Step(Protocol):
-    """Reduces vectors of all servers in one step: what for, how, their dtype and size."""
+    """Reduces one vector of every server in a step; `call` and `op` name it, `size` counts elements."""
 
     def __call__(  # noqa: D102
         self, call: str, op: str, dtype: npt.DTypeLike, size: int, prepare: Prepare, /
@@ -33,10 +34,10 @@ class Step(Protocol):
 
 
 def agree(state: NamedState, server: int, step: Step) -> str:
-    """Compare the named state of all servers, and take the lowest server's where they differ.
+    """Compare the named state of all servers; if it differs, give all of them the lowest server's state.
 
-    Returns a warning for the lowest server's user if they do. Raises StepMismatch if they named other arrays
-    or values, by the steps.
+    Returns a warning then on the lowest server, and an empty text on all others. The steps raise StepMismatch
+    if servers named different arrays or values.
     """
     kinds = " ".join(f"{name} {dtype}{list(shape)}" for name, dtype, shape in state.kinds)
     what = f"session.state {kinds} {' '.join(state.keys)}".rstrip()
@@ -59,7 +60,7 @@ def agree(state: NamedState, server: int, step: Step) -> str:
 
 
 def _take_lowest(state: NamedState, server: int, step: Step) -> int:
-    """Give everybody the lowest server's state, in one step, so that it is of one server; returns which."""
+    """Give every server the lowest server's state in a single step; returns the id of that server."""
     saved = np.frombuffer(state.saved(), np.uint8)
     length = np.array([len(saved)], np.uint64)
     longest = int(step("session.state: its length", "max", np.uint64, 1, lambda view: length).result[0])
@@ -74,5 +75,5 @@ def _take_lowest(state: NamedState, server: int, step: Step) -> int:
 
 
 def _only_lowest(own: Array, server: int) -> Prepare:
-    """A contribution that is nothing but on the lowest server of the view."""
+    """Prepare `own` on the lowest server of the view, and zeros on all others."""
     return lambda view: own if server == min(view.contributors) else np.zeros_like(own)

@@ -1,8 +1,8 @@
-"""A server's share of one global batch, and how its gradient, in one part or several, becomes a mean.
+"""A server's share of one global batch, and the steps that make the mean of its gradient.
 
-A batch is open until its parts are committed; leaving the loop before abandons it. What was given as a
-gradient is the library's until then: it is sent as it lies, again if the view changes, and it is set aside
-before `recompute` may write into the same memory.
+The gradient is reduced in one part or several. A batch is open until its parts are committed, and abandoned
+if its loop is left before. Until then the arrays that were given belong to the library: they are sent without
+a copy, and again if the view changes. They are copied before `recompute` may write into the same memory.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Batch:
 
     def __init__(self, collectives: Collectives, whole: GlobalBatch, ledger: Ledger):
         self.epoch_no = whole.epoch_no
-        """Which pass over the samples it belongs to, from 0."""
+        """The epoch (pass over the samples) to which it belongs, from 0."""
         self.batch_no = whole.batch_no
-        """Its number within that pass, from 0."""
+        """Its number within that epoch, from 0."""
         self.whole = whole
         """The global batch of which it is a share."""
         # Every server has the same contributors of the last step, so all split the batch alike, even
@@ -44,8 +44,8 @@ class Batch:
         self.base = collectives.contributors
         server = collectives.communicator.server
         self.indices: Indices = shares(whole.indices, self.base).get(server, whole.indices[:0])
-        """The samples of this server: int64, shape (n,). Empty where there are more servers than samples, and
-        on a joiner that is still given results of the others."""
+        """The samples of this server: int64, shape (n,). Empty if there are more servers than samples, and on
+        a joiner that is still given results of the others."""
         self._collectives = collectives
         self._ledger = ledger
         self._parts: list[_Part] = []
@@ -58,21 +58,22 @@ class Batch:
 
     @property
     def committed(self) -> bool:
-        """Whether its gradient, all parts of it that were begun, is committed."""
+        """Whether all parts of its gradient are committed."""
         return self._state == "committed"
 
     def allreduce(self, gradient: Arrays, recompute: Recompute | None = None, *, early: bool = False) -> Any:
-        """The mean over the global batch of what `gradient` sums over `indices`; the step of training.
+        """Reduce the gradient of this share to the mean over the global batch: the step of training.
 
-        `gradient` is one array, or a list of arrays of one dtype; the mean has the same shapes. If a server
-        dies first, the survivors share its samples: `recompute(indices)` is called in this thread and must
-        return the same sums, with the same shapes, over those samples and with the parameters with which
-        the batch began. Without it they are left out, and the mean is taken over the samples that really
-        contributed. Floating dtypes are kept, integers give float64.
+        `gradient` is the sum over the samples `indices`: one array, or a list of arrays of one dtype. The
+        mean has the same shapes. If a server dies first, the survivors share its samples:
+        `recompute(indices)` is called in this thread, and must return sums of the same shapes over those
+        samples, with the parameters with which the batch began. Without `recompute` the samples are left out,
+        and the mean is taken over the samples that contributed. Floating dtypes are kept, integers give
+        float64.
 
-        With `early` the batch stays open for further parts. Until the last is committed the parameters
-        must then not change for `recompute`: keep the old values. Raises UsageError on a batch that is not
-        open and for what `recompute` must not return, and what `Session.allreduce` raises.
+        With `early` the batch stays open for further parts. Until the last of them is committed, `recompute`
+        needs the old parameters: keep them. Raises UsageError on a batch that is not open and for a wrong
+        result of `recompute`, and the errors of `Session.allreduce`.
         """
         part = self._part(gradient, recompute)
 
@@ -86,12 +87,13 @@ class Batch:
     def allreduce_async(
         self, gradient: Arrays, recompute: Recompute | None = None, *, early: bool = False
     ) -> Pending:
-        """Begin what `allreduce` does; the handle's `wait` returns the mean, and may call `recompute`.
+        """Begin an `allreduce`, and return a handle whose `wait` returns the mean, and may call `recompute`.
 
-        For parts of the gradient that are there before the others; each part is a step of its own, with its
-        own mean. `wait` returns when all parts that were begun are committed, so that no parameter changes
-        while another part may still have to be computed again; with `early` when this one is, see
-        `allreduce`. See `Session.allreduce_async`. Raises UsageError on a batch that is not open.
+        It is meant for parts of the gradient that are ready before the others. Each part is a step of its
+        own, with its own mean. `wait` returns when all parts that were begun are committed: no parameter
+        changes while another part may still have to be computed again. With `early` it returns when this
+        part is committed, see `allreduce`. See also `Session.allreduce_async`. Raises UsageError on a batch
+        that is not open.
         """
         part = self._part(gradient, recompute)
 
@@ -105,7 +107,7 @@ class Batch:
         return begun
 
     def close(self) -> None:
-        """The loop goes on, or was left: what is not committed now is left out."""
+        """Close the batch. If a part of it is not committed, its samples are left out."""
         if self._state != "open":
             return
         if self._used is not None and all(part.committed for part in self._parts):
@@ -115,8 +117,8 @@ class Batch:
             self._ledger.leave_out(self.whole)
 
     @property
-    def is_touched(self) -> bool:
-        """Whether a part of it is committed."""
+    def has_committed_part(self) -> bool:
+        """Whether at least one part of it is committed."""
         return self._used is not None
 
     def _part(self, gradient: Arrays, recompute: Recompute | None) -> _Part:
@@ -124,9 +126,9 @@ class Batch:
         if self._state != "open":
             raise UsageError(
                 f"{self} is {self._state}: begin all parts with allreduce_async before you wait "
-                "for one, or give early=True to those that others follow"
+                "for one, or give early=True to all parts but the last"
                 if self.committed
-                else f"{self} was left: its loop went on, or ended, without it"
+                else f"{self} was abandoned: its loop went on, or ended, before it was committed"
             )
         part = _Part(self, self._collectives, gradient, recompute)
         self._parts.append(part)
@@ -144,17 +146,17 @@ class Batch:
         self._parts.clear()
         self._begun.clear()
 
-    def take_note(self, outcome: Committed, used: dict[int, Indices]) -> None:
-        """A part is committed; of several the last says what was used."""
+    def record(self, outcome: Committed, used: dict[int, Indices]) -> None:
+        """Record a part that is committed. Of several parts, the samples of the last one count."""
         self._used = (outcome.step, outcome.contributors, used)
 
     def used(self, outcome: Committed, recomputed: bool) -> dict[int, Indices]:
-        """The samples in a sum, by the server that contributed them."""
+        """Return the samples in a sum, by the server that contributed them."""
         assigned = assignment(self.whole.indices, self.base, outcome.contributors)
         return used_indices(assigned, recomputed=recomputed)
 
     def set_aside(self) -> None:
-        """Copy what waits to be committed: recompute may use the same memory."""
+        """Copy the parts that are not committed: recompute may write into the same memory."""
         for part in self._parts:
             part.set_aside()
 
@@ -184,27 +186,27 @@ class _Part:
         self._described = collectives.describe(call, self._dtype, self._shapes)
 
     def set_aside(self) -> None:
-        """Have a copy of one's own from here on."""
+        """Copy the contribution, once: the user's memory may change from here on."""
         if not self._is_aside and not self.committed:
             self._flat, self._is_aside = self._flat.copy(), True
 
     def work(self) -> _Done:
-        """Synchronise it, in the thread that waits for the step."""
-        # The sum is only read: the mean takes the place of the result in memory of its own.
+        """Synchronise the part, in the thread that waits for the step."""
+        # The sum may be shared memory, which is only read: `divide` writes the mean into new memory then.
         outcome = self._collectives.step(self._described, "sum", self._prepare, shared=True)
         used = self._batch.used(outcome, self._recompute is not None)
         n_used = sum(map(len, used.values()))
         return _Done(outcome, used, divide(outcome.result, n_used, self._collectives.communicator.empty))
 
     def finish(self, done: _Done) -> Any:
-        """What the user gets, in the training thread."""
+        """Return the user's result, in the training thread."""
         outcome, used, mean = done
         if self._collectives.debug and zlib.crc32(self._flat.data) != self._check_sum:
             raise UsageError(CHANGED.format(what=f"the gradient of {self._batch}"))
         self.committed = True
         self._flat = np.empty(0, self._dtype)  # its memory is the user's again, or free
         self._collectives.contributors = outcome.contributors
-        self._batch.take_note(outcome, used)
+        self._batch.record(outcome, used)
         return unflatten(mean, self._shapes, self._many)
 
     def _prepare(self, view: View) -> Array:
@@ -215,7 +217,7 @@ class _Part:
         return cast(Array, self._collectives.steps.ask(lambda: self._with(mine.extra)))
 
     def _with(self, extra: Indices) -> Array:
-        """The contribution with that of samples whose server was lost; in the training thread."""
+        """Return the contribution plus that of samples whose server was lost, in the training thread."""
         recompute = self._recompute
         assert recompute is not None
         self._batch.set_aside()
@@ -225,5 +227,5 @@ class _Part:
             raise UsageError(
                 f"recompute returned {dtype} {shapes}, the gradient is {self._dtype} {self._shapes}"
             )
-        with np.errstate(all="ignore"):  # an overflow is a result like any other, whatever the user has set
+        with np.errstate(all="ignore"):  # an overflow is a result, also if the user has numpy raise
             return np.add(self._flat, added)

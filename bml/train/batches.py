@@ -1,9 +1,9 @@
-"""Which samples belong to a step: a fixed set, whatever fails; failures only change who computes them.
+"""Which samples belong to a step, and which server computes which of them.
 
-Constant work (promise 7 of the protocol) starts here: the global batch of a step is a function of the seed
-and the step's number alone. Who computes which part of it is a function of two server sets: `base`, among
-whom the batch was first split, and `members`, who are left. Every server evaluates the same functions and
-therefore knows everybody's part without a message.
+The global batch of a step depends on the seed and the number of the step alone, also when servers fail
+(promise 7 of the protocol, constant work). Its division depends on two sets of servers: `base`, among which
+the batch was first split, and `members`, which are left. Every server evaluates the same functions, so every
+server knows the parts of all others without a message.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -84,7 +84,7 @@ class BatchPlan:
 
 
 class Assignment(NamedTuple):
-    """What one server computes in a step: its `own` share and the `extra` taken over from lost servers."""
+    """The samples that one server computes: its `own` share, and the `extra` ones of lost servers."""
 
     own: Indices
     extra: Indices
@@ -106,12 +106,12 @@ def shares(indices: Indices, members: Iterable[int]) -> dict[int, Indices]:
 
 
 def assignment(indices: Indices, base: Iterable[int], members: Iterable[int]) -> dict[int, Assignment]:
-    """Who computes what when the batch was split among `base` and now `members` contribute.
+    """Divide a batch that was split among `base` when only `members` contribute.
 
-    A member of the base keeps its own share, one that joined since has none. The shares of the lost servers,
-    one after the other in order of id, are split again among the members like a batch of their own. Own and
-    extra of all members together are `indices`, each exactly once. It depends on the two sets only, not on
-    the order of what happened. Raises UsageError when `members` is empty.
+    A member of the base keeps its own share, and a server that joined since has none. The shares of the lost
+    servers, one after the other in order of id, are split among the members like a batch of their own. The
+    own and extra indices of all members together are `indices`, each exactly once. The result depends on the
+    two sets only, not on the order of events. Raises UsageError when `members` is empty.
     """
     base_ids, member_ids = set(base), set(members)
     first = shares(indices, base_ids)
@@ -122,7 +122,7 @@ def assignment(indices: Indices, base: Iterable[int], members: Iterable[int]) ->
 
 
 def used_indices(assigned: Mapping[int, Assignment], *, recomputed: bool) -> dict[int, Indices]:
-    """What each server really contributed: own and extra, or only its own when lost shares are left out."""
+    """Return the contributed samples per server: own and extra if they were recomputed, else own alone."""
     return {
         server: np.concatenate(part) if recomputed and len(part.extra) else part.own
         for server, part in assigned.items()
@@ -131,7 +131,7 @@ def used_indices(assigned: Mapping[int, Assignment], *, recomputed: bool) -> dic
 
 @lru_cache(maxsize=4)
 def _order(n_samples: int, seed: int, epoch_no: int) -> Indices:
-    """The order of one epoch; cached, because every step of the epoch is a slice of it."""
+    """Return the order of one epoch. It is cached, as every step of the epoch takes a slice of it."""
     generator = np.random.Generator(np.random.PCG64((seed, epoch_no)))
     order = generator.permutation(n_samples).astype(np.int64, copy=False)
     order.flags.writeable = False

@@ -1,8 +1,9 @@
-"""One call at a time, and none any more after one that an exception has left: what a session allows.
+"""The guard of a session: one call at a time, and no further call after an exception has left one.
 
 The handler of a signal may raise after most instructions of the main thread. Python does not look for
 signals after loads, stores and jumps forward, so `__enter__` and `__exit__` call nothing once they have begun
-to change what they guard. A call that an exception leaves is either recorded, or found torn by the next one.
+to change the state of the guard. A call that an exception leaves is either recorded, or the next call finds
+that it was torn.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Value = TypeVar("Value")
 
 
 def warn_user(text: str) -> None:
-    """Warn of the line that the training function is at: the nearest outside of this package."""
+    """Warn with the line of the training function: that of the nearest frame outside of this package."""
     frame, level = sys._getframe(), 1
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(f"{__package__}."):
         frame, level = frame.f_back, level + 1
@@ -33,18 +34,18 @@ def warn_user(text: str) -> None:
 class Calls:
     """`with calls:` is a call that takes part in steps. An exception that leaves it breaks the session.
 
-    What the others have summed meanwhile, and how far, nobody can know then: no call may be repeated.
+    It is unknown then which of its steps the others have committed, so no call may be repeated.
     """
 
     def __init__(self) -> None:
         self._inside = 0
-        """The thread that is in a call, also one that was torn; 0: none."""
+        """Id of the thread that is in a call, also in a call that was torn; 0: no thread."""
         self._computes = False
         self._waiters = threading.Lock()
         self._broken_by: BaseException | None = None
 
     def check(self) -> None:
-        """Raise what broke the session, if anything did: the job's error itself, or SessionBroken."""
+        """Raise if the session is broken: the job's error itself, or SessionBroken for another exception."""
         first = self._broken_by
         if isinstance(first, BmlError):
             raise first
@@ -68,14 +69,14 @@ class Calls:
 
     @contextmanager
     def later(self) -> Iterator[None]:
-        """`with calls:`, as soon as the threads before have what they want: for what several may wait for."""
+        """Enter `with calls:` as soon as the threads before have left it: several threads may wait."""
         if self._inside == get_ident():
             self._refuse(self._inside)
         with self._waiters, self:
             yield
 
     def compute(self, function: Callable[[], Value]) -> Value:
-        """Call a function of the user's inside of a call: it may make none."""
+        """Call a function of the user inside of a call. The function may make no call itself."""
         self._computes = True
         try:
             return function()
@@ -87,14 +88,14 @@ class Calls:
             names = {thread.ident: thread.name for thread in threading.enumerate()}
             raise UsageError(
                 f"thread {names.get(me)!r} called the session while thread {names.get(self._inside)!r} is in "
-                "a call: one thread makes all calls, one after the other"
+                "a call: make all calls from one thread, one after the other"
             )
         if self._computes:
-            raise UsageError("recompute made a call of the session: it may only compute")
+            raise UsageError("recompute called the session: it may only compute")
         self._is_broken("")
 
     def _is_broken(self, by: str) -> None:
         raise SessionBroken(
             f"an exception {by}left an earlier call of this session, and the others may have committed its "
-            "step: this server cannot go on, so let the training function end"
+            "step: this server cannot go on; let the training function end"
         ) from self._broken_by

@@ -69,7 +69,7 @@ class Collectives:
             )
 
     def allreduce(self, arrays: Arrays, op: str, shared: bool) -> tuple[Work, Finish]:
-        """Make the collective of Session.allreduce. Raises UsageError for what cannot be reduced."""
+        """Make the collective of Session.allreduce. Raises UsageError for wrong arrays, or a wrong `op`."""
         self.admit()
         if op not in OPS:
             raise UsageError(f"op is {op!r}: give one of {', '.join(OPS)}")

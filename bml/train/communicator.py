@@ -1,4 +1,4 @@
-"""What a Session needs from below: one step, synchronised with everybody, or asked for again."""
+"""The interface between a session and the runtime below it: one step, committed or to be prepared again."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from bml.protocol.wire.messages import View
 
 
 class Committed(Struct, frozen=True):
-    """The step is committed by every live server; `result` is new memory, the caller's own, or
-    read-only memory that all share if that was allowed."""
+    """Every live server has committed the step.
+
+    `result` is new memory of the caller, or, if that was allowed, read-only memory that all share.
+    """
 
     step: int
     epoch: int
@@ -34,24 +36,24 @@ Outcome = Committed | Retried
 
 
 class Communicator(Protocol):
-    """A server's link to the others."""
+    """The runtime of one server, as its session sees it."""
 
     server: int
 
     @property
     def servers(self) -> tuple[int, ...]:
-        """The servers with which the job began, lost ones too."""
+        """The servers with which the job began, including lost ones."""
         ...
 
     @property
     def joins(self) -> bool:
-        """Whether this server comes while the job runs."""
+        """Whether this server joins while the job runs."""
         ...
 
     def joined(self) -> memoryview | None:
-        """The training state, if this server joined a running job and needs one now; waits until it is here.
+        """Wait for the training state if this server joins and needs one now, and return it; else None.
 
-        It needs another, later one if it has fallen behind the others.
+        A server that has fallen too far behind the others needs a later state.
         """
         ...
 
@@ -60,18 +62,18 @@ class Communicator(Protocol):
         """See Session.replays."""
         ...
 
-    def draw_level(self) -> None:
-        """An iteration begins: find out whether it replays what the others have committed.
+    def begin_iteration(self) -> None:
+        """Decide whether the iteration that begins replays steps that the others have committed.
 
-        A joiner that has applied everything waits, once, for the step that the others are in, then says,
-        at their boundary, that it can contribute. Raises the error that ended the job.
+        A joiner that has applied all committed steps waits, once, for the step that the others are in. At
+        their boundary it says that it can contribute. Raises the error that ended the job.
         """
         ...
 
     def boundary(self, state: Callable[[], SegmentedBytes]) -> None:
-        """Between two steps: joiners are given `state()`, which is not changed meanwhile.
+        """Pass the boundary between two steps: joiners are sent `state()`, which does not change meanwhile.
 
-        Raises the error that ends the job here if this server was asked to leave.
+        If this server was asked to leave, raises the error that ends the job on it.
         """
         ...
 

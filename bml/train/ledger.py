@@ -1,8 +1,8 @@
-"""Which samples went into which committed step: the proof that every sample is used once per training epoch.
+"""The ledger: which samples are in which committed step. It proves that every epoch uses each sample once.
 
-Each server keeps the whole ledger, not only its own part: who computed what follows from the view
-(`bml.train.batches.assignment`), so that the survivors' digests must agree and one comparison proves it.
-Memory is constant: counters for the current epoch, one line for each finished one.
+Every server keeps the whole ledger, not only its own part, as it knows which server computed which samples
+(`bml.train.batches.assignment`). So the digests of all survivors must be equal, and one comparison proves it.
+Memory is constant: counters for the current epoch, and one line for each finished epoch.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from bml.train.batches import GlobalBatch, Indices
 
 
 class EpochSummary(TypedDict):
-    """One training epoch: its `samples` split by how often they were used; `left_out` of its batches."""
+    """One training epoch: its `samples` by how often they were used, and how many its batches left out."""
 
     epoch: int
     steps: int
@@ -43,7 +43,7 @@ class LoopLedger(TypedDict):
 
 @dataclass(slots=True)
 class _OpenEpoch:
-    """The epoch that is being counted: uses per sample (uint16, shape (n_samples,)) and what was left out."""
+    """The current epoch: uses per sample (uint16, shape (n_samples,)), and how many samples were left out."""
 
     number: int
     uses: npt.NDArray[np.uint16]
@@ -65,7 +65,7 @@ class _OpenEpoch:
 
 
 class _Dump(msgspec.Struct):
-    """A whole ledger as it travels; `counts` are the open epoch's fields, `last` = step, batch, steps."""
+    """A whole ledger as it is sent; `counts` has the fields of the open epoch, `last` step, batch, steps."""
 
     n_samples: int
     closed: list[EpochSummary]
@@ -75,7 +75,7 @@ class _Dump(msgspec.Struct):
 
 
 class Ledger:
-    """Counts the uses of `n_samples` samples over committed steps; a few numpy operations per commit."""
+    """Counts the uses of `n_samples` samples in committed steps, with a few numpy operations per commit."""
 
     def __init__(self, n_samples: int) -> None:
         if n_samples < 1:
@@ -113,7 +113,7 @@ class Ledger:
         self._epoch(batch).left_out += len(batch.indices)
 
     def close(self) -> None:
-        """No batch comes any more: only the counts of the last epoch are kept."""
+        """Close the last epoch, as no further batch comes: only its counts are kept."""
         if self._open is not None:
             self._closed.append(self._open.close())
             self._open = None
@@ -124,7 +124,7 @@ class Ledger:
         return self._steps
 
     def summary(self) -> LoopLedger:
-        """How often the samples were used in each training epoch, an unfinished one included."""
+        """Return how often the samples were used in each training epoch, also in an unfinished one."""
         epochs = [*self._closed, *([self._open.close()] if self._open else [])]
         return LoopLedger(
             steps=self._steps,
@@ -135,7 +135,7 @@ class Ledger:
         )
 
     def dump(self) -> bytes:
-        """All of it, for a server that joins."""
+        """Return the whole ledger as bytes, for a server that joins."""
         epoch = self._open
         counts = None if epoch is None else (epoch.number, epoch.uses.tobytes(), epoch.steps, epoch.left_out)
         last = (self._last_step, self._last_batch, self._steps)
@@ -143,7 +143,7 @@ class Ledger:
 
     @classmethod
     def load(cls, dumped: bytes) -> "Ledger":
-        """What `dump` gave. Raises msgspec.MsgspecError for anything else."""
+        """Make a ledger of the bytes of `dump`. Raises msgspec.MsgspecError for other bytes."""
         dump = msgspec.msgpack.decode(dumped, type=_Dump)
         ledger = cls(dump.n_samples)
         ledger._closed, ledger._chain = dump.closed, dump.chain
@@ -154,7 +154,7 @@ class Ledger:
         return ledger
 
     def digest(self) -> str:
-        """Sha256 over the whole history (steps, batches, contributors, samples): equal on all survivors."""
+        """Return the sha256 of the whole history (steps, batches, contributors, samples)."""
         return hashlib.sha256(self._chain).hexdigest()
 
     def _check_order(self, step: int, batch: GlobalBatch) -> None:
@@ -174,7 +174,7 @@ class Ledger:
             )
 
     def _epoch(self, batch: GlobalBatch) -> _OpenEpoch:
-        """That of a batch, which closes the one before."""
+        """Return the open epoch of a batch; an epoch before it is closed."""
         if self._open is None or self._open.number != batch.epoch_no:
             if self._open is not None:
                 self._closed.append(self._open.close())
@@ -185,13 +185,13 @@ class Ledger:
         epoch = self._epoch(batch)
         np.add.at(epoch.uses, indices, np.uint16(1))  # unlike fancy +=, counts a doubled sample twice
         epoch.steps += 1
-        # Membership, not sizes: a doubled sample must not hide one that was left out.
+        # Counted by sample, not by size: a doubled sample must not hide one that was left out.
         epoch.left_out += int(np.count_nonzero(epoch.uses[batch.indices] == 0))
 
     def _extend_chain(
         self, step: int, batch: GlobalBatch, members: list[int], used: Mapping[int, Indices]
     ) -> None:
-        """Chain one record onto the digest; 32 bytes of state, so that a rejoining server can be given it."""
+        """Chain one record onto the digest: a joining server needs only these 32 bytes of the history."""
         record = hashlib.sha256(self._chain)
         head = [step, batch.epoch_no, batch.batch_no, len(members), *members]
         record.update(np.asarray(head, "<i8").tobytes())

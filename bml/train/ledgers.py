@@ -1,4 +1,4 @@
-"""The ledgers of all loops over batches: one for each, kept to the job's end, given to servers that join."""
+"""The ledgers of all loops over batches: one per loop, kept until the job ends, and sent to joiners."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from bml.train.position import LoopId
 
 
 class LoopSummary(TypedDict):
-    """One loop over batches: `batches` of its plan, `steps` of them committed, and what its ledger says.
+    """One loop over batches: how many `batches` its plan has, how many `steps` were committed, its epochs.
 
-    `end` says how it ended: "whole", "left after 7 of 40 batches", or "open". `complete`: it was run to its
-    end, and each of its epochs used every sample exactly once.
+    `end` is how it ended: "whole", "left after 7 of 40 batches", or "open". `complete` is True if it was run
+    to its end and each of its epochs used every sample exactly once.
     """
 
     loop: str
@@ -30,7 +30,7 @@ class LoopSummary(TypedDict):
 
 
 class LedgerSummary(TypedDict):
-    """All loops over batches, ready for JSON; `complete` = all of them are. Equal digests: equal ledgers."""
+    """All loops over batches, ready for JSON. Equal digests mean equal ledgers."""
 
     steps: int
     loops: list[LoopSummary]
@@ -59,7 +59,7 @@ class _Account:
 
 
 class _Dump(msgspec.Struct):
-    """One account as it travels."""
+    """One account as it is sent."""
 
     loop: LoopId
     plan: BatchPlan
@@ -68,7 +68,7 @@ class _Dump(msgspec.Struct):
 
 
 class Ledgers:
-    """One account a loop, in the order in which they began."""
+    """One account per loop, in the order in which the loops began."""
 
     def __init__(self) -> None:
         self._accounts: dict[LoopId, _Account] = {}
@@ -77,12 +77,12 @@ class Ledgers:
         return len(self._accounts)
 
     def open(self, loop: LoopId, plan: BatchPlan) -> Ledger:
-        """The ledger of a loop that begins, or goes on on a server that was given it."""
+        """Return the ledger of a loop that begins, or that goes on on a server that was given its ledger."""
         account = self._accounts.setdefault(loop, _Account(plan, Ledger(plan.n_samples)))
         return account.ledger
 
     def close(self, loop: LoopId) -> None:
-        """A loop was left, if it ever began; it is whole if every batch of its plan was committed."""
+        """Close the account of a loop that was left. It is whole if every batch of its plan was committed."""
         account = self._accounts.get(loop)
         if account is None:
             return
@@ -91,7 +91,7 @@ class Ledgers:
         account.end = "whole" if steps == batches else f"left after {steps} of {batches} batches"
 
     def summary(self) -> LedgerSummary:
-        """What all of them say."""
+        """Return the summary of all ledgers."""
         loops = [account.summary() for account in self._accounts.values()]
         return LedgerSummary(
             steps=sum(loop["steps"] for loop in loops),
@@ -102,14 +102,14 @@ class Ledgers:
         )
 
     def digest(self) -> str:
-        """Sha256 over the histories of all loops: equal on all survivors."""
+        """Return the sha256 over the histories of all loops: equal on all survivors."""
         sha = hashlib.sha256()
         for loop, account in self._accounts.items():
             sha.update(f"{loop} {account.plan} {account.end} {account.ledger.digest()}\n".encode())
         return sha.hexdigest()
 
     def dump(self) -> bytes:
-        """All of them, for a server that joins."""
+        """Return all ledgers as bytes, for a server that joins."""
         return msgspec.msgpack.encode(
             [
                 _Dump(loop, account.plan, account.ledger.dump(), account.end)
@@ -119,7 +119,7 @@ class Ledgers:
 
     @classmethod
     def load(cls, dumped: bytes) -> Ledgers:
-        """What `dump` gave. Raises msgspec.MsgspecError for anything else."""
+        """Make ledgers of the bytes of `dump`. Raises msgspec.MsgspecError for other bytes."""
         ledgers = cls()
         for dump in msgspec.msgpack.decode(dumped, type=list[_Dump]):
             ledgers._accounts[dump.loop] = _Account(dump.plan, Ledger.load(dump.ledger), dump.end)

@@ -1,8 +1,8 @@
-"""Steps that go on while the training thread computes: taken in order by a thread of their own.
+"""Steps that go on while the training thread computes: a thread of their own takes them in order.
 
-All servers begin the same steps in the same order, so the queue is the same everywhere. What only the
-training thread may do, computing again what a lost server had not contributed, is done when it waits: for any
-step, as those behind it cannot go on before.
+All servers begin the same steps in the same order, so the queue is the same everywhere. Only the training
+thread may compute again what a lost server had not contributed. It does so while it waits for any step, as
+the steps behind cannot go on before.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _END_S = 1.0
 """How long the thread may take to see that the job is over."""
 
 Work = Callable[[], Any]
-"""Synchronises a step, in the thread of the steps."""
+"""Synchronises a step, in the thread of the steps, and returns its outcome."""
 Finish = Callable[[Any], Any]
-"""Makes of what it returned what the user gets, in the training thread."""
+"""Makes the user's result of that outcome, in the training thread."""
 
 
 class Pending:
@@ -49,7 +49,7 @@ class Pending:
         return self._last.over
 
     def wait(self) -> Any:
-        """Wait until the step is committed by everybody; returns what the blocking call would have.
+        """Wait until every server has committed the step; returns the result of the blocking call.
 
         Steps that were begun before are waited for as well, and of a part of a batch those of its other
         parts. `recompute` is called in here, for any step that needs it. May be called again, also by other
@@ -80,9 +80,9 @@ class Pending:
 
 
 class _MainThreadCall:
-    """Something that the thread of the steps has done by the training thread: `bell` brings what came of it.
+    """A function that the training thread calls for the thread of the steps; `bell` brings its result.
 
-    What is no Exception, such as KeyboardInterrupt, leaves `run`, and breaks the session.
+    An exception that is not an `Exception`, such as KeyboardInterrupt, leaves `run` and breaks the session.
     """
 
     def __init__(self, function: Callable[[], Any]):
@@ -101,19 +101,19 @@ class _MainThreadCall:
 
 
 class Steps:
-    """The queue of one session. The thread of the steps calls `ask`, the training thread all else.
+    """The queue of one session. The thread of the steps calls `ask`; the training thread calls the rest.
 
     `waiting` makes the context in which a thread waits.
     """
 
     def __init__(self, waiting: Callable[[], AbstractContextManager[object]]) -> None:
         self.waiting = waiting
-        # Queues, not a condition: a signal's handler that raises out of one leaves its lock in a wrong state.
+        # Queues, not a condition: a signal's handler that raised in a condition would leave its lock wrong.
         self._begun: deque[Pending] = deque()
-        """Not waited for yet; the first of them that is not over is under way."""
+        """Steps that were begun and not waited for yet; the first one that is not over is under way."""
         self._todo: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
-        """Rings for the training thread, if it `_listens`, when a step is over or there is a call to make."""
+        """Wakes the training thread, if it `_listens`, when a step is over or there is a call to make."""
         self._listens = False
         self._call: _MainThreadCall | None = None
         self._thread: threading.Thread | None = None
@@ -159,7 +159,7 @@ class Steps:
             self._begun.popleft()
 
     def ask(self, function: Callable[[], Any]) -> Any:
-        """Have the training thread call a function, when it waits; returns what it returns, or raises."""
+        """Let the training thread call a function while it waits; returns the result, or raises the error."""
         if threading.current_thread() is not self._thread:
             return function()
         call = self._call = _MainThreadCall(function)
@@ -185,7 +185,7 @@ class Steps:
 
     def _until_over(self, step: Pending) -> None:
         while not step.over:
-            self._listens = True  # before it looks: what happens from here on rings
+            self._listens = True  # set before it looks: later events wake it
             call = self._call
             if call is not None and not call.over:
                 call.run()
@@ -212,5 +212,5 @@ class Steps:
         try:
             step.outcome = work()
         except BaseException as error:
-            # Others would take the next step for this one.
+            # A next step of this server would be taken for this one by the others.
             step.error = self._failed = error

@@ -1,4 +1,4 @@
-"""Where a server is in its program: for each open loop, outermost first, which it is and its index.
+"""The position of a server in its program: for each open loop, outermost first, its number and its index.
 
     for epoch in session.steps(3):                      # loop 0
         for batch in session.batches(1000, ...): ...    # loop 0 of that iteration
@@ -20,7 +20,7 @@ from bml.train.vectors import Described
 
 
 class Mark(NamedTuple):
-    """One loop of a path: which it is in its parent's iteration, its own iteration, what it goes over."""
+    """One loop of a path: its number in its parent's iteration, its own iteration, and its plan."""
 
     ordinal: int
     iteration: int
@@ -29,11 +29,11 @@ class Mark(NamedTuple):
 
 Path = tuple[Mark, ...]
 LoopId = tuple[int, ...]
-"""A loop's ordinal behind the ordinals and indices of those round it."""
+"""The ordinals and indices of the loops around a loop, and then its own ordinal."""
 
 
 class Loop:
-    """A loop that is open, or was; `index` is that of its iteration under way, -1 before the first."""
+    """A loop that is or was open; `index` is that of its current iteration, -1 before the first."""
 
     __slots__ = (
         "_where",
@@ -52,7 +52,7 @@ class Loop:
     def __init__(
         self, id: LoopId, depth: int, plan: str, length: int, on_leave: Callable[[], None], around: Described
     ):
-        # The loops around it stand still while it is open: their part is made once, as steps may be short.
+        # The loops around it do not go on while it is open, so their part is made once: steps may be short.
         text = f"{plan}{around.text}"
         self._where = Described(text, zlib.crc32(f"{id[-1]} {text}".encode(), around.signature))
         self.id = id
@@ -65,10 +65,10 @@ class Loop:
         self.inner = 0
         self.open = True
         self.over = False
-        """Its iterator has ended: it is to be left, if a signal's handler has kept that from being done."""
+        """Its iterator has ended. It is still to be left if a signal's handler interrupted that."""
 
     def described(self) -> Described:
-        """Its iteration, and those of the loops around it."""
+        """Describe its iteration, and those of the loops around it."""
         where = self._where
         return Described(
             f" in iteration {self.index} of {where.text}", zlib.crc32(b"%d" % self.index, where.signature)
@@ -79,18 +79,18 @@ _OUTSIDE = Described("", 0)
 
 
 class Position:
-    """The open loops of one training function, and the path to which it is on its way, if it is."""
+    """The open loops of one training function. On a joiner also the path to which it is on its way."""
 
     def __init__(self) -> None:
         self._open: list[Loop] = []
         self._begun = 0
         self._aim: Path | None = None
         self.known: Described | None = None
-        """The place, if it was made since it has changed."""
+        """The description of the position, if it was made after the last change."""
 
     @property
     def path(self) -> Path:
-        """Where it is, or at a boundary where it goes on."""
+        """The path of the position; at a boundary that of the next iteration."""
         return tuple(Mark(loop.ordinal, loop.index, loop.plan) for loop in self._open)
 
     @property
@@ -105,14 +105,14 @@ class Position:
 
     @property
     def described(self) -> Described:
-        """The place, as a part of what servers compare before they reduce anything together."""
+        """The position, as a part of the call that servers compare before they reduce."""
         if self.known is None:
             self._leave_over()
             self.known = self._open[-1].described() if self._open else _OUTSIDE
         return self.known
 
     def enter(self, plan: str, length: int, on_leave: Callable[[], None]) -> Loop:
-        """A loop begins, inside of those that are open. `on_leave` is called when it is left."""
+        """Begin a loop inside of the open loops. `on_leave` is called when it is left."""
         self._leave_over()
         outer = self._open[-1] if self._open else None
         if outer is None:
@@ -127,15 +127,15 @@ class Position:
         return loop
 
     def advance(self, loop: Loop, index: int) -> int:
-        """Come to the boundary before iteration `index` of a loop: those inside of it are left.
+        """Come to the boundary before iteration `index` of a loop: loops inside of it are left.
 
-        Returns the iteration that really comes next, or the loop's length if it is to end. Raises
-        UsageError for a loop that was left already, and on the way to a path that was missed.
+        Returns the index of the iteration that comes next, or the loop's length if the loop is to end. Raises
+        UsageError for a loop that was left already, and if the path to which it is on its way was missed.
         """
         if not loop.open:
             raise UsageError(
-                f"{loop.plan} was left when a loop round it or beside it went on: of loops that take turns, "
-                "as in zip, only one can be in use; put one inside of the other"
+                f"{loop.plan} was left when a loop around it or beside it went on: loops cannot take turns, "
+                "as in zip; put one inside of the other"
             )
         for inner in self._open[: loop.depth : -1]:
             self.leave(inner)
@@ -145,32 +145,32 @@ class Position:
         return loop.index
 
     def leave(self, loop: Loop) -> None:
-        """A loop is over, or was left by break or an exception, and with it those inside of it."""
+        """Leave a loop that is over, or was left by break or an exception, and all loops inside of it."""
         while loop.open:
             left = self._open[-1]
-            left.on_leave()  # if a signal's handler raises out of it, the loop is left later
+            left.on_leave()  # if a signal's handler raises in it, the loop is left later
             left.open = False
             self.known = None
             self._open.pop()
 
     def _leave_over(self) -> None:
-        """Leave loops whose iterators have ended: Python drops what a handler raised while they did."""
+        """Leave loops whose iterators have ended but were not left, as a signal's handler raised there."""
         while self._open and self._open[-1].over:
             self.leave(self._open[-1])
 
     def leave_all(self) -> None:
-        """The training function has ended. Raises UsageError if it had still to come to a path."""
+        """Leave all loops at the end of the function. Raises UsageError if it did not reach its path."""
         if self._open:
             self.leave(self._open[0])
         if self._aim is not None:
             raise _missed(self._aim)
 
     def go_to(self, path: Path) -> None:
-        """The next boundary is on the way to this path."""
+        """Go to this path from the next boundary on."""
         self._aim = path
 
     def _on_the_way(self, aim: Path, loop: Loop, index: int) -> int:
-        """Where a loop goes on: on the path, at the end of the path (which is reached then), or nowhere."""
+        """Return the index at which a loop goes on; its length if the path does not lead into it."""
         outer = [(each.ordinal, each.index) for each in self._open[: loop.depth]]
         if loop.depth >= len(aim) or outer != [mark[:2] for mark in aim[: loop.depth]]:
             return loop.length
@@ -192,7 +192,7 @@ class Position:
 def _missed(aim: Path) -> UsageError:
     return UsageError(
         f"this server joins, and did not come to where the others are: {_in_words(aim)}; a training function "
-        "must come to the same loops on every server, also on one that finds earlier loops done"
+        "must come to the same loops on every server, also on one that skips earlier loops"
     )
 
 

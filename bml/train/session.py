@@ -1,4 +1,6 @@
-"""What a training function holds: arrays, batches, and one call a step that all servers finish or none.
+"""The session: the object through which a training function gets arrays and batches, and calls collectives.
+
+A step is committed on all servers or on none.
 
     def train(session):
         w = session.empty(n, "float32")
@@ -7,11 +9,11 @@
             g = gradient(w, batch.indices)
             w -= lr * batch.allreduce(g, recompute=lambda indices: gradient(w, indices))
 
-`allreduce_async` begins a step and returns at once: it goes on beside what the training function computes.
-Every server must make the same calls in the same order, as with any collective library; calls that differ,
-in what they reduce or in where in the program they stand, end the job with StepMismatch. A server that joins
-later runs the same function: loops that the others have behind them end at once, and the one in which they
-are begins with their state, at their step.
+`allreduce_async` begins a step and returns at once: the step goes on while the training function computes.
+Every server must make the same calls in the same order, as with any collective library. Calls that differ in
+their arguments, or in their place in the program, end the job with StepMismatch. A server that joins later
+runs the same function: loops that the others have finished end at once, and the loop in which the others are
+begins with their state, at their step.
 """
 
 from __future__ import annotations
@@ -44,10 +46,10 @@ __all__ = ["Arrays", "Batch", "Recompute", "Session"]
 
 
 class Session:
-    """A server's part in the job; handed to the training function, which calls it from one thread.
+    """A server's part in the job. The training function is given it, and calls it from one thread.
 
     Every call that takes part in steps raises the error that ends the job (`TooFewServers`, `Evicted`,
-    `StepMismatch`, `TrainingError` of another server, …); after an exception has left such a call, all later
+    `StepMismatch`, `TrainingError` of another server, …). After an exception has left such a call, all later
     ones raise that error again, or `SessionBroken`.
     """
 
@@ -62,7 +64,7 @@ class Session:
         """Steps that no call of the training function asked for: they made the named state equal."""
         self._warning = ""
         self._given: memoryview | None = None
-        """The others' state, on the way to the place in the program where it belongs."""
+        """The state of the others, until this joiner has come to their place in the program."""
 
     @property
     def server(self) -> int:
@@ -71,15 +73,16 @@ class Session:
 
     @property
     def joins(self) -> bool:
-        """Whether this server came while the job ran: its first training loop begins with their state."""
+        """Whether this server joined while the job ran: its first loop begins with the others' state."""
         return self._communicator.joins
 
     @property
     def replays(self) -> bool:
-        """Whether what this server brings in this iteration of a training loop is not used.
+        """Whether the contribution of this server is not used in this iteration of a training loop.
 
-        It joined while the job ran, and is given results that the others have committed without it: of a
-        gradient that need not be computed only the shape and dtype count. False on all other servers.
+        True on a server that joined while the job ran, as long as it is given results that the others
+        committed without it. Only the shapes and dtypes of its gradients matter then, so they need not be
+        computed.
         """
         return self._position.aims or self._communicator.replays
 
@@ -107,11 +110,11 @@ class Session:
         return self.empty(like.shape, like.dtype)
 
     def bucket(self, shapes: Sequence[int | tuple[int, ...]], dtype: npt.DTypeLike = "float32") -> Bucket:
-        """Uninitialised arrays of these shapes in one piece of memory, which `allreduce` takes as they are.
+        """Uninitialised arrays of these shapes, one after the other in memory; `allreduce` copies none.
 
         A list of other arrays is gathered into such memory in every step, which costs a copy and the memory.
-        Compute into them (`out=`), or keep the gradients in them. `bucket.vector` is all of it, flat.
-        Raises UsageError without a shape, and what `empty` raises.
+        Compute into the arrays (`out=`), or keep the gradients in them. `bucket.vector` has all of them as
+        one flat array. Raises UsageError without a shape, and what `empty` raises.
         """
         checked = [_checked_shape(shape) for shape in shapes]
         sizes = [prod(shape) for shape in checked]
@@ -126,35 +129,35 @@ class Session:
         return bucket
 
     def state(self, **arrays: Any) -> None:
-        """Name what makes up the training state: `params` (its digest proves that all agree), and more.
+        """Name the arrays of the training state: `params`, whose digests are compared at the end, and others.
 
         Values are arrays, or lists or dicts of arrays, which the training function goes on changing in
-        place. At the next boundary of a training loop they are made equal on all servers, if they are not:
-        everybody takes those of the lowest server. A server that joins gets the others' values in its own
-        arrays of the same names. Raises UsageError for anything but writable arrays of numbers.
+        place. If they differ between servers at the next boundary of a training loop, every server takes
+        those of the lowest server. A server that joins is given the others' values in its own arrays of the
+        same names. Raises UsageError for anything but writable arrays of numbers.
         """
         self._state.name(arrays)
 
     def state_fn(self, key: str, load: Load, save: Save) -> None:
-        """Name a value of the training state that is no array: `save()` returns it, `load(value)` takes it.
+        """Name a value of the training state that is no array: `save()` returns it, `load(value)` sets it.
 
-        It may be a number, text, bytes or array, None, or lists and dicts of them (tuples come as lists).
-        Raises UsageError for anything else, and what `save` raises, which is called once at once.
+        It may be a number, text, bytes or array, None, or lists and dicts of them (tuples become lists).
+        `save` is called once at once. Raises UsageError for other values, and what `save` raises.
         """
         self._state.name_function(key, load, save)
 
     def allreduce(self, arrays: Arrays, op: str = "sum", *, shared: bool = False) -> Any:
-        """Reduce the arrays of all servers elementwise; everybody gets the same bits in new memory.
+        """Reduce the arrays of all servers elementwise; every server gets the same bits in new memory.
 
         `arrays` is one array of any shape, or a list of arrays of one dtype (one step, one commit; a list
         of arrays of these shapes comes back): integers, floats or complex numbers in native byte order.
-        `op` is sum, min, max or prod; sums and products of integers have 64 bits, all else keeps its dtype.
+        `op` is sum, min, max or prod. Sums and products of integers have 64 bits, others keep the dtype.
         With `shared` the result is read-only, and servers that share memory read it where it lies, which
-        saves a copy. Its memory is taken until the last array made of it is dropped. The contributions of
-        servers that die on the way are missing from the result; `contributors` says whose are in it.
+        saves a copy. Its memory is in use until the last array made of it is dropped. The contributions of
+        servers that die during the step may be missing from the result; `contributors` has those in it.
 
         Raises UsageError for other arrays or operations, and on a joiner outside of its training loop;
-        StepMismatch when servers call different things; the error that ends the job; SessionBroken.
+        StepMismatch when servers call different collectives; the error that ends the job; SessionBroken.
         """
         collectives = self._collectives
         work, finish = collectives.allreduce(arrays, op, shared)
@@ -163,12 +166,12 @@ class Session:
             return collectives.steps.run(work, finish)
 
     def allreduce_async(self, arrays: Arrays, op: str = "sum", *, shared: bool = False) -> Pending:
-        """Begin what `allreduce` does; the handle's `wait` returns the result.
+        """Begin an `allreduce`, and return a handle whose `wait` returns the result.
 
         Steps go one after the other, in the order in which they were begun, which must be the same on every
-        server; the blocking calls wait for those before. Arrays must not change until `wait` has returned (a
-        list is copied, a `bucket` is not). All must be waited for before a training loop goes on.
-        Raises UsageError as `allreduce` does; what goes wrong later is raised by `wait`.
+        server. Blocking calls wait for the steps that were begun before. Arrays must not change until `wait`
+        has returned (a list is copied, a `bucket` is not). Wait for all handles before a training loop goes
+        on. Raises UsageError as `allreduce` does; `wait` raises later errors.
         """
         return self._collectives.begin(*self._collectives.allreduce(arrays, op, shared))
 
@@ -177,13 +180,13 @@ class Session:
         self.allreduce(np.empty(0, np.uint8), "max")
 
     def batches(self, n_samples: int, *, global_batch: int, epochs: int, seed: int = 0) -> Iterator[Batch]:
-        """This server's shares of the job's global batches, each a `Batch`; `epochs` passes over the samples.
+        """Iterate over this server's shares of the global batches, each a `Batch`, in `epochs` epochs.
 
-        Every sample of 0 .. n_samples-1 is used exactly once per epoch, whatever fails. Each batch must
-        be ended with its `allreduce`, or several for parts of the gradient, before the next is drawn. All
-        servers must give the same numbers. A loop that is left early leaves samples out; `samples` says so.
-        Close an iterator that is kept in a variable when it was left by `break`: until then it is open.
-        Raises UsageError for numbers that cannot be (see `BatchPlan`) and when a batch was not ended.
+        Every sample of 0 .. n_samples-1 is used exactly once per epoch, also when servers fail. Each batch
+        must be ended with its `allreduce`, or several for parts of the gradient, before the next is drawn.
+        All servers must give the same numbers. A loop that is left early leaves samples out; `samples` says
+        so. If the iterator is kept in a variable, close it after `break`: until then the loop is open.
+        Raises UsageError for numbers out of range (see `BatchPlan`), and when a batch was not ended.
         """
         plan = BatchPlan(n_samples, global_batch, epochs, seed)
         loop = self._position.enter(str(plan), len(plan), lambda: self._end_batches(loop))
@@ -193,11 +196,11 @@ class Session:
             yield batch
 
     def steps(self, n_steps: int) -> Iterator[int]:
-        """Count 0 .. n_steps-1, for a training loop that draws its data itself.
+        """Iterate over 0 .. n_steps-1, for a training loop that draws its data itself.
 
-        Between two steps the state is whole: a server that joins begins there, so its count starts later.
-        It catches up much sooner if it computes nothing while `replays` is True. Raises UsageError if
-        `n_steps` is no whole number, and when a step that was begun has not been waited for.
+        Between two steps the state is consistent: a server that joins begins there, so its count starts
+        later. It catches up sooner if it computes nothing while `replays` is True. Raises UsageError if
+        `n_steps` is not a whole number, and when a step that was begun has not been waited for.
         """
         if isinstance(n_steps, bool) or not isinstance(n_steps, int | np.integer):
             raise UsageError(f"n_steps must be a whole number, it is {n_steps!r}")
@@ -205,16 +208,16 @@ class Session:
         yield from self._iterate(loop)
 
     def samples(self) -> LedgerSummary | None:
-        """Which samples went into committed steps, by loop and epoch; None before `batches`.
+        """Return which samples are in committed steps, by loop and epoch; None before `batches`.
 
-        A batch that is open, as other parts of it may follow, is not counted.
+        An open batch is not counted, as other parts of it may follow.
         """
         return self._ledgers.summary() if len(self._ledgers) else None
 
     def digest(self) -> str:
-        """Sha256 of the parameters (`state(params=...)`, or of all arrays if none is called so).
+        """Return the sha256 of the parameters: of `params` of the state, or else of all its arrays.
 
-        The empty text if no array was named.
+        Returns an empty text if no array was named.
         """
         return self._state.digest()
 
@@ -228,11 +231,11 @@ class Session:
                 yield index
                 index += 1
         finally:
-            loop.over, position.known = True, None  # first, and without a call: a handler may raise in one
+            loop.over, position.known = True, None  # first, and without a call: a signal's handler may raise
             position.leave(loop)
 
     def _boundary(self, loop: Loop, index: int) -> int:
-        """Between two steps of a loop: give the state, or take it; returns the step that comes next."""
+        """Pass the boundary between two steps of a loop, and return the index of the next step."""
         collectives = self._collectives
         collectives.calls.check()
         if n_owed := collectives.steps.n_owed:
@@ -242,7 +245,7 @@ class Session:
             )
         if self._drawn is not None:
             of, batch = self._drawn
-            if of is loop and not batch.is_touched:
+            if of is loop and not batch.has_committed_part:
                 raise UsageError(f"{batch} was not ended: call batch.allreduce before the loop goes on")
             self._close_batch()
         with collectives.calls:
@@ -251,7 +254,7 @@ class Session:
         return index
 
     def _warn(self) -> None:
-        """Outside of calls: a user may have warnings raised."""
+        """Show warnings, outside of calls: the user may have turned warnings into exceptions."""
         text, self._warning = self._warning, ""
         watched = "" if self._position.aims else self._state.watch(self._collectives.n_steps)
         for each in filter(None, (text, watched)):
@@ -263,7 +266,7 @@ class Session:
             batch.close()
 
     def _end_batches(self, loop: Loop) -> None:
-        """A loop over batches was left: a batch of it that is open will not be committed any more."""
+        """Close the open batch and the ledger of a loop over batches that was left."""
         if self._drawn is not None and self._drawn[0] is loop:
             self._close_batch()
         self._ledgers.close(loop.id)
@@ -285,13 +288,13 @@ class Session:
             lambda: snapshot(self._state, self._position.path, self.contributors, self._ledgers.dump())
         )
         if index < loop.length:
-            self._communicator.draw_level()
+            self._communicator.begin_iteration()
         return index
 
     def _take(self, state: memoryview) -> None:
         manifest = restore(state, self._state)
         self._given, self._collectives.has_begun = None, True
-        self._state.is_new = False  # the others have made it equal
+        self._state.is_new = False  # it is equal on all servers
         self._collectives.contributors = manifest.contributors
         self._ledgers = Ledgers.load(manifest.ledgers)
 
@@ -300,7 +303,7 @@ class Session:
 
         def step(call: str, op: str, dtype: npt.DTypeLike, size: int, prepare: Prepare) -> Committed:
             done = collectives.step(collectives.describe(call, np.dtype(dtype), ((size,),)), op, prepare)
-            self.own_steps += 1  # it is committed: a report counts the others
+            self.own_steps += 1  # a report does not count it
             return done
 
         self._warning = agree(self._state, self.server, step)
@@ -308,9 +311,10 @@ class Session:
     # --- the end ---------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Wait for steps that were begun; called when the training function has returned.
+        """Wait for steps that were begun; it is called when the training function has returned.
 
-        Raises what broke the session, and UsageError on a joiner that has not come to where the others are.
+        Raises the exception that broke the session, and UsageError on a joiner that did not reach the loop in
+        which the others are.
         """
         with self._collectives.calls:
             self._collectives.steps.wait_for_all()
@@ -322,18 +326,18 @@ class Session:
                 )
 
     def close(self) -> None:
-        """End what belongs to the session, once the job is over."""
+        """End the thread of the session, once the job is over."""
         self._collectives.steps.close()
 
 
 def _checked_shape(shape: int | tuple[int, ...]) -> tuple[int, ...]:
-    """A shape of whole numbers. Raises UsageError, before memory is asked for, which others may share."""
+    """Return the shape as whole numbers. Raises UsageError before any memory is allocated."""
     try:
         sizes = tuple(map(operator.index, shape if isinstance(shape, tuple | list) else (shape,)))
     except TypeError:
-        raise UsageError(f"{shape!r} is no shape: give a whole number, or a tuple of them") from None
+        raise UsageError(f"{shape!r} is not a shape: give a whole number, or a tuple of them") from None
     if any(size < 0 for size in sizes):
-        raise UsageError(f"{shape!r} is no shape: it has a negative size")
+        raise UsageError(f"{shape!r} is not a shape: it has a negative size")
     return sizes
 
 
@@ -341,6 +345,6 @@ def _checked_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     try:
         found = np.dtype(dtype)
     except TypeError as error:
-        raise UsageError(f"{dtype!r} is no dtype: {error}") from None
+        raise UsageError(f"{dtype!r} is not a dtype: {error}") from None
     check_dtype(found)
     return found

@@ -1,4 +1,4 @@
-"""The training state at a step boundary, as bytes: what a joining server is given, and how it takes it in.
+"""The training state at a step boundary, as bytes: made for a server that joins, and restored there.
 
     8 bytes, little endian      length of the manifest
     manifest (msgpack)          path in the program, contributors, ledgers, dtypes and shapes, saved values
@@ -24,7 +24,7 @@ from bml.train.state import NamedState, raw
 
 _LENGTH_NBYTES = 8
 _MOST_TEXT = 1000
-"""Characters of an error that a joiner is told."""
+"""Most characters of an error that is sent to a joiner."""
 
 
 class Manifest(msgspec.Struct):
@@ -36,11 +36,11 @@ class Manifest(msgspec.Struct):
     arrays: list[tuple[str, str, tuple[int, ...]]]
     saved: bytes
     refusal: str = ""
-    """Why no state can be given: a joiner goes for it, not those that give."""
+    """Why no state can be given: the joiner ends with this error, and the other servers go on."""
 
 
 class Snapshot:
-    """Bytes over arrays that are not copied: read it before they change."""
+    """The manifest and the arrays as one sequence of bytes, without a copy: read it before they change."""
 
     def __init__(self, manifest: Manifest, arrays: Iterable[Array]):
         head = msgspec.msgpack.encode(manifest)
@@ -65,12 +65,14 @@ class Snapshot:
 
 
 def snapshot(state: NamedState, path: Path, contributors: tuple[int, ...], ledgers: bytes) -> Snapshot:
-    """The state as it is now, at this place in the program."""
+    """Return the state as it is now, at this position in the program."""
     try:
         state.check_in_use()
         arrays = state.arrays()
         manifest = Manifest(path, contributors, ledgers, state.kinds, state.saved())
-    except Exception as error:  # also of a function of the user's: no healthy job ends because a server joins
+    except (
+        Exception
+    ) as error:  # also one of a user's function: a healthy job must not end because a server joins
         return Snapshot(Manifest(path, contributors, ledgers, [], b"", _why(error)), [])
     return Snapshot(manifest, arrays)
 
@@ -80,20 +82,20 @@ def _why(error: Exception) -> str:
         return str(error)
     try:
         text = f"{type(error).__name__}: {error}"
-    except Exception:  # of the user's class
+    except Exception:  # raised by a class of the user
         text = type(error).__name__
     return text[:_MOST_TEXT].encode("utf-8", "backslashreplace").decode()
 
 
 def manifest_of(data: memoryview) -> Manifest:
-    """What a snapshot says beside its arrays."""
+    """Return the manifest of a snapshot."""
     return msgspec.msgpack.decode(data[_LENGTH_NBYTES : _end_of_manifest(data)], type=Manifest)
 
 
 def restore(data: memoryview, state: NamedState) -> Manifest:
-    """Write what `snapshot` made into the arrays of `state`, and give its functions their values.
+    """Write the arrays of a snapshot into those of `state`, and give its functions their values.
 
-    Returns the rest of it. Raises UsageError unless the joiner named arrays of the same dtypes and shapes.
+    Returns the manifest. Raises UsageError unless the joiner named arrays of the same dtypes and shapes.
     """
     manifest, offset = manifest_of(data), _end_of_manifest(data)
     if manifest.refusal:

@@ -1,4 +1,4 @@
-"""What a training function names as its state: arrays changed in place, and values behind functions."""
+"""The training state that a training function names: arrays changed in place, and values behind functions."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ Save = Callable[[], Any]
 Value = TypeVar("Value")
 
 _PATIENCE = 10
-"""Committed steps after which parameters that have not changed are remarkable."""
+"""After how many committed steps a warning says that parameters have not changed."""
 _SAMPLE = 1 << 22
 _REBOUND = "`w = w - g` makes a new array that the session does not know; write `w -= g`"
 _HELD_ONCE = [object()]
 _NOT_HELD_ELSEWHERE = sys.getrefcount(_HELD_ONCE[0])
-"""What getrefcount says of an object that one container holds, or one array whose base it is."""
+"""The reference count of an object that only one container, or one array with it as its base, holds."""
 
 
 class NamedState:
-    """One session's. `is_new`: something was named that the servers have not made equal yet."""
+    """The named state of one session. `is_new`: a named value was not yet made equal on all servers."""
 
     def __init__(self) -> None:
         self.is_new = False
@@ -41,9 +41,9 @@ class NamedState:
         self._stands_still = False
 
     def name(self, values: Mapping[str, Any]) -> None:
-        """Add arrays, or lists or dicts of them; a name that was given before is given anew.
+        """Add arrays, or lists or dicts of them. A name that was given before gets the new arrays.
 
-        Raises UsageError for what a joiner could not be given.
+        Raises UsageError for values that cannot be sent to a joiner.
         """
         for name, value in values.items():
             for _, array in _finite(partial(_listed, value, name), name):
@@ -55,18 +55,18 @@ class NamedState:
         self.is_new = True
 
     def name_function(self, key: str, load: Load, save: Save) -> None:
-        """Add a value that `save` returns and `load` takes; see `packed` for what it may be."""
+        """Add a value that `save` returns and `load` takes. Raises UsageError as `packed` does."""
         value = save()
         msgspec.msgpack.encode(_finite(partial(packed, value, key), key))
         self._functions[key] = (load, save)
         self.is_new = True
 
     def arrays(self) -> list[Array]:
-        """All of them, in order of their names."""
+        """Return all arrays, in order of their names."""
         return [array for _, array in leaves(self._values, "")]
 
     def fill(self, data: npt.NDArray[np.uint8]) -> int:
-        """Write the bytes of all arrays, one after the other, into them; returns how many those are."""
+        """Fill all arrays from `data`, which has their bytes in order; returns how many bytes were read."""
         at = 0
         for array in self.arrays():
             # A copy, as views of another dtype must begin at a multiple of its size.
@@ -83,15 +83,15 @@ class NamedState:
 
     @property
     def keys(self) -> list[str]:
-        """What has functions."""
+        """The names of the values behind functions."""
         return sorted(self._functions)
 
     def saved(self) -> bytes:
-        """The values behind functions."""
+        """Return the values behind functions, as bytes."""
         return msgspec.msgpack.encode({key: packed(self._functions[key][1](), key) for key in self.keys})
 
     def load(self, saved: bytes) -> None:
-        """Give the functions what `saved` was on another server. Raises UsageError if it has other keys."""
+        """Give the functions the values that `saved` returned elsewhere. Raises UsageError for other keys."""
         values = msgspec.msgpack.decode(saved)
         if sorted(values) != self.keys:
             raise UsageError(
@@ -102,9 +102,9 @@ class NamedState:
             self._functions[key][0](unpacked(value))
 
     def digest(self, whole: bool = False) -> str:
-        """Sha256 of the parameters (`params`, or all arrays if none is called so); empty if there are none.
+        """Return the sha256 of `params`, or of all arrays if no name is `params`; empty without arrays.
 
-        Of the whole state with the functions' values, if asked for.
+        With `whole` it is that of the whole state, including the values behind functions.
         """
         value = self._values if whole else self._values.get("params", self._values)
         arrays = [array for _, array in leaves(value, "")]
@@ -118,16 +118,17 @@ class NamedState:
         return sha.hexdigest()
 
     def watch(self, step: int) -> str:
-        """Look at a boundary of a training loop, after this step, whether parameters change.
+        """Look at a boundary of a training loop, after this step, whether the parameters change.
 
-        Returns a warning, once, if they stay the same for ten committed steps: they were probably bound anew.
+        Returns a warning, once, if they were the same for ten committed steps: the training function has
+        probably bound their name to new arrays.
         """
         if self._changes or "params" not in self._values:
             return ""
         if self._watch is None:
             self._watch = (step, _sample(self._values["params"]), _sample(self._values))
         elif step >= self._watch[0] + _PATIENCE:
-            self._changes = True  # or said: once is enough
+            self._changes = True  # also after the warning, which is shown once
             if self._watch[1] == _sample(self._values["params"]):
                 self._stands_still = True
                 return (
@@ -137,11 +138,10 @@ class NamedState:
         return ""
 
     def check_in_use(self) -> None:
-        """Raise UsageError if what is named is not what the training function works with.
+        """Raise UsageError if the training function does not use the named arrays.
 
-        That is certain of an array that nothing but the session holds, and assumed of parameters and other
-        arrays none of which has ever changed, in ten steps or more. A joiner would be given them, and bring
-        wrong gradients.
+        That is certain of an array that only the session holds, and assumed if no named array has changed in
+        ten steps or more. A joiner would be given these arrays, and compute wrong gradients.
         """
         for name in self._values:
             if not _is_held(self._values, name):
@@ -154,7 +154,7 @@ class NamedState:
 
 
 def _sample(value: Any) -> int:
-    """A check sum over all of a small array, and over some of a large one: to read that would show."""
+    """Return a check sum of all elements of small arrays, and of some elements of large ones, to be quick."""
     total = 0
     for _, array in leaves(value, ""):
         flat = array.reshape(-1)
@@ -167,21 +167,21 @@ def _listed(value: Any, name: str) -> list[tuple[str, Array]]:
 
 
 def _finite(read: Callable[[], Value], name: str) -> Value:
-    """What `read` makes of a named value. Raises UsageError for one that contains itself."""
+    """Return `read()`. Raises UsageError if the named value contains itself."""
     try:
         return read()
     except RecursionError:
-        raise UsageError(f"the state {name!r} contains itself, or lists in lists without end") from None
+        raise UsageError(f"the state {name!r} contains itself, or is nested too deeply") from None
 
 
 def leaves(value: Any, name: str) -> Iterator[tuple[str, Array]]:
-    """The arrays in a value and their names: lists or dicts (in order of their keys); None is nothing.
+    """Yield the names and arrays in a value: an array, or lists or dicts (in order of keys); None has none.
 
     Raises UsageError, with the `name` under which it was given, for anything else.
     """
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
-            raise UsageError(f"the state {name!r} has keys that are no texts: {list(value)[:5]}")
+            raise UsageError(f"the state {name!r} has keys that are not texts: {list(value)[:5]}")
         for key in sorted(value):
             yield from leaves(value[key], f"{name}.{key}" if name else key)
     elif isinstance(value, list | tuple):
@@ -195,7 +195,9 @@ def leaves(value: Any, name: str) -> Iterator[tuple[str, Array]]:
             )
         array = np.asarray(value)
         if array.dtype.kind not in "biufc":
-            raise UsageError(f"the state {name!r} has dtype {array.dtype}: joiners can be given numbers only")
+            raise UsageError(
+                f"the state {name!r} has dtype {array.dtype}: only numbers can be sent to joiners"
+            )
         if isinstance(value, np.ma.MaskedArray) or (
             type(value) is not np.ndarray and array.size and not np.shares_memory(array, np.asarray(value))
         ):
@@ -207,7 +209,7 @@ def leaves(value: Any, name: str) -> Iterator[tuple[str, Array]]:
 
 
 def _is_held(container: Any, at: Any) -> bool:
-    """Whether anything else may hold, or see, what lies there in a container that is the session's alone."""
+    """Whether an object other than a container of the session may hold, or see, the value at this place."""
     if sys.getrefcount(container[at]) > _NOT_HELD_ELSEWHERE:
         return True
     value = container[at]
@@ -219,17 +221,17 @@ def _is_held(container: Any, at: Any) -> bool:
 
 
 def _is_seen(array: Array) -> bool:
-    """Whether the memory of an array that the session alone holds may be seen by something else."""
+    """Whether another object may see the memory of an array that only the session holds."""
     while type(array.base) is np.ndarray:
         if sys.getrefcount(array.base) > _NOT_HELD_ELSEWHERE:
             return True
         array = array.base
-    # An array of session.empty has a base that is its own; of other bases nothing is known.
+    # An array of session.empty has a base of its own. Of other bases nothing is known.
     return array.base is not None and getattr(array.base, "on_gone", None) is None
 
 
 def packed(value: Any, key: str) -> Any:
-    """A value of a state function as msgpack can carry it. Raises UsageError for what it cannot."""
+    """Return a value of a state function in a form for msgpack. Raises UsageError for other values."""
     if isinstance(value, np.ndarray | np.generic):  # before float and str, which numpy's scalars may be
         array = np.asarray(value, order="C")
         if array.dtype.kind not in "biufc":
@@ -256,7 +258,7 @@ def packed(value: Any, key: str) -> Any:
 
 
 def unpacked(value: Any) -> Any:
-    """What `packed` was given; tuples as lists."""
+    """Return the value that `packed` was given; tuples become lists."""
     if isinstance(value, list):
         return [unpacked(each) for each in value]
     if isinstance(value, dict):
@@ -273,5 +275,5 @@ def unpacked(value: Any) -> Any:
 
 
 def raw(array: Array) -> npt.NDArray[np.uint8]:
-    """The bytes of an array in C order, as they lie if that is how they lie."""
+    """Return the bytes of an array in C order, without a copy if it is contiguous."""
     return np.asarray(array, order="C").reshape(-1).view(np.uint8)

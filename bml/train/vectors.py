@@ -1,4 +1,4 @@
-"""The arrays of a call as one contiguous vector, and a vector as the arrays of a result."""
+"""Makes one contiguous vector of the arrays of a call, and the arrays of a result from a vector."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Described(NamedTuple):
 
 @lru_cache(maxsize=256)
 def describe(call: str, dtype: np.dtype[Any], shapes: tuple[tuple[int, ...], ...]) -> Described:
-    """What all servers must call alike, but for the place in the program; see Session."""
+    """Describe a call, without its place in the program: all servers must make it alike."""
     sizes = " ".join(map(str, shapes)) if len(shapes) < 20 else f"{len(shapes)} arrays"
     return Described(
         f"{call} {dtype.name} {sizes}", zlib.crc32(f"{call} {dtype.str} {list(shapes)}".encode())
@@ -55,7 +55,7 @@ def divide(total: Array, n: int, empty: Callable[[tuple[int, ...], npt.DTypeLike
     if not np.issubdtype(total.dtype, np.inexact):
         return np.true_divide(total, max(n, 1))
     out = total if total.flags.writeable else empty(total.shape, total.dtype)
-    with np.errstate(all="ignore"):  # as a sum may be infinite, whatever the user has set
+    with np.errstate(all="ignore"):  # a sum may be infinite, also if the user has numpy raise
         if total.dtype == np.float16:
             out[...] = total.astype(np.float32) / np.float32(max(n, 1))
             return out
@@ -103,7 +103,7 @@ def _wide(dtype: np.dtype[Any], widened: bool) -> np.dtype[Any]:
 
 
 def _in_64_bits(array: Array, empty: Empty) -> Array:
-    """The array, contiguous; narrow integers as wide ones, in memory that is sent without another copy."""
+    """Return the array, contiguous, with integers of 64 bits, in memory that is sent without another copy."""
     dtype = array.dtype
     wide = _wide(dtype, True)
     if wide is dtype:
@@ -114,13 +114,13 @@ def _in_64_bits(array: Array, empty: Empty) -> Array:
 
 
 def check_dtype(dtype: np.dtype[Any]) -> None:
-    """Raise UsageError for what cannot be reduced."""
+    """Raise UsageError for a dtype that cannot be reduced."""
     if dtype.kind not in "iufc" or not dtype.isnative:
         raise UsageError(f"dtype {dtype} cannot be reduced: give integers or floats in native byte order")
 
 
 def unflatten(vector: Array, shapes: tuple[tuple[int, ...], ...], many: bool) -> Any:
-    """The arrays of these shapes that lie in `vector`, one after the other; one array unless `many`."""
+    """Return the arrays of these shapes that lie in `vector`, in order; one array unless `many`."""
     if not many:
         return vector.reshape(shapes[0])
     stops = np.cumsum([int(np.prod(shape)) for shape in shapes])

@@ -201,7 +201,7 @@ TABLE = {
     ),
     "state that changes its form": Row(
         lambda folder: changes_what_it_named,
-        "UsageError: server 1 raised UsageError: the state 'w' has keys that are no texts: \\[1\\]",
+        "UsageError: server 1 raised UsageError: the state 'w' has keys that are not texts: \\[1\\]",
     ),
 }
 

@@ -35,7 +35,7 @@ class Line:
     def joined(self) -> None:
         return None
 
-    def draw_level(self) -> None:
+    def begin_iteration(self) -> None:
         pass
 
     def boundary(self, state: Any) -> None:
@@ -162,7 +162,7 @@ def test_a_shared_result_cannot_be_written(session: Session) -> None:
 def test_a_bucket_takes_the_shapes_that_empty_takes(session: Session) -> None:
     assert [part.shape for part in session.bucket([3, (2, 2), ()])] == [(3,), (2, 2), ()]
     for shapes in ([(-1,), (4,)], [2.5], ["ab"]):
-        with pytest.raises(UsageError, match="is no shape"):
+        with pytest.raises(UsageError, match="is not a shape"):
             session.bucket(shapes)  # type: ignore[arg-type]
 
 

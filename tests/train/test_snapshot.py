@@ -71,7 +71,7 @@ def test_a_joiner_with_other_arrays_is_told_which(other: dict[str, object]) -> N
     [
         (np.broadcast_to(1.0, 3), "read-only"),
         (np.array(["a", None], object), "dtype object"),
-        ({0: np.zeros(2), "b": np.zeros(3)}, "keys that are no texts"),
+        ({0: np.zeros(2), "b": np.zeros(3)}, "keys that are not texts"),
         (0.5, "is a float: name arrays"),
         ({"opt": [np.zeros(2), "adam"]}, r"'lr.opt\[1\]' is a str"),
         (np.float64(3), "is a float64"),

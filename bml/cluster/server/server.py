@@ -131,7 +131,7 @@ class Server:
         """See Session.replays."""
         return self._replays
 
-    def draw_level(self) -> None:
+    def begin_iteration(self) -> None:
         """See Communicator; the core decides."""
         handover = self._handover
         if not handover.joins or self.contributes:

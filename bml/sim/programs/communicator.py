@@ -117,7 +117,7 @@ class ModelCommunicator:
             self._step = step + 1
             return memoryview(state)
 
-    def draw_level(self) -> None:
+    def begin_iteration(self) -> None:
         """See Communicator."""
         group = self._group
         with group.changed:
