@@ -1,4 +1,4 @@
-"""Which transport a server uses: the first of a ladder that its NICs can do."""
+"""Opens the transport that a job asks for; "verbs,tcp" falls back to tcp where there is no RDMA."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from bml.transport.verbs import VerbsSettings, VerbsTransport
 _LOG = logging.getLogger("bml.transport")
 
 TRANSPORTS = ("tcp", "shm", "verbs", "verbs,tcp")
-"""What a server can be told to use; "verbs,tcp" falls back to tcp where there is no RDMA."""
+"""The names of transports that a server can open; "verbs,tcp" falls back to tcp where there is no RDMA."""
 AUTO = "auto"
 """What may be asked for beside them: the launcher takes shm or tcp, see bml.cluster.medium."""
 
 
 class Opened(NamedTuple):
-    """A transport, its name, and where arrays come from that it moves without a copy."""
+    """An open transport, its name, and the allocator of arrays that it moves without a copy."""
 
     transport: Transport
     name: str
     memory: Memory
     traffic_class: int = 0
-    """Byte that marks its packets for the switches."""
+    """The byte that marks its packets for the switches."""
     devices: tuple[str, ...] = ()
-    """The RDMA device, port and GID of each level, if there are any."""
+    """The RDMA device, port and GID of each level; empty without RDMA."""
     fallback: str = ""
-    """Why it is not the transport that was asked for first."""
+    """The reason why it is not the transport that was asked for first; empty if it is."""
     zero_copy: ZeroCopy | None = None
-    """By which servers of one host read each other's payloads; None: not in this job, or not here."""
+    """The zero-copy sends between servers of one host; None: not in this job, or not on this machine."""
 
 
 def check_transport(name: str) -> str:
-    """Return it; raises UsageError for what is no transport."""
+    """Return `name`. Raises UsageError if it names no transport."""
     if name not in (AUTO, *TRANSPORTS):
         raise UsageError(f"transport is {name!r}: give one of {' '.join((AUTO, *TRANSPORTS))}")
     return name
@@ -109,7 +109,7 @@ def open_transport(
 def _open_zero_copy(
     token: bytes, job: str, server: int, n_servers: int, read_in_place: ReadInPlace
 ) -> ZeroCopy | None:
-    """What this machine can do; without it the server sends all payloads."""
+    """The zero-copy sends, if this machine can share memory; else None, and the server sends all payloads."""
     reason = segment.why_not()
     if not reason:
         try:

@@ -1,8 +1,9 @@
 """Heartbeats of one NIC: sealed UDP datagrams on the same address and port number as its TCP listener.
 
-A heartbeat counts only if it comes from where its server is known to listen, was made in the incarnation that
-the server is known to be in, for ours, and is newer than all before. Its numbers are never forgotten while
-that incarnation is known, so that no heartbeat that was overheard counts a second time.
+A heartbeat counts only if it comes from the address where its server is known to listen, was made in the
+incarnation that the server is known to be in, is for this server's own incarnation, and is newer than all
+before. Sequence numbers are remembered as long as that incarnation is known, so that a recorded heartbeat
+does not count a second time.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _HEARTBEATS_PER_PASS = 64
 
 
 class HeartbeatSocket:
-    """Sends heartbeats over one NIC, reports valid ones by `on_heartbeat(peer)`, and counts anything else."""
+    """Sends heartbeats over one NIC, reports valid ones by `on_heartbeat(peer)`, and counts all others."""
 
     def __init__(
         self,
@@ -39,11 +40,11 @@ class HeartbeatSocket:
         self._latest: dict[int, int] = {}
         self._known: dict[int, tuple[Endpoint, int]] = {}
         self.rejected = 0
-        """Datagrams that were not valid new heartbeats for this NIC."""
+        """The number of datagrams that were no valid new heartbeats for this NIC."""
         poller.add(sock.fileno(), READ, self._ready)
 
     def send(self, peer: int, endpoint: Endpoint, incarnation: int) -> None:
-        """Send one heartbeat; never fails, as a lost heartbeat is what the peer's detector is for."""
+        """Send one heartbeat; raises nothing, as the peer's detector deals with lost heartbeats."""
         self.expect(peer, endpoint, incarnation)
         if self._muted:
             return
@@ -56,7 +57,7 @@ class HeartbeatSocket:
             return
 
     def expect(self, peer: int, endpoint: Endpoint, incarnation: int) -> None:
-        """Heartbeats of this peer come from there, in this incarnation; a new one's numbers begin anew."""
+        """Expect heartbeats of this peer from this endpoint, in this incarnation; a new one counts from 0."""
         if self._known.get(peer) != (endpoint, incarnation):
             self._known[peer] = (endpoint, incarnation)
             self._latest.pop(peer, None)
@@ -68,7 +69,7 @@ class HeartbeatSocket:
             self._poller.remove(self._sock.fileno())
 
     def unmute(self) -> None:
-        """End `mute`; what arrived meanwhile is thrown away."""
+        """End `mute`; heartbeats that arrived meanwhile are discarded."""
         if self._muted:
             self._muted = False
             while self._receive() is not None:

@@ -1,4 +1,4 @@
-"""One (peer, level) as long as the transport lives: wanted or not, its queue and counters, its connection."""
+"""One link, a (peer, level), as long as the transport exists: its state, queue, counters and connection."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class LinkCallbacks(NamedTuple):
 
 
 class LinkConnection(Protocol):
-    """What moves a link's frames over an open, authenticated stream. `Transport` says what each call does."""
+    """Moves a link's frames over an open, authenticated stream. See `Transport` for what each call does."""
 
     def start(self) -> None:
-        """Begin; what is queued goes out."""
+        """Begin to send the queued frames, and to receive."""
         ...
 
     def send(self, priority: int, head: bytes, payload: memoryview | None) -> None:
@@ -37,7 +37,7 @@ class LinkConnection(Protocol):
         ...
 
     def resume(self) -> None:
-        """Ask for the frame again that was told to wait."""
+        """Ask `admit` again for the frame that was told to wait."""
         ...
 
     def fence(self) -> None:
@@ -45,7 +45,7 @@ class LinkConnection(Protocol):
         ...
 
     def mute(self) -> None:
-        """Neither send nor notice anything until `unmute`; what is queued waits."""
+        """Neither send nor notice anything until `unmute`; queued frames wait."""
         ...
 
     def unmute(self) -> None:
@@ -53,11 +53,11 @@ class LinkConnection(Protocol):
         ...
 
     def detach(self) -> socket.socket | None:
-        """End without a word and hand over the stream's socket."""
+        """End without calling `end`, and return the stream's socket."""
         ...
 
     def close(self) -> None:
-        """End without a word."""
+        """End without calling `end`."""
         ...
 
     @property
@@ -72,17 +72,21 @@ class LinkConnection(Protocol):
 
 
 class LinkState(enum.Enum):
-    """Where a link stands."""
+    """The states of a link."""
 
     UNWANTED = "unwanted"
     OPENING = "opening"
     UP = "up"
     LOST = "lost"
-    """Wanted, and its loss was reported; waits for `set_peers`."""
+    """The link is wanted and its loss was reported; `set_peers` opens it again."""
 
 
 class Link:
-    """State UNWANTED → OPENING → UP → LOST or UNWANTED; `connection` exists in UP, `opening` in OPENING."""
+    """The link to `peer` over this server's NIC of `level`.
+
+    The states are UNWANTED → OPENING → UP → LOST or UNWANTED. There is a `connection` in UP only, and an
+    `opening` in OPENING only. `connect` makes the connection from an authenticated socket.
+    """
 
     def __init__(
         self, peer: int, level: int, connect: Callable[[Link, socket.socket, OnEnd], LinkConnection]
@@ -101,7 +105,10 @@ class Link:
         self._nbytes_at_attach = 0
 
     def send(self, priority: int, header: Header, payload: memoryview | None) -> None:
-        """Queue a frame for the connection, now or when it is there; see `Transport.send`."""
+        """Queue a frame for the connection, or for the one that is being opened; see `Transport.send`.
+
+        Raises InvariantError if the payload does not fit the header, or if the link is not wanted.
+        """
         if payload is not None:
             if payload.nbytes == 0:
                 payload = None
@@ -119,7 +126,7 @@ class Link:
             )
 
     def attach(self, sock: socket.socket, on_end: OnEnd, muted: bool) -> None:
-        """Use this authenticated socket; what is queued goes out over it."""
+        """Use this authenticated socket, and send the queued frames over it."""
         self._end_opening()
         self._nbytes_at_attach = self._nbytes_moved()
         self._sock = sock
@@ -130,7 +137,7 @@ class Link:
         self.state = LinkState.UP
 
     def detach(self, state: LinkState) -> socket.socket | None:
-        """Leave UP or OPENING for `state`; hand over the socket, if there is one, for closing."""
+        """Leave UP or OPENING for `state`; return the socket, if there is one, for the caller to close."""
         self._end_opening()
         self.state = state
         self._sock = None
@@ -140,13 +147,13 @@ class Link:
         return sock
 
     def swap(self, sock: socket.socket, on_end: OnEnd, muted: bool) -> None:
-        """Replace an untouched connection by a newer one; what is queued goes out over the new one."""
+        """Replace a connection over which nothing was sent by a newer one, which sends the queued frames."""
         if self.connection is not None:
             self.connection.close()
         self.attach(sock, on_end, muted)
 
     def set_sndbuf(self, nbytes: int) -> None:
-        """Set the kernel's send buffer of the connection, if there is one."""
+        """Set the size of the kernel's send buffer, if there is a connection. Raises OSError."""
         if self._sock is not None:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, nbytes)
 
@@ -157,7 +164,7 @@ class Link:
 
     @property
     def untouched(self) -> bool:
-        """Whether not one byte went over the present connection."""
+        """Whether no byte has gone over the present connection."""
         return self._nbytes_moved() == self._nbytes_at_attach
 
     def fence(self) -> None:
@@ -169,7 +176,7 @@ class Link:
 
     @property
     def queued_nbytes(self) -> int:
-        """Bytes that wait to be sent."""
+        """Bytes that wait to be sent, with headers."""
         return self.queue.nbytes + self._pending[1]
 
     @property
@@ -178,7 +185,7 @@ class Link:
         return self.connection is not None and self.connection.is_ready
 
     def stats(self) -> LinkStats:
-        """The counters now."""
+        """The present values of the counters."""
         counters = self.counters
         return LinkStats(
             counters.frames_sent,

@@ -1,4 +1,7 @@
-"""A link that is wanted and not up: keeps dialling, or waits to be dialled, until a deadline."""
+"""Opens a link that is wanted and not up: it dials again and again, or waits for the peer, until a deadline.
+
+Of two servers the one with the lower number dials.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,14 @@ _FIRST_RETRY_S = 0.01
 _LAST_RETRY_S = 0.2
 
 Attempt = Callable[[Callable[[GreetingKind, str], None]], Dial | None]
-"""Starts one attempt that reports its failure; None if nothing can be sent now (the NIC is silenced)."""
+"""Starts one attempt, which reports its failure; None if nothing can be sent now (the NIC is silenced)."""
 
 
 class Opening:
-    """Ends by `cancel` (the link is up, or no longer wanted) or, at the deadline, by `on_fail(kind, why)`."""
+    """The attempts to open one link, for `timeout_s` seconds. `attempt` is None if the peer dials.
+
+    It ends by `cancel` (the link is up, or no longer wanted) or, at the deadline, by `on_fail(kind, why)`.
+    """
 
     def __init__(
         self,
@@ -35,13 +41,13 @@ class Opening:
         self._retry_s = _FIRST_RETRY_S
         self._last: tuple[LostKind, str] = (
             "timeout",
-            "it was never heard of" if attempt is None else "no answer",
+            "the peer has not connected" if attempt is None else "no answer",
         )
         self._deadline = poller.after(timeout_s, self._time_out)
         self._try()
 
     def begin_anew(self) -> None:
-        """Count the time from now on: another view wants this link, whose peer may have been away before."""
+        """Start the time limit again: a new view wants this link, whose peer may have been away before."""
         self._deadline.cancel()
         self._deadline = self._poller.after(self._timeout_s, self._time_out)
 
@@ -55,7 +61,7 @@ class Opening:
             sock.close()
 
     def abandon(self) -> socket.socket | None:
-        """Give up the attempt under way and hand over its socket; the next attempt comes as usual."""
+        """Give up the present attempt and return its socket; the next attempt comes as usual."""
         dial, self._dial = self._dial, None
         if dial is None:
             return None
@@ -71,7 +77,7 @@ class Opening:
 
     def _failed(self, kind: GreetingKind, why: str) -> None:
         self._dial = None
-        # Somebody else answering on that port means that the peer's process is not there any more.
+        # If another process answers on that port, the peer's process does not exist any more.
         self._last = ("refused" if kind == "auth" else kind, why)
         self._retry_later()
 

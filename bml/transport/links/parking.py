@@ -1,4 +1,4 @@
-"""Authenticated connections from peers that are ahead of us: kept until `set_peers` wants them."""
+"""Authenticated connections from peers that are ahead of this server: kept until `set_peers` wants them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Parking:
                 self._watch(key)
 
     def close(self) -> None:
-        """Close all of them. Idempotent."""
+        """Close all sockets. Idempotent."""
         for key in list(self._sockets):
             self._drop(key)
 

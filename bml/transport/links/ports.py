@@ -1,4 +1,4 @@
-"""The sockets of one NIC: a port free for TCP and UDP, and how much the kernel may take before it sends."""
+"""The sockets of one NIC, on a port that is free for TCP and UDP, and the sizes of their send buffers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from bml.transport.handshake.greeting import address_family, mark
 from bml.transport.handshake.listening import BACKLOG
 
 SNDBUF_NBYTES = 64 << 10
-"""Small, so that what waits waits in our queue by priority and not in the kernel's in order."""
+"""Bytes; small, so that frames wait in the link's queue by priority, and not in the kernel in order."""
 LOOPBACK_SNDBUF_NBYTES = 128 << 10
-"""There nothing waits for a wire, and every full buffer costs two switches between processes; but what does
-not fit into the processor's cache is copied more slowly."""
+"""Bytes, on a loopback interface. No frame waits for a wire there, and every full buffer costs two switches
+between processes; but bytes that do not fit into the processor's cache are copied more slowly."""
 BESIDE_SNDBUF_NBYTES = 512 << 10
-"""At most, beside a computation, and no more than leaves soon: a server that sleeps until it can go on has to
-get back a core and the interpreter's lock."""
+"""The most bytes beside a computation, and no more than leave in `_SOON_S` seconds: a server that sleeps
+until the buffer has room must first get back a core and the interpreter's lock."""
 _SOON_S = 2e-3
 _BIND_TRIES = 100
 
@@ -27,7 +27,7 @@ _BIND_TRIES = 100
 def bind_pair(address: str, name: str, traffic_class: int) -> tuple[socket.socket, socket.socket]:
     """Return a listening TCP socket and a UDP socket on the same free port of the NIC with this address.
 
-    Raises FabricError, which calls the NIC by `name`.
+    Raises FabricError, which names the NIC as `name`, if that is not possible.
     """
     family = address_family(address)
     for _ in range(_BIND_TRIES):
@@ -52,7 +52,10 @@ def bind_pair(address: str, name: str, traffic_class: int) -> tuple[socket.socke
 
 
 def send_buffers(nics: Sequence[str], rate: float) -> tuple[int, int]:
-    """Sizes of the kernel's send buffers: as a rule, and beside a computation."""
+    """Sizes of the kernel's send buffers in bytes: (usually, beside a computation).
+
+    `rate` is that of a NIC in bytes per second.
+    """
     if on_one_host(nics):
         return LOOPBACK_SNDBUF_NBYTES, BESIDE_SNDBUF_NBYTES
     return SNDBUF_NBYTES, min(max(SNDBUF_NBYTES, int(rate * _SOON_S)), BESIDE_SNDBUF_NBYTES)

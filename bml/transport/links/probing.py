@@ -1,8 +1,8 @@
-"""Probes: does a path carry data there and back, before a link over it is used again?
+"""Probes: a link is used again only after its path has carried data there and back.
 
-A connection of its own, bound to the NIC, authenticated like all others, carries some bytes, and the other
-side sends them back. They fill several packets of the greatest size, so that a path that drops large ones
-fails as well.
+A probe is a connection of its own, bound to the NIC and authenticated like all others. It carries some bytes,
+and the other side sends them back. They fill several packets of the largest size, so that a path that drops
+large packets fails, too.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from bml.transport.interface import LinkKey, LostKind
 from bml.transport.stream import Stream
 
 PROBE_NBYTES = 256 << 10
-"""The largest packet, on a loopback interface, has 64 KiB."""
+"""The bytes of a probe. The largest packet, on a loopback interface, has 64 KiB."""
 _READ_NBYTES = 64 << 10
 
 StartDial = Callable[[OnGreeted, OnFailed], Dial | None]
-"""Starts to connect; None if nothing can be sent now."""
+"""Starts to connect; returns None if nothing can be sent now."""
 
 
-class _Carried(Stream):
-    """One end of a probe: `on_whole` once all its bytes have come. `echoes`: they are sent back."""
+class _ProbeStream(Stream):
+    """One end of a probe: calls `on_whole` when all bytes have come. `echoes`: it sends them back."""
 
     def __init__(self, sock: socket.socket, poller: Poller, echoes: bool, on_whole: Callable[[], None]):
         super().__init__(sock, poller, SendQueue(Counters()), self._over)
@@ -56,27 +56,27 @@ class _Carried(Stream):
             self._on_whole()
 
     def _over(self, kind: LostKind, why: str) -> None:
-        """Who asked for the probe learns nothing of a failure: it only waits so long."""
+        """A failed probe is not reported: the caller waits for a success only so long."""
 
 
 class Probes:
-    """Those of one server, at most two per link: one that it makes, one that it answers.
+    """The probes of one server, at most two per link: one that it makes, one that it answers.
 
-    `on_proved(peer, level)`: all the bytes came back.
+    `on_proved(peer, level)` is called when all bytes of a probe came back.
     """
 
     def __init__(self, poller: Poller, on_proved: Callable[[int, int], None]) -> None:
         self._poller = poller
         self._on_proved = on_proved
-        self._made: dict[LinkKey, Dial | _Carried] = {}
-        self._answered: dict[LinkKey, Dial | _Carried] = {}
+        self._made: dict[LinkKey, Dial | _ProbeStream] = {}
+        self._answered: dict[LinkKey, Dial | _ProbeStream] = {}
 
     def start(self, key: LinkKey, dial: StartDial) -> None:
-        """Make a probe over this link, in place of the one before."""
+        """Make a probe over this link; it replaces the one before."""
         _close(self._made, [key])
 
         def opened(sock: socket.socket, hello: Hello) -> None:
-            self._made[key] = _Carried(sock, self._poller, echoes=False, on_whole=whole)
+            self._made[key] = _ProbeStream(sock, self._poller, echoes=False, on_whole=whole)
 
         def failed(kind: GreetingKind, why: str) -> None:
             self._made.pop(key, None)
@@ -90,9 +90,9 @@ class Probes:
             self._made[key] = started
 
     def answer(self, key: LinkKey, sock: socket.socket) -> None:
-        """Send back what comes over this socket."""
+        """Answer a probe: send back the bytes that come over this socket."""
         _close(self._answered, [key])
-        answered = _Carried(sock, self._poller, echoes=True, on_whole=lambda: None)
+        answered = _ProbeStream(sock, self._poller, echoes=True, on_whole=lambda: None)
         self._answered[key] = answered
 
         def end() -> None:
@@ -102,24 +102,24 @@ class Probes:
         self._poller.after(HANDSHAKE_S, end)
 
     def abandon(self, level: int) -> list[socket.socket]:
-        """End those of this NIC without a sign; returns their sockets, to be closed later."""
+        """End the probes over the NIC of this level; returns their sockets, to be closed later."""
         return [
             *_detach(self._made, [key for key in self._made if key[1] == level]),
             *_detach(self._answered, [key for key in self._answered if key[1] == level]),
         ]
 
     def close(self) -> None:
-        """End all."""
+        """End all probes."""
         _close(self._made, list(self._made))
         _close(self._answered, list(self._answered))
 
 
-def _detach(probes: dict[LinkKey, Dial | _Carried], keys: Iterable[LinkKey]) -> list[socket.socket]:
+def _detach(probes: dict[LinkKey, Dial | _ProbeStream], keys: Iterable[LinkKey]) -> list[socket.socket]:
     ended = (probes.pop(key, None) for key in keys)
     sockets = [probe.detach() for probe in ended if probe is not None]
     return [sock for sock in sockets if sock is not None]
 
 
-def _close(probes: dict[LinkKey, Dial | _Carried], keys: Iterable[LinkKey]) -> None:
+def _close(probes: dict[LinkKey, Dial | _ProbeStream], keys: Iterable[LinkKey]) -> None:
     for sock in _detach(probes, keys):
         sock.close()

@@ -80,7 +80,7 @@ class LinkTransport:
         """See `Transport`; raises UsageError for a level or an address that cannot be."""
         if self._closed:
             return
-        # Endpoints that travelled as JSON are lists.
+        # Endpoints that were sent as JSON are lists.
         endpoints = {key: (host, port) for key, (host, port) in wanted.items()}
         for (peer, level), endpoint in endpoints.items():
             self._check_wanted(peer, level, endpoint)
@@ -137,11 +137,11 @@ class LinkTransport:
         self._probes.start((peer, level), dial)
 
     def flows(self) -> dict[LinkKey, Flow]:
-        """See `Transport`; silenced NICs do not count, their kernel goes on."""
+        """See `Transport`; silenced NICs do not count, as the kernel continues there."""
         found: dict[LinkKey, Flow] = {}
         for key, link in self._links.items():
             if link.sock is not None and not self._nics[link.level].silent:
-                with suppress(OSError):  # its end is about to be reported
+                with suppress(OSError):  # the end of this connection is about to be reported
                     found[key] = flow_of(link.sock)
         return found
 
@@ -152,7 +152,7 @@ class LinkTransport:
 
     @property
     def queued_nbytes(self) -> int:
-        """See `Transport`; silenced NICs do not count, nothing will leave them."""
+        """See `Transport`; silenced NICs do not count, as nothing is sent over them."""
         return sum(link.queued_nbytes for link in self._links.values() if not self._nics[link.level].silent)
 
     def stats(self) -> dict[LinkKey, LinkStats]:
@@ -160,7 +160,7 @@ class LinkTransport:
         return {key: link.stats() for key, link in self._links.items()}
 
     def silence(self, level: int) -> None:
-        """See `Transport`; what the kernel has taken already may still arrive."""
+        """See `Transport`; bytes that the kernel has already may still arrive."""
         self._check_level(level)
         nic = self._nics[level]
         if nic.silent:
@@ -188,7 +188,7 @@ class LinkTransport:
                 link.connection.unmute()
 
     def stall(self, peer: int, level: int) -> None:
-        """See `Transport`; what the kernel has sent already may still be acknowledged."""
+        """See `Transport`; bytes that the kernel has sent already may still be acknowledged."""
         self._check_level(level)
         self._stalled.add((peer, level))
         self._restart_attempt(peer, level)
@@ -253,13 +253,13 @@ class LinkTransport:
         return self._nics[link.level].dial(Role.DATA, wanted, link.endpoint, held, opened, on_fail)
 
     def _restart_attempt(self, peer: int, level: int) -> None:
-        """The way to this peer has changed: what is under way tells nothing of how it is now."""
+        """Begin a new attempt to this peer: its path has changed, which the present one does not show."""
         link = self._links.get((peer, level))
         if link is not None and link.opening is not None:
             self._nics[level].close_socket(link.opening.abandon())
 
     def _incoming(self, level: int, sock: socket.socket, hello: Hello) -> None:
-        """Take in a connection whose other side proved to be `hello`."""
+        """Take in a connection whose other side has proved the identity `hello`."""
         peer = hello.server
         if (peer, level) in self._stalled:
             hold(sock)
@@ -267,7 +267,11 @@ class LinkTransport:
             self._probes.answer((peer, level), sock)
             return
         if peer >= self._server:
-            _LOG.warning("%s: closed a connection from server %d: we dial it", self._nics[level].name, peer)
+            _LOG.warning(
+                "%s: closed a connection from server %d, which this server dials",
+                self._nics[level].name,
+                peer,
+            )
             sock.close()
             return
         link = self._links.get((peer, level))
@@ -284,15 +288,15 @@ class LinkTransport:
             link.swap(sock, partial(self._lost, link), muted=False)
             link.set_sndbuf(self._sndbuf_nbytes)
         else:
-            # A later incarnation than the known one waits for the view that says so; the earlier one stays.
+            # A later incarnation than the known one waits for the view that has it; the earlier one stays.
             self._parking.put((peer, level), sock, hello.incarnation)
             if link is not None and known and link.state is LinkState.UP:
-                # Frames may have been lost with the old one, so the loss must be known.
+                # Frames may have been lost with the old connection, so the loss must be reported.
                 self._lost(link, "reset", "the peer opened a new connection")
 
     def _attach(self, link: Link, sock: socket.socket) -> None:
         if (link.peer, link.level) not in self._stalled:
-            release(sock)  # it may have been held when it came
+            release(sock)  # it may have been held when it was accepted
         link.attach(sock, partial(self._lost, link), muted=self._nics[link.level].silent)
         link.set_sndbuf(self._sndbuf_nbytes)
 

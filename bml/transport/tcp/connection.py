@@ -1,4 +1,4 @@
-"""One data connection: a stream of frames between this server and one peer over one NIC."""
+"""The connection of one link over TCP: it reads and writes the link's stream of frames."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bml.transport.stream import PASS_NBYTES, Stream
 from bml.transport.tcp.incoming import Incoming
 
 _LONG_NBYTES = 16 << 10
-"""A frame that is not gathered with others into one system call."""
+"""Bytes of payload from which on a frame is not gathered with others into one system call."""
 
 
 class TcpConnection(Stream):
@@ -42,11 +42,11 @@ class TcpConnection(Stream):
 
     @property
     def pending(self) -> tuple[int, int]:
-        """None: what is not written is in the queue."""
+        """(0, 0): frames that are not written are in the queue."""
         return (0, 0)
 
     def send(self, priority: int, head: bytes, payload: memoryview | None) -> None:
-        """Queue one frame, unless nothing can be written any more (then the end is about to be reported)."""
+        """Queue one frame, unless writing has failed: then the end is about to be reported."""
         if self._write_error:
             return
         idle = self.queue.nbytes == 0
@@ -57,13 +57,13 @@ class TcpConnection(Stream):
             self.flush_soon()
 
     def resume(self) -> None:
-        """Ask for the paused frame again, before the poller next waits."""
+        """Ask `admit` again for the frame that waits, before the poller next waits."""
         if self._paused and not self._resume_is_due:
             self._resume_is_due = True
             self._poller.soon(self._resume)
 
     def fence(self) -> None:
-        """Use no buffer of the old epoch any more."""
+        """Use no buffer of the old epoch any more; see `Transport.fence`."""
         self.queue.finish_partial()
         self._incoming.fence()
 
@@ -76,13 +76,13 @@ class TcpConnection(Stream):
         self._incoming.stop()
 
     def _write_now(self) -> None:
-        """Give an idle wire what came first: until the end of the pass much more may have to be queued."""
+        """Write at once to an idle connection: until the end of the pass much more may be queued."""
         sock = self._sock
         if sock is None or self._muted:
             return
         try:
             self.queue.write(sock)
-        except OSError as error:  # nobody may be called from here
+        except OSError as error:  # no callback may be called from here
             self._poller.soon(partial(self._write_failed_before, sock, error))
             return
         if self.queue.nbytes:
@@ -104,7 +104,7 @@ class TcpConnection(Stream):
         self._pause(self._incoming.paused)
 
     def _yield_turn(self) -> None:
-        """It is other connections' turn; go on after them."""
+        """Let other connections have their turn; continue after them."""
         raise NotImplementedError
 
     def _read(self, sock: socket.socket) -> None:
@@ -139,4 +139,4 @@ class TcpConnection(Stream):
                 self._yield_turn()
                 return
             if nbytes < sum(map(len, buffers)):
-                return  # drained: the next read would only say that it would block
+                return  # all is read: another read would only return that it would block

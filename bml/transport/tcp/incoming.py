@@ -1,8 +1,9 @@
-"""The receiving half of a connection, without its socket: bytes become frames, payloads land in place.
+"""The receiving half of a tcp connection, without its socket: bytes become frames, payloads land in place.
 
-The socket's owner reads into `buffers()` and says with `advance` how much came. Between frames that is a
-scratch buffer, from which many small frames are parsed at once; inside a long payload it is the rest of the
-target itself, followed by the scratch buffer, so that a slice and the next header cost one system call.
+The owner of the socket reads into `buffers()`, and passes the number of bytes to `advance`. Between frames,
+the buffer is a scratch buffer, from which many small frames are parsed at once. Inside a long payload, it is
+the rest of the payload's place, followed by the scratch buffer. So a slice and the next header cost one
+system call.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from bml.transport.interface import Verdict
 
 SCRATCH_NBYTES = 64 << 10
 _TAIL_NBYTES = 4 << 10
-"""How much to read behind a payload: more would only be copied when another slice follows."""
+"""Bytes to read behind a payload: more of them would be copied if another slice follows."""
 
 _SINK = memoryview(bytearray(256 << 10))
-"""Where unwanted payloads go; written by all connections, read by nobody."""
+"""Unwanted payloads are read into this; all connections write to it, and none reads it."""
 
 
 class Incoming:
-    """Parses one connection's stream; `admit` and `received` are the handler's, bound to the link.
+    """Parses the stream of one connection; `admit` and `received` are `LinkCallbacks`.
 
-    `admit` and `received` may call `fence` and `stop`.
+    They may call `fence` and `stop`. `max_nbytes` is the longest payload that is accepted.
     """
 
     __slots__ = (
@@ -54,16 +55,16 @@ class Incoming:
         max_nbytes: int,
     ) -> None:
         self.paused = False
-        """A header waits for `admit` to say something else than WAIT."""
+        """Whether a header waits until `admit` returns something else than WAIT."""
         self.budget_spent = False
-        """Frames wait because it is other connections' turn; never of this class."""
+        """Whether frames wait so that other connections have their turn; always False in this class."""
         self._admit = admit
         self._received = received
         self._counters = counters
         self._max_nbytes = max_nbytes
         self._scratch = memoryview(bytearray(SCRATCH_NBYTES))
         self._tail = self._scratch[:_TAIL_NBYTES]
-        # scratch[low:high] is read and not parsed; empty while a payload is missing bytes.
+        # scratch[low:high] is read and not parsed yet; it is empty while bytes of a payload are missing.
         self._low = self._high = 0
         self._header: Header | None = None
         self._rest = _SINK[:0]
@@ -90,7 +91,7 @@ class Incoming:
         return [self._scratch[self._high :]]
 
     def advance(self, nbytes: int) -> None:
-        """Take `nbytes` that were read into `buffers()`; raises FrameError if they are not frames."""
+        """Take in `nbytes` that were read into `buffers()`; raises FrameError if they are no frames."""
         self._counters.nbytes_received += nbytes
         missing = self._missing
         if not missing:
@@ -107,7 +108,7 @@ class Incoming:
         self._parse()
 
     def resume(self) -> None:
-        """Ask `admit` again, and go on parsing if it does not say WAIT; raises FrameError like `advance`."""
+        """Ask `admit` again, and parse on if it does not return WAIT; raises FrameError as `advance` does."""
         if self.paused:
             self.paused = False
             if self._ask() and (not self._missing or self._fill()):
@@ -115,13 +116,13 @@ class Incoming:
                 self._parse()
 
     def fence(self) -> None:
-        """Never again write into a view that `admit` gave; the payload in progress goes nowhere."""
+        """Write no more into a view that `admit` returned; the payload in progress is discarded."""
         if self._missing:
             self._dropped = True
         self._rest = _SINK[:0]
 
     def stop(self) -> None:
-        """The connection is gone: forget everything, call nobody."""
+        """The connection is gone: forget everything, and call no callback any more."""
         self._stopped = True
         self.paused = False
         self._low = self._high = self._missing = 0
@@ -134,7 +135,7 @@ class Incoming:
                 return
 
     def _take(self) -> bool:
-        """Take the frame that begins next; return whether to go on."""
+        """Take the next frame; return whether to parse on."""
         self._header = unpack(self._scratch, self._low, self._max_nbytes)
         self._low += HEADER_NBYTES
         if not self._ask() or (self._missing and not self._fill()):
@@ -143,7 +144,7 @@ class Incoming:
         return True
 
     def _ask(self) -> bool:
-        """Find out where the payload goes; return whether to go on."""
+        """Ask `admit` where the payload goes; return whether to continue."""
         header = self._header
         assert header is not None
         verdict = self._admit(header)
@@ -164,7 +165,7 @@ class Incoming:
         return True
 
     def _fill(self) -> bool:
-        """Serve the payload from what is read already; return whether it is complete."""
+        """Copy bytes of the payload that are read already; return whether it is complete."""
         low, missing = self._low, self._missing
         have = min(self._high - low, missing)
         if have and not self._dropped:

@@ -57,7 +57,7 @@ class ZeroCopyIncoming(Incoming):
             super().resume()
 
     def go_on(self) -> None:
-        """It is this connection's turn again; raises FrameError like `advance`."""
+        """Continue: it is this connection's turn again; raises FrameError as `advance` does."""
         self.budget_spent = False
         self._taken = 0
         if not self.paused:
@@ -83,7 +83,7 @@ class ZeroCopyIncoming(Incoming):
         return self._take_referenced(reference)
 
     def _take_referenced(self, reference: Reference) -> bool:
-        """Have the payload copied to where it belongs; returns whether to go on."""
+        """Take the payload by reference; returns whether to continue."""
         header = self._header
         assert header is not None
         if not self._ask():
@@ -157,7 +157,7 @@ class ZeroCopyConnection(TcpConnection):
         self._poller.soon(self._go_on)
 
     def _go_on(self) -> None:
-        """The others have had their turn."""
+        """Continue after the other connections have had their turn."""
         incoming = self._zero_copy_incoming
         if self._sock is None or self._muted or not incoming.budget_spent:
             return

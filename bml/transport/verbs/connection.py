@@ -23,10 +23,10 @@ from bml.transport.verbs.settings import VerbsSettings
 from bml.transport.verbs.wire import Imm, PairHello
 
 _SPARE_REQUESTS = 16
-"""Work requests beyond the slots and payloads: credits, and some air."""
+"""Work requests beyond those of slots and payloads: credits, and some spare ones."""
 _POLL = 64
 _PASS = 256
-"""Completions handled in one pass of the poller."""
+"""The most completions that are handled in one pass of the poller."""
 _MAX_SETUP_NBYTES = 256
 
 
@@ -84,10 +84,10 @@ class VerbsConnection:
         self._pump_is_due = False
         self._resume_is_due = False
 
-    # --- what a link asks -------------------------------------------------------------------------
+    # --- the methods of LinkConnection ------------------------------------------------------------
 
     def start(self) -> None:
-        """Make a queue pair and greet the peer."""
+        """Make a queue pair and send its HELLO to the peer."""
         self._stream.start()
         self._begin()
 
@@ -108,7 +108,7 @@ class VerbsConnection:
             self._pump_soon()
 
     def resume(self) -> None:
-        """Ask for the frame again that was told to wait, before the poller next waits."""
+        """Ask `admit` again for the frame that waits, before the poller next waits."""
         if self._incoming.paused and not self._resume_is_due:
             self._resume_is_due = True
             self._poller.soon(self._resume)
@@ -123,9 +123,9 @@ class VerbsConnection:
                 self._begin()
 
     def mute(self) -> None:
-        """Neither send nor notice anything until `unmute`; what the NIC has been given it may still do.
+        """Neither send nor notice anything until `unmute`; the NIC may still complete its work requests.
 
-        What is queued stays so: it goes out when the NIC is alive again, if no fence drops it before.
+        Queued frames stay queued. They are sent when the NIC works again, unless a fence drops them before.
         """
         if self._muted or not self._is_open:
             return
@@ -152,20 +152,20 @@ class VerbsConnection:
         self._pump_soon()
 
     def detach(self) -> socket.socket | None:
-        """End without a word and hand over the stream's socket."""
+        """End without calling `end`, and return the stream's socket."""
         sock = self._stream.detach()
         self._stop()
         return sock
 
     def close(self) -> None:
-        """End without a word."""
+        """End without calling `end`."""
         self._stream.close()
         self._stop()
 
     # --- setting up -------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Make this generation's queue pair and say so."""
+        """Make the queue pair of this generation and send its HELLO."""
         settings = self._settings
         if self._deadline is None:
             self._deadline = self._poller.after(self._connect_s, self._too_late)
@@ -210,11 +210,12 @@ class VerbsConnection:
         settings = self._settings
         if (hello.slots, hello.slot_nbytes) != (settings.slots, settings.slot_nbytes):
             raise FrameError(
-                f"the peer has {hello.slots} slots of {hello.slot_nbytes} bytes, we have {settings.slots} of "
-                f"{settings.slot_nbytes}; give BML_RDMA_SLOTS and BML_RDMA_SLOT_NBYTES alike everywhere"
+                f"the peer has {hello.slots} slots of {hello.slot_nbytes} bytes, this server has "
+                f"{settings.slots} of {settings.slot_nbytes}; give BML_RDMA_SLOTS and BML_RDMA_SLOT_NBYTES "
+                "the same values everywhere"
             )
         if hello.generation < self._generation:
-            return  # it crossed our own of a later generation, which the peer will answer
+            return  # this side has sent the HELLO of a later generation meanwhile, which the peer will answer
         self._outgoing.check(hello.handled)
         if hello.generation > self._generation:
             self._leave_generation()
@@ -240,7 +241,7 @@ class VerbsConnection:
             self._pump_soon()
 
     def _leave_generation(self) -> None:
-        """Destroy the queue pair; from here on its NIC touches no memory for it."""
+        """Destroy the queue pair; afterwards the NIC neither reads nor writes memory for it."""
         self._drop_pair()
         self._ready = self._peer_is_ready = False
         self._outgoing.give_up()
@@ -273,14 +274,14 @@ class VerbsConnection:
         self._poller.soon(lambda: self._end(kind, why))
 
     def _stream_ended(self, kind: LostKind, why: str) -> None:
-        # What the peer wrote before it closed is here already.
+        # Messages that the peer wrote before it closed have arrived already.
         if self._is_open and self._pair is not None and not self._muted:
             self._poll()
         self._end(kind, why)
 
     def _too_late(self) -> None:
         self._deadline = None
-        if not self._muted:  # a silenced NIC shows no sign; `unmute` begins to wait again
+        if not self._muted:  # a silenced NIC reports nothing; `unmute` starts the time limit again
             self._end("timeout", f"no queue pair within {self._connect_s:g} s{self._trouble()}")
 
     def _trouble(self) -> str:

@@ -1,4 +1,4 @@
-"""Which RDMA device, port and GID belong to a NIC's address; read from sysfs, so it works without pyverbs."""
+"""Finds the RDMA device, port and GID of a NIC's address; reads sysfs, so it works without pyverbs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from bml.topology.errors import FabricError, UsageError
 
 SYSFS = Path("/sys/class/infiniband")
 _EMPTY_RUN = 8
-"""So many empty entries in a row are the end of a GID table; all of it can be thousands."""
+"""So many empty entries in a row end a GID table; a whole table can have thousands."""
 
 
 class Gid(NamedTuple):
-    """One way to address a port: what peers must send to, and where it stands in the port's table."""
+    """A GID: an address of a port to which peers send, and its index (`place`) in the port's table."""
 
     device: str
     port: int
@@ -41,7 +41,7 @@ def choose(address: str, setting: str | None = None, sysfs: Path = SYSFS) -> Gid
     wanted = gid_of(address)
     found = []
     for gid in gids(sysfs):
-        # A port lists each address twice where it speaks RoCE v1 too; only v2 is routed like IP.
+        # A port with RoCE v1 and v2 lists each address twice; only v2 is routed like IP.
         if setting is None and gid.text == wanted and gid.kind == "RoCE v2":
             return gid
         found.append(gid)
@@ -89,7 +89,7 @@ def _read(path: Path) -> str:
 
 
 def no_device(sysfs: Path = SYSFS) -> str:
-    """Why this machine has no GID at all, and what to look at."""
+    """The reason why this machine has no GID at all, and what to check."""
     if sysfs.is_dir() and any(sysfs.iterdir()):
         return (
             "there are RDMA devices, but none has a GID; is the port up (rdma link), and has it an address?"

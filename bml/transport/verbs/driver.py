@@ -1,8 +1,8 @@
-"""The contract of `rdma` on pyverbs, of rdma-core 44 to 59. Nothing else in the project imports pyverbs.
+"""The contract of `rdma`, implemented on pyverbs of rdma-core 44 to 59. Only this module imports pyverbs.
 
-pyverbs keeps the interpreter's lock in every call, so no call here waits: channels are read only when there
-is an event, queues are polled. Its work requests and their lists free their C memory only when they are
-closed, and must be closed once.
+pyverbs keeps the interpreter's lock in every call, so no call here waits: a channel is read only when there
+is an event, and queues are polled. Work requests of pyverbs free their C memory only when they are closed,
+and must be closed once.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _RNR_RETRIES = 7
 _PORT_ACTIVE = 4
 _PSN_BITS = 24
 _CHAIN = 16
-"""Work requests that are handed over at once."""
+"""The most work requests that one call posts."""
 _CHANNEL_LINK = "anon_inode:[infinibandevent]"
 
 
 class _Pyverbs:
-    """The modules of pyverbs; raises FabricError when they are not there."""
+    """The modules of pyverbs. Raises FabricError if they are not installed."""
 
     def __init__(self) -> None:
-        # pyverbs sets up the root logger for its own ends when it is imported.
+        # pyverbs changes the root logger when it is imported.
         root = logging.getLogger()
         handlers, level = root.handlers[:], root.level
         try:
@@ -74,7 +74,7 @@ class _Pyverbs:
 
 
 def open_nic(gid: Gid) -> Nic:
-    """Open the device and port of a GID; raises FabricError that says what to check."""
+    """Open the device and port of a GID. Raises FabricError, which says what to check."""
     return PyverbsNic(_Pyverbs(), gid)
 
 
@@ -141,10 +141,11 @@ class _Region:
 
 
 class _Posting:
-    """Work requests of a NIC, made once and changed for every use: making one costs ten times as much.
+    """The work requests of a NIC. They are made once and changed for every use, as making one takes ten times
+    as long.
 
-    They are linked, so that one call hands over several. A link cannot be undone, so a list of k requests
-    is the last k of the chain.
+    They are linked, so that one call posts several. A link cannot be undone, so a list of k requests is the
+    last k of the chain.
     """
 
     def __init__(self, lib: _Pyverbs) -> None:
@@ -152,12 +153,12 @@ class _Posting:
         self._imm_opcode = enums.IBV_WR_RDMA_WRITE_WITH_IMM
         self._write_opcode = enums.IBV_WR_RDMA_WRITE
         self._signaled_flag = enums.IBV_SEND_SIGNALED
-        # A request refers to its element from now on, and frees it when it is closed.
+        # A request owns its element from now on, and frees it when it is closed.
         self._sges = [wr.SGE(0, 0, 0) for _ in range(_CHAIN)]
         self._sends = [wr.SendWR(0, self._imm_opcode, 1, 0, [sge], 0) for sge in self._sges]
         for request, sge in zip(self._sends, self._sges, strict=True):
             request.sg_list = sge
-        # Immediate writes put nothing where a receive says, but pyverbs insists that it says something.
+        # An immediate write uses no memory of the receive, but pyverbs requires an element.
         self._nowhere = wr.SGE(0, 0, 0)
         self._receives = [wr.RecvWR(0, 1, [self._nowhere]) for _ in range(_CHAIN)]
         for chain in (self._sends, self._receives):
@@ -183,12 +184,12 @@ class _Posting:
             qp.post_send(self._sends[first])
 
     def receives(self, qp: Any, count: int) -> None:
-        """Post so many; raises PyverbsError."""
+        """Post `count` receives; raises PyverbsError."""
         for start in range(0, count, _CHAIN):
             qp.post_recv(self._receives[-min(_CHAIN, count - start)])
 
     def close(self) -> None:
-        """Free them. Idempotent."""
+        """Free all requests. Idempotent."""
         if self._sends:
             self._nowhere.close()
         while self._sends:
@@ -217,7 +218,7 @@ class _Pair:
             cap = lib.qp.QPCap(
                 max_send_wr=depth.sends, max_recv_wr=depth.receives, max_send_sge=1, max_recv_sge=1
             )
-            # Unless told otherwise, pyverbs asks for a completion of every request.
+            # The default of pyverbs is a completion for every request.
             init = lib.qp.QPInitAttr(
                 qp_type=enums.IBV_QPT_RC, scq=self._cq, rcq=self._cq, cap=cap, sq_sig_all=0
             )
@@ -289,7 +290,7 @@ class _Pair:
 
 
 def _channel(lib: _Pyverbs, context: Any) -> tuple[Any, int]:
-    """A completion channel and its descriptor, which older releases do not tell."""
+    """A completion channel and its descriptor, which older releases of pyverbs do not show."""
     before = _channel_fds()
     channel = lib.cq.CompChannel(context)
     fd = getattr(channel, "fd", None)
@@ -305,13 +306,13 @@ def _channel_fds() -> set[int]:
         try:
             if os.readlink(f"/proc/self/fd/{name}") == _CHANNEL_LINK:
                 found.add(int(name))
-        except OSError:  # it was the listing's own
+        except OSError:  # it was the descriptor of the listing
             continue
     return found
 
 
 def _swapped(imm: int) -> int:
-    """Between this machine's order and the network's, in which immediate values travel."""
+    """Swap between the byte order of this machine and that of the network, for immediate values."""
     return int.from_bytes(imm.to_bytes(4, "little"), "big")
 
 

@@ -1,7 +1,8 @@
 """The receiving half of a verbs connection: messages in the ring become frames, payloads land in place.
 
-It touches no queue pair. Whoever owns that says what was written (`message_came`, `landed`) and sends the
-`replies`. The handler may fence or end the connection from inside any of its methods; `life` tells.
+It uses no queue pair. The connection, which owns the queue pair, reports what was written (`message_came`,
+`landed`) and sends the `replies`. The handler may fence or end the connection from inside any of its methods;
+`generation` changes then.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from bml.transport.verbs.rdma import NicMemory
 from bml.transport.verbs.wire import Grant, Slot
 
 MAX_OFFERS = 128
-"""Payloads of one direction of a link that are offered and not written completely."""
+"""The most payloads, in one direction of a link, that are offered and not completely written."""
 
 
 class _Landing(NamedTuple):
-    """A frame of the peer's that was granted: where it belongs, and where it is written if not there."""
+    """A granted frame of the peer: its place, and a bounce buffer if that is not registered memory."""
 
     header: Header
     view: memoryview
@@ -31,7 +32,11 @@ class _Landing(NamedTuple):
 
 
 class Incoming:
-    """Messages are counted since the connection was made, over all generations of its queue pair."""
+    """The receiving half: it handles messages and payloads, and collects `replies` to offers.
+
+    Messages are counted since the connection was made, over all generations of its queue pair. `granted`
+    takes the grants that come for this server's own offers.
+    """
 
     def __init__(
         self,
@@ -45,13 +50,13 @@ class Incoming:
         granted: Callable[[int, Iterable[Grant]], None],
     ) -> None:
         self.paused = False
-        """A frame waits for `admit` to say something else than WAIT."""
-        self.life = 0
-        """Changes when everything under way has been given up."""
+        """Whether a frame waits until `admit` returns something else than WAIT."""
+        self.generation = 0
+        """Grows when all messages and payloads in progress are given up."""
         self.handled = 0
-        """Messages that are done with."""
+        """The number of messages that have been handled."""
         self.replies: list[Grant] = []
-        """What the peer must be told about its offers."""
+        """The answers to the peer's offers that are still to be sent."""
         self._ring = ring
         self._slots = slots
         self._slot_nbytes = len(ring) // slots
@@ -62,42 +67,42 @@ class Incoming:
         self._received = received
         self._granted = granted
         self._arrived = 0
-        # Items of the next message that are handled already; they stay so if it is written again.
+        # The number of items of the next message that are handled already, also if it is written again.
         self._item = 0
         self._landings: dict[int, _Landing] = {}
 
     @property
     def is_landing(self) -> bool:
-        """Whether the peer may write to memory that was granted."""
+        """Whether the peer may still write to memory that was granted."""
         return bool(self._landings)
 
     def give_up(self) -> None:
-        """The queue pair is gone: nothing that was granted will come, what was not handled comes again."""
-        self.life += 1
+        """The queue pair is gone: granted payloads will not come, unhandled messages will come again."""
+        self.generation += 1
         self._landings.clear()
         self._arrived = self.handled
-        # The peer must hear of every offer that was admitted, but these places are not to be written.
+        # The peer must get an answer to every offer that was admitted, but must not write to these places.
         self.replies = [Grant(reply.offer, 0, 0) for reply in self.replies]
 
     def message_came(self) -> None:
-        """The peer wrote the next message; raises FrameError if there was no room for it."""
+        """Note that the peer wrote the next message; raises FrameError if there was no room for it."""
         self._arrived += 1
         if self._arrived - self.handled > self._slots:
             raise FrameError("the peer wrote more messages than there are slots")
 
     def handle(self) -> None:
-        """Handle the messages that are there in their order, up to a frame that has to wait.
+        """Handle the messages that have come, in order, up to a frame that has to wait.
 
-        Raises FrameError if they are not what a peer says.
+        Raises FrameError if they are no valid messages.
         """
-        life = self.life
-        while self.handled < self._arrived and not self.paused and self.life == life:
+        generation = self.generation
+        while self.handled < self._arrived and not self.paused and self.generation == generation:
             start = self.handled % self._slots * self._slot_nbytes
             self._handle(self._ring[start : start + self._slot_nbytes])
 
     def landed(self, offers: range) -> None:
-        """These payloads are complete; raises FrameError if they were not granted."""
-        life = self.life
+        """Take in these payloads, which are complete; raises FrameError if they were not granted."""
+        generation = self.generation
         for offer in offers:
             landing = self._landings.pop(offer & wire.OFFER_MASK, None)
             if landing is None:
@@ -109,11 +114,11 @@ class Incoming:
             self._counters.frames_received += 1
             self._counters.nbytes_received += HEADER_NBYTES + header.nbytes
             self._received(header)
-            if self.life != life:
-                return  # the others go nowhere
+            if self.generation != generation:
+                return  # the other payloads are discarded
 
     def _handle(self, slot: memoryview) -> None:
-        """Handle the message that is next, from `_item` on."""
+        """Handle the next message, from `_item` on."""
         kind, count = wire.HEAD.unpack_from(slot)
         if kind == Slot.FRAME:
             self._take_frame(slot)
@@ -137,10 +142,10 @@ class Incoming:
         self._item = 0
 
     def _ask(self, header: Header) -> memoryview | Verdict | None:
-        """What `admit` says; None if the frame is to be asked for again, or never."""
-        life = self.life
+        """The answer of `admit`; None if the frame must wait, or if `admit` ended or fenced all."""
+        generation = self.generation
         verdict = self._admit(header)
-        if self.life != life:
+        if self.generation != generation:
             return None
         if verdict is Verdict.WAIT:
             self.paused = True
@@ -167,7 +172,7 @@ class Incoming:
             self._received(header)
 
     def _take_offer(self, number: int, head: bytes) -> bool:
-        """Ask where the payload belongs and grant it; return whether that is settled."""
+        """Ask `admit` for the payload's place and grant it; return whether the offer is answered."""
         header = unpack(head, 0, self._max_nbytes)
         verdict = self._ask(header)
         if verdict is None:

@@ -1,9 +1,11 @@
 """The sending half of a verbs connection: frames of the link's queue become messages and remote writes.
 
-waiting   in the link's queue, by priority
-offered   its header is in a message; frames that fit into a slot are sent as a message and are done
-granted   the receiver has said where the payload belongs
-written   the NIC has it; done when the NIC has seen all of it acknowledged
+The states of a frame:
+
+    waiting   it is in the link's queue, by priority
+    offered   its header is in a message; a frame that fits into a slot is sent as a message and is done
+    granted   the receiver has answered with the place of the payload
+    written   the NIC has it; it is done when all of it is acknowledged
 """
 
 from __future__ import annotations
@@ -20,18 +22,18 @@ from bml.transport.verbs.rdma import NicMemory, QueuePair, Write
 from bml.transport.verbs.wire import Grant, Imm, PairHello, Slot
 
 SEND = 1 << 32
-"""Added to the number of a write request to tell its completion from a receive's."""
+"""Added to the number of a write request, so that its completion differs from that of a receive."""
 _SPARE_SLOTS = 4
-"""Slots that frames and offers leave free, so that grants are not kept waiting by them."""
+"""The slots that frames and offers leave free, so that grants need not wait for them."""
 _NOTIFY_NBYTES = 256 << 10
-"""The receiver is told of payloads, and the NIC tells us, after this much or a quarter of the window: each
-time costs a wake-up."""
+"""After so many bytes of payload, or a quarter of the window, the receiver is notified, and the NIC reports a
+completion. Each notification costs a wake-up."""
 
 
 class _Frame:
-    """A frame that was offered, and what becomes known of it: one object a frame, as there are many.
+    """A frame that was offered, and its state.
 
-    `payload` and `source`, what is sent in its place, must stay as they are while the NIC has them.
+    `payload`, and `source` that is sent in its place, must not change while the NIC has them.
     """
 
     __slots__ = ("address", "nbytes", "offer", "payload", "request", "rkey", "size", "source")
@@ -41,15 +43,18 @@ class _Frame:
         self.payload = payload
         self.size = len(payload)
         self.nbytes = len(head) + self.size
-        """With its header."""
+        """Bytes of the frame, with its header."""
         self.rkey = self.address = 0
-        """Where the receiver wants it."""
+        """The place of the payload in the receiver's memory."""
         self.request = 0
         self.source: memoryview | Array = payload
 
 
 class Outgoing:
-    """Messages are counted since the connection was made, requests since its queue pair was."""
+    """The sending half: it turns frames of the link's queue into messages and remote writes.
+
+    Messages are counted since the connection was made, requests since its queue pair was made.
+    """
 
     def __init__(
         self,
@@ -78,7 +83,7 @@ class Outgoing:
         self._signal_every = max(1, slots // 4)
         self._pair: QueuePair | None = None
         self._hello: PairHello | None = None
-        # The outbox holds the messages from `_handled` to `_filled`; those before `_written` have left.
+        # The outbox holds the messages from `_handled` to `_filled`; those before `_written` are written.
         self._filled = 0
         self._written = 0
         self._handled = 0
@@ -89,20 +94,20 @@ class Outgoing:
         self._signaled = 0
         self._offers = 0
         self._offered: dict[int, _Frame] = {}
-        # Offered and dropped by a fence: the peer will answer, and must be told that nothing comes.
+        # Offers that a fence dropped: the peer will answer them, and must be told that no payload comes.
         self._forgotten: set[int] = set()
         self._cancels: list[int] = []
         self._granted: deque[_Frame] = deque()
         self._writes: deque[_Frame] = deque()
-        # Requests for the queue pair, which gets them together at the end of `pump`.
+        # Requests that are posted to the queue pair together, at the end of `pump`.
         self._batch: list[Write] = []
         self._pending_nbytes = 0
         self.posted_nbytes = 0
-        """Payload that the NIC has and has not seen acknowledged."""
+        """Bytes of payload that the NIC has, and that are not acknowledged."""
 
     @property
     def pending(self) -> tuple[int, int]:
-        """(frames, nbytes) taken from the queue and not sent yet."""
+        """(frames, nbytes) that were taken from the queue and are not sent yet."""
         return len(self._offered) + len(self._granted) + len(self._writes), self._pending_nbytes
 
     @property
@@ -113,19 +118,22 @@ class Outgoing:
     # --- the life of a queue pair -----------------------------------------------------------------
 
     def check(self, handled: int) -> None:
-        """Raise FrameError unless a peer may have handled so many messages."""
+        """Raise FrameError unless the peer can have handled so many messages."""
         if not self._handled <= handled <= self._filled:
             raise FrameError(f"the peer handled {handled} messages, {self._filled} were written")
 
     def begin(self, pair: QueuePair, hello: PairHello, credited: int) -> None:
-        """The queue pair is connected; messages that the peer has not handled are written again."""
+        """Use this queue pair, which is connected; unhandled messages are written again.
+
+        `credited` is the number of handled messages that the peer was told last.
+        """
         self._pair, self._hello, self._credited = pair, hello, credited
         self._handled = self._written = hello.handled
         self._requests = self._completed = self._signaled = 0
         self.posted_nbytes = 0
 
     def give_up(self) -> None:
-        """The queue pair is gone: what was granted goes nowhere, what was only offered stays so."""
+        """The queue pair is gone: granted payloads are dropped, offers stay offered."""
         self._pair = self._hello = None
         for frame in [*self._writes, *self._granted]:
             self._sent(frame)
@@ -134,7 +142,7 @@ class Outgoing:
         self._cancels.clear()
 
     def forget(self) -> None:
-        """Drop every frame that the NIC does not have."""
+        """Drop every frame that the NIC does not have yet."""
         self._queue.clear()
         for frame in [*self._offered.values(), *self._granted]:
             self._pending_nbytes -= frame.nbytes
@@ -154,7 +162,7 @@ class Outgoing:
     # --- what the peer and the NIC say ------------------------------------------------------------
 
     def completed(self, wr_id: int) -> None:
-        """The NIC is done with this request, and all before it."""
+        """The NIC has completed this request and all before it."""
         self._completed = wr_id - SEND
         writes = self._writes
         while writes and writes[0].request <= self._completed:
@@ -163,13 +171,13 @@ class Outgoing:
             self._sent(frame)
 
     def acknowledged(self, low: int) -> None:
-        """The peer has handled so many messages, of which these are the low bits; may raise FrameError."""
+        """The peer has handled more messages; `low` are the low bits of their number. Raises FrameError."""
         self._handled = wire.advance(self._handled, low)
         if self._handled > self._written:
             raise FrameError(f"the peer handled {self._handled} messages of {self._written}")
 
     def take_grants(self, generation: int, grants: Iterable[Grant]) -> None:
-        """The peer answered offers; what it said before the present queue pair is not a place to write to."""
+        """Take the peer's answers to offers; places from before the present queue pair are not used."""
         now = self._hello is not None and generation == self._hello.generation
         for offer, rkey, address in grants:
             is_place = bool(rkey) and now
@@ -182,19 +190,19 @@ class Outgoing:
                 frame.rkey, frame.address = rkey, address
                 self._granted.append(frame)
             else:
-                self._sent(frame)  # dropped by the receiver, or cut off by a fence
+                self._sent(frame)  # dropped by the receiver, or by a fence
 
     # --- writing ----------------------------------------------------------------------------------
 
     def pump(self, replies: list[Grant], handled: int) -> None:
         """Write all that may be written now, and the replies that fit; raises OSError.
 
-        `handled` is how many of the peer's messages are done with.
+        `handled` is the number of the peer's messages that have been handled.
         """
-        self._write_slots(handled)  # of a generation before
+        self._write_slots(handled)  # those of an earlier generation
         self._fill_replies(replies)
         self._fill_frames()
-        # Before payloads, which take long on the wire: the peer is to answer meanwhile.
+        # Before payloads, which take long on the wire, so that the peer can answer meanwhile.
         self._write_slots(handled)
         self._write_credit(handled)
         self._write_payloads()
@@ -218,7 +226,7 @@ class Outgoing:
         return self._max_requests - (self._requests - self._completed)
 
     def _write_payloads(self) -> None:
-        """Give to the NIC what the window allows, and tell the peer of several payloads at once."""
+        """Post the payloads that the window allows; the peer is notified of several at once."""
         granted, writes = self._granted, self._writes
         window, notify_nbytes = self._window_nbytes, self._notify_nbytes
         room = self._requests_left - 1
@@ -246,7 +254,7 @@ class Outgoing:
             untold, untold_nbytes = (0, 0) if tell else (untold + 1, untold_nbytes)
 
     def _source(self, frame: _Frame) -> tuple[int, int, int]:
-        """(lkey, address, nbytes) of the payload, or of a copy if it is not in the pool."""
+        """(lkey, address, nbytes) of the payload, or of a copy if the payload is not in the pool."""
         located = self._pool.find(frame.payload)
         if located is None:
             frame.source = copy = self._pool.empty(frame.size, "uint8")
@@ -269,7 +277,7 @@ class Outgoing:
             self._fill(wire.pack_cancels(gone))
 
     def _fill_frames(self) -> None:
-        """Small frames into slots, the headers of others into offers, by priority."""
+        """Put small frames into slots, and the headers of others into offers, by priority."""
         queue, counters = self._queue, self._counters
         most_nbytes = self._slot_nbytes - wire.FRAME_OVERHEAD_NBYTES
         offers: list[tuple[int, bytes]] = []
@@ -300,8 +308,8 @@ class Outgoing:
 
     def _may_offer(self, nbytes: int, first: bool) -> bool:
         under_way = len(self._offered) + len(self._granted) + len(self._writes) + len(self._forgotten)
-        # Two at least, so that one is on its way while the other is being granted. Many at once, as an offer
-        # and its grant wake both sides: having stopped, go on when half of what may be under way is done.
+        # At least two, so that one is written while the other is being granted. Many at once, as an offer and
+        # its grant wake both sides: after a stop, continue when half of the permitted ones are done.
         if under_way < 2:
             return True
         if first:
@@ -314,7 +322,7 @@ class Outgoing:
             offers.clear()
 
     def _fill(self, message: bytes, head: bytes = b"", payload: memoryview | None = None) -> None:
-        """Put a message into the next slot of the outbox."""
+        """Copy a message into the next slot of the outbox."""
         slots, slot_nbytes = self._slots, self._slot_nbytes
         start = self._filled % slots * slot_nbytes
         stop = start + len(message)
@@ -339,7 +347,7 @@ class Outgoing:
             self._credited = handled
 
     def _write_credit(self, handled: int) -> None:
-        """Say how much was handled, if no message has said it for long."""
+        """Send the number of handled messages, if no message has carried it for long."""
         hello = self._hello
         if hello is None or handled - self._credited < self._slots // 4 or self._requests_left <= 1:
             return

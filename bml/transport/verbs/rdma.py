@@ -1,6 +1,6 @@
-"""What this package needs of RDMA, and no more: the contract between `connection` and `driver`.
+"""The contract of an RDMA NIC: the part of RDMA that `connection` uses and `driver` implements.
 
-Tests put a NIC of their own behind it. Nothing here blocks.
+Tests implement it with a NIC in memory. No call blocks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Address(NamedTuple):
     psn: int
     gid: str
     mtu: int
-    """As the code of ibv_mtu: 1 = 256 bytes ... 5 = 4096."""
+    """The code of ibv_mtu: 1 = 256 bytes ... 5 = 4096 bytes."""
 
 
 class NicMemory(NamedTuple):
@@ -48,14 +48,18 @@ class NicMemory(NamedTuple):
 
 
 class Depth(NamedTuple):
-    """How many work requests a queue pair takes."""
+    """The number of work requests that a queue pair takes."""
 
     sends: int
     receives: int
 
 
 class Reliability(NamedTuple):
-    """How a queue pair treats silence, and how its packets are marked."""
+    """Retransmission of a queue pair, and the mark of its packets.
+
+    `timeout` is an exponent, 4.096 us x 2^timeout; `retries` are time-outs in a row; `traffic_class` is a
+    byte.
+    """
 
     timeout: int
     retries: int
@@ -73,8 +77,8 @@ class Completion(NamedTuple):
 class Write(NamedTuple):
     """A work request: write (lkey, address, nbytes) to (rkey, address).
 
-    With immediate data the peer is told when this write and all before it are in its memory. A completion
-    comes of those that are `signaled`, and of failures.
+    With immediate data the peer gets a completion when this write and all before it are in its memory. This
+    server gets a completion for requests that are `signaled`, and for failures.
     """
 
     wr_id: int
@@ -88,7 +92,7 @@ class QueuePair(Protocol):
     """A reliable connection to one peer, with a completion queue and a channel of its own."""
 
     fd: int
-    """Readable when completions came after `arm`."""
+    """A descriptor that is readable when completions came after `arm`."""
     address: Address
 
     def connect(self, remote: Address) -> None:
@@ -96,11 +100,11 @@ class QueuePair(Protocol):
         ...
 
     def post_receives(self, count: int) -> None:
-        """Be ready for `count` more immediate writes; their completions have wr_id 0."""
+        """Post `count` receives, one per immediate write; completions have wr_id 0. Raises OSError."""
         ...
 
     def post(self, writes: Sequence[Write]) -> None:
-        """Carry out these writes in their order; raises OSError."""
+        """Post these writes, which are carried out in order; raises OSError."""
         ...
 
     def arm(self, has_event: bool) -> None:
@@ -108,7 +112,7 @@ class QueuePair(Protocol):
         ...
 
     def poll(self, most: int) -> list[Completion]:
-        """Completions that are there, at most so many."""
+        """Return the completions that have come, at most `most`; raises OSError."""
         ...
 
     def close(self) -> None:
@@ -121,7 +125,7 @@ class Nic(Protocol):
 
     name: str
     description: str
-    """Device, port and GID, for people."""
+    """Device, port and GID, as a text."""
 
     def register(self, address: int, nbytes: int) -> Registration:
         """Let the NIC read and write this memory, and peers write it; raises OSError."""
@@ -132,9 +136,9 @@ class Nic(Protocol):
         ...
 
     def trouble(self) -> str:
-        """What is wrong with the port now, in words; empty if nothing is."""
+        """A text that says what is wrong with the port now; empty if nothing is."""
         ...
 
     def close(self) -> None:
-        """Close it; queue pairs and registrations must be gone. Idempotent."""
+        """Close the device; its queue pairs and registrations must be closed before. Idempotent."""
         ...

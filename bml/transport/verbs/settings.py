@@ -9,29 +9,32 @@ from bml.io.memory import POOL_MAX_SETTING, POOL_SETTING
 from bml.transport.links.settings import check_range, number_of
 
 MAX_RETRIES = 6
-"""Soft-RoCE takes 7 for 'for ever'."""
+"""Soft-RoCE retries for ever if it is given 7."""
 
 
 @dataclass(frozen=True)
 class VerbsSettings:
-    """All settings (docs/guides/rdma.md). Raises UsageError, naming the variable, for what cannot be."""
+    """The settings that only RDMA has (docs/guides/rdma.md).
+
+    Raises UsageError, which names the variable, for values out of range.
+    """
 
     devices: tuple[str, ...] = ()
     """One RDMA device per level, "mlx5_0" or with a GID index "mlx5_0:3"; else found by the address."""
     slots: int = 64
-    """Messages that may be under way to a receiver at once, per queue pair."""
+    """The most messages on their way to a receiver, per queue pair."""
     slot_nbytes: int = 4096
-    """Longest message. Frames that fit are copied into it, longer ones are written straight into place."""
+    """Bytes of the longest message. Frames that fit are copied into one, others are written into place."""
     window_nbytes: int = 1 << 20
-    """Payload that a queue pair gives to its NIC at once; the time-out must exceed its time on the wire."""
+    """Bytes of payload that a NIC has at once, per queue pair; the time-out must be longer than they take."""
     timeout: int = 16
-    """Wait for an acknowledgement, as an exponent: 4.096 us x 2^timeout, so 0.27 s."""
+    """The time to wait for an acknowledgement, as an exponent: 4.096 us x 2^timeout, so 0.27 s."""
     retries: int = 4
-    """Time-outs in a row after which the link is lost."""
+    """The number of time-outs in a row after which the link is lost."""
     pool_nbytes: int = 64 << 20
-    """Size in which memory is registered."""
+    """Bytes of the regions in which memory is registered."""
     pool_max_nbytes: int | None = None
-    """Most memory to register."""
+    """The most bytes to register; None: no limit."""
 
     def __post_init__(self) -> None:
         check_range("BML_RDMA_SLOTS", self.slots, 16, 4096)
@@ -45,7 +48,7 @@ class VerbsSettings:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> VerbsSettings:
-        """The settings that these variables ask for."""
+        """The settings of these environment variables. Raises UsageError, which names the variable."""
         given = cls()
         devices = tuple(
             name.strip() for name in environ.get("BML_RDMA_DEVICES", "").split(",") if name.strip()

@@ -26,7 +26,7 @@ OpenNic = Callable[[str, str | None], Nic]
 
 
 def open_nic(address: str, setting: str | None) -> Nic:
-    """The RDMA NIC with this address, by pyverbs; raises FabricError that says what to check."""
+    """Open the RDMA NIC with this address, by pyverbs. Raises FabricError, which says what to check."""
     gid = choose(address, setting)
     from bml.transport.verbs import driver
 

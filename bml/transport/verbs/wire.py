@@ -1,11 +1,11 @@
-"""What two ends of a queue pair say to each other: greetings on the stream, messages in slots.
+"""The messages of a verbs connection as bytes: set-up messages, messages in slots, immediate values. Pure.
 
-Pure. A queue pair is set up with two short messages a side on the authenticated stream:
+To set up a queue pair, each side sends two short messages on the authenticated stream:
 
     HELLO   generation, queue pair, the ring that the peer may write to, how many of its messages were handled
-    READY   generation; said when the queue pair can receive, so that nothing is written before
+    READY   generation; sent when the queue pair can receive, so that nothing is written before
 
-Everything else is RDMA WRITE WITH IMMEDIATE. The immediate value says what it was:
+Everything else is RDMA WRITE WITH IMMEDIATE. The immediate value says what was written:
 
     RING     a message was written to the next slot of the ring   + how many messages the writer has handled
     CREDIT   nothing was written                                  + the same
@@ -29,14 +29,14 @@ VERSION = 2
 COUNT_MASK = 0xFF_FFFF
 
 OFFER_MASK = 0xFFFF
-"""Of an offer's number this much travels in an immediate value."""
+"""The part of an offer's number that fits into an immediate value."""
 
 _KIND_SHIFT = 30
 _OFFER_BITS = 16
 
 
 class Imm(IntEnum):
-    """What an immediate value says."""
+    """The kinds of immediate values."""
 
     RING = 1
     CREDIT = 2
@@ -44,7 +44,7 @@ class Imm(IntEnum):
 
 
 class Slot(IntEnum):
-    """What a message in a slot is."""
+    """The kinds of messages in slots."""
 
     FRAME = 1
     OFFERS = 2
@@ -53,7 +53,7 @@ class Slot(IntEnum):
 
 
 class PairHello(NamedTuple):
-    """HELLO: `handled` messages of the peer were handled in all generations; it goes on after them."""
+    """HELLO; `handled` is the number of the peer's messages that were handled in all generations."""
 
     generation: int
     address: Address
@@ -65,7 +65,7 @@ class PairHello(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """Where the payload of an offer may be written; rkey and address 0: it is not wanted."""
+    """The place where the payload of an offer may be written; rkey and address are 0 if it is not wanted."""
 
     offer: int
     rkey: int
@@ -76,7 +76,7 @@ class Grant(NamedTuple):
 _HELLO = struct.Struct(">BBIIIIIIQQ40s")
 _READY = struct.Struct(">BI")
 HEAD = struct.Struct(">HH")
-"""Kind and number of items; in front of every message."""
+"""Kind and number of items, at the beginning of every message."""
 FRAME_OVERHEAD_NBYTES = HEAD.size + HEADER_NBYTES
 _OFFER = struct.Struct(f">I{HEADER_NBYTES}s")
 _GRANT = struct.Struct(">IIQ")
@@ -95,28 +95,28 @@ def unpack_imm(imm: int) -> tuple[int, int]:
 
 
 def pack_done(last: int, before: int) -> int:
-    """DONE for offer `last` and the `before` ones in front of it."""
+    """The immediate value DONE for the offer `last` and the `before` offers in front of it."""
     return pack_imm(Imm.DONE, before << _OFFER_BITS | last & OFFER_MASK)
 
 
 def unpack_done(value: int) -> range:
-    """The offers, in their low bits, that this value of DONE is for."""
+    """The offers, by the low bits of their numbers, that this value of DONE names."""
     last, before = value & OFFER_MASK, value >> _OFFER_BITS
     return range(last - before, last + 1)
 
 
 def after(offer: int) -> int:
-    """The number of the next offer; they begin again at 0 where 32 bits end."""
+    """The number of the next offer, modulo 2^32."""
     return offer + 1 & 0xFFFF_FFFF
 
 
 def advance(count: int, low: int) -> int:
-    """The smallest number from `count` on whose low 24 bits are `low`."""
+    """The smallest number that is not below `count` and whose low 24 bits are `low`."""
     return count + (low - count & COUNT_MASK)
 
 
 def pack_hello(hello: PairHello) -> bytes:
-    """HELLO as it travels."""
+    """The bytes of a HELLO."""
     number, psn, gid, mtu = hello.address
     return b"H" + _HELLO.pack(
         VERSION,
@@ -134,7 +134,7 @@ def pack_hello(hello: PairHello) -> bytes:
 
 
 def pack_ready(generation: int) -> bytes:
-    """READY as it travels."""
+    """The bytes of a READY."""
     return b"R" + _READY.pack(VERSION, generation)
 
 
@@ -152,15 +152,15 @@ def unpack_setup(message: bytes) -> PairHello | int:
         hello = PairHello(generation, address, ring, rkey, slots, slot_nbytes, handled)
     else:
         raise FrameError(
-            f"no greeting of the verbs transport: {message[:16]!r}; does the peer use verbs too?"
+            f"no set-up message of the verbs transport: {message[:16]!r}; does the peer use verbs too?"
         )
     if version != VERSION:
-        raise FrameError(f"the peer's verbs transport is of version {version}, ours of {VERSION}")
+        raise FrameError(f"the peer's verbs transport has version {version}, this server's has {VERSION}")
     return generation if hello is None else hello
 
 
 def pack_offers(offers: list[tuple[int, bytes]]) -> bytes:
-    """A message of (number, packed header)."""
+    """A message of offers: (number, packed header)."""
     return HEAD.pack(Slot.OFFERS, len(offers)) + b"".join(_OFFER.pack(*offer) for offer in offers)
 
 
@@ -171,7 +171,7 @@ def pack_grants(generation: int, grants: list[Grant]) -> bytes:
 
 
 def pack_cancels(offers: list[int]) -> bytes:
-    """A message of numbers."""
+    """A message of the numbers of offers whose payloads will not come."""
     return HEAD.pack(Slot.CANCELS, len(offers)) + b"".join(_CANCEL.pack(offer) for offer in offers)
 
 
@@ -207,7 +207,7 @@ def read_grants(slot: memoryview, count: int) -> tuple[int, Iterator[Grant]]:
 
 
 def read_cancels(slot: memoryview, count: int) -> Iterator[int]:
-    """The numbers of a message."""
+    """The numbers of a message of cancels."""
     return (_unpack(_CANCEL, slot, HEAD.size + i * _CANCEL.size)[0] for i in range(count))
 
 
