@@ -368,7 +368,7 @@ def _view_table(views: list[dict[str, Any]]) -> Table:
             str(view["epoch"]),
             str(len(view["members"])),
             str(view["commit"]),
-            _milliseconds(view["detect_s"] or None),
+            _milliseconds(view["noticed_s"] or None),
             _milliseconds(view["recover_s"]),
             escape(view["reason"]),
         )

@@ -49,11 +49,11 @@ def test_kill_and_silent_cable_in_mid_step() -> None:
     assert killed["failures"] == ["server:4"]
     assert killed["commit"] == 11, "the step of the kill was tried again"
     assert "server 4" in killed["reason"]
-    assert killed["detect_s"] + killed["recover_s"] < jobs.DEATH_S
+    assert killed["noticed_s"] + killed["recover_s"] < jobs.DEATH_S
     assert set(silent["failures"]) == {"server:4", "link:2/0"}
     assert silent["commit"] == 21
     assert "NIC 2/0" in silent["reason"]
-    assert silent["detect_s"] + silent["recover_s"] < jobs.SILENCE_S
+    assert silent["noticed_s"] + silent["recover_s"] < jobs.SILENCE_S
     assert max(commit_gaps(result).values()) < jobs.SILENCE_S
 
 
@@ -97,7 +97,7 @@ def test_dead_switch_and_cut_cable() -> None:
     assert sorted(result.values) == list(range(9)), "no server was lost"
     last = result.report["views"][-1]
     assert set(last["failures"]) == {"switch:1/0", "link:5/0"}
-    assert last["detect_s"] < 0.5, "the end of a cut cable notices at once, not by silence"
+    assert last["noticed_s"] < 0.5, "the end of a cut cable notices at once, not by silence"
     np.testing.assert_allclose(result.value["params"], jobs.reference(), rtol=1e-4, atol=1e-6)
 
 
@@ -108,7 +108,7 @@ def test_frozen_server_is_evicted_and_cannot_disturb_when_it_thaws() -> None:
     assert "out of view 2: server 3 is silent" in result.dead[3], "it woke, and was told"
     evicted = result.report["views"][1]
     assert evicted["failures"] == ["server:3"]
-    assert evicted["detect_s"] + evicted["recover_s"] < 2.5
+    assert evicted["noticed_s"] + evicted["recover_s"] < 2.5
     np.testing.assert_allclose(result.value["params"], jobs.reference(60), rtol=1e-3, atol=1e-5)
 
 

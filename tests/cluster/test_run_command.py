@@ -61,7 +61,7 @@ def test_digits_with_faults_report_and_json(tmp_path: Path) -> None:
     assert {"steps", "views", "digests", "samples", "metrics"} <= printed.keys()
     assert printed["steps"] == 70
     assert [view["epoch"] for view in printed["views"]] == [1, 2, 3]
-    assert {"epoch", "members", "failures", "reason", "detect_s", "recover_s"} <= printed["views"][0].keys()
+    assert {"epoch", "members", "failures", "reason", "noticed_s", "recover_s"} <= printed["views"][0].keys()
     assert len(set(printed["digests"].values())) == 1
     assert printed["samples"]["complete"]
     assert printed["values"]["0"]["accuracy"] >= 0.95

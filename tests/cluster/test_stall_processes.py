@@ -40,7 +40,7 @@ def test_a_connection_that_stands_still_for_a_while() -> None:
         views[1]["reason"]
         == "the data connection between NIC 3/0 and 4/0 stands still though heartbeats pass"
     )
-    assert 0.5 <= views[1]["detect_s"] < NEXT_COMMIT_S
+    assert 0.5 <= views[1]["noticed_s"] < NEXT_COMMIT_S
     assert "link:3/0 works again" in views[2]["reason"]
     assert sorted(result.values) == list(range(9)), "nobody is lost"
     assert len({steps for steps, _ in result.values.values()}) == 1

@@ -197,7 +197,7 @@ def test_silence_is_diagnosed_after_its_window() -> None:
     view = message(msg.Propose, driver.answer()).view
     assert view.failures == ("link:4/0",)
     assert view.members == tuple(range(9))
-    assert view.detect_s == pytest.approx(TIMES.silence_window_s + 0.6)
+    assert view.noticed_s == pytest.approx(TIMES.silence_window_s + 0.6)
 
 
 @pytest.mark.parametrize("withdrawn", [True, False])

@@ -165,7 +165,7 @@ def core() -> ServerCore:
         lambda nbytes: 1 << 18,
         0.0,
     )
-    view = msg.View(epoch=1, members=(0, 1), failures=(), commit=0, reason="start", detect_s=0.0)
+    view = msg.View(epoch=1, members=(0, 1), failures=(), commit=0, reason="start", noticed_s=0.0)
     for message in (msg.Freeze(0, 1, "why"), msg.Propose(0, view), msg.Install(0, 1)):
         made.handle(ev.Control(message), 0.0)
     done = made.handle(ev.Submit(1, 1, Call("sum", "<f8", N, "allreduce"), 77), 0.0)
@@ -212,7 +212,7 @@ def frozen_complete(core: ServerCore) -> None:
 
 
 def view(epoch: int) -> msg.View:
-    return msg.View(epoch=epoch, members=(0, 1), failures=(), commit=1, reason="", detect_s=0.0)
+    return msg.View(epoch=epoch, members=(0, 1), failures=(), commit=1, reason="", noticed_s=0.0)
 
 
 def index(instructions: list[ev.Instruction], one: ev.Instruction) -> int:
@@ -281,7 +281,7 @@ def test_a_server_in_doubt_for_too_long_says_that_it_needs_a_view(core: ServerCo
 def test_who_retries_has_let_all_see_that_its_epoch_is_over(core: ServerCore) -> None:
     """What it has brought may be written again, and others may still read it."""
     core.handle(ev.Control(msg.Freeze(0, 2, "why")), 0.0)
-    nothing = msg.View(epoch=2, members=(0, 1), failures=(), commit=0, reason="", detect_s=0.0)
+    nothing = msg.View(epoch=2, members=(0, 1), failures=(), commit=0, reason="", noticed_s=0.0)
     core.handle(ev.Control(msg.Propose(0, nothing)), 0.0)
     done = core.handle(ev.Control(msg.Install(0, 2)), 0.0)
     assert index(done, Quit(2)) < index(done, ev.Retry(1, 2))

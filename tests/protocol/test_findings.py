@@ -44,10 +44,10 @@ def test_a_broken_connection_is_proof_and_silence_is_not(findings: Findings) -> 
 
 
 def test_the_time_to_detect_counts_from_the_first_silence(findings: Findings) -> None:
-    assert findings.detect_s(20.0) == 0.0
+    assert findings.noticed_s(20.0) == 0.0
     findings.note_suspicion(suspect(0, 1, silent_s=0.6), 20.0)
     findings.note_suspicion(suspect(2, 1, silent_s=0.1), 20.05)
-    assert findings.detect_s(20.125) == pytest.approx(0.725)
+    assert findings.noticed_s(20.125) == pytest.approx(0.725)
 
 
 def test_a_view_answers_what_it_leaves_out_and_nothing_else(findings: Findings) -> None:

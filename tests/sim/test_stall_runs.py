@@ -34,7 +34,7 @@ def test_a_stall_is_noticed_named_and_routed_round_and_the_nic_is_used_again(see
     assert failures(simulation) == [(), ("link:3/0",), ()]
     _, stalled, healed = (record.view for record in simulation.machines[1].core.views)
     assert stalled.reason == STALL_VIEW
-    assert stalled.detect_s < 1.5
+    assert stalled.noticed_s < 1.5
     assert "link:3/0 works again" in healed.reason
     times = sorted(min(at_s) for at_s in simulation.history.commit_at_s.values())
     assert max(after - before for before, after in pairwise(times)) < 1.5

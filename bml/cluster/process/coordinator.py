@@ -126,7 +126,7 @@ class CoordinatorLoop:
             "members": list(self._core.members),
             "failures": list(view.failures) if view else [],
             "reason": view.reason if view else "",
-            "detect_s": view.detect_s if view else 0.0,
+            "noticed_s": view.noticed_s if view else 0.0,
             "step": self._core.step,
             "suspicions": self._core.suspicions,
             "learners": list(view.learners) if view else [],

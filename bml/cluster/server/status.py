@@ -63,7 +63,7 @@ def view_records(core: ServerCore) -> list[dict[str, object]]:
             "commit": record.view.commit,
             "kept": size(record.view.final),
             "reason": record.view.reason,
-            "detect_s": record.view.detect_s,
+            "noticed_s": record.view.noticed_s,
             "recover_s": record.recover_s,
         }
         for record in core.views

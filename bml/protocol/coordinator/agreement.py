@@ -209,7 +209,7 @@ class Agreement:
             self.ending.outcomes.pop(server, None)  # those of its earlier incarnation
         self.reason = next_.news or self.reason or ("new coordinator" if self.known.view else "start")
         self.known.epoch += 1
-        view = next_.view(self.known.epoch, self.reason, self.findings.detect_s(now))
+        view = next_.view(self.known.epoch, self.reason, self.findings.noticed_s(now))
         return self._freeze(Ballot(view, next_.newcomers), now)
 
     def _freeze(self, ballot: Ballot, now: float) -> list[Instruction]:

@@ -82,7 +82,7 @@ class Findings:
     def _is_news(self, key: Pair, now: float) -> bool:
         return now - self._noted_at.get(key, -inf) < self._timeouts.heartbeat_s
 
-    def detect_s(self, now: float) -> float:
+    def noticed_s(self, now: float) -> float:
         """How long it took, from the silence on, to come to act."""
         return now - self.since_s + self._silent_s if self.fresh else 0.0
 

@@ -33,7 +33,7 @@ class NextView:
         """The members without those that only learn."""
         return tuple(server for server in self.members if server not in self.learners)
 
-    def view(self, epoch: int, reason: str, detect_s: float) -> View:
+    def view(self, epoch: int, reason: str, noticed_s: float) -> View:
         """The view without its decision."""
         return View(
             epoch=epoch,
@@ -41,7 +41,7 @@ class NextView:
             failures=self.failures,
             commit=0,
             reason=reason,
-            detect_s=detect_s,
+            noticed_s=noticed_s,
             failed=self.failed,
             learners=self.learners,
             joined=self.joined,

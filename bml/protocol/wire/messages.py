@@ -38,7 +38,8 @@ class View(msgspec.Struct, frozen=True):
     failures: tuple[str, ...]
     commit: int
     reason: str
-    detect_s: float
+    noticed_s: float
+    """Seconds from the last sign of life to the diagnosis."""
     #: Links and switches that have failed in this job, also those that work again, and how often.
     failed: tuple[tuple[str, int], ...] = ()
     #: Of step `commit` + 1, if its contributors stay: the elements that are final on all members already.
