@@ -24,7 +24,7 @@ _KIB, _MIB = 1 << 10, 1 << 20
 
 
 class Experiment(NamedTuple):
-    """What is asked of probe 0: an order, how often in a round, and what it is for the model."""
+    """An order to probe 0: how often it is given in a round, and what the model says of it."""
 
     what: str
     order: dict[str, Any]
@@ -57,12 +57,12 @@ EXPERIMENTS = (
     _addition(2, 16 * _MIB, "16 MiB", 2),
     _addition(4, 16 * _MIB, "16 MiB", 2),
 )
-"""Start-up, bytes over a NIC, crowds of senders, memory and arithmetic."""
+"""They vary start-up, bytes over a NIC, the number of senders, memory and arithmetic."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was measured (medians), what it says of the constants, and how long it took."""
+    """The measured medians, the constants that were fitted to them, and how long it took."""
 
     constants: Constants
     samples: tuple[Sample, ...]
@@ -70,7 +70,7 @@ class Calibration:
 
 
 def calibrate(on_progress: Callable[[str], None] = lambda text: None) -> Calibration:
-    """Measure and fit; takes a few seconds on a quiet machine.
+    """Measure, and fit the constants; takes a few seconds on a quiet machine.
 
     Experiments take turns, so that a burst of other load hits all of them; medians are fitted.
     Raises RankError if a probe fails.
@@ -95,10 +95,10 @@ def calibrate(on_progress: Callable[[str], None] = lambda text: None) -> Calibra
 
 
 def _start(ranks: Ranks, children: Children) -> None:
-    everybody = range(PROBES)
-    for index in everybody:
+    all_probes = range(PROBES)
+    for index in all_probes:
         children.start([sys.executable, "-m", "bml.bench.probe", ranks.path, str(index)])
-    ranks.gather(everybody, children.check, _START_S)
-    listening = ranks.ask(everybody, children.check, token=secrets.token_hex(32))
-    endpoints = [listening[index]["endpoint"] for index in everybody]
-    ranks.ask(everybody, children.check, endpoints=endpoints)
+    ranks.gather(all_probes, children.check, _START_S)
+    listening = ranks.ask(all_probes, children.check, token=secrets.token_hex(32))
+    endpoints = [listening[index]["endpoint"] for index in all_probes]
+    ranks.ask(all_probes, children.check, endpoints=endpoints)

@@ -1,4 +1,4 @@
-"""Processes that a benchmark starts: one compute thread each, their errors kept, none left behind."""
+"""The processes that a benchmark starts. Each has one compute thread, and none is left behind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LINES = 3
 
 
 class Children:
-    """Processes of one contender `who`, each the head of a session; what they print is kept in `folder`."""
+    """The processes of one contender `who`. Each has a session of its own; prints go to `folder`."""
 
     def __init__(self, who: str, folder: Path):
         self.who = who
@@ -27,7 +27,7 @@ class Children:
         self._closing = False
 
     def start(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-        """Start one more."""
+        """Start one more process."""
         path = os.pathsep.join(each for each in sys.path if each)
         threads = dict.fromkeys(_THREADS, "1")
         with self._log.open("ab") as log:
@@ -42,13 +42,13 @@ class Children:
         self._processes.append(process)
 
     def check(self) -> None:
-        """Raise RankError, with what it printed last, if one has ended."""
+        """Raise RankError, with its last lines, if a process has ended."""
         for process in self._processes:
             if process.poll() is not None and not self._closing:
                 raise RankError(f"{self.who} ended with status {process.returncode}: {self._last_words()}")
 
     def close(self) -> None:
-        """Wait until all have ended, and end those that do not. Idempotent."""
+        """Wait until all processes have ended, and kill those that do not end. Idempotent."""
         self._closing = True
         for process in self._processes:
             with suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""Who takes part: bml as a job of its own, Gloo and OpenMPI as processes; started once, then given orders."""
+"""The contenders: bml as a job, Gloo and OpenMPI as processes. They start once, then take orders."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ _DAMAGE_S = 30.0
 _END_S = 10.0
 _SAY_S = 10.0
 _DETECT_S = 3.0
-"""Slow enough that nobody is taken for dead on a machine that is overloaded, as in a benchmark it may be."""
+"""Long enough that no server is taken for dead on an overloaded machine, as in a benchmark it may be."""
 _POLL_S = 0.05
 _WITH_TORCH = "pip install torch (the CPU build will do, about 200 MB)"
 _WITH_MPI = "apt-get install openmpi-bin, and pip install mpi4py"
 
 _MPIRUN = (
     *("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"),
-    # Ranks share cores, so who waits must yield; and of its algorithms the ring is the fair one.
+    # Ranks share cores, so a waiting rank must yield. Of its algorithms the ring is the fair one to compare.
     *("--mca", "mpi_yield_when_idle", "1"),
     *("--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", "coll_tuned_allreduce_algorithm", "4"),
 )
 _MPI_TRANSPORT = {
-    "openmpi": (),  # it takes shared memory
+    "openmpi": (),  # its default is shared memory
     "openmpi-tcp": ("--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo"),
 }
 _NIC = "f0"
@@ -62,15 +62,15 @@ class Contender(Protocol):
     """Ranks that take part."""
 
     def start(self) -> None:
-        """Start the ranks and wait until they are there. Raises BmlError."""
+        """Start the ranks and wait until they are connected. Raises BmlError."""
         ...
 
     def check(self, nbytes: int) -> int:
-        """One allreduce of so many bytes: how many elements are wrong, on all ranks together."""
+        """Do one allreduce of `nbytes`; return how many elements are wrong, on all ranks together."""
         ...
 
     def time(self, nbytes: int, times: int) -> Block:
-        """So many allreduces, one after the other, after one that does not count."""
+        """Time `times` allreduces of `nbytes`, one after the other, after one that does not count."""
         ...
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class Contender(Protocol):
 
 
 class _Ordered:
-    """What contenders have in common: ranks that take orders, and a way to see that they are well."""
+    """The common part of contenders: ranks that take orders, and a check that they live."""
 
     def __init__(self, who: str, folder: Path, members: Sequence[int]):
         self.who = who
@@ -107,28 +107,28 @@ class _Ordered:
 
 @dataclass(frozen=True)
 class JobSettings:
-    """How bml is to run: see bml.launch. `emulated` is the name of the emulated fabric, if it is on one.
+    """The settings of bml's job, see bml.launch. `emulated` is the name of its emulated fabric, or None.
 
     `trace`: its servers record what they do when, see `Own.recorded`.
     """
 
     fabric: Fabric
-    """Failures included; they are inflicted when the job has started."""
+    """The fabric with its failures, which are injected when the job has started."""
     algorithm: str = "auto"
     emulated: str | None = None
     trace: bool = False
     transport: str = "tcp"
     shared: bool = False
-    """Results are read in place, where the transport can do that."""
+    """Whether results are read in place, if the transport can do that."""
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """The failures as faults that happen as soon as all servers are there."""
+        """The failures as faults that strike as soon as all servers have started."""
         return tuple(f"{_as_fault(failure)}@t=0s" for failure in sorted(self.fabric.failures))
 
 
 def _as_fault(failure: Any) -> str:
-    """A dead server was killed and a dead link cut; a dead switch is written the same."""
+    """Return the fault that causes a failure: kill for a server, cut for a link; a switch keeps its name."""
     kind, _, target = str(failure).partition(":")
     renamed = {ServerFailure: "kill", LinkFailure: "cut"}.get(type(failure), kind)
     return f"{renamed}:{target}"
@@ -167,7 +167,7 @@ class Own(_Ordered):
 
     @property
     def transport(self) -> str:
-        """What moves the data; what was asked for, if no server says.
+        """The transport that moves the data; if no server answers, the one that was asked for.
 
         On an overloaded machine a server that has just started may not answer the first time.
         """
@@ -190,7 +190,7 @@ class Own(_Ordered):
             self._thread.join(_END_S)
 
     def recorded(self) -> dict[str, Any]:
-        """What its servers did when, once it is closed. Raises the error that ended the job."""
+        """Return the trace of its servers, once it is closed. Raises the error that ended the job."""
         if self._error is not None:
             raise self._error
         if self._result is None:
@@ -198,12 +198,12 @@ class Own(_Ordered):
         return self._result.trace
 
     def _transports(self) -> dict[int, dict[str, Any]]:
-        """What every server that answers says of its transport."""
+        """Return the status of the transport of every server that answers."""
         servers = {} if self._job is None else self._job.status()["servers"]
         return {server: said["transport"] for server, said in servers.items() if "transport" in said}
 
     def _traffic(self) -> Traffic | None:
-        """The counters of all servers together, if all answer."""
+        """Return the sums of the counters of all servers, or None if one does not answer."""
         said = self._transports()
         if not said.keys() >= set(self.members):
             return None
@@ -241,7 +241,7 @@ class Own(_Ordered):
 
 
 def _training(path: str, shared: bool) -> Callable[[Session], None]:
-    """The training function of the job: every server is a rank."""
+    """Make the training function of the job, in which every server is a rank."""
 
     def train(session: Session) -> None:
         serve(path, session.server, OfSession(session, shared))
@@ -250,9 +250,9 @@ def _training(path: str, shared: bool) -> Callable[[Session], None]:
 
 
 class OfSession:
-    """A Session as a Collective: the contribution is the session's memory, the result is new each time.
+    """A Session as a Collective: the contribution is in the session's memory, the result is new each time.
 
-    `shared`: the result is read where it lies.
+    With `shared` the result is read in place.
     """
 
     def __init__(self, session: Session, shared: bool = False):
@@ -331,13 +331,13 @@ class OpenMpi(_Processes):
 
 
 def peer(who: str, folder: Path, n_ranks: int, emulated: str | None = None) -> Contender:
-    """The peer of this name, one of PEERS; `emulated` names the fabric beside which its network is."""
+    """Make the peer of this name, one of PEERS; `emulated` is the emulated fabric beside its network."""
     kind = Gloo if who == "gloo" else OpenMpi
     return kind(who, folder, n_ranks, emulated)
 
 
 def missing(who: str) -> str | None:
-    """Why this peer cannot run here, and what to install; None if it can."""
+    """Return why this peer cannot run here, and what to install; None if it can run."""
     if who == "gloo":
         return None if importlib.util.find_spec("torch") else f"torch is not installed: {_WITH_TORCH}"
     if shutil.which("mpirun") is None:

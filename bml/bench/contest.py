@@ -1,4 +1,4 @@
-"""Contenders in turn: a block of one, then a block of the next, so that other load hits all alike."""
+"""Lets contenders take turns, a block of steps each, so that other load hits all of them alike."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ OnProgress = Callable[[str], None]
 _T = TypeVar("_T")
 
 FEWEST, MOST = 2, 30
-"""Steps of a block. More would let the sums of peers that work in place grow beyond float32."""
+"""Limits of the steps of a block. With more, sums of peers that work in place would overflow float32."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is to be measured: see `bml bench allreduce --help`.
+    """The settings of a contest; see `bml bench allreduce --help`.
 
     `block_s` is about how long a contender keeps its turn, `repetitions` how often it has one per size.
     The `constants` of the cost model give the theory, or on an emulated fabric the `goodput` of its NICs in
@@ -46,7 +46,7 @@ class Settings:
 
 
 class _Plan(NamedTuple):
-    """Of a contender at one size: how many elements were wrong, and how many steps a turn has."""
+    """A contender at one size: how many elements were wrong, and how many steps a turn has."""
 
     wrong: int
     steps: int
@@ -56,7 +56,8 @@ class _Plan(NamedTuple):
 class Contest:
     """A running benchmark.
 
-    `absent` says of every peer that is not there, or no longer, why; `transport` what bml really uses.
+    `absent` has the reason for every peer that does not take part, or no longer does. `transport` is the one
+    that bml uses.
     """
 
     settings: Settings
@@ -67,7 +68,7 @@ class Contest:
     _own: Own | None = None
 
     def measure(self) -> Iterator[list[Row]]:
-        """One size after the other; the rows of each, bml's first."""
+        """Measure one size after the other; yields the rows of each, that of bml first."""
         for nbytes in self.settings.sizes:
             yield self._size(nbytes)
 
@@ -88,12 +89,12 @@ class Contest:
             self._turn(other, "starting", other.start)
 
     def close(self) -> None:
-        """End everybody. Idempotent."""
+        """End all contenders. Idempotent."""
         while self.contenders:
             self.contenders.pop().close()
 
     def trace(self) -> dict[str, Any]:
-        """What bml's servers did when, for Perfetto, once all is closed. Raises the error of its job."""
+        """Return the trace of bml's servers for Perfetto, once it is closed. Raises the error of its job."""
         assert self._own is not None
         return self._own.recorded()
 
@@ -115,7 +116,7 @@ class Contest:
         return self._rows(nbytes, blocks, plans)
 
     def _turn(self, each: Contender, what: str, work: Callable[[], _T]) -> _T | None:
-        """Let one work; a peer that fails is out of the contest, and that is all."""
+        """Let one contender work. A peer that fails leaves the contest, and the others go on."""
         self.on_progress(f"{each.who}: {what}")
         try:
             return work()
@@ -151,7 +152,7 @@ def _ready(each: Contender, nbytes: int, block_s: float) -> _Plan:
 
 @contextmanager
 def contest(settings: Settings, on_progress: OnProgress) -> Iterator[Contest]:
-    """Start all contenders, and end them whatever happens."""
+    """Start all contenders, and end them at the end, also after an error."""
     with tempfile.TemporaryDirectory(prefix="bml-bench-") as folder:
         running = Contest(settings, on_progress)
         try:
@@ -162,9 +163,9 @@ def contest(settings: Settings, on_progress: OnProgress) -> Iterator[Contest]:
 
 
 def theory_s(who: str, nbytes: int, settings: Settings) -> float:
-    """What the schedule should take: of bml its plan, of peers the ring over one NIC each.
+    """Return the seconds that a step should take: by bml's plan, or by a ring over one NIC for a peer.
 
-    By the cost model with all its constants, or by bytes alone where the goodput of a NIC is known.
+    They are those of the cost model, or of the bytes alone if the goodput of a NIC is known.
     """
     job = settings.job
     if who == Own.WHO:
@@ -178,7 +179,7 @@ def theory_s(who: str, nbytes: int, settings: Settings) -> float:
 
 
 def bound_s(who: str, nbytes: int, settings: Settings) -> float:
-    """What no schedule of trees can beat on these links: see bml.schedule.bounds.bound; without start-ups."""
+    """Return the lower bound, in seconds, of all schedules of trees, without start-ups."""
     fabric, goodput = settings.job.fabric, settings.goodput
     if who != Own.WHO:
         fabric, goodput = _one_switch(settings), settings.peer_goodput
@@ -187,12 +188,12 @@ def bound_s(who: str, nbytes: int, settings: Settings) -> float:
 
 
 def _one_switch(settings: Settings) -> Fabric:
-    """What peers have: one NIC each."""
+    """Return the fabric of peers: one NIC each, on one switch."""
     return parse(f"switch:{len(settings.job.fabric.servers)}")
 
 
 def busy() -> str | None:
-    """A warning if other processes keep this machine busy."""
+    """Return a warning if other processes keep this machine busy."""
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load < cores / 2:
         return None

@@ -1,4 +1,4 @@
-"""From measured times to the five constants of the cost model. Pure.
+"""Fits the five constants of the cost model to measured times. Pure.
 
 Every experiment is a line of the model, time = α·rounds + β·wire + γ·added + δ·touched + ε·incast, with the
 last four in bytes. The constants are the non-negative least squares solution of all lines together, each
@@ -47,18 +47,18 @@ class Sample:
 
 
 def pull(senders: int, nbytes: int) -> Work:
-    """One server asks so many others, and each sends so many bytes to it over one NIC."""
+    """One server asks `senders` others, and each of them sends it `nbytes` over one NIC."""
     crowd = senders * (senders + 1) if senders > 1 else 0
     return Work(rounds=2, wire=senders * nbytes, incast=crowd * nbytes)
 
 
 def addition(partials: int, nbytes: int) -> Work:
-    """One server adds so many partials to its own vector of so many bytes; 0 is a copy."""
+    """One server adds `partials` partial sums to its own vector of `nbytes`; 0 is a copy."""
     return Work(added=partials * nbytes, touched=(partials + 2) * nbytes)
 
 
 def fit(samples: Sequence[Sample]) -> Constants:
-    """The constants that explain the samples best.
+    """Return the constants that explain the samples best.
 
     Raises:
         UsageError: some constant has no influence on any sample.
@@ -67,14 +67,14 @@ def fit(samples: Sequence[Sample]) -> Constants:
     silent = [name for name, column in zip(NAMES, lines.T, strict=True) if not column.any()]
     if silent:
         raise UsageError(f"no sample depends on {', '.join(silent)}: it cannot be fitted")
-    # Columns differ by many orders of magnitude; scaled, the solver sees numbers of about 1.
+    # Columns differ by many orders of magnitude. They are scaled, so that the solver has numbers of about 1.
     scale = np.abs(lines).max(axis=0)
     found = _non_negative(lines / scale, np.ones(len(samples))) / scale
     return Constants(*map(float, found))
 
 
 def _non_negative(lines: _Matrix, times: _Matrix) -> _Matrix:
-    """Least squares with x >= 0, exactly: the best of all sets of unknowns that may be above 0."""
+    """Solve least squares with x >= 0 exactly, by trying every set of unknowns above 0."""
     width = lines.shape[1]
     best, best_error = np.zeros(width), float(times @ times)
     for size in range(1, width + 1):

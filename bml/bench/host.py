@@ -1,4 +1,4 @@
-"""The host's end of a contender: a connection to each of its ranks, over which it gives orders.
+"""The host of a contender: it has a connection to each rank, and gives orders over it.
 
 Orders and answers are JSON objects on a Unix socket in a private folder: it can be reached from every
 network namespace of this machine, and from nowhere else.
@@ -24,11 +24,11 @@ _LAST_WORDS_S = 2.0
 
 
 class RankError(BmlError):
-    """Ranks did not come, are gone, or do not answer."""
+    """Ranks did not start, have ended, or do not answer."""
 
 
 class Ranks:
-    """The ranks of one contender `who`; they dial `path`, which lies in `folder`."""
+    """The ranks of one contender `who`; they connect to `path`, which is in `folder`."""
 
     def __init__(self, who: str, folder: Path):
         self.who = who
@@ -39,7 +39,7 @@ class Ranks:
         self._ranks: dict[int, Connection[Any, Any]] = {}
 
     def gather(self, wanted: Collection[int], check: Callable[[], None], timeout_s: float) -> None:
-        """Wait until these ranks have dialled in. `check` raises when there is no hope any more."""
+        """Wait until these ranks have connected. `check` raises if they cannot any more."""
         deadline = time.monotonic() + timeout_s
         while missing := set(wanted) - self._ranks.keys():
             check()
@@ -49,7 +49,7 @@ class Ranks:
                 self._admit(Connection(self._listener.accept()[0].detach()), deadline)
 
     def ask(self, ranks: Collection[int], check: Callable[[], None], **order: Any) -> dict[int, Any]:
-        """Give an order to these ranks at once and return their answers."""
+        """Give an order to all these ranks at the same time, and return their answers."""
         deadline = time.monotonic() + ANSWER_S
         text = json.dumps(order).encode()
         for rank in ranks:
@@ -80,10 +80,10 @@ class Ranks:
             self._ranks.popitem()[1].close()
 
     def _admit(self, connection: Connection[Any, Any], deadline: float) -> None:
-        """Learn who dialled in. Who is gone at once was killed, perhaps as wanted: `check` knows."""
+        """Read which rank has connected. One that has ended already was killed, and `check` knows why."""
         try:
             if not connection.poll(max(0.0, deadline - time.monotonic())):
-                raise RankError(f"{self.who}: a new rank does not say which it is")
+                raise RankError(f"{self.who}: a new rank does not say its number")
             self._ranks[json.loads(connection.recv_bytes())["rank"]] = connection
         except (EOFError, OSError):
             connection.close()
@@ -91,13 +91,13 @@ class Ranks:
     def _gone(self, name: str, check: Callable[[], None]) -> RankError:
         deadline = time.monotonic() + _LAST_WORDS_S
         while time.monotonic() < deadline:
-            check()  # it knows why, once the process has ended
+            check()  # raises the reason, once the process has ended
             time.sleep(_LAST_WORDS_S / 50)
         return RankError(f"{self.who}: {name} is gone")
 
 
 class Orders:
-    """The rank's end."""
+    """The rank's end of the connection to its host."""
 
     def __init__(self, path: str, rank: int, **hello: Any):
         sock = socket.socket(socket.AF_UNIX)
@@ -114,10 +114,10 @@ class Orders:
         return order
 
     def answer(self, **answer: Any) -> None:
-        """Answer the order; nobody hears it if the host has hung up, which `next` then says."""
+        """Answer the order. If the host has hung up, the answer is lost, and `next` returns None."""
         with suppress(OSError):
             self._connection.send_bytes(json.dumps(answer).encode())
 
     def fileno(self) -> int:
-        """For pollers."""
+        """Return the descriptor of the connection, for pollers."""
         return self._connection.fileno()

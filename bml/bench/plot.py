@@ -1,4 +1,4 @@
-"""A picture of a benchmark: time and bus bandwidth over size, a line per contender."""
+"""Draws a benchmark: time and bus bandwidth over size, with a line per contender."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COLOURS = {"bml": "#2f6fb0", "gloo": "#c77f1a", "openmpi": "#2a9d6f", "openmpi-
 
 
 def check(target: Path) -> None:
-    """Raises UsageError if nothing could be drawn into this file."""
+    """Raise UsageError if nothing can be drawn into this file."""
     if target.suffix not in (".png", ".svg", ".pdf"):
         raise UsageError(f"{target} is no .png, .svg or .pdf")
     _pyplot()

@@ -1,7 +1,7 @@
-"""One of the processes that calibration measures between; `python -m bml.bench.probe PATH INDEX`.
+"""A process of the calibration: `python -m bml.bench.probe PATH INDEX`.
 
-Probe 0 asks others for bytes and takes the time, the others answer: frames of the tcp transport, over one
-NIC each, cut into slices like those of a step. Probe 0 also times additions as a step makes them.
+Probe 0 asks others for bytes and measures the time. The others answer with frames of the tcp transport, over
+one NIC each, cut into slices like those of a step. Probe 0 also times additions as they are in a step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PULL_S = 10.0
 
 
 class Probe:
-    """The transport's handler: it sends what it is asked for, and counts what it gets."""
+    """The handler of a transport: it sends the bytes that it is asked for, and counts received ones."""
 
     def __init__(self, path: str, index: int):
         self._index = index
@@ -119,10 +119,10 @@ class Probe:
 
 
 def _additions(partials: int, nbytes: int, times: int) -> list[float]:
-    """Sum so many partials and an own vector, slice by slice, as a step does; without partials, copy it."""
+    """Sum partials and an own vector, slice by slice, as a step does; without partials, copy it."""
     size, per_slice = nbytes // 4, SLICE_NBYTES // 4
     workspace = Workspace(np.ones(size, np.float32), partials * size, "sum")
-    if partials:  # pages that were never written are all the same one of zeros
+    if partials:  # pages that were never written share one page of zeros
         np.frombuffer(workspace.view(Place(Buffer.SCRATCH, 0), partials * size), np.float32)[:] = 1
     slices = [
         Reduce(start, min(start + per_slice, size), _terms(start, partials, size))
@@ -134,7 +134,7 @@ def _additions(partials: int, nbytes: int, times: int) -> list[float]:
         for each in slices:
             workspace.reduce(each)
         took.append(time.perf_counter() - start_s)
-    return took[1:]  # the first touched the result's pages for the first time
+    return took[1:]  # the first one also allocated the pages of the result
 
 
 def _terms(start: int, partials: int, size: int) -> tuple[Place, ...]:

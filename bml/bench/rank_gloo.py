@@ -11,7 +11,7 @@ from bml.bench.ranks import Vector, serve
 
 
 class Gloo:
-    """Works in place, as torch does."""
+    """A rank of Gloo. It works in place, as torch does."""
 
     def __init__(self, dist: Any, torch: Any):
         self._dist = dist
@@ -31,12 +31,12 @@ class Gloo:
         return result
 
     def failures(self) -> list[str]:
-        """See Collective: it knows of none."""
+        """See Collective: Gloo knows of no failures."""
         return []
 
 
 def main() -> None:
-    """Meet the others and serve the host."""
+    """Connect to the other ranks, and serve the host."""
     path, rank, n_ranks, meeting = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     torch: Any = importlib.import_module("torch")
     dist: Any = importlib.import_module("torch.distributed")

@@ -12,7 +12,7 @@ from bml.bench.ranks import Vector, serve
 
 
 class OpenMpi:
-    """Keeps its result in memory of its own, as most users of MPI do."""
+    """A rank of OpenMPI. Its result has memory of its own, as with most users of MPI."""
 
     def __init__(self, world: Any):
         self._world = world
@@ -31,7 +31,7 @@ class OpenMpi:
         return result
 
     def failures(self) -> list[str]:
-        """See Collective: it knows of none."""
+        """See Collective: OpenMPI knows of no failures."""
         return []
 
 

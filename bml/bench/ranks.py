@@ -1,4 +1,4 @@
-"""What every rank of every contender does: wait for orders, do allreduce, take the time, check the result."""
+"""The program of every rank: it waits for orders, does allreduce, measures the time, checks the result."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _PERIOD = 61
 
 
 class Collective(Protocol):
-    """One way to do allreduce, as one rank."""
+    """One rank of an allreduce."""
 
     def prepare(self, data: Vector) -> None:
         """Take this as the rank's contribution to every `run` from now on, in memory of its own."""
         ...
 
     def run(self) -> Vector:
-        """One allreduce of sums; returns the result. In place or not, as users of it do."""
+        """Do one allreduce of sums; return the result, in place or not as is usual for the library."""
         ...
 
     def failures(self) -> Sequence[str]:
-        """Parts that this rank knows to be dead."""
+        """Return the parts of the fabric that this rank knows to be dead."""
         ...
 
 
@@ -46,9 +46,9 @@ def serve(path: str, rank: int, collective: Collective) -> None:
 
 
 def _time(collective: Collective, count: int, times: int) -> tuple[list[float], float]:
-    """When each allreduce ended, on the clock that all processes of this machine share, and processor time.
+    """Return when each allreduce ended, on the clock that all processes share, and the processor time.
 
-    The first one is not timed: it brings the ranks together, and memory into place.
+    The first one is not timed: the ranks may be apart, and memory is not allocated yet.
     """
     collective.prepare(np.ones(count, np.float32))
     collective.run()
@@ -60,19 +60,19 @@ def _time(collective: Collective, count: int, times: int) -> tuple[list[float], 
 
 
 def _check(collective: Collective, rank: int, count: int, ranks: list[int]) -> int:
-    """Number of elements that are not the sum of the contributions of all `ranks`, each once."""
+    """Count the elements that are not the sum of the contributions of all `ranks`, each once."""
     collective.prepare(contribution(rank, count))
     return int(np.count_nonzero(collective.run() != total(ranks, count)))
 
 
 def contribution(rank: int, count: int) -> Vector:
-    """Small integers, so that every order of additions has the same sum; they differ by rank and place."""
+    """Return small integers that differ by rank and place; every order of additions has the same sum."""
     vector: Vector = _ramp(count) + np.float32(rank * rank)
     return vector
 
 
 def total(ranks: Sequence[int], count: int) -> Vector:
-    """The sum of the contributions of all `ranks`."""
+    """Return the sum of the contributions of all `ranks`."""
     vector: Vector = _ramp(count) * np.float32(len(ranks)) + np.float32(sum(rank * rank for rank in ranks))
     return vector
 

@@ -1,8 +1,8 @@
-"""Runs a command as a machine of an emulated fabric would: in the server's network, under a name of its own.
+"""Runs a command as on a machine of an emulated fabric: in the server's network, with its host name.
 
     python -m bml.bench.room FABRIC-NAME s4 'command with arguments'
 
-Called like a remote shell, so that mpirun can start its daemons with it. Needs root.
+It is called like a remote shell, so that mpirun can start its daemons with it. It needs root.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ _CLONE_NEWUTS = 0x04000000
 
 
 def host(server: int) -> str:
-    """What a server's machine is called."""
+    """Return the host name of a server's machine."""
     return node_of(server)
 
 
 def command(name: str, server: int, words: Sequence[str]) -> list[str]:
-    """The command that runs these words on a server of the emulated fabric called `name`."""
+    """Return the command that runs these words on a server of the emulated fabric `name`."""
     return [*agent(name), host(server), f"exec {shlex.join(words)}"]
 
 
 def agent(name: str) -> list[str]:
-    """What takes the place of ssh: to be followed by a host and what its shell is to run."""
+    """Return the command that takes the place of ssh; a host and a shell command follow it."""
     return [sys.executable, "-m", "bml.bench.room", name]
 
 
 def main() -> None:
-    """Become the command."""
+    """Enter the server's network and become the command."""
     name, machine, *words = sys.argv[1:]
     full = f"{name}-{machine}"
     if not belongs(full, name):

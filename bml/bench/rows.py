@@ -1,4 +1,4 @@
-"""What a benchmark of allreduce says: rows like those of nccl-tests, with theory and comparison. Pure."""
+"""The rows of a benchmark of allreduce, like those of nccl-tests, with theory and comparison. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 class Traffic(NamedTuple):
-    """What all ranks sent and received, and how much payload their processes copied for it."""
+    """Bytes that all ranks sent and received, and bytes that their processes copied for that."""
 
     nbytes_sent: int
     nbytes_received: int
@@ -25,15 +25,15 @@ class Traffic(NamedTuple):
     nbytes_zero_copy_received: int = 0
 
     def since(self, before: Traffic) -> Traffic:
-        """What was added since then."""
+        """Return the difference to an earlier count."""
         return Traffic(*(now - then for now, then in zip(self, before, strict=True)))
 
 
 @dataclass(frozen=True)
 class Block:
-    """A turn of a contender: seconds of every step, and processor time of a step on all ranks together.
+    """A turn of a contender: seconds of every step, and processor seconds of a step on all ranks together.
 
-    `traffic` of the turn, where it is known.
+    `traffic` is that of the turn, or None if it is not known.
     """
 
     steps_s: tuple[float, ...]
@@ -45,16 +45,15 @@ class Block:
 class Row:
     """One contender at one size.
 
-    `median_s` is the median over `samples` steps, between completions by the slowest server, and
-    `fastest_s`, `slowest_s` their ends; `algbw` is size/time and `busbw` that times 2(n-1)/n, in GB/s;
-    `wrong` counts wrong elements on all servers; `theory_s` is what the schedule should take and `ratio` the
-    median in units of it; `bound_s` is what no schedule of trees can beat, of bytes over links alone, and
-    `over_bound` the median in units of that; `speedup` is the median in units of bml's: how much faster bml
-    is (None without).
-    `cpu_s` is the processor time of a step on all servers together, the median over turns: other load hardly
-    changes it, and divided by the cores it is what servers that share a machine need at least.
-    `copies_sent` and `copies_received` are bytes copied by the servers' processes over bytes moved (None
-    where nobody counts); what the kernel or a NIC does is not counted.
+    `median_s` is the median time of `samples` steps, each between completions by the slowest server;
+    `fastest_s` and `slowest_s` are the extremes. `algbw` is size/time, and `busbw` is that times 2(n-1)/n,
+    both in GB/s. `wrong` counts wrong elements on all servers. `theory_s` is the time by the cost model, and
+    `ratio` the median over it. `bound_s` is the lower bound of all schedules of trees, for bytes over links
+    alone, and `over_bound` the median over it. `speedup` is the median over that of bml (None without bml).
+    `cpu_s` is the processor time of a step on all servers together, the median over turns. Other load hardly
+    changes it; divided by the number of cores, it is the least time on a machine that all servers share.
+    `copies_sent` and `copies_received` are bytes that the servers' processes copied over bytes moved (None if
+    they are not counted). Copies by the kernel or a NIC do not count.
     """
 
     who: str
@@ -80,7 +79,7 @@ class Row:
     copies_received: float | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Ready for JSON; times to the nanosecond, quotients to four digits."""
+        """Return the row for JSON: times in whole nanoseconds, quotients with four digits."""
         return {key: _rounded(key, value) for key, value in asdict(self).items()}
 
 
@@ -93,7 +92,7 @@ def row(
     theory_s: float,
     bound_s: float,
 ) -> Row:
-    """The row of these turns at an allreduce of float32 sums; without `speedup`, which takes two."""
+    """Make the row of these turns of float32 sums, without `speedup`, which needs two contenders."""
     times_s = [step_s for block in blocks for step_s in block.steps_s]
     median_s = statistics.median(times_s)
     algbw = nbytes / median_s / GIGA
@@ -124,7 +123,7 @@ def row(
 
 
 def copies(blocks: Sequence[Block]) -> tuple[float | None, float | None]:
-    """Copies per byte, sent and received, over these turns; None where it is not known."""
+    """Return the copies per byte sent, and per byte received, in these turns; None if not known."""
     traffic = [block.traffic for block in blocks if block.traffic is not None]
     moved = Traffic(*map(sum, zip(*traffic, strict=True))) if traffic else None
     if moved is None or not moved.nbytes_sent or not moved.nbytes_received:
@@ -137,13 +136,13 @@ def copies(blocks: Sequence[Block]) -> tuple[float | None, float | None]:
 
 
 def completions(ends_s: Mapping[int, Sequence[float]]) -> list[float]:
-    """Times between steps: rank -> when it ended each, on one clock, with the first as the start."""
+    """Return the times between steps. `ends_s`: rank -> the ends of its steps, the first being the start."""
     slowest = [max(ends) for ends in zip(*ends_s.values(), strict=True)]
     return [after - before for before, after in pairwise(slowest)]
 
 
 def iterations(step_s: float, block_s: float, fewest: int, most: int) -> int:
-    """How many steps of about this duration fill a block, within limits."""
+    """Return how many steps of about this duration fill a block, within limits."""
     return max(fewest, min(most, round(block_s / max(step_s, 1e-9))))
 
 
@@ -183,13 +182,13 @@ _COLUMNS = (
 
 
 def heading() -> str:
-    """The two lines above the rows."""
+    """Return the two lines above the rows."""
     names, units, _ = zip(*_COLUMNS, strict=True)
     return "\n".join("#" + _line(texts)[1:] for texts in (names, units))
 
 
 def line(each: Row) -> str:
-    """A row as text, in the columns of the heading."""
+    """Return a row as text, in the columns of the heading."""
     return _line(
         (
             str(each.size),
@@ -214,7 +213,7 @@ def line(each: Row) -> str:
 
 
 def size_text(nbytes: int) -> str:
-    """`64 MiB`; bytes where no unit divides."""
+    """Return a size such as `64 MiB`, or in bytes if no unit divides it."""
     for unit, name in _UNITS:
         if nbytes and nbytes % unit == 0:
             return f"{nbytes // unit} {name}"
@@ -226,7 +225,7 @@ def _line(texts: Iterable[str]) -> str:
 
 
 def _quotient(value: float) -> str:
-    """Where wires are nearly full, it is the third digit that counts."""
+    """Return a quotient with three decimals below 10: if links are nearly full, the third one matters."""
     return f"{value:.3f}" if value < 10 else f"{value:.1f}"
 
 
