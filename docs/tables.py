@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from bml.cli.compare import as_markdown, papers
+from bml.faults import AtOnce, Fault
+from bml.faults.kinds import KINDS
 from bml.schedule.algorithms.registry import registered
 
 DOCS = Path(__file__).resolve().parent
@@ -27,12 +30,33 @@ def algorithms() -> Iterator[str]:
             yield f"| {names} | {algorithm.does} | {algorithm.damaged} |"
 
 
+def fault_kinds() -> Iterator[str]:
+    """A row for each kind of fault, and one where it can strike the coordinator in place of a server."""
+    yield "| kind | what really happens | in `bml check` |"
+    yield "| --- | --- | --- |"
+    for kind in KINDS.values():
+        simulated = f"`{kind.simulated}`" if kind.simulated else ""
+        yield f"| {_written(kind.example)} | {kind.means} | {simulated} |"
+        if kind.coordinator:
+            example, means = kind.coordinator
+            yield f"| {_written(example)} | {means} | `coordinator-{kind.simulated}` |"
+
+
+def _written(example: str) -> str:
+    """A fault as for a running job: without its time."""
+    return f"`{replace(Fault.parse(example), trigger=AtOnce())}`"
+
+
 def comparison() -> Iterator[str]:
     """What `bml plan --compare --markdown` prints."""
     yield "\n\n".join(as_markdown(grid) for grid in papers())
 
 
-TABLES: dict[str, Callable[[], Iterator[str]]] = {"algorithms": algorithms, "comparison": comparison}
+TABLES: dict[str, Callable[[], Iterator[str]]] = {
+    "algorithms": algorithms,
+    "comparison": comparison,
+    "fault kinds": fault_kinds,
+}
 
 
 def renewed(text: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from bml.faults.notation import AtOnce, AtPhase, AtStep, AtTime, Fault
 from bml.faults.plan import FaultPlan, touches
-from bml.topology import Fabric, ServerFailure
+from bml.topology import Fabric, LinkFailure, ServerFailure, SwitchFailure
 
 CLOCKS_S = 1.0
 """Servers see the first view at different times; so much they may differ, on a loaded machine."""
@@ -112,5 +112,5 @@ def _target(fault: Fault) -> str:
             return "the coordinator"
         case ServerFailure(server):
             return f"server {server}"
-        case part:
-            return str(part).replace(":", " ")
+        case LinkFailure() | SwitchFailure():
+            return str(fault.target).replace(":", " ")

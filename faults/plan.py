@@ -5,13 +5,13 @@ One fault is written as in bml.faults.notation: `kill:4@step=20`, `cut:4/0@t=1.5
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple, assert_never
 
 import numpy as np
 import yaml
 
+from bml.faults.kinds import KINDS
 from bml.faults.notation import (
-    KINDS,
     RECOVERY,
     STEP_PHASES,
     AtOnce,
@@ -26,7 +26,7 @@ from bml.topology import Fabric, Failure, LinkFailure, ServerFailure, SwitchFail
 MIDDLE = 0.3
 """Fraction of a server's slices of a step after which the step counts as being in its middle."""
 
-DRAWABLE = ("kill", "freeze", "cut", "blackhole", "switch", "coordinator", "exit", "flap")
+DRAWABLE = tuple(name for name, kind in KINDS.items() if kind.drawable)
 """Kinds that can be drawn: a job can survive them, on any fabric, without further settings."""
 
 
@@ -118,14 +118,13 @@ class FaultPlan:
     def validate(self, fabric: Fabric) -> None:
         """Check that the fabric has every target; raises UsageError naming the fault and the part."""
         for fault in self.faults:
-            if fault.target is None:
-                continue
             try:
-                fabric.without(fault.target)
+                if fault.target is not None:
+                    fabric.without(fault.target)
             except UsageError as error:
                 raise UsageError(f"fault '{fault}': {error}") from error
-            if fault.peer is not None:
-                _check_peer(fault, fabric)
+            if wrong := KINDS[fault.kind].check(fault.target, fault.settings, fabric):
+                raise UsageError(f"fault '{fault}': {wrong}")
 
     def for_server(self, server: int, fabric: Fabric) -> tuple[Fault, ...]:
         """The faults that strike `server`: its own death and freeze, and the silence of its NICs.
@@ -151,14 +150,6 @@ class FaultPlan:
 
     def __str__(self) -> str:
         return " ".join(str(fault) for fault in self.faults)
-
-
-def _check_peer(fault: Fault, fabric: Fabric) -> None:
-    target = fault.target
-    if not isinstance(target, LinkFailure) or fault.peer not in fabric.neighbours(
-        target.server, target.level
-    ):
-        raise UsageError(f"fault '{fault}': server {fault.peer} has no NIC on the other side of {target}")
 
 
 def due(faults: Iterable[Fault], moment: Moment) -> tuple[tuple[Firing, ...], tuple[Fault, ...]]:
@@ -222,11 +213,10 @@ def _draw_part(
 ) -> tuple[str, Failure | None]:
     """Draw a kind, then one of its parts whose loss can be survived; another kind if it has none."""
     for at in rng.permutation(len(kinds)).tolist():
-        if kinds[at] == "coordinator":
+        target = KINDS[kinds[at]].target
+        if not target:
             return kinds[at], None
-        survivable = [
-            part for part in _parts(left, KINDS[kinds[at]].target) if _survives(left.without(part), whole)
-        ]
+        survivable = [part for part in _parts(left, target) if _survives(left.without(part), whole)]
         if survivable:
             return kinds[at], survivable[int(rng.integers(len(survivable)))]
     raise UsageError(
@@ -235,12 +225,16 @@ def _draw_part(
     )
 
 
-def _parts(left: Fabric, what: str) -> list[Failure]:
-    if what == "server":
-        return [ServerFailure(server) for server in left.servers]
-    if what == "link":
-        return [LinkFailure(server, level) for server, level in left.links]
-    return [SwitchFailure(level, group) for level, group in left.switches]
+def _parts(left: Fabric, what: Literal["server", "link", "switch"]) -> list[Failure]:
+    match what:
+        case "server":
+            return [ServerFailure(server) for server in left.servers]
+        case "link":
+            return [LinkFailure(server, level) for server, level in left.links]
+        case "switch":
+            return [SwitchFailure(level, group) for level, group in left.switches]
+        case never:
+            assert_never(never)
 
 
 def _survives(left: Fabric, whole: Fabric) -> bool:

@@ -39,7 +39,7 @@ ROOMS = (
     ("bml.transport.choice",),
     ("bml.transport",),
     ("bml.fabric", "bml.train"),
-    ("bml.cluster.spec",),
+    ("bml.cluster.spec", "bml.cluster.injection"),
     ("bml.cluster.steps",),
     ("bml.cluster.server",),
     ("bml.cluster.process",),

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, replace
 
 from bml.fabric.layout import MANAGEMENT, ONE_SWITCH, Cable, End, Layout, parse_rate, rate_text
-from bml.faults.notation import share_text
+from bml.faults.settings import share_text
 from bml.topology.errors import UsageError
 
 #: A burst below about 70 kB splits every segment of 64 kB in software and ruins the throughput.

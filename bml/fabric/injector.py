@@ -10,8 +10,11 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
+from math import inf
+from types import MappingProxyType
+from typing import assert_never
 
 from bml.fabric.condition import Damage
 from bml.fabric.network import EmulatedFabric
@@ -75,24 +78,32 @@ class FabricInjector:
                 _LOG.warning("%s of the emulated fabric is not healed: %s", damage, error)
 
     def _begin(self, fault: Fault) -> None:
-        if isinstance(fault.target, ServerFailure):
-            killed = self._network.kill_machine(fault.target.server)
-            _LOG.info("%s of the emulated fabric: %d processes", fault, killed)
-            return
-        if fault.kind == "flap":
-            until_s = float("inf") if fault.duration_s is None else time.monotonic() + fault.duration_s
-            self._flap(damage_of(fault), fault.period_s / 2, until_s)
-            return
+        FABRIC_ACTS[fault.kind](self, fault)
+
+    def kill_machine(self, fault: Fault) -> None:
+        """Kill every process of a server's machine."""
+        assert isinstance(fault.target, ServerFailure)
+        killed = self._network.kill_machine(fault.target.server)
+        _LOG.info("%s of the emulated fabric: %d processes", fault, killed)
+
+    def damage(self, fault: Fault) -> None:
+        """Damage a cable or switch, for a time or until `close`."""
         damage = damage_of(fault)
         self._damage(damage)
         if fault.duration_s is not None:
             self._at(fault.duration_s, lambda: self._mend(damage))
 
+    def flap(self, fault: Fault) -> None:
+        """Cut a cable for the first half of every period."""
+        until_s = inf if fault.duration_s is None else time.monotonic() + fault.duration_s
+        self._flap(damage_of(fault), fault.period_s / 2, until_s)
+
     def _flap(self, damage: Damage, half_s: float, until_s: float) -> None:
-        if time.monotonic() >= until_s:
+        left_s = until_s - time.monotonic()
+        if left_s <= 0:
             return
         self._damage(damage)
-        self._at(half_s, lambda: self._mend(damage))
+        self._at(min(half_s, left_s), lambda: self._mend(damage))
         self._at(2 * half_s, lambda: self._flap(damage, half_s, until_s))
 
     def _damage(self, damage: Damage) -> None:
@@ -131,13 +142,45 @@ class FabricInjector:
                 _LOG.error("a fault of a cable failed: %s", error)
 
 
+FABRIC_ACTS: Mapping[str, Callable[[FabricInjector, Fault], None]] = MappingProxyType(
+    {
+        "cut": FabricInjector.damage,
+        "blackhole": FabricInjector.damage,
+        "switch": FabricInjector.damage,
+        "slow": FabricInjector.damage,
+        "loss": FabricInjector.damage,
+        "flap": FabricInjector.flap,
+        "node": FabricInjector.kill_machine,
+    }
+)
+"""Kind -> the act on the emulated fabric, for every kind of which bml.faults.kinds says that there is one."""
+
+_DAMAGES = MappingProxyType(
+    {
+        "cut": "cut",
+        "blackhole": "blackhole",
+        "flap": "cut",
+        "slow": "slow",
+        "loss": "loss",
+        "switch": "switch",
+    }
+)
+"""Kind of fault -> kind of damage."""
+
+
 def damage_of(fault: Fault) -> Damage:
-    """What a fault does to the emulated fabric. Raises UsageError for one that strikes no cable."""
-    kind = "cut" if fault.kind == "flap" else fault.kind
+    """Return the damage that a fault does to cables. Raises UsageError for a fault that strikes no cable."""
+    if fault.kind not in _DAMAGES:
+        *first, last = _DAMAGES
+        raise UsageError(f"'{fault}' strikes no cable: {', '.join(first)} and {last} do")
+    kind = _DAMAGES[fault.kind]
     match fault.target:
         case LinkFailure(server, level):
-            return Damage(kind, (server, level), fault.rate_bit or 0, fault.share or 0.0)
+            rate_bit, share = fault.settings.get("rate", 0), fault.settings.get("share", 0.0)
+            return Damage(kind, (server, level), rate_bit, share)
         case SwitchFailure(level, group):
             return Damage(kind, (level, group))
-        case _:
-            raise UsageError(f"'{fault}' strikes no cable: cut, blackhole, flap, slow, loss and switch do")
+        case ServerFailure() | None:
+            raise UsageError(f"'{fault}' strikes no cable: its target is no link and no switch")
+        case never:
+            assert_never(never)

@@ -29,7 +29,7 @@ from bml.sim.world.network import Network
 from bml.sim.world.paths import Key, Pair, Where, pair
 from bml.sim.world.settings import Settings
 from bml.sim.world.wires import Wires
-from bml.topology import Fabric
+from bml.topology import Fabric, InvariantError
 
 #: How long the steps of a run may take on a host that is overloaded, in virtual seconds.
 _LOADED_S = 400.0
@@ -150,8 +150,12 @@ class Simulation:
                 self.affected.resized = True
                 machine = self.machines[target[0]]
                 machine.process.run(machine.leave)
-            case kind:
+            case "coordinator-crash" | "coordinator-freeze" | "coordinator-fails" as kind:
                 self.coordinators.apply_mishap(kind, mishap.for_s, *target)
+            case "launcher-freeze" | "launcher-deaf" | "clock-step" as kind:
+                self.coordinators.apply_mishap(kind, mishap.for_s, *target)
+            case kind:
+                raise InvariantError(f"there is no mishap {kind}")
 
     def _reachable(self, servers: Iterable[int], view: msg.View) -> list[int]:
         """Those of these servers that run, and that every member of the view could reach."""

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import bml
-from bml.cluster.server.injection import EXIT_STATUS
+from bml.cluster.injection.server_acts import EXIT_STATUS
 from bml.errors import StartError, TrainingError
 from bml.faults import FaultPlan
 

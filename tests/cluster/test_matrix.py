@@ -21,6 +21,7 @@ from typing import Any
 import jobs
 import numpy as np
 import pytest
+from every_kind import IN_MATRIX, MATRIX_SETTINGS, OF_LINKS, OF_THE_COORDINATOR
 
 import bml
 from bml.errors import TrainingError
@@ -31,8 +32,6 @@ from bml.topology import Fabric, parse
 pytestmark = [pytest.mark.real, pytest.mark.matrix, pytest.mark.timeout(120)]
 
 FABRICS = ("bcube:2x2", "bcube:3x2")
-OF_THE_COORDINATOR = ("coordinator", "freeze:coordinator")
-KINDS = ("kill", "freeze", "exception", "exit", "leave", "blackhole", "cut", "switch", *OF_THE_COORDINATOR)
 TRANSFER = ("giving", "joining")
 PHASES = (*STEP_PHASES, "recovery", "start", "shutdown", *TRANSFER)
 STEP, EPOCHS, STEPS = 9, 4, 20
@@ -44,8 +43,7 @@ DEADLINE_S = 40.0
 #: Float32 numbers beside the gradients with which servers that share memory add shares, not the whole.
 _PADDING = 300_000
 #: What a server may miss of a job and still be told that it is out: it thaws when it is over, or nearly.
-FROZEN_S = 2
-FREEZE = f"for={FROZEN_S}s"
+FROZEN_S = float(MATRIX_SETTINGS["freeze"]["for"].removesuffix("s"))
 SAMPLE = 16
 
 
@@ -77,14 +75,16 @@ class Cell:
                 return ""  # there is no step any more before which it could go
             case "exception" if self.phase == "joining":
                 return f"server:{self.server}"  # who only learns is the loss of nobody
-            case "kill" | "freeze" | "exit" | "leave":
+            case "kill" | "freeze" | "exit" | "leave" | "gil":
                 return f"server:{self.server}"
             case "blackhole" | "cut":
                 return f"link:{self.server}/{self.level}"
             case "switch":
                 return f"switch:{self.level}/{self.shape.group(self.server, self.level)}"
-            case _:
+            case "exception" | "flap" | "coordinator" | "freeze:coordinator":
                 return ""
+            case kind:
+                pytest.fail(f"say what {kind} breaks")
 
     @property
     def other(self) -> str:
@@ -101,6 +101,8 @@ class Cell:
     @property
     def faults(self) -> list[str]:
         target = f":{self.part.partition(':')[2] or self.server}"
+        if self.kind == "flap":
+            target = f":{self.server}/{self.level}"
         if self.kind in OF_THE_COORDINATOR:
             target = ""
         when = f"step={STEP},phase={self.phase}"
@@ -108,7 +110,7 @@ class Cell:
             when = f"phase={self.phase}"
         elif self.joiner is not None:
             when = "phase=transfer"
-        how = f",{FREEZE}" if self.kind.startswith("freeze") else ""
+        how = "".join(f",{name}={value}" for name, value in MATRIX_SETTINGS.get(self.kind, {}).items())
         first = [f"cut:{self.other}@step={STEP}"] if self.phase == "recovery" else []
         if self.joiner is not None:
             first = [f"join:{self.joiner}@step={STEP}"]
@@ -137,15 +139,13 @@ class Cell:
 CELLS = [
     Cell(fabric, kind, phase, server)
     for fabric in FABRICS
-    for kind in KINDS
+    for kind in IN_MATRIX
     for phase in PHASES
     for server in (range(1) if kind in OF_THE_COORDINATOR else parse(fabric).servers)
 ]
 #: Servers that share memory send no data over links: what befalls those is another matter.
 SHARING = [
-    replace(cell, transport="shm")
-    for cell in CELLS
-    if cell.kind not in ("blackhole", "cut", "switch") and cell.phase != "recovery"
+    replace(cell, transport="shm") for cell in CELLS if cell.kind not in OF_LINKS and cell.phase != "recovery"
 ]
 #: Servers of one host that make zero-copy sends to each other, by the schedules of tcp.
 ZERO_COPY = [replace(cell, transport="auto") for cell in SHARING]
@@ -236,7 +236,7 @@ def check_struck(cell: Cell, result: bml.Result, seen: jobs.Seen) -> None:
     """The fault did what it is there for. At the end of a job nothing that is not a server is missed."""
     print("coordinators:", *seen.terms, "failures:", *sorted(seen.failures))
     match cell.kind:
-        case "freeze" if cell.phase not in ("start", "shutdown"):  # nobody misses it there
+        case "freeze" | "gil" if cell.phase not in ("start", "shutdown"):  # nobody misses it there
             noticed = cell.part in seen.failures or cell.server in result.dead
             stood_s = max(each["step_max_s"] for each in result.report["metrics"].values())
             assert noticed or stood_s > 0.9 * FROZEN_S, "it was not frozen"
@@ -254,7 +254,8 @@ def check_survivors(cell: Cell, result: bml.Result) -> None:
     views = [(view["epoch"], view["commit"], view["reason"]) for view in report["views"]]
     print("views:", *views, "dead:", report["dead"])
     done = set(result.values)
-    spared = {cell.server} if cell.kind == "freeze" else set()  # it may thaw before anybody misses it
+    # A server that stands still may go on before it is missed.
+    spared = {cell.server} if cell.kind in ("freeze", "gil") else set()
     assert done - spared in [survivors - spared for survivors in cell.survivors]
     assert len(set(report["digests"].values())) == 1, "they hold different bits"
     assert report["samples"]["complete"], "a sample was used never, or twice"

@@ -13,7 +13,7 @@ import pytest
 
 pytestmark = pytest.mark.timeout(60)
 
-STOPS = "import sys; from bml.cluster.server.freezing import stop_this_process; "
+STOPS = "import sys; from bml.cluster.injection.freezing import stop_this_process; "
 WITHIN_S = 20.0
 
 

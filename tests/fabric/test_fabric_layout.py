@@ -122,7 +122,7 @@ def test_no_rate_loses_a_bit_on_the_way() -> None:
     for kbit in range(1001, 9999, 7):
         text = f"{kbit / 1000:.3f}mbit"
         assert parse_rate(text) == 1000 * kbit
-        assert Fault.parse(f"slow:4/0@step=1,rate={text}").rate_bit == 1000 * kbit
+        assert Fault.parse(f"slow:4/0@step=1,rate={text}").settings["rate"] == 1000 * kbit
 
 
 @pytest.mark.parametrize(

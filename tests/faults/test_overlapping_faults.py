@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from bml.cluster.server.injection import Actuators, Injection
+from bml.cluster.injection.actuators import Actuators
+from bml.cluster.injection.injection import Injection
 from bml.fabric.condition import Condition, Damage, setting
 from bml.fabric.injector import FabricInjector
 from bml.fabric.layout import Layout
@@ -42,8 +43,8 @@ class Bench:
         )
         poller = SimpleNamespace(now_s=lambda: self.now, after=self._after)
         nothing = lambda *_: None  # noqa: E731
-        actuators = Actuators(transport, poller, nothing, nothing, nothing, nothing)  # type: ignore[arg-type]
-        self._injection = Injection(1, FaultPlan.parse(plan), FABRIC, actuators)
+        actuators = Actuators(1, transport, poller, nothing, nothing, nothing, nothing)  # type: ignore[arg-type]
+        self._injection = Injection(FaultPlan.parse(plan), FABRIC, actuators)
         self._injection.start(0.0, None)
         self._core = SimpleNamespace(step=1, phase="", view=None, progress=0.0)
 
@@ -60,6 +61,14 @@ class Bench:
                 action()
             self._injection.poll(self._core, self.now)  # type: ignore[arg-type]
         return set(self.dead)
+
+
+def test_a_flap_has_ended_when_its_time_is_over() -> None:
+    """`for` is the same for all kinds: it ended with the half period that had begun."""
+    bench = Bench("flap:1/0@t=1s,every=0.4s,for=0.5s")
+    seen = {now: bench.until(now) for now in (1.1, 1.3, 1.4, 1.5)}
+    assert seen == {1.1: {0}, 1.3: set(), 1.4: {0}, 1.5: set()}
+    assert bench.until(3.0) == set()
 
 
 @pytest.mark.parametrize(
@@ -177,9 +186,11 @@ def test_what_a_server_was_to_have_done_when_it_died_is_done_by_the_next() -> No
     said: list[str] = []
     nothing = lambda *_: None  # noqa: E731
     poller, transport = SimpleNamespace(), SimpleNamespace()
-    actuators = Actuators(transport, poller, lambda what: said.append(what.fault), nothing, nothing, nothing)  # type: ignore[arg-type, union-attr]
+    actuators = Actuators(
+        1, transport, poller, lambda what: said.append(what.fault), nothing, nothing, nothing
+    )  # type: ignore[arg-type, union-attr]
     plan = FaultPlan.parse("coordinator@step=5 join:0@step=5 coordinator@step=7")
-    injection = Injection(1, plan, FABRIC, actuators)
+    injection = Injection(plan, FABRIC, actuators)
     injection.start(0.0, None)
 
     def at(step: int, commit: int, *members: int) -> list[str]:

@@ -1,6 +1,7 @@
 import pytest
 
-from bml.faults.notation import KINDS, AtOnce, AtPhase, AtStep, AtTime, Fault
+from bml.faults.kinds import KINDS
+from bml.faults.notation import AtOnce, AtPhase, AtStep, AtTime, Fault
 from bml.faults.plan import FaultPlan, Moment, due
 from bml.topology import LinkFailure, ServerFailure, SwitchFailure, UsageError, bcube
 
@@ -12,23 +13,29 @@ FABRIC = bcube(3, 2)
     [
         ("kill:4@step=20", Fault("kill", ServerFailure(4), AtStep(20))),
         ("node:4@step=20", Fault("node", ServerFailure(4), AtStep(20))),
-        ("freeze:2@step=5,for=3s", Fault("freeze", ServerFailure(2), AtStep(5), 3.0)),
+        ("freeze:2@step=5,for=3s", Fault("freeze", ServerFailure(2), AtStep(5), {"for": 3.0})),
         ("freeze:2@t=0.25s", Fault("freeze", ServerFailure(2), AtTime(0.25))),
         ("cut:4/0@t=1.5s", Fault("cut", LinkFailure(4, 0), AtTime(1.5))),
         ("blackhole:4/0@step=9", Fault("blackhole", LinkFailure(4, 0), AtStep(9))),
         ("switch:0/2@step=9", Fault("switch", SwitchFailure(0, 2), AtStep(9))),
         ("coordinator@step=12", Fault("coordinator", None, AtStep(12))),
-        ("freeze:coordinator@step=10,for=60s", Fault("freeze", None, AtStep(10), 60.0)),
+        ("freeze:coordinator@step=10,for=60s", Fault("freeze", None, AtStep(10), {"for": 60.0})),
         ("freeze:coordinator@t=2s", Fault("freeze", None, AtTime(2.0))),
         ("kill:4@step=9,phase=broadcast", Fault("kill", ServerFailure(4), AtStep(9, "broadcast"))),
         ("kill:4@step=9,phase=recovery", Fault("kill", ServerFailure(4), AtStep(9, "recovery"))),
         ("cut:4/0@phase=start", Fault("cut", LinkFailure(4, 0), AtPhase("start"))),
         ("exception:4@step=9", Fault("exception", ServerFailure(4), AtStep(9))),
         ("exit:4@phase=shutdown", Fault("exit", ServerFailure(4), AtPhase("shutdown"))),
-        ("gil:4@step=9,for=2s", Fault("gil", ServerFailure(4), AtStep(9), 2.0)),
-        ("flap:4/0@step=9,every=0.4s,for=4s", Fault("flap", LinkFailure(4, 0), AtStep(9), 4.0, 0.4)),
-        ("slow:4/1@step=8,rate=10mbit", Fault("slow", LinkFailure(4, 1), AtStep(8), rate_bit=10_000_000)),
-        ("loss:4/1@step=8,share=2.5%,for=1s", Fault("loss", LinkFailure(4, 1), AtStep(8), 1.0, share=0.025)),
+        ("gil:4@step=9,for=2s", Fault("gil", ServerFailure(4), AtStep(9), {"for": 2.0})),
+        (
+            "flap:4/0@step=9,every=0.4s,for=4s",
+            Fault("flap", LinkFailure(4, 0), AtStep(9), {"for": 4.0, "every": 0.4}),
+        ),
+        ("slow:4/1@step=8,rate=10mbit", Fault("slow", LinkFailure(4, 1), AtStep(8), {"rate": 10_000_000})),
+        (
+            "loss:4/1@step=8,share=2.5%,for=1s",
+            Fault("loss", LinkFailure(4, 1), AtStep(8), {"for": 1.0, "share": 0.025}),
+        ),
     ],
 )
 def test_notation_round_trip(text: str, fault: Fault) -> None:
@@ -48,9 +55,9 @@ def test_times_in_milliseconds_and_order_of_settings() -> None:
     [
         ("kill:4", Fault("kill", ServerFailure(4), AtOnce())),
         ("coordinator", Fault("coordinator", None, AtOnce())),
-        ("freeze:coordinator,for=3s", Fault("freeze", None, AtOnce(), 3.0)),
+        ("freeze:coordinator,for=3s", Fault("freeze", None, AtOnce(), {"for": 3.0})),
         ("switch:0/2", Fault("switch", SwitchFailure(0, 2), AtOnce())),
-        ("freeze:2,for=3s", Fault("freeze", ServerFailure(2), AtOnce(), 3.0)),
+        ("freeze:2,for=3s", Fault("freeze", ServerFailure(2), AtOnce(), {"for": 3.0})),
         ("blackhole:4/0@t=2s", Fault("blackhole", LinkFailure(4, 0), AtTime(2.0))),
     ],
 )
@@ -100,7 +107,7 @@ def test_every_example_is_right(kind: str) -> None:
         ("kill:4@step=2,t=3s", "exactly one of step=NUMBER and t=TIME"),
         ("freeze:4@for=3s", "exactly one of step=NUMBER and t=TIME"),
         ("kill:4@t=3", "'3' is no time; a time has a unit"),
-        ("kill:4@when=3s", "'when' is no setting of it"),
+        ("kill:4@when=3s", "'when' is no setting of kill"),
         ("kill:4@step=2,for=3s", "kill takes no for=TIME, it is for the rest of the job"),
         ("freeze:2,for=3s", "does not have the form kind:target@when"),
         ("gil:4@step=2", "gil needs for="),
@@ -112,7 +119,7 @@ def test_every_example_is_right(kind: str) -> None:
         ("loss:4/1@step=2,share=0%", "'0%' is no share"),
         ("loss:4/1@step=2,share=120%", "'120%' is no share"),
         ("cut:4/1@step=2,rate=1mbit", "'rate' is no setting of cut"),
-        ("flap:4/0@step=2,every=1ms", "a flap every 1ms is too fast"),
+        ("flap:4/0@step=2,every=1ms", "'1ms' is too short for a period"),
         ("kill:4@step=2,phase=lunch", "'lunch' cannot be; a phase of a step is one of compute, reduce"),
         ("kill:4@step=2,phase=start", "'start' cannot be; a phase of a step is one of compute"),
         ("kill:4@phase=reduce", "'reduce' cannot be; phase=PHASE without step=NUMBER is one of start"),

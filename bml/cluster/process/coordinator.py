@@ -7,15 +7,13 @@ them, asks where they stand, and goes on.
 from __future__ import annotations
 
 import logging
-import os
-import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from bml.cluster.server.freezing import stop_this_process
+from bml.cluster.injection.acts import COORDINATOR_ACTS
 from bml.cluster.spec.job import Contact, Contacts, JobSpec, check_contacts
 from bml.errors import UsageError
 from bml.faults import Fault, FaultPlan
@@ -247,7 +245,7 @@ class CoordinatorLoop:
             self._closed(server, channel)
             return
         if fault is not None:
-            self._suffer(fault)
+            COORDINATOR_ACTS[fault.kind].apply(fault, self._ask_launcher)
         else:
             self._handle(core.From(server, message))
 
@@ -268,11 +266,6 @@ class CoordinatorLoop:
             self._fabric.levels,
         )
 
-    def _suffer(self, fault: Fault) -> None:
-        if fault.kind == "coordinator":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if fault.kind == "freeze":
-            stop_this_process(fault.duration_s)
-            return
+    def _ask_launcher(self, fault: Fault) -> None:
         self._n_asked += 1
         self._asked.append((self._n_asked, str(fault)))  # the launcher reads it, for it can start servers

@@ -6,9 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from bml.cluster.injection.actuators import Actuators
+from bml.cluster.injection.injection import Injection
 from bml.cluster.server.arrivals import Arrivals
 from bml.cluster.server.execution import Execution
-from bml.cluster.server.injection import Actuators, Injection
 from bml.cluster.server.line import CoordinatorLine
 from bml.cluster.server.loop import ServerLoop
 from bml.cluster.server.nics import Nics
@@ -72,7 +73,7 @@ class Assembly(ServerShell):
             server, fabric, programs(spec, pages is not None), spec.timeouts(), self.peers.slice_nbytes,
             time.monotonic(), joins, int(spec.kept_mib * 2**20),
         )  # fmt: skip
-        self.injection = Injection(server, spec.fault_plan(), fabric, self._actuators(apply_to_fabric))
+        self.injection = Injection(spec.fault_plan(), fabric, self._actuators(server, apply_to_fabric))
         self.runner: StepRunner = make_runner(spec, self._step_host(), pages)
         self.execution = Execution(
             self.core, self.opened.transport, self.runner, self.peers, self.injection, self.handover,
@@ -129,9 +130,9 @@ class Assembly(ServerShell):
             read_in_place=self.arrivals.read_in_place,
         )
 
-    def _actuators(self, apply_to_fabric: Callable[[Fault], None] | None) -> Actuators:
+    def _actuators(self, server: int, apply_to_fabric: Callable[[Fault], None] | None) -> Actuators:
         return Actuators(
-            self.opened.transport, self.poller, self.line.tell, self.meeting.throw, self.dispatch,
+            server, self.opened.transport, self.poller, self.line.tell, self.meeting.throw, self.dispatch,
             self.handover.ask_to_leave, apply_to_fabric,
         )  # fmt: skip
 

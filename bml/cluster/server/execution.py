@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from bml.cluster.server.injection import Injection
+from bml.cluster.injection.injection import Injection
 from bml.cluster.server.peers import Peers
 from bml.cluster.steps.handover import Handover
 from bml.cluster.steps.meeting import Meeting

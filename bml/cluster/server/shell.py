@@ -10,8 +10,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from bml.cluster.injection.injection import Injection
 from bml.cluster.server.execution import Execution
-from bml.cluster.server.injection import Injection
 from bml.cluster.server.nics import Nics
 from bml.cluster.server.peers import Peers
 from bml.cluster.spec.trace import Trace

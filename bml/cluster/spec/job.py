@@ -14,7 +14,7 @@ import msgspec
 
 from bml.cluster.spec.trace import ServerTrace
 from bml.faults import FaultPlan
-from bml.faults.notation import KINDS
+from bml.faults.kinds import KINDS
 from bml.protocol.server.learner import KEPT_NBYTES
 from bml.protocol.timeouts import DEFAULT_DETECT_S, Timeouts
 from bml.protocol.wire.messages import Incarnation, MessageError

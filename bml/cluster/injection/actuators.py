@@ -1,0 +1,37 @@
+"""The means by which faults take effect on one server; acts get them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from bml.faults import Fault
+from bml.faults.holds import Holds
+from bml.io.poller import Poller
+from bml.protocol.server import events as ev
+from bml.protocol.wire import messages as msg
+from bml.transport.interface import Transport
+
+
+@dataclass(frozen=True)
+class Actuators:
+    """What a server lets faults do."""
+
+    server: int
+    """Its id."""
+    transport: Transport
+    """Silences NICs and stalls connections."""
+    poller: Poller
+    """Calls something later."""
+    tell: Callable[[msg.ToCoordinator], None]
+    """Sends a message to the coordinator."""
+    throw: Callable[[Exception], None]
+    """Raises an exception in the training function."""
+    dispatch: Callable[[ev.Event], None]
+    """Brings an event to the core."""
+    leave: Callable[[str], None]
+    """Asks this server to go, for a reason."""
+    apply_to_fabric: Callable[[Fault], None] | None = None
+    """Has a fault applied to real cables or machines, and waits until it is in force; None without."""
+    holds: Holds = field(default_factory=Holds, init=False)
+    """The NICs (levels) and connections (peer, level) that faults hold down at present."""

@@ -1,0 +1,34 @@
+"""The kinds of faults, for tests that go through all of them: a new one is tested without being named.
+
+A kind that the matrix leaves out stands here with the reason.
+"""
+
+from __future__ import annotations
+
+from bml.faults.kinds import KINDS
+
+NOT_IN_MATRIX = {
+    "join": "it is no fault: servers join in the phases `joining` and `giving` of the matrix",
+    "stall": "tests/cluster/test_stall_processes.py: which server reports it depends on the schedule",
+    "node": "it needs an emulated fabric: tests/fabric/test_ray_on_emulated_fabric.py",
+    "slow": "it needs an emulated fabric: tests/fabric/test_faults_on_emulated_fabric.py",
+    "loss": "it needs an emulated fabric: tests/fabric/test_faults_on_emulated_fabric.py",
+}
+MATRIX_SETTINGS = {
+    "freeze": {"for": "2s"},
+    "freeze:coordinator": {"for": "2s"},
+    "gil": {"for": "2s"},
+    "flap": {"every": "0.4s", "for": "1s"},
+}
+"""Settings that cells of the matrix give. A flap ends before it is missed, or is missed as a dead link is."""
+OF_THE_COORDINATOR = tuple(
+    written
+    for name, kind in KINDS.items()
+    for written in ([name] if not kind.target else [f"{name}:coordinator"] if kind.coordinator else [])
+)
+"""As they are written: `coordinator` and `freeze:coordinator`."""
+IN_MATRIX = tuple(
+    name for name in KINDS if name not in NOT_IN_MATRIX and name not in OF_THE_COORDINATOR
+) + tuple(OF_THE_COORDINATOR)
+OF_LINKS = tuple(name for name, kind in KINDS.items() if kind.target in ("link", "switch"))
+"""Those that strike data on links, which servers that share memory do not send."""
