@@ -13,7 +13,7 @@ DEFAULT_DETECT_S = 0.5
 _WARM_UP_S = 10.0
 _WARM_UP_STEPS = 2
 """Until so many steps are committed, training functions do things for the first time: they import, initialise
-devices, compile. That may keep Python's interpreter lock, without which nothing goes out, for seconds."""
+devices, compile. That may hold Python's interpreter lock for seconds, and nothing is sent without it."""
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,15 @@ class Timeouts:
 
     detect_s: float
     heartbeat_s: float
-    #: Evidence that is proof (a process is gone) is acted on after this: only its echoes are awaited.
+    #: A proof (a process is gone) is acted on after this time, in which other servers notice the same death.
     proof_window_s: float
-    #: Suspicions by silence are gathered for this long.
+    #: Suspicions of silence are gathered for this long before they are diagnosed.
     silence_window_s: float
     #: A server that does not answer the coordinator for this long counts as failed, if another suspects it.
     answer_s: float
     #: A connection that cannot be made within this counts as lost.
     connect_s: float
-    #: During the first steps (_WARM_UP_STEPS) silence is borne, and an answer awaited, for this long.
+    #: During the first steps (_WARM_UP_STEPS) silence is tolerated, and an answer awaited, for this long.
     warm_up_s: float
     #: At start-up every server must have appeared within this.
     start_s: float
@@ -66,17 +66,17 @@ class Timeouts:
         return made
 
     def patience_s(self, committed: int) -> float:
-        """How much silence is borne, whatever the detector says, when so many steps are committed."""
+        """How much silence is tolerated, whatever the detector says, when so many steps are committed."""
         return self.warm_up_s if committed < _WARM_UP_STEPS else 0.0
 
     @property
     def longest_answer_s(self) -> float:
-        """How long an answer is awaited of a server whose heartbeats come: it lives, and is busy."""
+        """How long an answer is awaited of a server whose heartbeats arrive: it is alive, and busy."""
         return MOST_PATIENT * self.answer_s
 
     @property
     def longest_connect_s(self) -> float:
-        """The same for a call."""
+        """How long a server whose heartbeats arrive may refuse no connection and accept none."""
         return MOST_PATIENT * self.connect_s
 
     def check(self) -> None:

@@ -15,11 +15,11 @@ State table:
     any        too few servers, a training error        stopped    Abort to all
     steady     a joiner waits, a learner has caught up  freezing   as after evidence: the next view has it
     steady     every contributor is done                stopped    Shutdown to all
-    any        a change, all who are left are done      stopped    Shutdown to them
-    any        Deposed: a successor is at work          stopped    nothing more is said to anybody
+    any        a change, all left in it are done        stopped    Shutdown to them
+    any        Deposed: a successor is at work          stopped    sends nothing more
 
-A new coordinator starts in `gathering` too: start-up and takeover are one path. Nobody is put out before a
-view without him is in force: if its members turn out to be dead, it is the others who go on.
+A new coordinator starts in `gathering` too: start-up and takeover are one path. No server is evicted before a
+view without it is in force: if the members of that view turn out to be dead, the other servers go on.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Agreement:
     """See the module's text; arguments as of bml.protocol.coordinator.core.Coordinator.
 
     `statuses` are the answers while it gathers, `ballot` is the next view while it is frozen or proposed.
-    Answers are due at `answer_by` of servers that others suspect, at `last_answer_by` of the rest: a server
-    whose heartbeats are heard lives, and is only busy.
+    A server that others suspect has to answer by `answer_by`, the rest by `last_answer_by`: a server whose
+    heartbeats are heard is alive, and only busy.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Agreement:
 
     @property
     def awaited(self) -> list[int]:
-        """The servers without whose answer nothing goes on."""
+        """The servers whose answers are needed to go on."""
         if self.ballot is not None:
             return self.ballot.silent
         if self.state == "gathering":
@@ -95,7 +95,7 @@ class Agreement:
         return self.state in ("gathering", "freezing", "proposing")
 
     def awake(self, now: float) -> None:
-        """The coordinator runs: a pause of its own is not held against those whose answers it awaits."""
+        """The coordinator runs: if it paused, extend the time in which servers have to answer."""
         gap_s, self._awake_at = now - self._awake_at, now
         late_s = gap_s - self._timeouts.heartbeat_s
         if self._waits and late_s > 0:
@@ -103,9 +103,9 @@ class Agreement:
             self.answer_by = min(self.answer_by + forgiven_s, self.last_answer_by)
 
     def overdue(self, now: float) -> dict[int, str]:
-        """The servers whose answers are awaited no longer, and why.
+        """The servers whose answers are not awaited any longer, and why.
 
-        To be asked at a Tick: what has come in while the coordinator did not run is read by then.
+        To be asked at a Tick: messages that came in while the coordinator did not run have been read by then.
         """
         if not self._waits or now < self.answer_by:
             return {}
@@ -122,7 +122,7 @@ class Agreement:
         self.answer_by, self.last_answer_by = now + for_s, now + max(for_s, longest_s)
 
     def again(self, server: int) -> list[Instruction]:
-        """What a server that reconnects may have missed; Evict is said again to its Status."""
+        """The messages that a server which reconnects may have missed; Evict answers its Status again."""
         returned = self.returned([server])
         if self.ballot is None or server not in self.ballot.members:
             return returned
@@ -156,11 +156,11 @@ class Agreement:
         return self.change(now)
 
     def postponed(self, now: float) -> float | None:
-        """Until when the evidence is not acted on yet, as some of it may be withdrawn; None: act.
+        """Until when to wait before acting on the evidence, as some of it may be withdrawn; None: act.
 
-        A silence that was noticed just now may be over with the next heartbeat. If all others are explained
-        by fewer failures it is awaited, lest a server that has only missed some is put out with one that is
-        dead.
+        A silence that was noticed just now may be over with the next heartbeat. If fewer failures explain all
+        other evidence, that heartbeat is awaited, lest a server that has only missed some is evicted together
+        with a dead one.
         """
         damaged = self._fabric.without(*(self.known.view.failures if self.known.view else ()))
         evidence, older = self.findings.evidence(damaged), self.findings.evidence(damaged, now)
@@ -171,17 +171,17 @@ class Agreement:
         return min(until_s, now + self._timeouts.heartbeat_s) if more else None
 
     def _is_void(self, suspicion: Suspicion) -> bool:
-        """Whether a peer was not heard because the view had not reached it: it lives, and waits for one."""
+        """Whether the peer was silent because the view had not reached it: it is alive, and waits for it."""
         known = self.ballot.statuses if self.ballot else self.statuses
         status = known.get(suspicion.peer)
         outside = status is not None and epoch_of(status.installed) < epoch_of(self.known.view)
         return suspicion.peer != suspicion.observer and outside
 
     def excludes(self, suspect: msg.Suspect) -> bool:
-        """Whether the view that is agreed on, or else the one in force, is without what is suspected.
+        """Whether the view that is being agreed on, or else the one in force, excludes the suspected part.
 
-        Who acts on a view before the others closes its connections over a NIC that is out of it, and they see
-        that in the view before.
+        A server that acts on a view before the others closes its connections over a NIC that the view
+        excludes, and the others see that in the view before.
         """
         view = self.ballot.next if self.ballot is not None else self.known.view
         return view is not None and not counts_as_alive(self._fabric.without(*view.failures), suspect)
@@ -201,7 +201,7 @@ class Agreement:
         self.rest_if_steady()
         next_ = derive_next_view(self._fabric, self.known.view, self._absent, self.findings, self.joiners)
         if next_.members and self.ending.done(next_.contributors):
-            return self._finish()  # whoever is left needs no view
+            return self._finish()  # the servers that are left need no view
         shortage = self.known.shortage(next_.contributors)
         if shortage:
             return self.abort("too-few", f"{shortage}. {next_.reason}")
@@ -217,7 +217,7 @@ class Agreement:
         self.statuses = {}
         self.state = "freezing"
         self.findings.act_at = None
-        self.findings.stale.clear()  # whoever is asked now is told
+        self.findings.stale.clear()  # the servers that are asked now will get a view
         return self._ask(ballot, now)
 
     def _ask(self, ballot: Ballot, now: float) -> list[Instruction]:
@@ -235,14 +235,14 @@ class Agreement:
         return self.change(now) if news else []
 
     def heal(self, now: float) -> list[Instruction]:
-        """Use again what has worked for long enough, once nothing else is the matter."""
+        """Use parts again that have worked for long enough, unless there is other evidence to act on."""
         findings = self.findings
         if self.state != "steady" or self.known.view is None or findings.fresh or not findings.trusted:
             return []
         return self.change(now) if findings.heal(self._fabric, self.known.view.failures) else []
 
     def evict(self, servers: Iterable[int]) -> list[Instruction]:
-        """Tell those that are out, now and whenever they appear again: they would wait for ever."""
+        """Tell servers that are in no view, now and whenever they appear again: they would wait for ever."""
         asked = self.ballot.members if self.ballot else ()
         members = {*self.known.members, *asked}
         evict = msg.Evict(self.term, self.known.epoch, self.reason or "a view without it is in force")
@@ -287,14 +287,14 @@ class Agreement:
         return self.ending.tell_returned(servers, present)
 
     def rest_if_steady(self) -> None:
-        """There may be less evidence than before."""
+        """Forget the time to act if no evidence is left."""
         if self.state == "steady":
             self.findings.rest()
 
     # --- the end ---------------------------------------------------------------------------------
 
     def check_done(self) -> list[Instruction]:
-        """End the job if all who contribute are done."""
+        """End the job if all contributors are done."""
         if self.state != "steady" or not self.ending.done(self.known.contributors):
             return []
         return self._finish()
@@ -304,7 +304,7 @@ class Agreement:
         return self.ending.finish()
 
     def abort(self, kind: str, text: str, server: int = -1) -> list[Instruction]:
-        """It cannot go on; see messages.ABORT_KINDS."""
+        """The job cannot go on; see messages.ABORT_KINDS."""
         self.stop()
         return self.ending.abort(kind, text, server)
 

@@ -1,4 +1,4 @@
-"""The next view while it is being agreed on: who is to be in it, who has answered, what they said."""
+"""The next view while it is being agreed on: its members, their answers, and the proposal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Ballot:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Whose answers are needed."""
+        """The servers whose answers are needed."""
         return self.next.members
 
     def incarnation(self, server: int) -> Incarnation | None:
@@ -36,12 +36,12 @@ class Ballot:
 
     @property
     def silent(self) -> list[int]:
-        """Whose answer is missing: the status, then the acceptance of the proposal."""
+        """The members whose answer is missing: the status, then the acceptance of the proposal."""
         answered = self.statuses.keys() if self.proposal is None else self.accepted
         return [server for server in self.members if server not in answered]
 
     def question(self, term: int) -> msg.Freeze | msg.Propose:
-        """What the members are asked now by the coordinator of this term."""
+        """The message to the members now, from the coordinator of this term."""
         if self.proposal is None:
             return msg.Freeze(term, self.next.epoch, self.next.reason)
         return msg.Propose(term, self.proposal)
@@ -49,9 +49,10 @@ class Ballot:
     def decide(self, old: View | None, abandoned: Container[View] = ()) -> View:
         """The view to propose, now that every member has said where it stands; `old` is the newest known.
 
-        The coordinator has `abandoned` these proposals of its own before all had accepted them. They bind
-        nobody, and may be without a server that is asked now and was not complete. What they were made of
-        still counts: whoever accepted one of them had accepted `old` before, if that was ever in force.
+        The coordinator has `abandoned` these proposals of its own before all members had accepted them. They
+        do not bind it, and may be without a server that is asked now and was not complete. The statuses that
+        they were made of still count: a server that accepted one of them had accepted `old` before, if that
+        was ever in force.
         """
         known = [
             structs.replace(status, accepted=None) if status.accepted in abandoned else status

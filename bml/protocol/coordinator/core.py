@@ -1,8 +1,8 @@
-"""The coordinator: gathers evidence, decides views, and holds nothing that the servers do not hold.
+"""The coordinator: it gathers evidence and decides views, and holds nothing that the servers do not hold.
 
-Here stands what every event and every message means to it; how it brings the servers to a view, with the
-table of its states, stands in agreement.py. docs/explanation/protocol.md and member.py say why the
-decision is safe.
+`Coordinator.handle` takes every event, and returns instructions to its shell. This module says what each
+event and message means. agreement.py has the state table: how the servers are brought to one view.
+docs/explanation/protocol.md says why the decision is safe.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Coordinator:
     a view must have more than half of the members of the one before. `absent` servers are not there from the
     beginning, and may join.
 
-    What a server says counts once its Status has come over the connection that it says it on: before that, a
-    new coordinator does not know the view that it speaks of, nor that it is a member.
+    A message of a server counts once the server's Status has come over the same connection. Before that, a
+    new coordinator does not know the view that the message is about, nor that the server is a member.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Coordinator:
         self._agreement = Agreement(fabric, term, timeouts, min_servers, now, absent)
         self._known, self._findings = self._agreement.known, self._agreement.findings
         self._joiners, self._ending = self._agreement.joiners, self._agreement.ending
-        self._early: dict[int, list[msg.ToCoordinator]] = {}  # what came before the Status
+        self._early: dict[int, list[msg.ToCoordinator]] = {}  # messages that came before the Status
 
     @property
     def state(self) -> str:
@@ -67,7 +67,7 @@ class Coordinator:
 
     @property
     def view(self) -> View | None:
-        """The newest view that is known, whose decisions count."""
+        """The newest known view: its decision counts."""
         return self._known.view
 
     @property
@@ -77,12 +77,12 @@ class Coordinator:
 
     @property
     def contributors(self) -> tuple[int, ...]:
-        """The members without those that only learn."""
+        """The members without the learners."""
         return self._known.contributors
 
     @property
     def awaited(self) -> list[int]:
-        """The servers without whose answer nothing goes on."""
+        """The servers whose answers are needed to go on."""
         return self._agreement.awaited
 
     @property
@@ -92,7 +92,7 @@ class Coordinator:
 
     @property
     def suspicions(self) -> list[str]:
-        """Who is suspected by whom and why, in words."""
+        """All deaths and suspicions, in words."""
         return self._findings.texts
 
     def next_deadline(self, now: float) -> float:
@@ -106,7 +106,7 @@ class Coordinator:
         self._agreement.awake(now)
         match event:
             case Connected(server):
-                # It says again what it still suspects.
+                # The server repeats the suspicions that it still has.
                 self._findings.forget(lambda each: each.observer == server)
                 self._agreement.rest_if_steady()
                 self._early[server] = []
@@ -137,11 +137,11 @@ class Coordinator:
         return self._lost(server, why, now)
 
     def _unreached(self, server: int, why: str, for_s: float, now: float) -> list[Instruction]:
-        """A member whose neighbours hear it lives: it is called for longer before it counts as gone."""
+        """A member whose neighbours hear it is alive: it is called for longer before it counts as gone."""
         if self.view is None:
-            return []  # it may still import what its training function needs
-        lives = server in self.members and not self._findings.suspects(server)
-        longest_s = self._timeouts.longest_connect_s if lives else self._timeouts.connect_s
+            return []  # it may still import modules that its training function needs
+        is_heard = server in self.members and not self._findings.suspects(server)
+        longest_s = self._timeouts.longest_connect_s if is_heard else self._timeouts.connect_s
         return self._gone(server, why, now) if for_s > longest_s else []
 
     def _lost(self, server: int, why: str, now: float) -> list[Instruction]:
@@ -184,7 +184,7 @@ class Coordinator:
         return self._agreement.heal(now) or self._agreement.grow(now)
 
     def _overdue(self, now: float) -> list[Instruction]:
-        """Go on without those whose answers are awaited no longer."""
+        """Go on without the servers that have not answered in time."""
         late = self._agreement.overdue(now)
         if not late:
             return []
@@ -196,7 +196,7 @@ class Coordinator:
     # --- gathering: start-up and takeover --------------------------------------------------------
 
     def _learn(self, status: msg.Status, now: float) -> bool:
-        """Take over what another coordinator did. Returns whether there was anything new."""
+        """Take over the views and promises of other coordinators. Returns whether there was anything new."""
         was_first = self.view is None
         news = self._known.learn(status)
         if was_first and self.view is not None:
@@ -219,7 +219,7 @@ class Coordinator:
         return [*told, *self._answer(status, news, now)]
 
     def _answer(self, status: msg.Status, news: bool, now: float) -> list[Instruction]:
-        """What follows from the Status of a server that is a member, or was one."""
+        """React to the Status of a server that is a member, or was one."""
         if self.state == "gathering":
             self._agreement.statuses[status.server] = status
             return self._agreement.gathered(now)
@@ -336,7 +336,7 @@ class Coordinator:
                 return []  # for the shell alone
 
     def _leaves(self, server: int, why: str, now: float) -> list[Instruction]:
-        """It was asked to go: nothing of it is in the step that comes, nobody need wait to find out."""
+        """A server was asked to leave: its contribution is not in the next step, so act at once."""
         self._joiners.drop(server)
         if server not in self.members:
             return self._agreement.evict([server])
@@ -353,7 +353,7 @@ class Coordinator:
     def _ended(self, server: int, outcome: str, error: str, now: float) -> list[Instruction]:
         if outcome == "failed" and server in self.contributors:
             return self._agreement.abort("training", error, server)
-        if outcome == "failed" and server in self.members:  # a learner is the loss of nobody
+        if outcome == "failed" and server in self.members:  # a learner: the job goes on without it
             return self._leaves(server, error, now)
         if self._agreement.ballot is not None and server in self._agreement.ballot.newcomers:
             self._joiners.drop(server)

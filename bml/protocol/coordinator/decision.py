@@ -1,4 +1,4 @@
-"""Commit or try again: what follows from where all survivors stand.
+"""The decision of a view: whether the last step is committed or tried again.
 
 docs/explanation/protocol.md says why the decision is safe.
 """
@@ -24,7 +24,7 @@ def epoch_of(view: View | None) -> int:
 
 
 def counts_as_alive(fabric: Fabric, suspicion: Suspicion | msg.Suspect) -> bool:
-    """Whether what is suspected still counts as alive."""
+    """Whether the suspected part still counts as alive on this fabric."""
     observer, peer, level = suspicion.observer, suspicion.peer, suspicion.level
     if observer not in fabric.servers or not fabric.nic_alive(observer, level):
         return False
@@ -40,9 +40,9 @@ def newest_epoch(statuses: Iterable[msg.Status], old: View | None) -> int:
 def final_everywhere(statuses: Iterable[msg.Status], commit: int, old: View | None = None) -> Spans:
     """The elements of step commit + 1 that are final on all of them, in the newest view that any knows.
 
-    Only a step whose contributors stay may keep them: that is the caller's to know. None if they are less
-    than half: to go on takes copies of what is left of input and output, beside the memory of the try before,
-    and a step may take no more than two vectors in all.
+    Only a step whose contributors stay may keep them, which the caller checks. Returns none if they are less
+    than half: to go on takes copies of the rest of input and output, beside the memory of the try before, and
+    a step may take no more than two vectors in all.
     """
     known = list(statuses)
     newest = newest_epoch(known, old)
@@ -54,17 +54,17 @@ def final_everywhere(statuses: Iterable[msg.Status], commit: int, old: View | No
 
 
 def decide(statuses: Iterable[msg.Status], old: View | None = None) -> int:
-    """The step that is committed as of the next view, given where every survivor stands.
+    """The step that is committed as of the next view, given the status of every survivor.
 
-    `old` is the newest view that the coordinator knows. Of what it has proposed itself, and given up before
-    all had accepted it, the statuses must say nothing: that was never in force, and never will be.
+    `old` is the newest view that the coordinator knows. The statuses must not name proposals that it has
+    abandoned before all members had accepted them: those were never in force, and never will be.
 
     If any survivor committed a step, then all were complete: all commit it. If all are complete, all
     commit. Else the step is tried again. A step counts as complete only under the newest view that any
     survivor knows: an older one's outputs have other contributors.
     """
     known = list(statuses)
-    assert known, "nobody survived, nothing is to be decided"
+    assert known, "no server has survived, so there is nothing to decide"
     newest = newest_epoch(known, old)
     views = [old, *(view for status in known for view in (status.installed, status.accepted))]
     binding = (view.commit for view in views if view is not None and view.epoch == newest)

@@ -1,4 +1,4 @@
-"""How a job ends for a coordinator, and what it goes on telling those who come late."""
+"""The end of a job as its coordinator brings it about, and the answers to servers that appear after it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class Ending:
     def ended(self, server: int, outcome: str, step: int) -> bool:
         """A training function has ended, its last result being that of `step`; returns whether that is news.
 
-        It is if nobody returned as early: one whom nobody need wait for is enough, as in the end all return.
+        It is news if no server returned as early: one server that need not be awaited is enough to name, as
+        in the end all return.
         """
         self.outcomes[server] = outcome
         if outcome != "done" or server in self._returned:
@@ -42,7 +43,7 @@ class Ending:
         self._returned = {each: self._returned[each] for each in members if each in self._returned}
 
     def tell_returned(self, servers: Iterable[int], contributors: Iterable[int]) -> list[Instruction]:
-        """Tell these which contributor returned first: nobody need wait for it in a later step."""
+        """Tell these servers which contributor returned first: it need not be awaited in a later step."""
         returned = ((self._returned[each], each) for each in contributors if each in self._returned)
         first = min(returned, default=None)
         if first is None:
@@ -60,12 +61,12 @@ class Ending:
         return self._tell(abort, Finished(abort))
 
     def deposed(self, term: int) -> list[Instruction]:
-        """A successor with this term is at work: nothing more is said to anybody."""
+        """A successor with this term is at work: this coordinator sends nothing more."""
         self._final_message = None
         return [Finished(None, deposed_by=term)]
 
     def late(self, event: Event) -> list[Instruction]:
-        """After the end: whoever still appears is told."""
+        """After the end: tell every server that still appears."""
         match event:
             case Connected(server) if self._final_message:
                 return [Post(server, self._final_message)]

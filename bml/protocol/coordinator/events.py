@@ -1,4 +1,4 @@
-"""What can happen to a coordinator, and what it can ask its shell to do."""
+"""The events of a coordinator, and the instructions that it returns to its shell."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Gone:
 
 @dataclass(frozen=True)
 class Unreached:
-    """A server could not be called for so many seconds. Nobody refused the calls, so it may only be busy."""
+    """A server could not be called for so many seconds. No call was refused, so it may only be busy."""
 
     server: int
     why: str

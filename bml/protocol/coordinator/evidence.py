@@ -1,4 +1,4 @@
-"""What speaks for and against parts of the fabric, as a coordinator gathers it, and when that is acted on."""
+"""The evidence about parts of the fabric, as a coordinator gathers it, and the time to act on it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Pair = tuple[int, int, int]
 
 
 class Findings:
-    """Deaths, suspicions, parts that work again. `fresh`: there are some that no view has answered yet."""
+    """Deaths, suspicions, and parts that work again. `fresh`: some of it is newer than the view in force."""
 
     def __init__(self, timeouts: Timeouts, now: float):
         self.dead: dict[int, str] = {}
@@ -41,17 +41,17 @@ class Findings:
         return bool(self._suspicions)
 
     def suspects(self, server: int) -> bool:
-        """Whether anybody else suspects this server; if not, those that hear its heartbeats hear them."""
+        """Whether another server suspects this one; if none does, its neighbours hear its heartbeats."""
         return any(peer == server != observer for observer, peer, _ in self._suspicions)
 
     @property
     def texts(self) -> list[str]:
-        """All of it, in words."""
+        """All deaths and suspicions, in words."""
         said = [f"server {server}: {why}" for server, why in sorted(self.dead.items())]
         return said + [each.why for _, each in sorted(self._suspicions.items())]
 
     def note(self, now: float, window_s: float, silent_s: float = 0.0) -> None:
-        """There is news, of something that was silent so long: act on it when the window is over."""
+        """There is new evidence, after a silence of `silent_s`: act on it when the window is over."""
         if not self.fresh:
             self.fresh = True
             self.since_s = now
@@ -60,7 +60,7 @@ class Findings:
         self.act_at = act_at if self.act_at is None else min(self.act_at, act_at)
 
     def note_proof(self, now: float) -> None:
-        """There is proof: only its echoes are awaited."""
+        """There is proof: wait only until other servers have noticed the same death."""
         self.note(now, self._timeouts.proof_window_s)
 
     def suspect(self, message: msg.Suspect) -> None:
@@ -74,7 +74,7 @@ class Findings:
         """The suspicion is news; those of other observers are awaited."""
         key = message.observer, message.peer, message.level
         self._noted_at[key] = now if message.kind == "silence" else -inf
-        # What takes a while to be noticed is not noticed by all at the same time.
+        # Silence and stalls are not noticed by all servers at the same time.
         slow = message.kind in ("silence", "stall")
         window_s = self._timeouts.silence_window_s if slow else self._timeouts.proof_window_s
         self.note(now, window_s, message.silent_s)
@@ -83,11 +83,11 @@ class Findings:
         return now - self._noted_at.get(key, -inf) < self._timeouts.heartbeat_s
 
     def noticed_s(self, now: float) -> float:
-        """How long it took, from the silence on, to come to act."""
+        """How long detection took: from the silence until now, in seconds."""
         return now - self.since_s + self._silent_s if self.fresh else 0.0
 
     def evidence(self, fabric: Fabric, settled_at: float | None = None) -> Evidence:
-        """What is to be diagnosed on this fabric; with a time, without the silences that were news then."""
+        """The evidence to diagnose on this fabric; `settled_at`: without silences that were new then."""
         suspicions = tuple(
             each
             for key, each in sorted(self._suspicions.items())
@@ -96,7 +96,7 @@ class Findings:
         return Evidence({s: why for s, why in self.dead.items() if s in fabric.servers}, suspicions)
 
     def forget_deaths(self, members: Container[int]) -> None:
-        """That servers outside the view are gone is no news."""
+        """Forget deaths of servers outside the view."""
         self.dead = {server: why for server, why in self.dead.items() if server in members}
 
     def forget(self, past: Callable[[Suspicion], bool]) -> None:
@@ -104,7 +104,7 @@ class Findings:
         self._suspicions = {key: each for key, each in self._suspicions.items() if not past(each)}
 
     def answered(self, view: msg.View, fabric: Fabric) -> None:
-        """A view is in force, and with it this damaged fabric: keep what they do not answer."""
+        """A view is in force on this damaged fabric: keep the evidence that it does not explain."""
         self.trusted.clear()  # servers listen anew in every view
         self.healed = frozenset()
         self.forget_deaths(view.members)

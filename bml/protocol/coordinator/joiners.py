@@ -1,4 +1,4 @@
-"""Who wants to join, and how far those who learn have come: what the coordinator knows besides its views."""
+"""The coordinator's list of joiners: servers that wait to be let in, and the progress of learners."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class Joiners:
         self._need_state: set[int] = set()
 
     def asks_to_join(self, incarnation: Incarnation) -> None:
-        """A server in an incarnation that is in no view wants to be let in."""
+        """A join request: a server, in an incarnation that is in no view, wants to be let in."""
         self._waiting[incarnation.server] = incarnation
 
     @property
     def waiting(self) -> tuple[int, ...]:
-        """Who stands outside, wanting in."""
+        """The servers that wait to be let in."""
         return tuple(sorted(self._waiting))
 
     def waits(self, server: int) -> bool:
-        """Whether it stands outside."""
+        """Whether this server waits to be let in."""
         return server in self._waiting
 
     def drop(self, server: int) -> None:
@@ -68,7 +68,7 @@ class Joiners:
     def reached(
         self, admitted: Mapping[int, Incarnation], members: Iterable[int], failures: Iterable[Failure]
     ) -> dict[int, Incarnation]:
-        """Those of `admitted` who are among the next members; the others wait on."""
+        """The `admitted` servers that are among the next members; the others go on waiting."""
         inside = {*members}
         for server in admitted.keys() - inside:
             self._out_of_reach[server] = frozenset(map(str, failures))
@@ -83,7 +83,7 @@ class Joiners:
         return frozenset(self._need_state.intersection(view.learners) if view else ())
 
     def settle(self, view: View) -> None:
-        """A view is in force: who is in it waits no more, and who still learns must say so again."""
+        """A view is in force: its members wait no more, and its learners must report their progress again."""
         for incarnation in view.joined:
             if self._waiting.get(incarnation.server) == incarnation:
                 del self._waiting[incarnation.server]
@@ -92,10 +92,10 @@ class Joiners:
 
 
 def works_again(fabric: Fabric, standing: Iterable[str], admitted: Iterable[int]) -> frozenset[str]:
-    """What counts as dead no more when these are let in: they, and their links if they had none left.
+    """The failures that end when these servers are let in: theirs, and those of their links if all were dead.
 
-    That their links were dead is known of an earlier incarnation. A server without any could not even show
-    that they work. If they do not, that will be noticed as it was before.
+    Their links were found dead in an earlier incarnation. A server without any link could not even show that
+    they work. If they do not, that will be noticed as it was before.
     """
     back = {f"server:{server}" for server in admitted}
     left = fabric.without(*(part for part in standing if part not in back))

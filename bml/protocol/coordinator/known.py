@@ -1,4 +1,4 @@
-"""The views that a coordinator knows of: its own, and what the servers say of those before it."""
+"""The views that a coordinator knows: its own, and those of earlier coordinators that servers report."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from bml.protocol.wire.messages import Incarnation, View
 
 
 class KnownViews:
-    """`view` is the newest, whose decisions count; `epoch` is the highest that anybody has promised.
+    """All known views. `view` is the newest: its decision counts. `epoch` is the highest promised one.
 
-    `committed` is the last step of which it is known that it is. `first` are the servers that are to be in
+    `committed` is the last step that is known to be committed. `first` are the servers that are to be in
     the first view. With fewer than `min_servers` no view may be; None: it must have more than half of the
     contributors of the one before.
     """
@@ -23,7 +23,7 @@ class KnownViews:
         self._first = first
         self._chosen: View | None = None  # the newest one known to be in force
         self.abandoned: set[View] = set()
-        """What this coordinator has proposed since the last view that was accepted by all."""
+        """Proposals of this coordinator since the last view that all members accepted."""
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -32,15 +32,16 @@ class KnownViews:
 
     @property
     def contributors(self) -> tuple[int, ...]:
-        """The members without those that only learn."""
+        """The members without the learners."""
         return self.view.contributors if self.view else self._first
 
     def shortage(self, left: tuple[int, ...]) -> str:
         """Why these contributors may not go on alone, "" if they may.
 
-        What counts is the newest view that is known to be in force: one that was only accepted by some may
-        never have been, and then the rest is free to go on with another coordinator. More than half of its
-        contributors are needed, and a learner that is to contribute from now on is none of them.
+        The majority is counted in the newest view that is known to be in force. A view that only some members
+        accepted may never have been, and then the other members are free to go on with another coordinator.
+        More than half of its contributors are needed; a learner that is to contribute from now on is none of
+        them.
         """
         old = self._chosen.contributors if self._chosen else self._first
         if self.min_servers is not None:
@@ -56,12 +57,12 @@ class KnownViews:
         return self.view.incarnation(server) if self.view else None
 
     def learn(self, status: msg.Status) -> bool:
-        """Take over what another coordinator did: newer promises and views. Returns whether there was any."""
+        """Take over newer promises and views of other coordinators. Returns whether there were any."""
         news = status.promised > self.epoch
         self.epoch = max(self.epoch, status.promised)
         self.committed = max(self.committed, status.committed)
         for view in (status.installed, status.accepted):
-            # One of ours that is not in force yet may never be: only we could have said so.
+            # A proposal of this coordinator is in force only when it says so itself.
             if view is not None and view not in self.abandoned and view.epoch > epoch_of(self.view):
                 self.view = view
                 news = True

@@ -1,4 +1,4 @@
-"""The next view as it follows from the evidence: who is to be in it, what is broken, and why."""
+"""The next view as it follows from the evidence: its members, the failures, and the reason."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from bml.topology import Fabric, ServerFailure
 
 @dataclass(frozen=True)
 class NextView:
-    """What the next view is to say; `members` are empty if the evidence leaves nobody.
+    """The next view without its decision; `members` are empty if the evidence leaves no server.
 
-    `newcomers` are let in by it. `reason` is the evidence in words, `news` also tells what is good.
+    `newcomers` are let in by it. `reason` is the evidence in words; `news` has recoveries and joins, too.
     """
 
     reason: str
@@ -55,9 +55,9 @@ def derive_next_view(
     findings: Findings,
     joiners: Joiners,
 ) -> NextView:
-    """What follows `view` on the whole `fabric`; before there is one, servers are `absent`.
+    """The view that follows `view` on the whole `fabric`; in the first view servers are `absent`.
 
-    Joiners that it does not reach are noted in the joiners.
+    Joiners that it does not reach are noted in `joiners`.
     """
     standing = tuple(f"server:{server}" for server in sorted(absent))
     if view is not None:

@@ -1,4 +1,4 @@
-"""When a job gets another coordinator, and under which term: what its launcher decides.
+"""The launcher's decision when a job gets another coordinator, and under which term.
 
 State table of the coordinator that was started last, as the launcher sees it:
 
@@ -6,16 +6,17 @@ State table of the coordinator that was started last, as the launcher sees it:
     --------  -------------------------------------------------  --------  ------------------------------
     starting  a sign of life                                     working
     starting  none within `starts_s`                             ended     it is killed
-    working   no sign of life for too long (bml.faults.detector)     ended     it is killed: it may be stopped
+    working   no sign of life for too long (see                  ended     it is killed: it may be stopped
+             bml.faults.detector)
     any       its process ended, or its term is not the highest  ended
     any       it ended after it had ended the job                over
     ended     its pause is over                                  starting  a successor is started
-    ended     _MOST_FAILURES in a row came to nothing           over      the job is given up
+    ended     _MOST_FAILURES in a row failed                     over      the job is given up
 
 Terms are counted and never read from a clock, which may step back. A coordinator that a server deposes for
-the sake of a higher term says so, and its successor gets a term above that. Only the launcher starts
-coordinators, so only the one that it started last is ever replaced: an older one that was stopped and wakes
-has a lower term, is deposed and ends, and nobody answers it with another.
+a higher term reports that term, and its successor gets a term above it. Only the launcher starts
+coordinators, so only the one that it started last is ever replaced. An older one that was stopped and wakes
+has a lower term: it is deposed and ends, and the launcher starts no other for it.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from typing import NamedTuple
 from bml.faults import Detector
 from bml.protocol.timeouts import Timeouts
 
-#: A coordinator that has brought all servers to one view, or has ended the job, has come to something.
+#: A coordinator that has brought all servers to one view, or has ended the job, has succeeded.
 _SUCCEEDED = ("steady", "stopped")
 _MOST_FAILURES = 10
 _LEAST_PAUSE_S, _MOST_PAUSE_S = 0.05, 1.0
-#: Who is replaced for its silence again and again may only be slow: each time it may be silent twice as long,
-#: until one has given signs of life for so many `detect_s`. That one came to something says less: those that
-#: come to something and are silent then, one after the other, would be replaced as fast for ever.
+#: Coordinators that are replaced for their silence again and again may only be slow: each may be silent twice
+#: as long as the one before, until one has given signs of life for so many `detect_s`. That one has succeeded
+#: is no reason: coordinators that succeed and then fall silent would be replaced as fast for ever.
 _MOST_DOUBLED = 3
 _TRUSTED_AFTER = 64
 _LINK = (0, 0)
@@ -85,7 +86,7 @@ class Succession:
         return self._state == "over"
 
     def look(self, now: float) -> Order | None:
-        """What is to be done now. A Start counts as done, and so does a Kill."""
+        """Return the order to carry out now, if any. It counts as carried out."""
         if self._state == "ended" and self._n_failed >= _MOST_FAILURES:
             self._state = "over"
             return GiveUp(f"{_MOST_FAILURES} coordinators in a row failed; the last {self._why}")
@@ -119,13 +120,13 @@ class Succession:
             self._silenced = 0
 
     def said(self, term: int, state: str, highest: int) -> None:
-        """What a coordinator says of itself: its state, and the highest term that it has heard of."""
+        """A coordinator reports its state, and the highest term that it has heard of."""
         self._highest = max(self._highest, highest)
         if term == self.term and state in _SUCCEEDED:
             self._n_failed = 0
 
     def ended(self, term: int, why: str, now: float, done: bool = False) -> None:
-        """A coordinator is no more, or is none any more; `done`: it had ended the job, and has told all."""
+        """A coordinator's process is gone, or it was deposed; `done`: it had ended the job before."""
         if term == self.term and self._state in ("starting", "working"):
             self._state, self._why = "over" if done else "ended", why
             late = self._n_failed - 2  # the first successor starts at once

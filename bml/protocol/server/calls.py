@@ -1,8 +1,9 @@
-"""What the users call in a step: told to the neighbours, so that whoever calls another thing is found.
+"""The calls that training functions make in a step: all must make the same, and a difference is found.
 
 Every frame carries a signature of its sender's call, and of its place in the program. A server that meets
-another signature than its own has found a conflict, and from what the neighbours said it can say in words
-what they called. They say it when the call is another one than before: every place would be a frame a step.
+another signature than its own has found a conflict. Neighbours also tell each other their calls in words, so
+that the error can name both. They do so when the call differs from the one before: to announce every place in
+the program would take a frame a step.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _TEXTS_KEPT = 8
 
 
 class Calls:
-    """What is called on `server` and on its neighbours; `conflict`: it is not the same."""
+    """The calls on `server` and on its neighbours; `conflict` is the error to raise when they differ."""
 
     def __init__(self, server: int):
         self.conflict: StepMismatch | None = None
@@ -35,10 +36,10 @@ class Calls:
     def announce(
         self, submit: Submit, links: Iterable[tuple[int, int]], learners: Container[int], shown: bool
     ) -> list[SendText]:
-        """Tell the neighbours what the user called, whenever it is not what he called before.
+        """Tell the neighbours the call of this server, if it differs from the one before.
 
-        Learners are told in every step, as it is what lets them take part; nobody else is told when it is
-        `shown` to all, in memory that they share.
+        Learners are told in every step, as they need it to take part. Other neighbours are not told when the
+        call is `shown` to all, in memory that they share.
         """
         called = submit.call.op, submit.call.dtype, _without_place(submit.call.text)
         again = shown or self._announced == called
@@ -67,14 +68,14 @@ class Calls:
                 )
 
     def described(self, header: Header, text: str, n_links: int) -> None:
-        """A neighbour, over one of so many links, says what is called on it."""
+        """A neighbour tells its call; this server has so many links."""
         while len(self._texts) >= _TEXTS_KEPT * max(1, n_links):
             self._texts.pop(next(iter(self._texts)))
         self._newest[header.origin] = said = text.partition("\n")[2] or text
         self._texts[header.origin, header.signature] = said
 
     def clashes(self, submit: Submit, header: Header) -> Verdict:
-        """A frame of this step has another signature than its call here: what to do with it."""
+        """A frame of this step has another signature than the call here: note the conflict."""
         newest = self._newest.get(header.origin)
         unknown = f"{_without_place(newest)} elsewhere in its program" if newest else "something else"
         said = self._texts.get((header.origin, header.signature), unknown)
@@ -90,5 +91,5 @@ class Calls:
 
 
 def _without_place(text: str) -> str:
-    """What a call is, as it is said before its place; see bml.train.position."""
+    """The text of a call without its place in the program; see bml.train.position."""
     return text.partition(" in iteration ")[0]

@@ -79,7 +79,7 @@ class ServerCore:
         self._needs_view_since: float | None = None
         self._end_notice = EndNotice(timeouts.orphan_s)
 
-    # --- what the shell may look at --------------------------------------------------------------
+    # --- properties for the shell ----------------------------------------------------------------
 
     @property
     def view(self) -> msg.View | None:
@@ -88,7 +88,7 @@ class ServerCore:
 
     @property
     def views(self) -> list[ViewRecord]:
-        """The views that this server lived through."""
+        """The views that this server was in."""
         return self._view_history.records
 
     @property
@@ -153,11 +153,11 @@ class ServerCore:
 
     @property
     def suspicions(self) -> tuple[msg.Suspect, ...]:
-        """What this server suspects."""
+        """The links that this server suspects."""
         return self._watch.suspicions
 
     def waits_for(self) -> str:
-        """What this server is waiting for, in words."""
+        """A text for users: what this server waits for."""
         if self._member.stopped:
             return f"nothing: stopped ({self._member.stopped})"
         if self._member.frozen:
@@ -215,7 +215,7 @@ class ServerCore:
             case ev.OwnNicLost(level, why):
                 return [self._watch.suspect(self.server, level, "own-nic", 0.0, why)]
             case ev.Ended(outcome):
-                self._outcome = event  # of a joiner that was never in nobody needs anything more
+                self._outcome = event  # a joiner that was never a member is not needed any more
                 out = outcome == "failed" and self._learner is not None and self.view is None
                 self._end_notice.begin(now)
                 return [self._said_ended(), *[ev.Exit()] * out]
@@ -229,9 +229,9 @@ class ServerCore:
     # --- frames ----------------------------------------------------------------------------------
 
     def admit(self, peer: int, header: Header) -> Place | Verdict:
-        """Where the payload of a frame belongs, or what else to do with it.
+        """Return where the payload of a frame belongs, or what else to do with the frame.
 
-        Raises FrameError when no such frame can be: its connection is to be closed.
+        Raises FrameError for a frame that no correct server sends: its connection is to be closed.
         """
         step = self._steps.current
         if step is None or header[1:3] != step.stamp or header.kind > Kind.BROADCAST or self._member.frozen:
@@ -252,7 +252,7 @@ class ServerCore:
     def received(self, peer: int, header: Header, text: str, now: float) -> list[Instruction]:
         """An admitted frame is complete (its payload is where `admit` said, or in `text`).
 
-        Raises FrameError when it says what cannot be: its connection is to be closed.
+        Raises FrameError for a frame that no correct server sends: its connection is to be closed.
         """
         kind, step = header.kind, self._steps.current
         if kind >= Kind.DESCRIBE:
@@ -288,7 +288,7 @@ class ServerCore:
         if self._member.stopped is not None or not self._end_notice.is_due(now):
             return []
         if self._end_notice.in_vain:
-            why = f"no coordinator has answered for {self.timeouts.orphan_s:g} s: who is to end the job?"
+            why = f"no coordinator has answered for {self.timeouts.orphan_s:g} s, so none will end the job"
             return self._steps.stop(FabricError(f"server {self.server} is done, and {why}"))
         return [self._said_ended()]
 
@@ -315,7 +315,7 @@ class ServerCore:
         self._end_notice.heard()
         match message:
             case msg.Who():
-                # The status last: whoever has everybody's knows what everybody suspects.
+                # The status last: a coordinator that has all of them knows what all servers suspect.
                 return [*self._watch.all_again(now), *self._said_before(), Tell(self._status(term, 0))]
             case msg.Freeze():
                 return self._freeze(message, now)
@@ -337,7 +337,7 @@ class ServerCore:
                 return []  # a sign of life; or for the shell alone
 
     def _said_before(self) -> list[Instruction]:
-        """What a new coordinator must be told."""
+        """Earlier messages that a new coordinator must get, too."""
         return [
             *self._donor.announced(),
             *([Tell(self._leaving)] if self._leaving else []),

@@ -39,7 +39,7 @@ class Donor:
         return self.announced()
 
     def announced(self) -> list[Instruction]:
-        """What the coordinator has been told, to be told to its successor."""
+        """The message that the coordinator has got, for its successor."""
         return [Tell(msg.CanSendState(self._server))] if self.can_send else []
 
     def install(self, view: msg.View, fabric: Fabric) -> None:

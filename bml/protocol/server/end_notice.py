@@ -1,18 +1,18 @@
 """How a server whose training function has ended waits for the end of the job, and for how long.
 
-A coordinator says when the job is over; while others still compute, that may take hours. So the server says
-again, now and then, that its function has ended, and a coordinator answers. Where nobody answers any more,
-as the coordinator and the launcher, which would start another, are stopped for good, the server gives up.
+A coordinator says when the job is over; while other servers still compute, that may take hours. So the server
+repeats, now and then, the message that its function has ended, and a coordinator answers. The coordinator may
+be stopped for good, and so may the launcher that would start another: without an answer the server gives up.
 """
 
 from __future__ import annotations
 
 _QUESTIONS = 4
-"""So often it is said before a server gives up; time in which the server itself is stopped does not count."""
+"""How often the message is sent before a server gives up. While the server is stopped it sends none."""
 
 
 class EndNotice:
-    """The end of a training function, and how often it was said in vain. Times are in seconds.
+    """The message that a training function has ended, and how often it was sent in vain. In seconds:
 
     `waits_s`: how long no coordinator may be heard.
     """
@@ -23,7 +23,7 @@ class EndNotice:
         self._unanswered = 0
 
     def begin(self, now: float) -> None:
-        """It is said for the first time."""
+        """The message is sent for the first time."""
         self._say_at = now + self._every_s
 
     def heard(self) -> None:
@@ -32,11 +32,11 @@ class EndNotice:
 
     @property
     def in_vain(self) -> bool:
-        """Whether there is nobody who would answer."""
+        """Whether it must be assumed that no coordinator will answer."""
         return self._unanswered >= _QUESTIONS
 
     def is_due(self, now: float) -> bool:
-        """Whether it is to be said again; that counts as said."""
+        """Whether the message is to be sent again; asking counts as sending."""
         if self._say_at is None or now < self._say_at:
             return False
         self._say_at = now + self._every_s

@@ -1,4 +1,4 @@
-"""What can happen to a server core, and what it can ask its shell to do.
+"""The events of a server core, and the instructions that it returns to its shell.
 
 Events go in through `ServerCore.handle`, instructions come out, to be carried out in their order.
 """
@@ -22,9 +22,9 @@ from bml.topology.errors import BmlError
 
 
 class Submit(Struct, frozen=True):
-    """The user's thread brings this server's contribution to a step, prepared under view `epoch`.
+    """The user's thread submits this server's contribution to a step, prepared under the view of `epoch`.
 
-    `signature` hashes what the user called; all servers must agree on it.
+    `signature` is a hash of the call; all servers must have the same.
     """
 
     step: int
@@ -44,7 +44,7 @@ class Submit(Struct, frozen=True):
 
 
 class Follow(Struct, frozen=True):
-    """What `Called` asked for is brought; it may be of an epoch, or a step, that is over."""
+    """The contribution that `Called` asked for is there; its epoch or step may be over."""
 
     submit: Submit
 
@@ -82,13 +82,13 @@ class SendState(Struct, frozen=True):
 
 
 class Prepared(Struct, frozen=True):
-    """What `Prepare` asked for in this epoch is done."""
+    """The program that `Prepare` asked for in this epoch is compiled."""
 
     epoch: int
 
 
 class Leaving(Struct, frozen=True):
-    """The user's thread has stopped before the step that comes: this server was asked to leave."""
+    """The user's thread has stopped before the next step, as this server was asked to leave."""
 
     why: str
 
@@ -171,10 +171,10 @@ Event = FromUser | PeerLost | Proved | OwnNicLost | Control | Tick | SharedStepE
 
 
 class Open(Struct, frozen=True):
-    """Make the workspace of this step, with so much scratch; frames for it are welcome from now on.
+    """Make the workspace of this step, with so much scratch memory; its frames are admitted from now on.
 
-    `follows`: there is no contribution to this call, bring a neutral one. `left`: the step is the one of the
-    workspace that there is, of whose results only these elements are missing; the new one has no others.
+    `follows`: this call has no contribution, take a neutral one. `left`: the step of the present workspace
+    goes on; only these elements of its result are missing, and the new workspace has no others.
     """
 
     step: int
@@ -184,13 +184,13 @@ class Open(Struct, frozen=True):
 
 
 class Called(Struct, frozen=True):
-    """A learner can take part in this step over shared memory: bring a neutral contribution, say `Follow`."""
+    """A learner can take part in this step over shared memory: make a neutral contribution, then `Follow`."""
 
     submit: Submit
 
 
 class SendText(Struct, frozen=True):
-    """Send a neighbour a short text: what this server's user called, or what state will come."""
+    """Send a neighbour a short text: the call of this server's user, or the head of a part of the state."""
 
     peer: int
     level: int
@@ -199,7 +199,7 @@ class SendText(Struct, frozen=True):
 
 
 class Commit(Struct, frozen=True):
-    """The step is committed by everybody: give the result to the user."""
+    """All members have committed the step: give the result to the user."""
 
     step: int
     epoch: int
@@ -218,7 +218,7 @@ class FetchResult(Struct, frozen=True):
 
 
 class Prepare(Struct, frozen=True):
-    """Have the program for so many bytes compiled, by a thread that may take its time; then say so."""
+    """Have the program for a vector of `nbytes` compiled by another thread; `Prepared` follows."""
 
     epoch: int
     nbytes: int
@@ -233,35 +233,35 @@ class Keep(Struct, frozen=True):
 
 
 class Skip(Struct, frozen=True):
-    """The step that was followed is committed, and nobody will come to it: forget the result."""
+    """The step that was followed is committed, and the user will not come to it: forget the result."""
 
     step: int
 
 
 class Behind(Struct, frozen=True):
-    """Results from this step on are not kept: at the next boundary the user takes another, later state."""
+    """Results from this step on are not kept: at the next boundary the user takes a later state."""
 
     step: int
 
 
 class Begin(Struct, frozen=True):
-    """The user of a joiner may begin the iteration before which it arrived.
+    """The user of a joiner may begin the iteration at whose boundary it is.
 
-    `replays`: what it brings in this iteration is not used, and it must bring it only to steps whose results
-    are kept. Until it arrives at the next boundary no view has this server as a contributor.
+    `replays`: its contributions in this iteration are not used, and it must submit them only to steps whose
+    results are kept. Until it arrives at the next boundary no view has this server as a contributor.
     """
 
     replays: bool
 
 
 class Replay(Struct, frozen=True):
-    """The user has come to a step that was committed before: give him what was kept."""
+    """The user has come to a step that was committed before: give it the result that was kept."""
 
     step: int
 
 
 class Expect(Struct, frozen=True):
-    """Make Buffer.STATE, of so many bytes."""
+    """Make Buffer.STATE, of `nbytes` bytes."""
 
     nbytes: int
 
@@ -299,7 +299,7 @@ class Links(Struct, frozen=True):
 
 
 class Fence(Struct, frozen=True):
-    """Drop what is queued or half received: its epoch is over."""
+    """Drop all frames that are queued or half received: their epoch is over."""
 
 
 class Resume(Struct, frozen=True):
@@ -327,7 +327,7 @@ class Tell(Struct, frozen=True):
 
 
 class Exit(Struct, frozen=True):
-    """Everybody is done: the server may go."""
+    """The job is over: the server's process may exit."""
 
 
 Instruction = (
@@ -363,7 +363,7 @@ Instruction = (
 
 
 class Verdict(Enum):
-    """What to do with a frame that has no place now."""
+    """How to treat a frame whose payload has no place now."""
 
     DROP = "its epoch or step is over"
     WAIT = "this server is not there yet: stop reading, ask again after Resume"

@@ -1,4 +1,4 @@
-"""The views that a server lived through, for its report: when each came, and how long it disturbed."""
+"""The views that a server was in, for its report: when each came, and how long steps were interrupted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _VIEWS_KEPT = 1024
 
 @dataclass(frozen=True)
 class ViewRecord:
-    """A view as this server lived through it; times are the shell's clock, in seconds.
+    """A view as this server saw it; times are in seconds on the shell's clock.
 
     `recover_s` runs from the freeze to the first commit afterwards, None until there was one.
     """

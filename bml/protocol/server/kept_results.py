@@ -1,10 +1,9 @@
-"""The results that wait for the user of a joiner: which of them he will still come to.
+"""The results that wait for the training function of a joiner, which still has to come to their steps.
 
 keep(step)    -- a result is here, perhaps later than the state that it is in
-behind(step)  -- results from this step on are lost; he goes on to a boundary and takes a later state
-here(step)    -- the state after this step is whole
-took          -- he goes on from that state
-pop(step)     -- he has come to this step
+behind(step)  -- results from this step on are lost; the function goes on to a boundary and takes a later
+state here(step)    -- the state after this step is whole took          -- the function goes on from that
+state pop(step)     -- the function has come to this step
 """
 
 from __future__ import annotations
@@ -15,8 +14,11 @@ T = TypeVar("T")
 
 
 class KeptResults(Generic[T]):
-    """See the module's text. What is kept has two parts: for the iteration that the user is in, up to the
-    step from which results were lost, and for the state that he will take."""
+    """See the module's text.
+
+    There are two parts: results for the iteration that the training function is in, up to the step from which
+    results were lost, and results that follow the state which it will take.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[int, T] = {}
@@ -33,7 +35,7 @@ class KeptResults(Generic[T]):
         return tuple(sorted(self._kept))
 
     def keep(self, step: int, result: T) -> None:
-        """Keep a result, unless it is in the state that is whole: nobody would ever ask for it."""
+        """Keep a result, unless the state that is whole contains it: then it is not needed."""
         if not self._lost <= step <= self._state:
             self._kept[step] = result
 
@@ -51,7 +53,7 @@ class KeptResults(Generic[T]):
         self._drop(self._lost, step)
 
     def took(self) -> None:
-        """The user goes on from the state that is here."""
+        """The training function goes on from the state that is here."""
         self._taken, self._lost = True, 0
         self._drop(0, self._state)
 
@@ -60,4 +62,4 @@ class KeptResults(Generic[T]):
         return self._kept.pop(step)
 
     def _drop(self, first: int, last: int) -> None:
-        self._kept = {step: what for step, what in self._kept.items() if not first <= step <= last}
+        self._kept = {step: kept for step, kept in self._kept.items() if not first <= step <= last}

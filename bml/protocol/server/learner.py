@@ -1,21 +1,21 @@
-"""A joiner on its way in: it follows the steps without contributing, while the training state reaches it.
+"""A learner: a joiner that follows the steps without contributing, while the training state reaches it.
 
     outside    -- a view has it as a learner                            -->  following
     following  -- the state at some boundary is there, whole            -->  replaying
     replaying  -- its user has applied all results that were kept       -->  caught up (CaughtUp is told)
     caught up  -- a view has it as a contributor                        -->  a server like the others
 
-It follows a step as soon as a neighbour says what is called in it, with a contribution that changes nothing;
-the results are kept, and the user, who starts from the state, is given them one by one.
+It follows a step as soon as a neighbour tells the call, with a contribution that changes nothing. The results
+are kept. The user (the training function) starts from the state, and then gets the results one by one.
 
-The state may overtake this server's own commit: its donors have committed the step of the boundary, while
-this server still waits for a token of another learner, or copies a result. The state is then whole, but it
-is here only once that step is committed here, too.
+The state may overtake this server's own commit: its donors have committed the step before the boundary, while
+this server still waits for a token of another learner, or copies a result. Then the state is whole, but it is
+handed out only once that step is committed here, too.
 
-What is kept is bounded. When a result does not fit any more, the learner falls behind: it keeps nothing from
-there on. The user, who may be in the middle of an iteration, is given the results that were kept before until
-he comes to a boundary. There he waits for a later state, and the learner asks for a view, with which another
-transfer begins. A joiner that is slower than the others so comes in, at the latest, with a later state.
+The memory for results is bounded. When a result does not fit any more, the learner falls behind: it keeps
+nothing from there on. The user may be in the middle of an iteration; it gets the results that were kept
+before, until it comes to a boundary. There it waits for a later state, and the learner asks for a view, with
+which another transfer begins. So a joiner that is slower than the others comes in with a later state.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from bml.protocol.wire.frame import FrameError, Header, Kind
 from bml.protocol.wire.messages import CaughtUp, NeedsState, View
 
 KEPT_NBYTES = 1 << 30
-"""How many bytes of results a learner keeps if nothing else is asked for."""
+"""How many bytes of results a learner keeps by default."""
 _KEPT_STEPS = 10_000
 """How many results it keeps at most, however short they are."""
 _MOST_STATES = 4
@@ -48,7 +48,7 @@ _MOST_STATES = 4
 
 
 class _Kept(NamedTuple):
-    """What was called in a step, and how long its result is, in bytes."""
+    """The call of a step, and the length of its result in bytes."""
 
     text: str
     signature: int
@@ -56,7 +56,7 @@ class _Kept(NamedTuple):
 
 
 class Learner:
-    """The state of joining `server`; see the module's text. It keeps results of up to `most_nbytes`.
+    """The joining of `server`; see the module's text. It keeps results of up to `most_nbytes` bytes.
 
     `behind`: a later state is needed, as results that come after those that are kept are lost. `waits`: the
     user waits for a state. `replays`: the user goes through an iteration in which it contributes nothing.
@@ -91,13 +91,13 @@ class Learner:
             self._since, self._nbytes, self._n_steps = view.commit + 1, 0, 0
 
     def called(self, header: Header, text: str, step: int) -> None:
-        """A neighbour says what is called in a step; this server is at `step`. Raises FrameError."""
+        """A neighbour tells the call of a step; this server is at `step`. Raises FrameError."""
         if header.step > step + 1:  # no neighbour can be there without this server's tokens
             raise FrameError(f"server {header.origin} calls step {header.step}, step {step} is not over")
         self._calls[header.step] = (Call.decode(text), header.signature)
 
     def submit(self, step: int, epoch: int) -> Submit | None:
-        """What to bring to this step; None while nobody has said what is called in it."""
+        """The submission to this step; None while no neighbour has told its call."""
         for past in [each for each in self._calls if each < step]:
             del self._calls[past]
         called = self._calls.get(step) if self.follows else None
@@ -105,7 +105,7 @@ class Learner:
 
     @property
     def late(self) -> bool:
-        """Whether it is a learner that must not contribute yet, whatever it said before."""
+        """Whether this is a learner that must not contribute yet, whatever it reported before."""
         return self.follows and (self.behind or self.replays)
 
     def arrived(self, step: int, committed: int, frozen: bool) -> Begin:
@@ -122,7 +122,7 @@ class Learner:
         return Begin(self.replays)
 
     def says(self, epoch: int, step: int, brought: bool) -> list[Instruction]:
-        """What it tells the coordinator before this step, which the user has `brought` or not."""
+        """The message to the coordinator before this step; `brought`: the user has submitted it."""
         if not self.follows:
             return []
         if self.behind and self.waits:
@@ -133,7 +133,7 @@ class Learner:
     # --- results ---------------------------------------------------------------------------------
 
     def keeps(self, submit: Submit, epoch: int, contributors: tuple[int, ...]) -> list[Instruction]:
-        """A followed step is committed, and the user will come to it. Raises TooSlow if he never can."""
+        """A followed step is committed, and the user will come to it. Raises TooSlow if it never can."""
         step, nbytes = submit.step, submit.n_elements * submit.itemsize
         if self.behind:
             return [Skip(step)]
@@ -161,7 +161,7 @@ class Learner:
         return [Behind(step)]
 
     def refuses(self, submit: Submit) -> BmlError | None:
-        """Why the user, who has come to this committed step, cannot be given its result; None if he can."""
+        """Why the user, at this committed step, cannot get its result; None if it can."""
         step = submit.step
         if not self.has(step):
             return TooSlow(
@@ -184,11 +184,11 @@ class Learner:
     def has(self, step: int) -> bool:
         """Whether the result of this step is kept, now that the user has come to it."""
         while self._kept and (first := next(iter(self._kept))) < step:
-            self._drop(first)  # he was given a later state meanwhile
+            self._drop(first)  # the user has got a later state meanwhile
         return step in self._kept
 
     def differs(self, submit: Submit) -> str | None:
-        """What the others called in a step that the user has come to now, if it is not the same."""
+        """The call of the others in the step that the user has come to, if it is another than the user's."""
         kept = self._drop(submit.step)
         return None if kept.signature == submit.signature else kept.text
 
@@ -223,7 +223,7 @@ class Learner:
         return [*expect, *self.state(committed)]
 
     def state(self, committed: int) -> list[Instruction]:
-        """What follows when the state is whole, and so many steps are committed here."""
+        """Hand out the state if it is whole, now that so many steps are committed here."""
         step = self._incoming.step
         if self.has_state or not self._incoming.complete or committed < step:
             return []

@@ -19,9 +19,9 @@ State table (the answers that keep two servers from ever disagreeing on a step):
     any        anything of an older term              same       Deposed: that coordinator has a successor
 
 A ballot is (epoch, term): two coordinators, an old one and its successor, may try the same epoch, and
-only one of them can gather every member's promise. A view is installed by anybody only after all its
-members have accepted it, and its members are more than half of the view before; so whoever gathers
-promises later finds a server that knows it, and honours what it decided.
+only one of them can gather every member's promise. A view is installed only after all its members have
+accepted it, and its members are more than half of the view before. So a coordinator that gathers promises
+later finds a server that knows the view, and honours its decision.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Member:
     installed: View | None = None
     frozen: bool = field(default=True)  # nothing may run before the first view
     stopped: BmlError | None = None
-    """What ended the job here."""
+    """The error that ended the job on this server."""
     ready: bool = True
     """Whether it wants to be let in."""
     proven_epoch: int = 0
@@ -65,10 +65,10 @@ class Member:
         ended: Ended,
         behind: bool,
     ) -> Status:
-        """What to report to a coordinator that asks with `epoch` (0: it only asks who is there).
+        """The report to a coordinator that asks with `epoch` (0: it has just introduced itself).
 
-        `standing`: the step that is complete, what is final of the current one, and of how many elements.
-        `behind`: it is a learner that must not contribute yet.
+        `standing`: the step that is complete; of the current step the elements that are final, and its
+        length. `behind`: it is a learner that must not contribute yet.
         """
         complete, final, n_elements = standing
         return Status(
@@ -90,7 +90,7 @@ class Member:
         )
 
     def freeze(self, message: Freeze) -> Refused | None:
-        """Promise the ballot, or say why not."""
+        """Promise the ballot; returns the refusal if a newer one was promised, or this one is over."""
         ballot = (message.epoch, message.term)
         if ballot < self.promised or (ballot == self.promised and not self.frozen):
             return Refused(self.server, message.term, self.promised[0])
@@ -110,7 +110,7 @@ class Member:
         return Accepted(self.server, message.term, view.epoch)
 
     def may_install(self, epoch: int) -> bool:
-        """Whether news that somebody installed `epoch` means that this server must install it too.
+        """Whether this server must install the view of `epoch`, now that it knows that it is in force.
 
         Not when it has promised something newer since: that coordinator has been told of the accepted
         view and carries its decision on.

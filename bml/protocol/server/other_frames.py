@@ -1,4 +1,4 @@
-"""Frames that are no slices of the step that is running: calls in words, training state, other epochs.
+"""Frames other than slices of the running step: calls in words, training state, other epochs.
 
 `ServerCore.admit` and `ServerCore.received` handle the slices and tokens of the running step themselves, as
 they are asked for every frame, and hand all other frames to this module.

@@ -1,4 +1,4 @@
-"""What is known of a step while it is synchronised: its engine, its barrier, and what of it is final."""
+"""The record of a step while it is synchronised: its engine, its barrier, and the elements that are final."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RunningStep:
     """(epoch, step), as all its frames have it."""
     follows: bool
     left: Spans
-    """The elements that this try is about: all, unless others were final before."""
+    """The elements that this try reduces: all, unless some were final before."""
     entered: bool = False
 
     @property

@@ -1,13 +1,15 @@
-"""The steps of one server: brought by its user, run by an engine, committed behind a barrier.
+"""The steps of one server: submitted by its training function, run by an engine, committed by a barrier.
 
-    idle       -- the user submits, epoch is current  -->  running
+    idle       -- a submission of this epoch          -->  running
     running    -- all outputs final                   -->  complete   (enters the barrier)
-    complete   -- every token is there                -->  committed  (the result goes to the user)
-    running,   -- a view is in force, commit >= step  -->  committed  (it was complete, so were all)
-    complete   -- commit < step, contributors stay    -->  running    (with what is not final anywhere)
-               -- commit < step                       -->  idle       (the user prepares it again)
+    complete   -- every token is there                -->  committed  (the result goes to the training
+    function) running,   -- a view is in force, commit >= step  -->  committed  (it was complete, so were all)
+    complete   -- commit < step, contributors stay    -->  running    (with the elements that are not final
+    yet)
+               -- commit < step                       -->  idle       (the contribution is prepared again)
 
-The user's contribution is only read, so a step can be tried as often as the fabric breaks.
+A contribution is only read, so a step can be tried as often as the fabric breaks. "The user" means the
+training function and its thread.
 """
 
 from __future__ import annotations
@@ -42,9 +44,9 @@ _TOKEN_PRIORITY = -1  # before all slices, which count from 0
 
 
 class Steps:
-    """See the module's text. `current` is the step that is being synchronised, `committed` the last one.
+    """See the module's text. `current` is the step that is being synchronised, `committed` the last that was.
 
-    It reads what `member` may do now, and of `learner`, if there is one, what is to be followed.
+    `member` says what this server may do now; `learner`, if it joined, which step it follows.
     `slice_nbytes(nbytes)` is the size of the slices, in bytes, of a vector of so many.
     """
 
@@ -95,7 +97,7 @@ class Steps:
 
     @property
     def standing(self) -> tuple[int, Spans, int]:
-        """The step that is complete here, -1 for none; of the current one, what is final, and of how many."""
+        """The step that is complete here (-1: none), the current step's final elements, and its length."""
         step = self.current
         if self._resumes:
             submit, left = self._resumes
@@ -106,7 +108,7 @@ class Steps:
         return complete, step.final, step.submit.n_elements
 
     def waits_for(self) -> str:
-        """What this server waits for while it is neither stopped nor frozen, in words."""
+        """A text for users: what this server waits for, while it is neither stopped nor frozen."""
         step = self.current
         if step is None and self._fetch.awaited:
             return f"the result of step {self.committed} to be fetched, in an epoch that no server has left"
@@ -119,7 +121,7 @@ class Steps:
     # --- a step begins ---------------------------------------------------------------------------
 
     def submit(self, event: Submit, now: float) -> list[Instruction]:
-        """The user brings his contribution."""
+        """The user submits a contribution."""
         if self._member.stopped:
             return [ev.Stop(self._member.stopped)]
         if event.step <= self.committed and self._learner is not None:
@@ -138,7 +140,7 @@ class Steps:
         return self._begin(event, now)
 
     def follow(self, now: float) -> list[Instruction]:
-        """A learner takes part in the next step once it knows what is called in it."""
+        """A learner takes part in the next step once a neighbour has told the call."""
         if self._learner is None or self.current is not None or self._member.stopped is not None:
             return []
         if self._fetch.awaited:
@@ -152,20 +154,20 @@ class Steps:
         return [ev.Called(event)] if called != self._called else []
 
     def begin_to_follow(self, event: Submit, now: float) -> list[Instruction]:
-        """What `Called` asked for is brought; nothing if it is not what comes next any more."""
+        """The contribution that `Called` asked for is there; it is ignored if another step comes next."""
         ours = (event.epoch, event.step) == (self._member.epoch, self.next)
         awaited = self.follows and self.current is None and not self._member.frozen
         return self._begin(event, now, follows=True) if ours and awaited else []
 
     def resume(self, epoch: int, now: float) -> list[Instruction]:
-        """What a step that goes on needs in this epoch is prepared."""
+        """The schedule is prepared that a step needs to go on in this epoch."""
         if self._resumes is None or self._member.frozen or self._resumes[0].epoch != epoch:
             return []
         (event, left), self._resumes = self._resumes, None
         return self._begin(event, now, left=left)
 
     def waits_for_state(self) -> list[Instruction]:
-        """The user of a joiner goes on when it is given a state."""
+        """The user of a joiner waits for the training state."""
         if self._learner is not None:
             self._learner.waits = True
         return self.learning()
@@ -180,19 +182,19 @@ class Steps:
         return [begin, *self.learning()]
 
     def learning(self) -> list[Instruction]:
-        """What a learner tells the coordinator: it needs a later state, or has applied all there is."""
+        """The message of a learner to the coordinator: it needs a later state, or has applied all results."""
         learner, member = self._learner, self._member
         if learner is None or member.frozen or member.stopped:
             return []
         return learner.says(member.epoch, self.next, brought=self._waiting is not None)
 
     def _replay(self, event: Submit, learner: Learner) -> list[Instruction]:
-        """Give the user the result of a step that was committed before he came to it."""
+        """Give the user the result of a step that was committed before the user came to it."""
         error = learner.refuses(event)
         return [ev.Replay(event.step)] if error is None else self.give_up(error)
 
     def give_up(self, error: BmlError) -> list[Instruction]:
-        """A learner cannot go on: it goes, and nobody waits to find out."""
+        """A learner cannot go on: it leaves, and says so, lest the others wait until they notice."""
         return [ev.Tell(msg.Leaves(self._member.server, str(error))), *self.stop(error)]
 
     def _begin(
@@ -259,7 +261,7 @@ class Steps:
                 self._calls.differs(step.submit, event.origin, event.text)
                 return self.clash()
             case ev.ResultFetched():
-                return []  # the user is past what was fetched
+                return []  # the user is past this step
 
     def returned(self, server: int, step: int) -> list[Instruction]:
         """The training function of another server returned after this step."""
@@ -298,7 +300,7 @@ class Steps:
         return [*self._ended(step, now), *self.follow(now)]
 
     def _ended(self, step: RunningStep, now: float) -> list[Instruction]:
-        """The step is committed by everybody."""
+        """All members have committed the step."""
         self.current = None
         epoch, self.committed = step.stamp
         self._view_history.committed(now)
@@ -382,7 +384,7 @@ class Steps:
         return (Quit(epoch),) if self.programs and self.programs.direct else ()
 
     def _go_on(self, submit: Submit, view: msg.View, *, follows: bool, now: float) -> list[Instruction]:
-        """The contributors stay: what is final stays, too, and the user need not bring anything again."""
+        """The contributors stay, so final elements stay final, and the user need not submit again."""
         self.current = None
         event = replace(submit, epoch=view.epoch)
         left = missing(view.final, event.n_elements)

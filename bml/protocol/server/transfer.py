@@ -93,8 +93,7 @@ def outgoing_state(view: View, fabric: Fabric, server: int, piece_nbytes: int) -
 
 
 class Head(NamedTuple):
-    """The announcement of a part: the state's length in bytes, the part, the part's hash, and a check sum of
-    the `whole` state."""
+    """Announces a part: the state's length in bytes, the part, its hash, a check sum of the `whole`."""
 
     nbytes: int
     part: Part
@@ -102,24 +101,24 @@ class Head(NamedTuple):
     whole: str
 
     def encode(self) -> bytes:
-        """As it travels."""
+        """The text that is sent."""
         return " ".join(map(str, (self.nbytes, *self.part, self.digest, self.whole))).encode()
 
     @classmethod
     def decode(cls, text: str) -> Head:
-        """Read what `encode` made. Raises FrameError."""
+        """Read a text of `encode`. Raises FrameError."""
         try:
             *numbers, digest, whole = text.split(" ")
             nbytes, number, parts, piece_nbytes = map(int, numbers)
         except ValueError:
-            raise FrameError(f"{text!r:.80} does not say what state will come") from None
+            raise FrameError(f"{text!r:.80} announces no part of a state") from None
         if not 0 <= number < parts or piece_nbytes < 1 or not 0 <= nbytes <= MAX_PIECES * piece_nbytes:
             raise FrameError(f"there is no part {number} of {parts} of {nbytes} bytes in {piece_nbytes}")
         return cls(nbytes, Part(number, parts, piece_nbytes), digest, whole)
 
 
 class IncomingState:
-    """The state that comes to a learner, and what is still missing of it."""
+    """The state that comes to a learner, and the pieces that are still missing."""
 
     def __init__(self) -> None:
         self.step = -1

@@ -1,4 +1,4 @@
-"""What one server hears of its neighbours: heartbeats out, suspicions and recoveries to the coordinator."""
+"""The watch of one server on its neighbours: heartbeats go out, suspicions and recoveries are reported."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Watch:
 
     @property
     def suspects(self) -> bool:
-        """Whether a suspicion stands."""
+        """Whether this server suspects a neighbour, or its own NIC."""
         return bool(self._suspicions)
 
     @property
     def suspicions(self) -> tuple[msg.Suspect, ...]:
-        """Those that stand."""
+        """All that this server suspects."""
         return tuple(self._suspicions.values())
 
     def next_deadline(self, now: float) -> float:
@@ -54,7 +54,7 @@ class Watch:
         self._recovery.set_links(listened(self._fabric, self._server, standing, self._detector.detect_s))
 
     def be_patient(self, for_s: float) -> None:
-        """Bear so much silence before it is suspicious; 0: as much as the detector does by itself."""
+        """Tolerate so many seconds of silence before they are suspicious; 0: the detector decides alone."""
         self._detector.patience_s = for_s
 
     def heard(self, peer: int, level: int, now: float) -> None:
@@ -63,7 +63,7 @@ class Watch:
         self._recovery.heard(peer, level, now)
 
     def flows(self, flows: Mapping[tuple[int, int], Flow], now: float) -> None:
-        """What the kernel says of the connections; those that are not watched do not count."""
+        """The kernel's state of the connections; those that are not watched are ignored."""
         self._stalls.look({link: flow for link, flow in flows.items() if link in self.links}, now)
 
     def proved(self, peer: int, level: int) -> list[Instruction]:
@@ -72,7 +72,7 @@ class Watch:
         return []
 
     def tick(self, now: float) -> list[Heartbeat | Tell | Probe]:
-        """Heartbeats that are due, and what became known since."""
+        """Heartbeats and probes that are due, and suspicions and recoveries since the last tick."""
         done: list[Heartbeat | Tell | Probe] = []
         heartbeats = self._detector.heartbeats_due(now)
         if heartbeats or not self.links:
@@ -99,8 +99,12 @@ class Watch:
         done: list[Tell] = []
         standing = self._stalls.standing(now)
         for (peer, level), stood_s in standing.items():
-            borne = stood_s < self._detector.patience_s
-            if (peer, level) not in self._suspicions and not borne and self._detector.hears(peer, level, now):
+            tolerated = stood_s < self._detector.patience_s
+            if (
+                (peer, level) not in self._suspicions
+                and not tolerated
+                and self._detector.hears(peer, level, now)
+            ):
                 why = (
                     f"server {self._server} hears server {peer} on level {level}, but for {stood_s:.3f} s "
                     "nothing that it has sent there over their connection was acknowledged"
@@ -116,10 +120,10 @@ class Watch:
     def lost(self, peer: int, level: int, kind: str, why: str, now: float) -> list[Tell]:
         """The connection to (peer, level) broke.
 
-        If it was silence that broke it, one of the two is cut off. Who hears nobody else on that NIC says so,
-        however patient he is to be: he may be the one, and nobody else can tell. A time-out while the peer
-        is heard is a stall: heartbeats pass and the connection does not. A time-out that this server slept
-        through says nothing against anybody.
+        If it broke by silence, one of the two ends is cut off. A server that hears no other peer on that NIC
+        either says so, however patient it is to be: it may be that end, and no other server can tell. A
+        time-out while the peer is heard is a stall: heartbeats pass and the connection does not. A time-out
+        during which this server itself was stopped is no evidence.
         """
         if (peer, level) not in self.links:
             return []  # it is out of the view
@@ -137,16 +141,16 @@ class Watch:
         return self.suspect(found.peer, found.level, "silence", found.silent_s, found.why)
 
     def suspect(self, peer: int, level: int, kind: str, silent_s: float, why: str) -> Tell:
-        """Note a suspicion, and say so."""
+        """Note a suspicion; returns the message for the coordinator."""
         suspect = msg.Suspect(self._server, peer, level, kind, silent_s, why)
         self._suspicions[peer, level] = suspect
         return Tell(suspect)
 
     def all_again(self, now: float) -> list[Tell]:
-        """What a new coordinator must be told.
+        """The messages for a new coordinator: all suspicions, and the links that work again.
 
-        If there was none for so long that a peer has been heard again since its connection broke, its death
-        is not what broke it.
+        If there was no coordinator for so long that a peer has been heard again since its connection broke,
+        the connection did not break by the peer's death.
         """
         told: list[Tell] = []
         for link, suspect in self._suspicions.items():

@@ -30,7 +30,7 @@ class Phase(NamedTuple):
 
 
 def barrier_phases(fabric: Fabric, server: int) -> tuple[Phase, ...]:
-    """What `server` waits for and sends, in order; it has passed after the last phase."""
+    """The phases of `server`: tokens to wait for, then tokens to send; it has passed after the last."""
     if not fabric.failures and fabric.wiring.is_product:
         return _by_levels(fabric, server)
     return _by_tree(fabric, server)
@@ -105,7 +105,7 @@ class Barrier:
 
     @property
     def missing(self) -> list[int]:
-        """The servers whose tokens are being waited for."""
+        """The servers whose tokens are missing."""
         if self.passed:
             return []
         return sorted(peer for peer, _ in self._phases[self._next].wait - self._seen)

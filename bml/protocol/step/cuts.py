@@ -2,7 +2,7 @@
 
 All pieces advance side by side: slice j of every piece goes before slice j+1 of any. So a piece that is
 longer than a slice is cut by itself, even if a server plays the same part in its neighbours. The first and
-the last slices of a long piece are shorter than the others: somebody may have to wait for the first results,
+the last slices of a long piece are shorter than the others: a server may have to wait for the first results,
 and nothing else is left to fill the wires while the last ones pass through the servers.
 """
 

@@ -1,4 +1,4 @@
-"""What the engines of one step have in common: places and sums, what they say, and how far they are."""
+"""The common base of the engines of a step: places in buffers, instructions, and progress."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Send(NamedTuple):
 
 
 class Stamp(NamedTuple):
-    """What all frames of one try of one step have in common."""
+    """The fields that all frames of one try of a step share."""
 
     epoch: int
     step: int
@@ -59,7 +59,7 @@ Instruction = Send | Reduce
 
 
 class Dataflow:
-    """How far one try of a step is on `server`; who knows how it goes on is an engine.
+    """The progress of one try of a step on `server`; subclasses (engines) know its schedule.
 
     `remaining` elements are not final yet; `finals` are the spans that are, as they became so. Of `expected`
     elements that this server must receive, `handled` have arrived. SCRATCH has `scratch_elements`.

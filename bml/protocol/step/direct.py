@@ -19,9 +19,9 @@ to a coordinator that freezes the view. So a COMPLETE that anybody sees belongs 
 complete.
 What the memory adds to the argument:
 
-1. *Contributions are only read until commit.* Whoever posts COMPLETE has read all that it will read, so when
-   a server commits, nobody reads its contribution any more.
-2. *Nobody writes into another server's memory*: the kernel refuses it. A server that was evicted while it was
+1. *Contributions are only read until commit.* A server that posts COMPLETE has read all that it will read. So
+  when a server commits, no server reads its contribution any more.
+2. *No server writes into another's memory*: the kernel refuses it. A server that was evicted while it was
    frozen, and wakes, can finish its own share, in its own memory, of a step that is over for the others; they
    read nothing of it any more.
 3. *It cannot take a torn sum for a good one either.* A server that leaves an epoch, for another view or as it
@@ -89,7 +89,7 @@ def epoch_of(standing: int) -> int:
 
 
 class Quit(NamedTuple):
-    """Let all servers see that this one has left every epoch before this one: its memory may change."""
+    """Let all servers see that this one has left every epoch before `epoch`: its memory may change."""
 
     epoch: int
 
@@ -127,7 +127,7 @@ class DirectEngine:
     """The dataflow of one step; see the module's text. Same properties as `Engine`, but no frames."""
 
     scratch_elements = 0
-    finals: tuple[tuple[int, int], ...] = ()  # what lies in memory of a view that is over is not used again
+    finals: tuple[tuple[int, int], ...] = ()  # shares of a view that is over are not used again
 
     def __init__(self, program: DirectProgram, stamp: Stamp, n_elements: int):
         self.server = program.server
@@ -149,20 +149,20 @@ class DirectEngine:
         return self.handled / self.expected
 
     def start(self) -> tuple[Post, Sum]:
-        """What can be done with this server's own contribution alone."""
+        """Return the instructions that need this server's own contribution alone."""
         (epoch, step, _, itemsize), program = self.stamp, self._program
         part = program.part(self.n_elements, itemsize)
         return Post(epoch, step, Stage.READY), Sum(epoch, step, *part, program.members)
 
     def summed(self, whole: bool) -> tuple[Post]:
-        """The sum that was asked for is there, the whole of it or a share; what can be done now."""
+        """The sum that was asked for is there, the whole of it or a share."""
         if whole:
             return (self._completed(),)
         self.handled = 1
         return (Post(self.stamp.epoch, self.stamp.step, Stage.DONE),)
 
     def gathered(self, stage: Stage) -> tuple[Post]:
-        """All members stand at DONE; what can be done now."""
+        """All members stand at DONE."""
         assert stage is Stage.DONE
         return (self._completed(),)
 
@@ -181,6 +181,6 @@ class DirectEngine:
 
 
 def direct_phases(program: DirectProgram) -> tuple[Phase, ...]:
-    """The commit barrier: wait for everybody; the token of this server is its word, so none is sent."""
+    """The commit barrier: wait for all others; this server's token is the word that it posts."""
     others = frozenset((peer, 0) for peer in program.members if peer != program.server)
     return (Phase(others, ()),)

@@ -14,9 +14,9 @@ State of a unit (a slice of a range):
 
 All units final: complete. Memory: IN is only read, results and partial sums share OUT (a unit's
 result can only arrive after its partial sum has left). Partial sums of children have places of their own in
-SCRATCH, but for one child's of every element: they wait in OUT, where the sum then takes their place. What is
-passed on for others lies in OUT, too, where nothing else can be: results everywhere, as their bits are those
-that belong there; partial sums where this server is a leaf and has sent its part from IN.
+SCRATCH, except those of one child for every element: they wait in OUT, where the sum then takes their place.
+What is passed on for others lies in OUT, too, where nothing else can be: results everywhere, as their bits
+are those that belong there; partial sums where this server is a leaf and has sent its part from IN.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class Engine(Dataflow):
         self._not_final = [bundle.stop - bundle.start for bundle in self._layout.bundles]
 
     def start(self) -> list[Instruction]:
-        """What can be done with this server's own contribution alone."""
+        """Return the instructions that need this server's own contribution alone."""
         done: list[Instruction] = []
         for unit in self._layout.ready:
             self._summed(unit, done)
         return done
 
     def received(self, kind: Kind, origin: int, dest: int, start: int, stop: int) -> list[Instruction]:
-        """The payload of a frame is in its place; what can be done now."""
+        """The payload of a frame is in its place: return the instructions that it makes possible."""
         done: list[Instruction] = []
         if dest != self.server:
             self._pass_on(kind, origin, dest, start, stop, done)
@@ -77,7 +77,7 @@ class Engine(Dataflow):
         return done
 
     def term(self, header: Header) -> Place | None:
-        """See Dataflow: all but what is passed on, or was cut by its sender in another way than here."""
+        """See Dataflow; None for frames that are passed on, or that their sender cut in another way."""
         kind, _, _, origin, dest, _, start, stop, _ = header
         if kind != _REDUCE or dest != self.server:
             return None
@@ -86,7 +86,7 @@ class Engine(Dataflow):
             return None
         return self.place(kind, origin, dest, start, stop)
 
-    # --- what happens to a unit ----------------------------------------------------------------
+    # --- the steps of a unit -------------------------------------------------------------------
 
     def _add(self, start: int, stop: int, done: list[Instruction]) -> None:
         index, units, missing = bisect_right(self._starts, start) - 1, self._units, self._missing
@@ -130,7 +130,7 @@ class Engine(Dataflow):
     def _pass_on(
         self, kind: Kind, origin: int, dest: int, start: int, stop: int, done: list[Instruction]
     ) -> None:
-        # What one server sent as one frame may part here: the ways of its pieces differ further on.
+        # One frame may become several here: the ways of its pieces differ further on.
         for run, relay in self._layout.relays[kind, origin, dest]:
             a, b = max(start, run.start), min(stop, run.stop)
             if a < b:

@@ -1,4 +1,4 @@
-"""The dataflow of one step of an exchange on one server: what it has summed so far goes out, round by round.
+"""The dataflow of a direct exchange on one server: its sum so far goes out round by round.
 
 Same interface as `Engine`, for programs that are no forest. A slice goes through the rounds on its own:
 
@@ -7,7 +7,8 @@ Same interface as `Engine`, for programs that are no forest. A slice goes throug
                -- it was not                                                      -->  round r+1
 
 Memory: IN holds the sum so far of round 0 and OUT that after the last round. In between it has a place of
-its own in SCRATCH for every round, as the partners' sums have, because what is being sent must not change.
+its own in SCRATCH for every round, as the partners' sums have, because data that is being sent must not
+change.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class _Term(NamedTuple):
 
 
 class _Out(NamedTuple):
-    """What goes out to a partner of a round, but for what the frames of one try have in common."""
+    """A frame to a partner of a round, without the fields that all frames of one try share."""
 
     hop: Hop
     place: Place
@@ -126,7 +127,7 @@ class ExchangeEngine(Dataflow):
         self.scratch_elements = layout.scratch_elements
 
     def start(self) -> list[Instruction]:
-        """What can be done with this server's own contribution alone."""
+        """Return the instructions that need this server's own contribution alone."""
         done: list[Instruction] = []
         for unit, (start, stop) in enumerate(zip(self._layout.starts, self._layout.stops, strict=True)):
             if self._rounds:
@@ -144,7 +145,7 @@ class ExchangeEngine(Dataflow):
         return Place(Buffer.SCRATCH, term.base + start)
 
     def received(self, kind: Kind, origin: int, dest: int, start: int, stop: int) -> list[Instruction]:
-        """The payload of a frame is in its place; what can be done now."""
+        """The payload of a frame is in its place: return the instructions that it makes possible."""
         done: list[Instruction] = []
         self.handled += stop - start
         starts, stops = self._layout.starts, self._layout.stops

@@ -1,6 +1,6 @@
-"""What the steps of one program have in common: units, where what arrives belongs, what is sent when.
+"""The layout of a program's steps: its units, the places of payloads, and the order of sending.
 
-See bml.protocol.step.engine for the dataflow, and for what lies where.
+bml.protocol.step.engine has the dataflow, and says which buffer holds which data.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Span(NamedTuple):
 
 
 class Out(NamedTuple):
-    """What will be sent for a unit, but for what the frames of one try have in common."""
+    """A frame that will be sent for a unit, without the fields that all frames of one try share."""
 
     kind: Kind
     hop: Hop
@@ -70,7 +70,7 @@ class _Bundle(NamedTuple):
 
 
 class _Outs(NamedTuple):
-    """What goes out for elements [start, stop) of a result, and the numbers of the bundles they are in."""
+    """The frames that elements [start, stop) of a result go out in, and the bundles that they are in."""
 
     start: int
     stop: int
@@ -79,7 +79,7 @@ class _Outs(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """A slice of a range, and what is done with it."""
+    """A slice of a range, and its part in the schedule."""
 
     start: int
     stop: int
@@ -88,7 +88,7 @@ class Unit(NamedTuple):
     reduce: Reduce | None
     """How the inputs become the sum of this subtree; None: there is only the contribution."""
     summed: tuple[Out, ...]
-    """What goes out when the sum is there."""
+    """The frames that go out when the sum is there."""
     is_root: bool
     """The sum is the result."""
     bundles: tuple[int, ...]
@@ -123,7 +123,7 @@ class Layout:
             self._unit(start, stop, span) for span in self._spans for start, stop in self._cuts.of(span.part)
         ]
         self.starts = [unit.start for unit in self.units]
-        #: What waits for nobody, in the order in which it goes out.
+        #: Units that need no other server's data, in the order in which they go out.
         self.ready = sorted((unit for unit in self.units if not unit.missing), key=_first_priority)
         self.missing = [unit.missing for unit in self.units]
         self.expected = sum(self.missing) + sum(
@@ -146,12 +146,12 @@ class Layout:
     def priority(self, kind: Kind, start: int) -> int:
         """Earlier slices of all pieces first, and of one slice results before partial sums.
 
-        A result must not wait behind bulk that nobody needs yet.
+        A result must not wait behind bulk that no server needs yet.
         """
         return 2 * self._cuts.column(start) + (kind == _REDUCE)
 
     def broadcast(self, start: int, stop: int) -> tuple[_Outs, ...]:
-        """What goes out when the result of [start, stop) has come from above."""
+        """The frames that go out when the result of [start, stop) has come from the parent."""
         known = self._spreads.get((start, stop))
         if known is None:
             known = tuple(
@@ -207,7 +207,7 @@ class Layout:
         return tuple(number for number in numbers if number is not None)
 
     def _bundle(self, program: Program, slice_elements: int) -> None:
-        """Bundle what is no longer than a slice: there a frame costs more than to wait for the others."""
+        """Bundle results that are no longer than a slice: a frame costs more than to wait for the others."""
         for first, after, hops in program.bundles:
             start, stop = self._cuts.at(first), self._cuts.at(after)
             if not 0 < stop - start <= slice_elements:
@@ -224,7 +224,7 @@ class Layout:
         return [each for each in cut if each.start < each.stop]
 
     def _lay_out(self, parts: Sequence[_Part], program: Program) -> None:
-        """Give places to all that arrives: to what one sender may bring in one frame, adjacent ones."""
+        """Give places to all payloads; those that a sender may put into one frame get adjacent ones."""
         n = self.n_elements
         gathered: dict[int, list[tuple[int, int]]] = {}
         for start, stop, part in parts:

@@ -1,4 +1,4 @@
-"""How large the slices of a vector are: a function of what all servers know, so that all choose alike.
+"""The size of slices: a function of numbers that all servers know, so that all choose the same.
 
 A slice is a step of a pipeline. Each costs a start-up on every server; and the last server of a tree sees its
 first slice only after all before it have passed one on. With s bytes a slice, P in all, rate B, that is
@@ -36,7 +36,7 @@ def on_one_host(hosts: Iterable[str]) -> bool:
 
 
 def rate_of(hosts: Iterable[str], zero_copy: bool = False) -> float:
-    """What to take for the rate of NICs with these addresses, which are all servers' and all levels'.
+    """The rate to assume for NICs with these addresses (of all servers and levels), in bytes per second.
 
     `zero_copy`: servers of one host make zero-copy sends to each other.
     """

@@ -1,4 +1,4 @@
-"""Sets of elements as sorted spans (start, stop) that do not overlap or touch: what of a vector is final."""
+"""Sets of elements of a vector, as sorted spans (start, stop) that do not overlap or touch."""
 
 from __future__ import annotations
 

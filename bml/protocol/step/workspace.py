@@ -13,7 +13,7 @@ from bml.protocol.step.spans import Spans, size
 
 Array = NDArray[np.generic]
 
-#: What `op` means, as the ufunc that adds two partial results.
+#: Operation -> the ufunc that combines two partial results.
 OPS: dict[str, np.ufunc] = {"sum": np.add, "min": np.minimum, "max": np.maximum, "prod": np.multiply}
 
 _BLOCK_NBYTES = 64 << 10
@@ -84,7 +84,7 @@ class Workspace:
         self._elsewhere[place] = np.frombuffer(payload, self._arrays[Buffer.IN].dtype)
 
     def reduce(self, instruction: Reduce) -> None:
-        """OUT[start:stop], or what `into` names, = the terms, added in their order."""
+        """Add the terms, in their order, into OUT[start:stop], or where `into` says."""
         start, stop, terms, into = instruction
         size = stop - start
         buffer, offset = into or (Buffer.OUT, start)

@@ -1,4 +1,4 @@
-"""What a user called in a step, as text on the wire: enough for a learner to take part in it."""
+"""The call of a training function in a step, as text on the wire: enough for a learner to take part in it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ MAX_CALL_NBYTES = 1 << 37
 """Longest vector of one call that a learner follows."""
 
 _OPS = ("sum", "min", "max", "prod")
-#: What can be reduced, each as numpy writes it: names that numpy merely understands are none of ours.
+#: The dtypes that can be reduced, each as numpy writes it; other spellings that numpy accepts are refused.
 _ITEMSIZES = {np.dtype(code).str: np.dtype(code).itemsize for code in "bBhHiIlLqQefdgFDG"}
 
 
 class Call(NamedTuple):
-    """`n_elements` of `dtype` (numpy's, as text) reduced with `op`; `text` says it in the user's words."""
+    """Reduce `n_elements` of `dtype` (numpy's, as text) with `op`; `text` is the call in the user's words."""
 
     op: str
     dtype: str
@@ -26,12 +26,12 @@ class Call(NamedTuple):
     text: str
 
     def encode(self) -> bytes:
-        """As it travels: one line for the machine, then the text, as much of it as fits."""
+        """The bytes that are sent: one line to parse, then the text, cut to MAX_TEXT_NBYTES in all."""
         return f"{self.op} {self.dtype} {self.n_elements}\n{self.text}".encode()[:MAX_TEXT_NBYTES]
 
     @classmethod
     def decode(cls, received: str) -> Call:
-        """Read what `encode` made. Raises FrameError."""
+        """Read the text of `encode`. Raises FrameError."""
         head, _, text = received.partition("\n")
         try:
             op, dtype, number = head.split(" ")
@@ -52,7 +52,7 @@ class Call(NamedTuple):
 def neutral(call: Call) -> np.ndarray[tuple[int], np.dtype[np.generic]]:
     """The contribution, shape (n_elements,), that changes no result.
 
-    Raises FabricError if there is not so much memory.
+    Raises FabricError if there is not enough memory.
     """
     dtype = np.dtype(call.dtype)
     try:

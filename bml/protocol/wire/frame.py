@@ -22,7 +22,7 @@ REFERENCE_MAGIC = b"BML\xf2"
 """Of a frame whose payload is not behind it."""
 REFERENCE_AT = 3
 REFERENCE_BYTE = REFERENCE_MAGIC[REFERENCE_AT]
-"""What tells it from others, for those who look at every frame."""
+"""The byte that tells such a frame from others."""
 VERSION = 1
 MAX_TEXT_NBYTES = 4096
 """Longest payload of a DESCRIBE frame."""
@@ -40,11 +40,11 @@ REFERENCE_FRAME_NBYTES = HEADER_NBYTES + REFERENCE_NBYTES
 
 
 class FrameError(FabricError):
-    """What arrived is not a frame of ours: damaged, of another version, or longer than allowed."""
+    """These bytes are no frame: damaged, of another version, or longer than allowed."""
 
 
 class Kind(enum.IntEnum):
-    """What a frame carries."""
+    """The kinds of frames, by their payload."""
 
     REDUCE = 0
     """A slice of a partial sum on its way to the root."""
@@ -53,9 +53,9 @@ class Kind(enum.IntEnum):
     TOKEN = 2
     """A token of the commit barrier; `start` is the phase, no payload."""
     DESCRIBE = 3
-    """What the sender's user called: at most 4 KiB (bml.protocol.wire.call)."""
+    """The call of the sender's training function: at most 4 KiB (bml.protocol.wire.call)."""
     HEAD = 4
-    """What a joiner is to expect of the sender's part of the training state: at most 4 KiB."""
+    """The announcement of the sender's part of the training state: at most 4 KiB."""
     STATE = 5
     """Bytes of the training state for a joiner; `step` is the last that is in it."""
 

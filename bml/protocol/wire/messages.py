@@ -1,4 +1,4 @@
-"""What servers and coordinator say to each other: typed, validated messages, encoded as msgpack.
+"""The messages between servers and coordinator: typed, validated, encoded as msgpack.
 
 No parameter byte travels here. Nothing is unpickled: a message that does not fit its type is a
 `MessageError`, and the connection that brought it is closed.
@@ -16,7 +16,7 @@ class MessageError(FabricError):
 
 
 class Incarnation(msgspec.Struct, frozen=True):
-    """A server that came later than the others, or again: one number for each of its incarnations.
+    """The incarnation of a server that came later than the others, or again; each has another number.
 
     `contact` says where it is to be reached; only the shells read it (bml.cluster.spec.job.Contact, as JSON).
     """
@@ -27,7 +27,7 @@ class Incarnation(msgspec.Struct, frozen=True):
 
 
 class View(msgspec.Struct, frozen=True):
-    """One agreed state of the fabric: who takes part and what is known dead.
+    """One agreed state of the fabric: the members, and the parts that are known to be dead.
 
     `commit` is the last step that is committed as of this view. A member that was still running a
     later step retries it; a member that had completed step `commit` commits it now.
@@ -69,13 +69,16 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class Who(_Message, frozen=True):
-    """A coordinator introduces itself; the server answers with its Status."""
+    """A coordinator introduces itself; the server answers with its Status, for epoch 0."""
 
     term: int
 
 
 class Freeze(_Message, frozen=True):
-    """Stop the step, drop traffic of older epochs, and report: a view with this epoch is coming."""
+    """Stop the step, drop traffic of older epochs, and report: a view with this epoch is coming.
+
+    In Paxos' terms Freeze is prepare, and Status the promise.
+    """
 
     term: int
     epoch: int
@@ -83,14 +86,14 @@ class Freeze(_Message, frozen=True):
 
 
 class Propose(_Message, frozen=True):
-    """The decided view; it may take effect once every member has accepted it."""
+    """The decided view; it may take effect once every member has accepted it (Paxos: accept)."""
 
     term: int
     view: View
 
 
 class Install(_Message, frozen=True):
-    """Every member accepted the view of this epoch: act on it."""
+    """Every member has accepted the view of this epoch: act on it (Paxos: learn)."""
 
     term: int
     epoch: int
@@ -128,7 +131,7 @@ class Returned(_Message, frozen=True):
 
 
 class Noted(_Message, frozen=True):
-    """A coordinator is there: the answer to a server that says again that its training function has ended."""
+    """A coordinator's answer to a server that repeats that its training function has ended."""
 
     term: int
 
@@ -147,7 +150,7 @@ ABORT_KINDS = ("training", "too-few", "start")
 
 
 class Status(_Message, frozen=True):
-    """Where a server stands: the answer to Who (epoch 0) and to Freeze (its epoch) of that `term`.
+    """The report of a server: the answer to Who (epoch 0) and to Freeze (its epoch) of that `term`.
 
     `complete` is the step whose outputs are all final here although it is not committed, else -1.
     `outcome` is "" while the training function runs, then "done" or "failed".
@@ -184,7 +187,7 @@ class Accepted(_Message, frozen=True):
 
 
 class Refused(_Message, frozen=True):
-    """The answer to a ballot of this term: the server has promised a higher epoch to somebody."""
+    """The answer to a ballot of this term: the server has promised a higher ballot."""
 
     server: int
     term: int
@@ -269,7 +272,7 @@ class NeedsState(_Message, frozen=True):
 
 
 class Leaves(_Message, frozen=True):
-    """The server was asked to go; it has brought nothing to the step that comes, and will not."""
+    """The server was asked to leave; it has contributed nothing to the next step, and will not."""
 
     server: int
     why: str
@@ -322,7 +325,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """Message of the bytes; raises MessageError when they are none."""
+    """The message that these bytes encode; raises MessageError if they encode none."""
     try:
         return _decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -1,7 +1,7 @@
-"""What a well-formed message may say on this fabric: nobody acts on the others.
+"""The check of decoded messages against the fabric: a message that cannot be true is refused.
 
-Types are checked when a message is decoded (messages.py). Here numbers are: servers and levels that there
-are, epochs that fit into a frame, views whose members are exactly the live servers and can reach each other.
+Types are checked when a message is decoded (messages.py). Numbers are checked here: servers and levels must
+exist, epochs must fit into a frame, and the members of a view must be the live servers, and connected.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOST = 2**63 - 1
 
 
 def check_for_server(message: msg.Message, fabric: Fabric) -> msg.ToServer:
-    """Return a message of a coordinator; raises MessageError if no coordinator says that on `fabric`."""
+    """Return a message of a coordinator; raises MessageError if it cannot be true on `fabric`."""
     if not isinstance(message, msg.ToServer):
         raise MessageError(f"{type(message).__name__} is not for a server")
     if not isinstance(message, msg.Inject):
@@ -33,7 +33,7 @@ def check_for_server(message: msg.Message, fabric: Fabric) -> msg.ToServer:
 
 
 def check_from_server(message: msg.Message, server: int, fabric: Fabric) -> msg.ToCoordinator:
-    """Return a message of `server`; raises MessageError if it does not say that, or speaks for another."""
+    """Return a message of `server`; raises MessageError if it is impossible, or speaks for another server."""
     if not isinstance(message, msg.ToCoordinator):
         raise MessageError(f"{type(message).__name__} is not for a coordinator")
     if isinstance(message, msg.Inject):
@@ -80,7 +80,7 @@ def _check_view(view: View, fabric: Fabric) -> None:
 
 @lru_cache(maxsize=32)  # every server's Status has the same views
 def _wrong_view(view: View, fabric: Fabric) -> str:
-    """What is wrong with a view; empty if nothing is."""
+    """Why this view is impossible, "" if it is not."""
     try:
         _check_new_view(view, fabric)
     except MessageError as error:
