@@ -23,6 +23,7 @@ myst_heading_anchors = 3
 html_theme = "furo"
 html_title = "bml"
 html_copy_source = False
+smartquotes = False
 
 default_role = "py:obj"  # `Result.value` in a docstring is a link where there is something of that name
 autodoc_default_options = {"members": True, "member-order": "bysource"}

@@ -47,3 +47,12 @@ def test_what_a_page_names_is_there(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_page_names_a_document_that_readers_do_not_have(page: Path) -> None:
     assert "design document" not in page.read_text().lower()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_that_names_the_phases_of_a_step_says_what_they_are_together(page: Path) -> None:
+    text = page.read_text()
+    names_both = re.search(r"\bbroadcast\b", text) and re.search(r"\breduce\b", text)
+    if names_both and page.name not in ("commands.md", "CONTRIBUTING.md"):  # generated; house rules
+        assert "reduce-scatter" in text
+        assert "all-gather" in text
