@@ -1,13 +1,13 @@
-"""The pytest plugin: fault plans for tests of training scripts, drawn from a printed seed; emulated fabrics.
+"""The pytest plugin: fault plans for tests of training scripts, from a printed seed, and emulated fabrics.
 
-    @pytest.mark.faults("kill:4@step=20", "blackhole:2/0@step=30")          # these
-    @pytest.mark.faults(fabric="bcube:3x2", steps=40, kinds=("kill", "cut"))  # drawn from --fault-seed
+    @pytest.mark.faults("kill:4@step=20", "blackhole:2/0@step=30")          # these faults, or
+    @pytest.mark.faults(fabric="bcube:3x2", steps=40, kinds=("kill", "cut"))  # faults from --fault-seed
     def test_training(fault_plan):
         result = bml.launch(train, "bcube:3x2", launcher="processes", faults=fault_plan)
 
 Every test draws a plan of its own from the seed and its own name, so it draws the same one when it is run
-alone. The plan is shown with the failure of a test. A test fails in whose jobs a fault of its plan never
-struck, unless the marker has must_strike=False. docs/guides/testing.md tells more.
+alone. The plan is shown with the failure of a test. If a fault of the plan never struck in the jobs of a
+test, the test fails, unless the marker has must_strike=False. docs/guides/testing.md tells more.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-# Every pytest of an environment with bml in it loads this file: what a fixture needs is imported in it.
+# Every pytest in an environment with bml loads this file, so fixtures import what they need themselves.
 if TYPE_CHECKING:
     from bml.cluster.launcher.result import Result
     from bml.fabric.network import EmulatedFabric
@@ -30,8 +30,8 @@ _SEED = pytest.StashKey[int]()
 _WATCH = pytest.StashKey["_Watch"]()
 _TITLE = "fault plan"
 _MARKER = (
-    "faults(*faults, fabric=…, steps=…, count=2, kinds=…, must_strike=True): what the fixture fault_plan is, "
-    "and whether the test fails if one of these faults never struck"
+    "faults(*faults, fabric=…, steps=…, count=2, kinds=…, must_strike=True): the plan of the fixture "
+    "fault_plan, and whether the test fails if one of its faults never struck"
 )
 BringUp = Callable[..., "EmulatedFabric"]
 _DRAWN = {"fabric", "steps", "count", "kinds"}
@@ -51,7 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the seed, and make the marker known."""
+    """Choose the seed, and register the marker."""
     config.addinivalue_line("markers", _MARKER)
     given = config.getoption("--fault-seed")
     setting = os.environ.get("BML_FAULT_SEED", "")
@@ -102,10 +102,10 @@ def fault_seed(pytestconfig: pytest.Config) -> int:
 def fault_plan(request: pytest.FixtureRequest) -> Iterator[FaultPlan]:
     """The fault plan of a test, for `bml.launch(..., faults=fault_plan)`.
 
-    From `pytest.mark.parametrize("fault_plan", [...], indirect=True)` (texts, or lists of texts), else from
-    `pytest.mark.faults`: its texts, or a plan drawn for `fabric` (needed) within `steps` steps (needed) of
-    `count` faults of these `kinds` (see FaultPlan.draw). The test fails if one of them never struck in a job
-    that was given it, unless the marker says must_strike=False.
+    It comes from `pytest.mark.parametrize("fault_plan", [...], indirect=True)` (texts, or lists of texts),
+    else from `pytest.mark.faults`: the texts there, or `count` faults of these `kinds`, drawn for `fabric`
+    (needed) within `steps` steps (needed), see FaultPlan.draw. The test fails if a fault never struck in a
+    job that was given it, unless the marker has must_strike=False.
     """
     from bml.cluster.launcher.outcomes import watched_by
 
@@ -119,7 +119,7 @@ def fault_plan(request: pytest.FixtureRequest) -> Iterator[FaultPlan]:
 def emulated_fabric() -> Iterator[BringUp]:
     """Return `bring_up(shape, rate="200mbit")`: the same healed fabric for the same shape, for all tests.
 
-    Skips the test, with the reason, where no fabric can be emulated.
+    Skips the test, with the reason, if no fabric can be emulated here.
     """
     from bml.fabric.network import DEFAULT_RATE, down, obstacle, up
 
@@ -150,12 +150,12 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
         seed = item.config.stash[_SEED]
         text = f"{item.stash[_WATCH].plan or 'no faults'}\nrepeat with --fault-seed {seed}"
         report.sections.append((_TITLE, text))
-    return report  # type: ignore[no-any-return]  # how a hook wrapper gives its result back
+    return report  # type: ignore[no-any-return]  # a hook wrapper returns its result so
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Fail a test that has passed although a fault of its plan never struck: it has shown nothing of it."""
+    """Fail a test that passed although a fault of its plan never struck: it says nothing about that fault."""
     result = yield
     marker = item.get_closest_marker("faults")
     must_strike = marker is None or marker.kwargs.get(_MUST_STRIKE, True)
@@ -164,9 +164,9 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         pytest.fail(
             "\n".join(
                 [
-                    "faults of the plan never struck, so this test shows nothing of them:",
+                    "faults of the plan never struck, so this test says nothing about them:",
                     *lines,
-                    "(have them strike, or mark the test with @pytest.mark.faults(…, must_strike=False))",
+                    "(let them strike earlier, or give @pytest.mark.faults(…, must_strike=False))",
                 ]
             ),
             pytrace=False,
@@ -175,14 +175,14 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 
 class _Watch:
-    """What became of a plan in the jobs of a test."""
+    """Watches which faults of a plan never struck in the jobs of a test."""
 
     def __init__(self, plan: FaultPlan):
         self.plan = plan
         self.never_struck: dict[str, str] = {}
 
     def heard(self, result: Result) -> None:
-        """A job is over. What struck in one job may not have in another with the same fault."""
+        """Note the result of a job. A fault that struck in one job may never have struck in another."""
         planned = {str(fault) for fault in self.plan}
         self.never_struck.update({text: why for text, why in result.never_struck.items() if text in planned})
 
@@ -196,7 +196,7 @@ def _plan(request: pytest.FixtureRequest) -> FaultPlan:
     marker = request.node.get_closest_marker("faults")
     if marker is None:
         raise UsageError(
-            "fault_plan needs to know what to break: mark the test with "
+            "fault_plan needs faults: mark the test with "
             '@pytest.mark.faults("kill:4@step=20") or @pytest.mark.faults(fabric="bcube:3x2", steps=40)'
         )
     settings = {key: value for key, value in marker.kwargs.items() if key != _MUST_STRIKE}
@@ -205,8 +205,7 @@ def _plan(request: pytest.FixtureRequest) -> FaultPlan:
     if marker.args or settings.keys() - _DRAWN or not {"fabric", "steps"} <= settings.keys():
         raise UsageError(
             "pytest.mark.faults takes either faults as texts, or fabric= and steps=, and count= and kinds=; "
-            "and must_strike= with both; "
-            f"it was given {marker.args} and {settings}"
+            f"and must_strike= with both; it was given {marker.args} and {settings}"
         )
     seed = request.config.stash[_SEED] << 32 | zlib.crc32(request.node.nodeid.encode())
     return FaultPlan.draw(seed, parse(settings.pop("fabric")), **settings)

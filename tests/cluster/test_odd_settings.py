@@ -40,7 +40,7 @@ def test_it_is_refused_before_anything_is_started(settings: dict[str, Any], says
 
 def test_a_job_that_was_ended_early_says_so() -> None:
     result = Result(JobSpec("bcube:2x1"))
-    assert str(result.failure()) == "the job was ended before a server had reached its end"
+    assert str(result.failure()) == "the job was ended before a server reached the end"
     assert isinstance(result.failure(), BmlError)
     with pytest.raises(UsageError, match="no server has a value"):
         print(result.value)

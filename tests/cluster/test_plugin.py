@@ -60,7 +60,7 @@ def test_the_whole_of_it(suite: Path) -> None:
     assert "3 errors" in out
     assert re.search(r"- fault plan -+\nkill:1@step=2\nrepeat with --fault-seed 7", out)
     for reason in (
-        "fault_plan needs to know what to break",
+        "fault_plan needs faults",
         "'kill:1' is not a fault",
         "takes either faults as texts, or fabric= and steps=",
     ):

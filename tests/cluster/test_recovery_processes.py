@@ -192,7 +192,7 @@ def test_a_training_function_that_raises_on_one_server() -> None:
         ({"detect_s": 0.0}, "detect_s is 0.0"),
         ({"algorithm": "magic"}, "magic"),
         ({"launcher": "slurm"}, "slurm"),
-        ({"address": "127.0.0.1:1"}, "address is for the ray launcher"),
+        ({"address": "127.0.0.1:1"}, "address is for the launcher ray"),
     ],
 )
 def test_a_job_that_cannot_be_is_refused_before_anything_starts(

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
 EVENTS: dict[str, tuple[list[str], bool, dict[str, str]]] = {
     "killed": (["kill:3@step=5"], False, {"3": "its process "}),
     "exits": (["exit:3@step=5"], False, {"3": "its process "}),
-    "stopped for good": (["freeze:3@step=5"], False, {"3": "it did not end after the others had"}),
+    "stopped for good": (["freeze:3@step=5"], False, {"3": "it did not end after the others"}),
     "stopped for a while": (["freeze:3@step=5,for=2s"], False, {"3": "server 3 is out of view 2"}),
     "leaves": (["leave:3@step=5"], False, {"3": "server 3 is out of view 2"}),
     "killed, and comes again": (["kill:3@step=5"], True, {}),

@@ -1,4 +1,4 @@
-"""Calls the functions of the user that are to hear of a job, in a thread where they may take their time."""
+"""Calls the user's functions that follow a job, in a thread of their own, where they may be slow."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 
 _LOG = logging.getLogger("bml.cluster")
 
-#: So much news waits at most for a function that is slow; of more the oldest is dropped.
+#: How many calls wait at most for a slow function; beyond, the oldest is dropped.
 _MOST_WAITING = 1000
-#: No wait is longer, so that Ctrl-C ends it.
+#: The longest single wait, in seconds: Ctrl-C is handled between two waits.
 _POLL_S = 0.2
 
 News = Callable[[dict[str, Any]], None]
 
 
 def view_line(snapshot: dict[str, Any]) -> str:
-    """The view of a snapshot in one line: its number, how many servers it has, and its reason."""
+    """Return a line about the view of a snapshot: its number, how many servers it has, and its reason."""
     return f"view {snapshot['epoch']}: {len(snapshot['members'])} servers ({snapshot['reason']})"
 
 
@@ -38,10 +38,10 @@ def log_views() -> News:
 
 
 class Teller:
-    """Tells `on_change` the snapshots of a job, in order, and whoever else is to hear something.
+    """Calls `on_change` with the snapshots of a job, and other functions with texts, in order.
 
-    A snapshot that waits is replaced by a newer one of the same view: slow functions miss steps, not views.
-    What a function raises is kept as `error`; nothing is told after it.
+    A waiting snapshot is replaced by a newer one of the same view: slow functions miss steps, not views. If a
+    function raises, the exception is kept as `error`, and no function is called any more.
     """
 
     def __init__(self, on_change: News | None):
@@ -54,30 +54,30 @@ class Teller:
         self.error: BaseException | None = None
 
     def tell(self, snapshot: dict[str, Any]) -> None:
-        """Have `on_change` told. Any thread may call this, and never waits."""
+        """Let `on_change` be called with a snapshot. Any thread may do this, and never waits."""
         if self._on_change is not None:
             self._put(self._on_change, snapshot, (snapshot["term"], snapshot["epoch"]))
 
     def say(self, function: Callable[[str], None], text: str) -> None:
-        """Have another function told something; in order with the snapshots."""
+        """Let another function be called with a text, in order with the snapshots."""
         self._put(function, text, object())
 
     def drain(self, within_s: float) -> None:
-        """Wait until everything is told, at most so long."""
+        """Wait, for `within_s` seconds at most, until all calls are made."""
         if self._wait(lambda: self._telling or bool(self._waiting), within_s):
             _LOG.warning("on_change has not returned within %g s: it is not waited for", within_s)
 
     def close(self, within_s: float) -> None:
-        """Tell nothing more, and wait until what is being told is, at most so long. Idempotent."""
+        """Make no more calls, and wait for the current one, `within_s` seconds at most. Idempotent."""
         with self._changed:
             self._closed = True
             self._waiting.clear()
         self._wait(lambda: self._telling, within_s)
 
     def _wait(self, goes_on: Callable[[], bool], within_s: float) -> bool:
-        """Wait for the thread; returns whether it still goes on."""
+        """Wait while `goes_on()`; returns whether it still does."""
         if threading.current_thread() is self._thread:
-            return False  # what is being told wants to know
+            return False  # the function that is called waits for itself
         deadline = time.monotonic() + within_s
         with self._changed:
             while goes_on() and (left_s := deadline - time.monotonic()) > 0:

@@ -1,11 +1,11 @@
-"""The door of a running job: a unix socket in a private folder, one request and one answer per line of JSON.
+"""The socket of a running job, in a private folder: one request and one answer, each a line of JSON.
 
-    {"do": "status"}                       what bml status shows
-    {"do": "inject", "fault": "kill:4"}    what was done, and to what
-    anything that goes wrong               {"error": why, "usage": whether the request was wrong}
+    {"do": "status"}                       the status that bml status shows
+    {"do": "inject", "fault": "kill:4"}    what the servers did
+    any error                              {"error": text, "usage": whether the request was wrong}
 
-The folder belongs to the user alone, and both ends ask the kernel whose the other one is: a process of this
-user, and root's, may do anything to the job, and no other is answered or believed.
+The folder belongs to the user alone, and both ends ask the kernel for the user of the other end. Processes of
+this user and of root may do anything to the job; no other process is answered or believed.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ _LOG = logging.getLogger("bml.cluster")
 
 _SUFFIX = ".sock"
 _OPENING = ".new"
-#: What the kernel takes as the path of a unix socket, less the name of a job.
+#: The longest path of a unix socket, less the name of a job.
 _MOST_FOLDER = 107 - 24
 _MOST_REQUEST_NBYTES = 1 << 16
 _IDLE_S = 60.0
 _CREDENTIALS = struct.Struct("=iII")  # ucred: process, user, group
-_POLL_S = 0.02  # so long may `close` take
+_POLL_S = 0.02  # how long `close` may take, in seconds
 _CALL_S = 5.0
 
 Serve = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class JobSocket:
-    """The open door of one job; `serve` answers a request or raises BmlError."""
+    """The open socket of one job; `serve` answers a request or raises BmlError."""
 
     def __init__(self, path: Path, serve: Serve):
         self.path = path
-        # It gets its name once it listens: one that does not is taken for a dead job's, and removed.
+        # It gets its name once it listens: a socket that does not listen is taken for that of a dead job.
         opening = path.with_suffix(_OPENING)
         with suppress(FileNotFoundError):
             opening.unlink()
@@ -62,7 +62,7 @@ class JobSocket:
 
     @classmethod
     def open(cls, job: str, serve: Serve) -> JobSocket | None:
-        """Open the door of a job; None, with a warning, where that is not possible: the job runs without.
+        """Open the socket of a job; None, with a warning, if that is not possible: the job runs without it.
 
         Removes the sockets of launchers that were killed.
         """
@@ -76,8 +76,8 @@ class JobSocket:
     def close(self) -> None:
         """Close it and remove the socket.
 
-        The folder stays, empty: another job may be about to open its door there, and nobody else can take its
-        name meanwhile.
+        The empty folder stays: another job may be about to open its socket there, and no other user can take
+        its name meanwhile.
         """
         self._server.shutdown()
         self._server.server_close()
@@ -87,14 +87,14 @@ class JobSocket:
 
 
 def call(job: str | None, request: dict[str, Any]) -> dict[str, Any]:
-    """Ask the job of this name, or the only one that runs. Raises UsageError or FabricError, as it says."""
+    """Ask the job of this name, or the only one that runs. Raises its UsageError or FabricError."""
     path = find(job)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(_CALL_S)
             sock.connect(str(path))
             if not _is_ours(sock):
-                raise FabricError(f"{path} is another user's: who listens there is no job of yours")
+                raise FabricError(f"{path} belongs to another user, and is not the socket of a job of yours")
             sock.sendall(json.dumps(request).encode() + b"\n")
             with sock.makefile("rb") as lines:
                 answer = json.loads(lines.readline())
@@ -107,7 +107,7 @@ def call(job: str | None, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def find(job: str | None) -> Path:
-    """Socket of the job of this name, or of the only one that runs. Sockets of dead jobs are removed."""
+    """Return the socket of the job of this name, or of the only one. Sockets of dead jobs are removed."""
     running = _running()
     names = ", ".join(running)
     if job is not None:
@@ -122,12 +122,12 @@ def find(job: str | None) -> Path:
 
 
 def _running() -> dict[str, Path]:
-    """The sockets of jobs that run, by the jobs' names; those of dead jobs are removed."""
+    """Return the sockets of running jobs by their names. Sockets of dead jobs are removed."""
     return {path.stem: path for path in sorted(folder().glob(f"*{_SUFFIX}")) if _is_alive(path)}
 
 
 def folder() -> Path:
-    """The folder of this user's sockets, made if it is not there. Raises FabricError if it is not private."""
+    """Return the folder of this user's sockets, and make it. Raises FabricError if it is not private."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     uid = os.geteuid()
     own = Path(runtime) / "bml" if os.path.isdir(runtime) else Path(tempfile.gettempdir()) / f"bml-{uid}"
@@ -144,12 +144,12 @@ def folder() -> Path:
 
 
 def _is_alive(path: Path) -> bool:
-    """Whether somebody listens; the socket of a launcher that was killed is removed."""
+    """Whether a process listens. The socket of a launcher that was killed is removed."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.setblocking(False)
         try:
             sock.connect(str(path))
-        except BlockingIOError:  # it is busy with others
+        except BlockingIOError:  # it is busy with other requests
             return True
         except ConnectionRefusedError:
             path.unlink(missing_ok=True)
@@ -178,7 +178,7 @@ def _handler(serve: Serve) -> type[socketserver.StreamRequestHandler]:
             if not _is_ours(self.request):
                 _LOG.warning("another user's process opened the job's socket, and was not answered")
                 return
-            with suppress(OSError):  # whoever asked has gone
+            with suppress(OSError):  # the process that asked has gone
                 while line := self.rfile.readline(_MOST_REQUEST_NBYTES):
                     self.wfile.write(json.dumps(_answer(serve, line), default=str).encode() + b"\n")
 

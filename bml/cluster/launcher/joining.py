@@ -1,4 +1,4 @@
-"""Starts servers that join, beside everything else: that takes seconds, on Ray tens of them."""
+"""Starts servers that join, in threads of their own: a start takes seconds, and on Ray tens of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Join = Callable[[int, int, threading.Event], None]
 
 
 class Joining:
-    """Starts servers with `join`, each in a thread of its own, as one may find no room for long.
+    """Starts servers with `join`, each in a thread of its own: a start may wait long for free resources.
 
     One thread uses it.
     """
@@ -24,7 +24,7 @@ class Joining:
         self._give_up = threading.Event()
         self._threads: list[threading.Thread] = []
         self.coming: set[int] = set()
-        """The servers that are being started, or were since `failed` was asked last."""
+        """The servers that are being started, or that were started since the last call of `failed`."""
 
     def begin(self, server: int, incarnation: int) -> None:
         """Start this server, which is not `coming`, in this incarnation."""
@@ -36,7 +36,7 @@ class Joining:
         thread.start()
 
     def failed(self) -> list[tuple[int, str]]:
-        """The servers that could not be started since this was asked last, and why. Raises what is a bug."""
+        """Return the servers that could not be started since the last call, and why. Raises other errors."""
         failed = []
         while not self._outcomes.empty():
             server, error = self._outcomes.get()
@@ -48,7 +48,7 @@ class Joining:
         return failed
 
     def close(self) -> None:
-        """Give up what is being started, and wait until it is. Idempotent."""
+        """Give up all starts, and wait until they have ended. Idempotent."""
         self._give_up.set()
         for thread in self._threads:
             thread.join()

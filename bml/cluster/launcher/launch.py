@@ -1,4 +1,4 @@
-"""Launches a job: starts it, and follows it to its end."""
+"""`bml.start` and `bml.launch`: start a job, and follow it to its end."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def start(
     on_change: News | None = None,
     on_start: OnStart | None = None,
 ) -> Job:
-    """Start a job and return it as it runs, to be looked at, hurt and waited for; arguments as in `launch`::
+    """Start a job and return it while it runs; the arguments are those of `launch`::
 
         with bml.start(train, fabric="bcube:3x2", launcher="processes") as job:
             job.inject("kill:4")
             print(job.status()["servers"][0]["waits_for"])
             result = job.wait()
 
-    What still runs at the end of the `with` statement is ended. Raises UsageError for a job that cannot be,
+    At the end of the `with` statement the job is ended. Raises UsageError for a job that cannot be,
     StartError if not all servers appeared in time, FabricError if the machine or Ray cannot start them.
     """
     if not callable(train):
@@ -90,7 +90,7 @@ def start(
     reserves = Reservation(resources or {})
     teller = Teller(on_change or log_views())
     starting = _say_nothing if on_start is None else partial(teller.say, on_start)
-    pickled = pack(train)  # first: a function that cannot be pickled must leave no Ray or fabric behind
+    pickled = pack(train)  # before Ray or a fabric is started, as this may raise
     fleet = _fleet(spec, launcher, address, reserves, prints, starting)
     job = Job(fleet, fleet.spec, launcher, teller)
     job.begin(pickled)
@@ -98,7 +98,7 @@ def start(
 
 
 def _same_arguments(as_of: Callable[P, Job]) -> Callable[[Callable[..., R]], Callable[P, R]]:
-    """Give a function the signature of another, but for what it returns."""
+    """Give a function the signature of another, except for the type of its result."""
 
     def decorate(function: Callable[..., R]) -> Callable[P, R]:
         returns = inspect.signature(function).return_annotation
@@ -116,14 +116,14 @@ def launch(*arguments: Any, **options: Any) -> Result:
     Args:
         train: The training function. It is given a `Session`, and what it returns is in `Result.values`.
         fabric: How the servers are wired: the notation of `bml.topology.parse`.
-        faults: What is to break and when: texts of the notation `bml.faults.Fault`, or a `FaultPlan`.
+        faults: Faults to inject, and when: texts of the notation `bml.faults.Fault`, or a `FaultPlan`.
         launcher: "ray" (a local Ray, the cluster at `address`, or the one this process belongs to) or
             "processes" (plain processes on this machine).
         address: Of the head of a running Ray cluster, such as "10.0.0.1:6379". Default: `RAY_ADDRESS`.
-        resources: What every server reserves of a Ray cluster, such as {"GPU": 1, "CPU": 8}. Without it
-            servers reserve nothing, see no GPU where Ray hides those that are not reserved, and are spread
+        resources: Amounts that every server reserves of a Ray cluster, such as {"GPU": 1, "CPU": 8}. Without
+            it servers reserve nothing, see no GPU where Ray hides those that are not reserved, and are spread
             evenly over the machines, neighbours together.
-        algorithm: Of the schedule (`bml plan`). "auto" takes what suits the size of each step.
+        algorithm: Of the schedule (`bml plan`). "auto" chooses by the size of each step.
         detect_s: Seconds of silence after which a failure is suspected: it is noticed within 1.25 times as
             long, and within 3.25 times where heartbeats are often late. Default: 0.5.
         start_s: Seconds that servers may take to appear.
@@ -139,21 +139,21 @@ def launch(*arguments: Any, **options: Any) -> Result:
             `BML_TRAFFIC_CLASS` of each machine, or unmarked.
         absent: Servers that are not started; they may join later (`job.inject("join:4")`).
         rejoin: A server that is lost is started again and joins.
-        trace: Servers record what they do when, see `Result.trace`.
+        trace: Servers record their actions and times, see `Result.trace`.
         kept_mib: MiB of results that a joiner keeps while it catches up, at most twice that for a moment.
             If more come, it is given a later state.
-        prints: Show what the training functions print.
+        prints: Show the prints of the training functions.
         on_change: Is called with a snapshot of the job's state (see `Job.status`) when it changes. Without
             it every view after the first is a line in the log `bml.cluster`: a warning, which Python shows
             on standard error.
-        on_start: Is called with a line about what is being started, where that takes long.
+        on_start: Is called with a line about every part whose start takes long.
 
     `on_change` and `on_start` are called in another thread, one call after the other. They may take their
     time, and the job goes on meanwhile: a slow function gets only the newest snapshot of a view, but every
-    view, in order, while it is no more than 1,000 behind. What they raise ends the job, and is raised here.
+    view, in order, while it is no more than 1,000 behind. An exception in them ends the job, and is raised.
     Once the job is over, calls that are still to come are waited for, up to 10 s.
 
-    Errors of a job that ran have an attribute `result` with what the survivors reported.
+    Errors of a job that ran have an attribute `result` with the reports of the survivors.
 
     Raises:
         UsageError: The job cannot be, or the training functions made calls that cannot be (`StepMismatch`,
@@ -162,7 +162,7 @@ def launch(*arguments: Any, **options: Any) -> Result:
         TrainingError: A training function raised; the text names the server and holds the traceback.
         TooFewServers: Fewer servers are left than `min_servers`.
         StateMismatch: The servers ended with different parameters, or count different samples as used.
-        FabricError: The machine, Ray or the network cannot do what is needed.
+        FabricError: The machine, Ray or the network cannot run the job.
         BmlError: No server reached the end.
     """
     with start(*arguments, **options) as job:
@@ -175,14 +175,14 @@ def _fleet(
     if launcher not in LAUNCHERS:
         raise UsageError(f"launcher is {launcher!r}: give one of {', '.join(LAUNCHERS)}")
     if address is not None and launcher == "processes":
-        raise UsageError("an address is for the ray launcher; processes run on this machine")
+        raise UsageError("an address is for the launcher ray: the launcher processes runs on this machine")
     if reserves and (launcher == "processes" or spec.emulated is not None):
         raise UsageError(
-            "resources are reserved of a Ray cluster; processes, or an emulated fabric, have none"
+            "resources are reserved of a Ray cluster: with processes, or an emulated fabric, give none"
         )
     if spec.emulated is not None:
         if address is not None:
-            raise UsageError("on the emulated fabric a Ray of its own is started: give no address")
+            raise UsageError("on the emulated fabric the job starts a Ray of its own: give no address")
         return EmulatedFleet(spec, launcher, prints, on_start)
     if launcher == "processes":
         return ProcessFleet(spec, prints)
@@ -193,4 +193,4 @@ def _fleet(
 
 
 def _say_nothing(_: str) -> None:
-    """The `on_start` of those who do not want to know."""
+    """The `on_start` of a user who gave none."""

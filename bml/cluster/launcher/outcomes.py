@@ -1,4 +1,4 @@
-"""Tells tools for tests of the results of the jobs that this process waits for."""
+"""Passes the results of jobs that this process waits for on to testing tools."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _watchers: list[Watcher] = []
 
 @contextmanager
 def watched_by(watcher: Watcher) -> Iterator[None]:
-    """Call `watcher` with the result of every job that is waited for meanwhile, also of one that failed."""
+    """Call `watcher` with the result of every job that is waited for meanwhile, also if the job failed."""
     _watchers.append(watcher)
     try:
         yield
@@ -23,6 +23,6 @@ def watched_by(watcher: Watcher) -> Iterator[None]:
 
 
 def tell(result: Result) -> None:
-    """A job is over."""
+    """Call all watchers with the result of a job that is over."""
     for watcher in _watchers:
         watcher(result)

@@ -1,4 +1,4 @@
-"""Decides whether a server that is gone is started again; time is an argument."""
+"""Decides whether a lost server is started again. Pure: time is an argument."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections import defaultdict, deque
 from collections.abc import Container
 
 MOST_STARTS = 3
-"""So often a server is started again that never comes in, within WITHIN_S."""
+"""How often a server that never becomes a member is started again within WITHIN_S."""
 WITHIN_S = 60.0
 """In seconds."""
 
 _WORTH = ("Evicted", "JoinFailed")
 OUT = (*_WORTH, "Left", "NotJoined")
-"""Kinds of reports of servers that the others do without: evicted, failed in the runtime or in the training
-function before they were in, or gone on notice."""
+"""Kinds of reports after which the others go on without the server: it was evicted, left on notice, or failed
+in the runtime or, before it was a member, in the training function."""
 
 
 def is_worth_it(kind: str) -> bool:
@@ -25,24 +25,24 @@ def is_worth_it(kind: str) -> bool:
 
 
 class Comebacks:
-    """Which lost servers are started again: all, but none for ever that never comes in."""
+    """Decides which lost servers are started again: all, except those that never become members."""
 
     def __init__(self) -> None:
         self._starts: defaultdict[int, deque[float]] = defaultdict(deque)
 
     def came_in(self, contributors: Container[int]) -> None:
-        """These servers are in: what it took counts no more."""
+        """Forget the starts of these servers, as they are members now."""
         for server in [each for each in self._starts if each in contributors]:
             del self._starts[server]
 
     def refusal(self, server: int, now: float) -> str:
-        """Why a lost server is not started again; empty: it is, and that start counts. `now` in seconds."""
+        """Return why a lost server is not started again; if it is, count it and return an empty text."""
         starts = self._starts[server]
         while starts and now - starts[0] > WITHIN_S:
             starts.popleft()
         if len(starts) >= MOST_STARTS:
             return (
-                f"it was started {MOST_STARTS} times within {WITHIN_S:.0f} s and never came in: "
+                f"it was started {MOST_STARTS} times within {WITHIN_S:.0f} s and never became a member: "
                 "it is not started again"
             )
         starts.append(now)

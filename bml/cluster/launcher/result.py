@@ -1,4 +1,4 @@
-"""One result of what the servers of a job report."""
+"""The result of a job, made of the reports of its servers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bml.cluster.spec.trace import merged
 from bml.errors import BmlError, TrainingError, UsageError
 from bml.faults.outcome import never_struck, stays
 
-#: Errors of one server that are the caller's (or ours), not the training function's.
+#: Errors of one server that the caller (or bml) has made, not the training function.
 _OWN = {
     "StepMismatch": errors.StepMismatch,
     "UsageError": errors.UsageError,
@@ -26,24 +26,24 @@ _OWN = {
 
 @dataclass
 class Result:
-    """The outcome of a job, as `launch` and `Job.wait` return it, and as errors have it in `result`."""
+    """The outcome of a job. `launch` and `Job.wait` return it, and errors have it in their `result`."""
 
     spec: JobSpec
-    """What was asked for."""
+    """The specification of the job."""
     reports: dict[int, ServerReport] = field(default_factory=dict)
-    """Server -> what it reported when it ended."""
+    """Server -> its report at its end."""
     dead: dict[int, str] = field(default_factory=dict)
     """Server -> why it was lost."""
     abort: BmlError | None = None
-    """The error with which the coordinator ended the job, if no server may be left to report it."""
+    """The error with which the coordinator ended the job: perhaps no server is left to report it."""
     struck: set[str] = field(default_factory=set)
-    """Faults of the plan that struck, as texts, as far as servers could say so."""
+    """Faults of the plan that struck, as texts, as far as servers could report them."""
     told: set[int] = field(default_factory=set)
-    """Servers that have said which faults struck in their last incarnation."""
+    """Servers that have reported which faults struck in their last incarnation."""
     begun: set[str] = field(default_factory=set)
     """The joins (`join:4`) for which a server was started."""
     not_injected: dict[str, str] = field(default_factory=dict)
-    """Fault -> why it could not be done when its time came."""
+    """Fault -> why it could not be injected when its time came."""
 
     def __repr__(self) -> str:
         """One line: `report` has all that is known, and is long."""
@@ -55,22 +55,22 @@ class Result:
         return f"<Result on {self.spec.fabric}: {says}{lost}{value}>"
 
     def open_values(self) -> None:
-        """Read what the training functions returned, once, of servers that have all reported."""
+        """Unpickle the values of the training functions, once, when all servers have reported."""
         found = {server: opened(report.value) for server, report in self.reports.items()}
         for server, value in found.items():
             self.reports[server] = replace(self.reports[server], value=value)
 
     @property
     def values(self) -> dict[int, Any]:
-        """Server -> what its training function returned, for those that ended well."""
+        """Server -> the value of its training function, for servers that ended well."""
         return {server: report.value for server, report in self._by("done").items()}
 
     @property
     def value(self) -> Any:
-        """What the training function returned on the lowest surviving server.
+        """The value of the training function on the lowest surviving server.
 
-        Of a server that joined and ended before it took part only if there is no other. Raises UsageError if
-        no server ended well.
+        A server that joined and ended before it contributed counts only if there is no other. Raises
+        UsageError if no server ended well.
         """
         done = self._by("done")
         if not done:
@@ -86,7 +86,7 @@ class Result:
 
     @property
     def report(self) -> dict[str, Any]:
-        """All that is known, ready for JSON: what `--report` writes. Views and samples are of one survivor.
+        """The whole report, ready for JSON, as `--report` writes it. Views and samples are one survivor's.
 
         docs/reference/formats.md has its keys.
         """
@@ -108,11 +108,11 @@ class Result:
 
     @property
     def trace(self) -> dict[str, Any]:
-        """What was traced (`launch` with `trace`), for Perfetto; ready for JSON. Empty without `trace`."""
+        """The trace (`launch` with `trace`) for Perfetto, ready for JSON. Empty without `trace`."""
         return merged(report.trace for report in self.reports.values() if report.trace is not None)
 
     def failure(self) -> BmlError | None:
-        """The error that ended the job, None if it ended well."""
+        """Return the error that ended the job, None if it ended well."""
         for server, report in self._by("failed").items():
             if report.kind in _OWN:
                 return _OWN[report.kind](report.error)
@@ -123,13 +123,13 @@ class Result:
             known: type[BmlError] = getattr(errors, kind, BmlError)
             return known(text)
         if not self.values:
-            closed = "the job was ended before a server had reached its end"
+            closed = "the job was ended before a server reached the end"
             return self.abort or BmlError(f"no server reached the end: {self.dead}" if self.dead else closed)
         differ = self._differences()
         return errors.StateMismatch(differ) if differ else None
 
     def _differences(self) -> str:
-        """In what the servers that reached the end are not equal, in words."""
+        """Say in what the servers that reached the end differ; empty if they do not."""
         done = {server: report for server, report in self._by("done").items() if report.contributed}
         digests = {server: report.digest for server, report in done.items()}
         if len(set(digests.values())) > 1:
@@ -144,7 +144,7 @@ class Result:
         return ""
 
     def _views(self) -> list[dict[str, Any]]:
-        """All views, from whichever server has seen most of them."""
+        """Return all views, of the server that has seen most of them."""
         first = _longest(self.reports.values())
         return first.views if first else []
 
@@ -155,5 +155,5 @@ class Result:
 
 
 def _longest(reports: Iterable[ServerReport]) -> ServerReport | None:
-    """Of several that were there all the time the lowest; one that joined knows less."""
+    """Return the lowest report of servers that were there all the time: a joiner knows less."""
     return max(reports, key=lambda report: len(report.views), default=None)

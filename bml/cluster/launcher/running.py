@@ -1,4 +1,4 @@
-"""A job that runs: it can be looked at, hurt, waited for and ended."""
+"""A running job: `Job` shows its state, injects faults, waits for its end, and ends it."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from bml.errors import FabricError, UsageError, job_error
 from bml.faults import Fault, FaultPlan
 from bml.topology import ServerFailure
 
-#: How long servers may take to end once the first has ended, in seconds; then they are killed.
+#: How long servers may take to end after the first has ended, in seconds; then they are killed.
 _GRACE_S = 10.0
 _EVICTED_GRACE_S = 1.0
-#: No wait is longer: one that begins just after Ctrl-C is not ended by it, and Python acts on it afterwards.
-#: And a join that it does end takes the thread for ended (CPython 3.11), so events are waited for.
+#: The longest single wait, in seconds: Ctrl-C just before a wait does not end it, and is handled after it. It
+#: does end a join, which then takes the thread for ended (CPython 3.11), so events are waited for.
 _POLL_S = 0.2
-#: How long a server may take to answer a question; a frozen one never does.
+#: How long a server may take to answer, in seconds; a frozen one never does.
 _ANSWER_S = 1.0
-#: How long what the user is told is waited for once the job is over, in seconds, and if it is ended.
+#: How long the user's functions are waited for, in seconds, when the job is over, and when it is ended.
 _TOLD_S = 10.0
 _ENDED_TOLD_S = 1.0
 
 
 class Job:
-    """A running job; what `bml.start` returns.
+    """A running job, as `bml.start` returns it.
 
-    Use it in a `with` statement: what is left of the job at its end is ended too. A thread of its own
-    follows the job, so the caller's is free to inject faults and to look. That thread runs nothing of the
-    user's and starts no servers: whatever those do, a dead coordinator is started again.
+    Use it in a `with` statement: at its end the job is ended too. A thread of its own follows the job, so the
+    caller's thread is free to look at the job and to inject faults. The thread runs no code of the user, and
+    starts no servers, so that it can start another coordinator at any time.
     """
 
     def __init__(self, fleet: Fleet, spec: JobSpec, launcher: str, teller: Teller):
@@ -60,8 +60,10 @@ class Job:
         self._values_read = False
         self._thread = threading.Thread(target=self._run, name=f"follow-{spec.job}", daemon=True)
         self._socket: JobSocket | None = None
-        self._wanted: list[tuple[int, str]] = []  # servers to be started, and the fault that asks for it
-        self._incarnations: dict[int, int] = {}  # the newest incarnations of servers that were to join
+        self._wanted: list[
+            tuple[int, str]
+        ] = []  # servers to be started, each with the fault that asked for it
+        self._incarnations: dict[int, int] = {}  # the newest incarnations of servers that join
         self._asked = (0, 0)
         self._give_up_at: dict[int, float] = {}
 
@@ -76,9 +78,9 @@ class Job:
         return self._thread.ident is not None and not self._over.is_set()
 
     def begin(self, train: bytes) -> None:
-        """Start every process and follow them; returns when the first view is in force, or the job over.
+        """Start all processes and follow them; returns when the first view is in force, or the job is over.
 
-        `bml.start` has done it.
+        `bml.start` calls it.
         """
         try:
             self._fleet.start(train)
@@ -91,10 +93,10 @@ class Job:
             raise
 
     def status(self) -> dict[str, Any]:
-        """Where the job stands, ready for JSON.
+        """Return the state of the job, ready for JSON.
 
-        It has what the coordinator said last, and under `servers` what every server says of itself now;
-        `{"answers": False}` stands for a server that does not answer within a second. The keys are in
+        It has the last snapshot of the coordinator, and under `servers` the present state of every server, or
+        `{"answers": False}` for a server that does not answer within a second. The keys are in
         docs/reference/formats.md.
         """
         answers = self._fleet.ask(("status", ""), _ANSWER_S) if self.running else {}
@@ -119,10 +121,11 @@ class Job:
         }
 
     def inject(self, spec: str | Fault) -> dict[str, Any]:
-        """Inject one fault: `kill:4`, `freeze:2,for=3s`, `switch:0/2`; with `@step=9` or `@t=2s` it waits.
+        """Inject one fault: `kill:4`, `freeze:2,for=3s`, `switch:0/2`; later with `@step=9` or `@t=2s`.
 
-        Times count from now. Returns `{"fault", "job", "done"}`, the latter a list of what is done to whom.
-        Raises UsageError if it is no fault of this fabric, FabricError if no server is left to apply it.
+        Times count from now. Returns `{"fault", "job", "done"}`, where `done` has a text for every server
+        that acts. Raises UsageError if it is not a fault of this fabric, FabricError if no server can
+        apply it.
         """
         fault = Fault.parse(str(spec), at_once=True)
         check_possible(FaultPlan((fault,)), self.spec.emulated is not None)
@@ -165,9 +168,9 @@ class Job:
         return self._result
 
     def _read_values(self) -> None:
-        """Read what came of the training functions, once.
+        """Unpickle the values of the training functions, once.
 
-        It is the user's code that does it, and may import for seconds: the thread that follows must not.
+        That runs code of the user, which may import for seconds, so the thread that follows must not do it.
         """
         with self._one_closes:
             if not self._values_read:
@@ -175,10 +178,10 @@ class Job:
                 self._values_read = True
 
     def close(self) -> None:
-        """End every process of the job and leave nothing behind. Idempotent; raises what hinders it.
+        """End every process of the job and leave nothing behind. Idempotent; raises errors of doing so.
 
-        A thread does that, so Ctrl-C ends the wait for it only: it goes on, and is waited for by the next
-        call, or at the latest by Python when the program ends.
+        A thread does that, so Ctrl-C ends only the wait for it. It goes on, and the next call waits for it,
+        or at the latest Python at the end of the program.
         """
         self._ending.set()
         if not self._closed.is_set():
@@ -190,7 +193,7 @@ class Job:
         self._teller.close(_ENDED_TOLD_S)
 
     def _end(self, outcome: Future[None]) -> None:
-        """What `close` does. Each part of it can be done again, after an error or by another thread."""
+        """End the job for `close`. Each part can be repeated, after an error or by another thread."""
         try:
             with self._one_closes:
                 if not self._closed.is_set():
@@ -216,7 +219,7 @@ class Job:
         self.close()
 
     def _serve(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Answer what came through the job's socket."""
+        """Answer a request from the job's socket."""
         if request.get("do") == "inject":
             return self.inject(str(request.get("fault", "")))
         if request.get("do") == "status":
@@ -235,7 +238,7 @@ class Job:
             self._begun.set()
 
     def _follow(self) -> None:
-        """Until every server has reported or is dead, or the grace after the end is over."""
+        """Follow the job until every server has reported or is dead, or the grace after the end is over."""
         result = self._result
         missing = set(self.spec.servers)
         while missing and not self._ending.is_set():
@@ -247,7 +250,7 @@ class Job:
             missing -= result.reports.keys() | result.dead.keys()
             now = time.monotonic()
             for server in [each for each in missing if now > self._give_up_at.get(each, math.inf)]:
-                result.dead[server] = "it did not end after the others had, and was killed"
+                result.dead[server] = "it did not end after the others, and was killed"
                 missing.discard(server)
 
     def _heard(self, event: FleetEvent, missing: set[int]) -> None:
@@ -273,7 +276,7 @@ class Job:
                 self._snapshot = snapshot
                 self._read_asked(snapshot)
                 self._comebacks.came_in(set(self._inside(snapshot)) - set(snapshot["learners"]))
-                if self._is_over and not self._give_up_at:  # perhaps nobody is left to report it
+                if self._is_over and not self._give_up_at:  # perhaps no server is left to report it
                     self._give_up_at = _patience(missing, self._inside(snapshot))
                     result.abort = job_error(**snapshot["abort"]) if snapshot["abort"] else None
                 if snapshot["epoch"]:
@@ -282,13 +285,13 @@ class Job:
 
     @property
     def _is_over(self) -> bool:
-        """Whether servers have ended, or the coordinator has: nobody would let in who came now."""
+        """Whether servers have ended, or the coordinator has: a joiner would not be let in any more."""
         return bool(self._result.reports) or self._snapshot.get("state") == "stopped"
 
     def _inside(self, snapshot: dict[str, Any]) -> list[int]:
-        """The members of the last view that live, in the incarnation started last: those hear of the end.
+        """Return the living members of the last view in their newest incarnations: they hear of the end.
 
-        A view that still has a server whose death was heard of says nothing about the next incarnation.
+        A view that still has a server of which the death is known says nothing about its next incarnation.
         """
         joined, dead = snapshot["joined"], self._result.dead
         now = [each for each in snapshot["members"] if joined.get(each, 0) == self._incarnations.get(each, 0)]
@@ -297,7 +300,7 @@ class Job:
     # --- servers that come -----------------------------------------------------------------------
 
     def _lost(self, server: int) -> None:
-        """A server is gone: it is started again if that is wanted, unless it never comes in."""
+        """Start a lost server again if the job rejoins servers, unless it never became a member."""
         if not self.spec.rejoin or self._is_over:
             return
         refusal = self._comebacks.refusal(server, time.monotonic())
@@ -307,7 +310,7 @@ class Job:
             self._wanted.append((server, ""))
 
     def _read_asked(self, snapshot: dict[str, Any]) -> None:
-        """Note the joins that the coordinator was asked for, each once; a successor counts anew."""
+        """Note each join that the coordinator was asked for, once; a successor counts from the start."""
         for number, text in snapshot["asked"]:
             if (snapshot["term"], number) > self._asked:
                 self._asked = (snapshot["term"], number)
@@ -316,7 +319,7 @@ class Job:
                 self._wanted.append((target.server, text))
 
     def _join(self, missing: set[int]) -> None:
-        """Have the servers started that are wanted, those that are gone; hear of those that do not come."""
+        """Start the wanted servers that are gone, and note those that could not be started."""
         for server, why in self._joining.failed():
             self._result.dead[server] = why
             self._lost(server)
@@ -324,7 +327,9 @@ class Job:
         for server, asked in wanted:
             here = server in self._snapshot.get("members", ()) and server not in self._result.dead
             if server in self._joining.coming:
-                if server in self._result.dead:  # already again: this has to be over before the next start
+                if (
+                    server in self._result.dead
+                ):  # it died again: the current start must be over before the next one
                     self._wanted.append((server, asked))
                 continue
             if here or self._is_over:
@@ -338,12 +343,12 @@ class Job:
 
 
 def _patience(servers: Iterable[int], members: Container[int]) -> dict[int, float]:
-    """Until when to wait for each server once the job is over: a frozen one may never end."""
+    """Return until when to wait for each server after the job's end: a frozen server may never end."""
     now = time.monotonic()
     return {server: now + (_GRACE_S if server in members else _EVICTED_GRACE_S) for server in servers}
 
 
 def _last_members(report: ServerReport, otherwise: Container[int]) -> Container[int]:
-    """Those of the last view that who reports has seen."""
+    """Return the members of the last view that the reporting server has seen."""
     members: Container[int] = report.views[-1]["members"] if report.views else otherwise
     return members
