@@ -103,6 +103,11 @@ TO_COORDINATOR = (
 )  # fmt: skip
 
 
+def test_no_kind_of_message_is_left_out() -> None:
+    assert {type(message) for message in TO_SERVER} == {*msg.ToServer.__args__}
+    assert {type(message) for message in TO_COORDINATOR} == {*msg.ToCoordinator.__args__}
+
+
 def coordinator() -> Coordinator:
     """In the middle of its work: every server has said where it stands."""
     made = Coordinator(FABRIC, 7, Timeouts.of(0.5), None, 0.0)
