@@ -11,8 +11,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", *sorted(ROOT.glob("CONTRIBUTING.md"))]
 FOLDERS = "bml|topology|faults|tests|benchmarks|examples|docs"
-#: In the notes of an audit: what stood there on that day.
-OLD = {"docs/explanation/mutants.md"}
 
 FILE = re.compile(rf"`((?:{FOLDERS})/[\w/.-]*)(?::\d+)?`")
 DOTTED = re.compile(r"`(bml(?:\.\w+)+)(?:\(\))?`")
@@ -36,8 +34,6 @@ def is_there(name: str) -> bool:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_a_page_names_is_there(page: Path) -> None:
-    if str(page.relative_to(ROOT)) in OLD:
-        return
     text = page.read_text()
     missing = {name for name in FILE.findall(text) if "NAME" not in name and not (ROOT / name).exists()}
     missing |= {name for name in DOTTED.findall(text) if not is_there(name)}

@@ -64,20 +64,43 @@ def shown() -> Iterator[Shown]:
 
 SHOWN = list(shown())
 MEMBERS = [pair for each in SHOWN for pair in each.members()]
-FUNCTIONS = [(name, value) for name, value in MEMBERS if inspect.isfunction(value)]
+FUNCTIONS = [
+    (name, value, each.value) for each in SHOWN for name, value in each.members() if inspect.isfunction(value)
+]
+
+
+def tree_of(function: Any) -> ast.Module:
+    return ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
 
 
 def raised(function: Any) -> set[str]:
     """The public errors that the lines of a function raise, by their names."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
     names = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(tree_of(function)):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
             called = node.exc.func
             name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
             maker = function.__globals__.get(name)  # such as _wrong(text), which returns the error
             names.add(maker.__annotations__.get("return", "") if inspect.isfunction(maker) else name)
     return {getattr(name, "__name__", name) for name in names} & ERRORS
+
+
+def helpers(function: Any, owner: Any) -> Iterator[Any]:
+    """The functions of its own module and class that a function calls and that users do not see."""
+    for node in ast.walk(tree_of(function)):
+        if not isinstance(node, ast.Call):
+            continue
+        called = node.func
+        if isinstance(called, ast.Name) and called.id.startswith("_"):
+            found = inspect.unwrap(function).__globals__.get(called.id)
+        elif (
+            isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and called.attr[0] == "_"
+        ):
+            found = inspect.getattr_static(owner, called.attr, None) if called.value.id == "self" else None
+        else:
+            continue
+        if inspect.isfunction(found):
+            yield found
 
 
 @pytest.mark.parametrize("package", [bml, bml.topology, bml.faults], ids=lambda package: package.__name__)
@@ -93,9 +116,10 @@ def test_what_is_shown_has_a_docstring(name: str, value: Any) -> None:
         assert (value.__doc__ or "").strip()
 
 
-@pytest.mark.parametrize(("name", "function"), FUNCTIONS, ids=[name for name, _ in FUNCTIONS])
-def test_a_docstring_names_the_errors_that_its_function_raises(name: str, function: Any) -> None:
-    missing = {error for error in raised(function) if error not in (function.__doc__ or "")}
+@pytest.mark.parametrize(("name", "function", "owner"), FUNCTIONS, ids=[name for name, _, _ in FUNCTIONS])
+def test_a_docstring_names_the_errors_that_its_function_raises(name: str, function: Any, owner: Any) -> None:
+    errors_of = raised(function).union(*map(raised, helpers(function, owner)))
+    missing = {error for error in errors_of if error not in (function.__doc__ or "")}
     assert not missing, f"the docstring of {name} does not name {', '.join(missing)}"
 
 
