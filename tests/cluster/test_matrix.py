@@ -296,4 +296,5 @@ def check_end_by_error(cell: Cell, result: bml.Result) -> None:
         return
     before = 0 if cell.phase == "start" else STEP - 2  # the job's first step compares the state
     others = {steps for steps in bits if steps}
-    assert others <= {before, before + 1, before + 2}, f"steps taken: {sorted(bits)}"
+    # A server is one step behind if the tokens of the step before had not reached it.
+    assert others <= set(range(before - 1, before + 3)), f"steps taken: {sorted(bits)}"
