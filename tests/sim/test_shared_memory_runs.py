@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import pytest
 from planted_bugs import PLANTED_IN_SHARED_MEMORY
 
 from bml.protocol.server import events as ev
-from bml.protocol.step.direct import Post, Stage, standing, standings
+from bml.protocol.step.direct import Post, Stage, Sum, standing, standings
 from bml.sim import Mishap, Simulation, When
 from bml.sim.check import Scenario, check, run
 from bml.sim.server import sharing
@@ -17,7 +19,7 @@ from bml.sim.server.sharing import Sharing
 from bml.sim.world.settings import Settings
 from bml.topology import parse
 
-MOST_SEEDS = 300
+MOST_SEEDS = 400
 
 
 @pytest.mark.parametrize("first", range(0, 200, 50))
@@ -33,7 +35,7 @@ def scenarios() -> Iterator[Scenario]:
     """What the seeds stand for, and by turns a server that is frozen about when it is complete, and wakes."""
     for seed in range(MOST_SEEDS):
         yield Scenario.of(seed, shared_memory=True)
-        after_s = random.Random(seed).uniform(0, 0.004)
+        after_s = random.Random(seed).uniform(0, 0.006)
         freeze = Mishap("freeze", (1,), When("complete", 13, after_s), 2.0)
         yield Scenario(
             seed=seed,
@@ -46,19 +48,23 @@ def scenarios() -> Iterator[Scenario]:
         )
 
 
-def bring_home_after_looking(patch: pytest.MonkeyPatch) -> None:
+def fetch_after_looking(patch: pytest.MonkeyPatch) -> None:
     """The result is fetched when all have been seen COMPLETE, not before."""
-    look = Sharing._look
+    look, fetch = Sharing._look, Sharing._fetch_result
 
-    def later(sharing: Sharing, post: Post) -> None:
+    def looks_first(sharing: Sharing, then: Any) -> None:
+        of_a_post = isinstance(then, partial) and then.func == sharing._look
+        then() if of_a_post else fetch(sharing, then)
+
+    def then_fetches(sharing: Sharing, post: Post) -> None:
         low, high = standings(*post)
-        there = all(low <= sharing._host.standing.get(each, 0) < high for each in sharing._members)
+        there = all(low <= page.standing < high for page in sharing._pages)
         if post.stage is not Stage.COMPLETE or not there:
             look(sharing, post)
             return
 
         def rest() -> None:
-            sharing.fetch()
+            sharing._fetch(len(sharing._result))
             sharing._dispatch(ev.Gathered(*post))
 
         def half() -> None:
@@ -67,8 +73,8 @@ def bring_home_after_looking(patch: pytest.MonkeyPatch) -> None:
 
         sharing._later(0.003, half)
 
-    patch.setattr(Sharing, "_fetch_result", lambda sharing, post: sharing._look(post))
-    patch.setattr(Sharing, "_look", later)
+    patch.setattr(Sharing, "_fetch_result", looks_first)
+    patch.setattr(Sharing, "_look", then_fetches)
 
 
 def count_later_epochs(patch: pytest.MonkeyPatch) -> None:
@@ -91,21 +97,17 @@ def commit_before_all_are_complete(patch: pytest.MonkeyPatch) -> None:
 
 def leave_half_of_a_share_out(patch: pytest.MonkeyPatch) -> None:
     """A share is done when the first half of it is."""
-    add = Sharing._add
 
-    def half(sharing: Sharing) -> None:
-        whole = sharing._sum
-        assert whole is not None
-        sharing._sum = whole._replace(stop=(whole.start + whole.stop) // 2)
-        add(sharing)
+    def nothing(sharing: Sharing, done: Sum, *_: Any) -> None:
+        sharing._dispatch(ev.Summed(done.epoch, done.step, sharing._whole))
 
-    patch.setattr(Sharing, "_add", half)
+    patch.setattr(Sharing, "_add_rest", nothing)
 
 
 @pytest.mark.parametrize(
     "plant",
     [
-        bring_home_after_looking,
+        fetch_after_looking,
         count_later_epochs,
         commit_before_all_are_complete,
         leave_half_of_a_share_out,
@@ -115,10 +117,11 @@ def leave_half_of_a_share_out(patch: pytest.MonkeyPatch) -> None:
 def test_a_bug_of_shared_memory_is_found(plant: Callable[[pytest.MonkeyPatch], None]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         plant(patch)
-        assert any(run(scenario).broken for scenario in scenarios())
+        broken = next(filter(None, (run(scenario).broken for scenario in scenarios())))
+    assert broken.number > 0, f"the plant itself fails: {broken}"
 
 
-FIRST_TRIED = {"take_a_torn_sum": 800, "leave_without_a_word": 1500}
+FIRST_TRIED = {"take_a_torn_sum": 940, "leave_without_a_word": 1500}
 """Seeds shortly before those that find these bugs."""
 
 
