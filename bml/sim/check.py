@@ -49,7 +49,7 @@ BUSY_EVERY = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario(Settings):
-    """All that a run follows from: its seed, the fabric by name, the settings, and what goes wrong."""
+    """A run, which follows from all this: its seed, the fabric by name, the settings, and the mishaps."""
 
     seed: int
     fabric: str
@@ -87,7 +87,7 @@ class Scenario(Settings):
         return scenario._with_an_ending() if seed % ENDINGS_EVERY == 2 else scenario
 
     def _at_work(self, fabric: str | None) -> Scenario:
-        """Servers of one host that stop while they read what others write next, instead of what it was."""
+        """Instead: servers of one host that stop while they read memory that others write next."""
         chance = random.Random(f"at work {self.seed}")
         name = fabric or chance.choice(HOSTS)
         return replace(
@@ -101,7 +101,7 @@ class Scenario(Settings):
         )
 
     def _with_joins(self) -> Scenario:
-        """A longer run in which servers come, instead of what it was."""
+        """Instead: a longer run in which servers join."""
         chance = random.Random(f"joins {self.seed}")
         fabric = parse(self.fabric)
         absent = draw_absent(chance, fabric)
@@ -134,7 +134,7 @@ class Scenario(Settings):
         )
 
     def _with_successions(self) -> Scenario:
-        """A run in which coordinators and their launcher fail, instead of what it was."""
+        """Instead: a run in which coordinators and their launcher fail."""
         chance = random.Random(f"successions {self.seed}")
         reaches = chance.random() < 0.7
         return replace(self, reaches=reaches, mishaps=draw_successions(chance, parse(self.fabric), DETECT_S))
@@ -154,7 +154,7 @@ class Scenario(Settings):
         )
 
     def _on_a_busy_host(self) -> Scenario:
-        """A run on a host with too few cores, instead of what it was, and past its start."""
+        """Instead: a run on a host with too few cores, past its start."""
         chance = random.Random(f"busy {self.seed}")
         steps = chance.choice((5, 6, 8))
         return replace(
@@ -194,7 +194,7 @@ def _min_servers(chance: random.Random, n_servers: int) -> int | None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: `broken` says what is wrong, None if nothing is."""
+    """The end of a run: `broken` is the promise that does not hold, None if all hold."""
 
     broken: PromiseBroken | None
     history: History
@@ -249,7 +249,7 @@ def shrink(scenario: Scenario, most_runs: int = 200) -> Scenario:
 
 @dataclass
 class Tally:
-    """What many runs came to. `seconds` is left to the caller, who has a clock."""
+    """The counts of many runs. `seconds` is left to the caller, which has a clock."""
 
     seeds: int = 0
     violations: int = 0
@@ -266,7 +266,7 @@ class Tally:
         self.count(seed, outcome.mishaps, len(outcome.history.commits), outcome.aborted, broken)
 
     def count(self, seed: int, faults: int, steps: int, aborted: bool, broken: str | None) -> None:
-        """Count one run of so many faults and committed steps; `broken` says what was wrong with it."""
+        """Count one run of so many faults and committed steps; `broken` is its violation, if there is one."""
         self.seeds += 1
         self.faults_injected += faults
         self.steps_committed += steps
@@ -275,7 +275,7 @@ class Tally:
             self._violation(seed, broken)
 
     def merge(self, other: Tally) -> None:
-        """Add what another process counted."""
+        """Add the counts of another process."""
         self.seeds += other.seeds
         self.faults_injected += other.faults_injected
         self.steps_committed += other.steps_committed
@@ -298,7 +298,7 @@ def check(seeds: Iterable[int], fabric: str | None = None, shared_memory: bool =
 
 
 def report(seed: int, fabric: str | None = None, shared_memory: bool = False) -> str:
-    """What goes wrong with a seed, at its shortest, as a timeline."""
+    """The timeline of a seed's scenario, shrunk as far as it still breaks its promise."""
     found = shrink(Scenario.of(seed, fabric, shared_memory))
     outcome = run(found, recorded=True)
     return "\n".join([str(found), str(outcome.broken or "holds"), "", outcome.history.timeline()])

@@ -42,7 +42,7 @@ _NOTHING = np.zeros(0)
 
 
 class Faults(NamedTuple):
-    """How often what may happen; `servers` are those that may crash or freeze."""
+    """How often each fault may happen; `servers` are those that may crash or freeze."""
 
     crashes: int = 1
     freezes: int = 1
@@ -51,7 +51,7 @@ class Faults(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What happens next: its kind, and the server or the channel (from, to); -1 is the coordinator."""
+    """The next event: its kind, and the server or the channel (from, to); -1 is the coordinator."""
 
     kind: str
     a: int = -1
@@ -102,7 +102,7 @@ class Model:
         self.frozen = dict.fromkeys(self.cores, False)
         self.noticed = dict.fromkeys(self.cores, False)
         self.suspected: dict[int, tuple[int, ...]] = {}  # by whom
-        self.ready: dict[int, int] = {}  # whose users have a contribution, and for which epoch
+        self.ready: dict[int, int] = {}  # servers whose users have a contribution, and for which epoch
         self.opened: dict[int, msg.View] = {}
         self.stopped: set[int] = set()
         self.data: dict[tuple[int, int], deque[Packet]] = {}
@@ -176,7 +176,7 @@ class Model:
                 self.coordinator = self._coordinator()
 
     def check_end(self) -> None:
-        """Nothing can happen any more: everybody who runs must have the step, or know that he is out."""
+        """Nothing can happen any more: every server that runs must have the step, or know of its eviction."""
         waiting = [
             f"server {s}: {core.waits_for()}"
             for s, core in self.cores.items()
@@ -300,7 +300,7 @@ def explore(
 ) -> Result:
     """Go through the states depth first: until all were seen, a promise is broken, or at the bound.
 
-    The seed decides what is tried first, so that bounded searches with other seeds see other states. `first`
+    The seed decides the order of choices, so that bounded searches with other seeds see other states. `first`
     makes the choices that lead to the state from which all is tried.
     """
     chance = random.Random(seed)
@@ -364,7 +364,7 @@ _LEFT_OUT = frozenset(
 
 
 def _fingerprint(model: Model) -> int:
-    """Equal for states that cannot be told apart by what comes after."""
+    """A hash that is equal for states with the same futures."""
     return hash((_plain(model), _plain(model.promises._history.commits)))
 
 

@@ -1,6 +1,6 @@
 """N server cores and coordinators on a virtual clock, with real arithmetic, real schedules and mishaps.
 
-Everything follows from the seed. Every simulated user sums vectors over his share of a fixed global batch,
+Everything follows from the seed. Every simulated user sums vectors over its share of a fixed global batch,
 so the right result of every step is known whatever fails, and every event is checked against the promises
 at once. A server that was lost can be started again, as its next incarnation. One that was absent can come.
 """
@@ -33,7 +33,7 @@ from bml.topology import Fabric, InvariantError
 
 #: How long the steps of a run may take on a host that is overloaded, in virtual seconds.
 _LOADED_S = 400.0
-#: Of so many failing starts a launcher may give up, with what else befalls coordinators.
+#: After so many failing starts a launcher may give up, with the other mishaps of coordinators.
 _MANY_STARTS = 6
 _MOST_EVENTS = 100_000
 """A run that goes round in circles is over then; honest ones take less than a fifth of it."""
@@ -97,7 +97,7 @@ class Simulation:
         for mishap in mishaps:
             self.plan(mishap)
 
-    # --- what goes wrong -------------------------------------------------------------------------
+    # --- mishaps ---------------------------------------------------------------------------------
 
     def plan(self, mishap: Mishap) -> None:
         """Let this go wrong when its time comes."""
@@ -185,7 +185,7 @@ class Simulation:
         number = old.incarnation.number + 1 if old.incarnation else 1
         machine = self.machines[server] = Machine(server, self, msg.Incarnation(server, number))
         self.history.commits = {
-            step: {who: what for who, what in by.items() if who != server}
+            step: {other: what for other, what in by.items() if other != server}
             for step, by in self.history.commits.items()
         }
         self._start(machine)
@@ -279,7 +279,7 @@ class Simulation:
             self._check_blame()
 
     def _check_blame(self) -> None:
-        """Nobody is lost, and no job given up, for what befell others."""
+        """Check that no server is lost, and no job given up, for mishaps of others."""
         abort = self.finished.abort if self.finished else None
         if abort is not None and abort.kind == "start" and (self.affected.servers or self.affected.pairs):
             return
@@ -302,10 +302,10 @@ class Simulation:
         if lost:
             raise PromiseBroken(2, f"servers {lost} were lost though nothing befell them")
 
-    # --- what the parts call ---------------------------------------------------------------------
+    # --- called by the parts ---------------------------------------------------------------------
 
     def point(self, name: str, text: str, server: int | None = None) -> None:
-        """Something happened (at a server): it is told, and what was tied to it strikes."""
+        """Something happened (at a server): log it, and apply the mishaps that are tied to it."""
         self.history.log(self.network.now, text)
         self.history.counts[name] += 1
         nth = self.history.counts[name]
@@ -318,7 +318,7 @@ class Simulation:
                 self.apply_mishap(mishap)
 
     def turned(self, server: int, how: str, said: str) -> None:
-        """See `World`; whoever computes without end is killed by an operator, once the job stands still."""
+        """See `World`; an operator kills a server that computes without end, once the job stands still."""
         self.point("turned", f"the training function of server {server} ends: {how} {said}", server)
         machine = self.machines[server]
         if how == "raise":

@@ -1,1 +1,1 @@
-"""What a simulated run is held to: its history, the promises, and when memory may be read."""
+"""The checks of a simulated run: its history, the promises, and when memory may be read."""

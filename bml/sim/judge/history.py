@@ -1,4 +1,4 @@
-"""What happened in a simulated run: a timeline for readers, commits and counts for checks."""
+"""The history of a simulated run: a timeline for readers, commits and counts for checks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class History:
     #: step -> server -> contributors, and when, in virtual seconds.
     commits: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=dict)
     commit_at_s: dict[int, list[float]] = field(default_factory=dict)
-    #: What ended the job early for a server's user.
+    #: The error that ended the job early for a server's user.
     errors: dict[int, BmlError] = field(default_factory=dict)
 
     def log(self, now_s: float, text: str) -> None:

@@ -2,8 +2,8 @@
 
 docs/explanation/protocol.md has them by number.
 
-They see more than any server does: every frame carries the view of its sender, every commit of anybody is
-known. What is broken is raised at once as a `PromiseBroken`.
+They see more than any server does: every frame carries the view of its sender, and every commit of every
+server is known. A promise that does not hold raises `PromiseBroken` at once.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Promises:
         self._given: dict[int, bytes] = {}
 
     def installed(self, server: int, view: View) -> None:
-        """Promise 1, for views: one view an epoch, none that undoes a commit; 8: nobody lost needlessly."""
+        """Promise 1, for views: one view an epoch, none undoes a commit; 8: no server is lost needlessly."""
         if view.epoch not in self._views:
             self._evicted(view)
         known = self._views.setdefault(view.epoch, view)
@@ -76,7 +76,7 @@ class Promises:
         self._complete.setdefault((step, epoch), set()).add(server)
 
     def committed(self, server: int, step: int, view: View, now: View, result: Array, right: Array) -> None:
-        """Promise 1: same contributors, same bits, nobody retries what anybody returned; 6 and 7: the sum.
+        """Promise 1: same contributors, same bits, no retry of a step that was returned; 6 and 7: the sum.
 
         `view` is the one in which the step ran, `now` the one in force; `right` the exact sum.
         """
@@ -121,20 +121,20 @@ class Promises:
             raise PromiseBroken(7, f"server {server}, step {step}: the sum is {result}, not {right}")
         bits = self._results.setdefault(step, result.tobytes())
         if bits != result.tobytes():
-            raise PromiseBroken(6, f"step {step}: server {server} has other bits than those who came first")
+            raise PromiseBroken(6, f"step {step}: server {server} has other bits than the first servers")
 
     def state(self, server: int, step: int, params: Array) -> None:
-        """Promise 6: what a user makes of the results is the same everywhere, for joiners too."""
+        """Promise 6: the parameters that users make of the results are the same everywhere."""
         if self._states.setdefault(step, params.tobytes()) != params.tobytes():
             raise PromiseBroken(6, f"server {server} has other parameters than the others after step {step}")
 
     def given(self, server: int, step: int, state: bytes) -> None:
-        """Promise 6: the training state after a step is one for all who give it, and all who are given it."""
+        """Promise 6: the training state after a step is the same on all that send it, and all that get it."""
         if self._given.setdefault(step, state) != state:
             raise PromiseBroken(6, f"server {server} has another state than others gave after step {step}")
 
     def retried(self, server: int, step: int, epoch: int) -> None:
-        """Promise 1: nobody is asked again for a step that anybody has returned.
+        """Promise 1: no server is asked again for a step that any has returned.
 
         It may be asked in a view that is over without its knowledge: it cannot commit there.
         """
@@ -148,7 +148,7 @@ class Promises:
     def keeps(self, server: int, n_results: int, nbytes: int, most_nbytes: int) -> None:
         """Promise 9: a joiner's memory is bounded; each of so many results that it keeps has `nbytes`.
 
-        It may keep as many for the iteration that its user is in as for the state that he will take.
+        It may keep as many for the iteration that its user is in as for the state that the user will take.
         """
         most = 2 * max(nbytes, most_nbytes)
         if n_results * nbytes > most:
@@ -157,7 +157,7 @@ class Promises:
             )
 
     def contribution(self, server: int, step: int, now: Array, before: Array) -> None:
-        """Promise 2: what a user brought is as it was, until it is committed or asked for again."""
+        """Promise 2: a contribution is not overwritten until it is committed or asked for again."""
         if now.tobytes() != before.tobytes():
             raise PromiseBroken(2, f"the contribution of server {server} to step {step} was overwritten")
 
@@ -171,7 +171,7 @@ class Promises:
             )
 
     def ended(self, steps: int, done: Mapping[int, int]) -> None:
-        """Promises 1 and 4: whoever ended well has every step; `done`: server -> its first one."""
+        """Promises 1 and 4: a server that ended well has every step; `done`: server -> its first one."""
         for server, first in done.items():
             commits = self._history.commits
             missing = [step for step in range(first, steps + 1) if server not in commits.get(step, {})]
@@ -179,7 +179,7 @@ class Promises:
                 raise PromiseBroken(1, f"server {server} ended without steps {missing}")
 
     def ledgers(self, ledgers: dict[int, LoopLedger]) -> None:
-        """Promise 7: all who ended well have one ledger, and every sample in it exactly once an epoch."""
+        """Promise 7: all servers that ended well have one ledger, with every sample exactly once an epoch."""
         if len({ledger["digest"] for ledger in ledgers.values()}) > 1:
             raise PromiseBroken(7, f"the ledgers of servers {sorted(ledgers)} differ")
         for server, ledger in ledgers.items():

@@ -1,4 +1,4 @@
-"""Payloads that are read where they lie: the check of what bml.sharedmem.zero_copy takes for granted.
+"""Payloads that are read where they lie: the check of the assumptions of bml.sharedmem.zero_copy.
 
 Every slice travels as bytes and as a reference to its sender's memory. A server that takes it, and was not
 told that it is fenced, must find the bytes there, and must come before the sender's user is given the step:

@@ -1,1 +1,1 @@
-"""What goes wrong in a simulated run, drawn from a seed."""
+"""The mishaps of a simulated run, drawn from a seed, and the servers that they may cost."""

@@ -9,7 +9,7 @@ from bml.topology import Fabric, LinkFailure, ServerFailure
 
 
 class Affected:
-    """What befell the servers of `fabric` in one run; a view needs `least` of them."""
+    """The servers of `fabric` that mishaps befell in one run; a view needs `least` of all."""
 
     def __init__(self, fabric: Fabric, least: int):
         self.servers: set[int] = set()
@@ -17,7 +17,7 @@ class Affected:
         self.pairs: set[Pair] = set()
         """Neighbours between which something did not get through: a NIC of one of them may be given up."""
         self.n_network = 0
-        """Mishaps of the network. From two on, what is seen may have several explanations, and the right one
+        """Mishaps of the network. From two on, the evidence may have several explanations, and the right one
         need not be found: a whole server may be blamed."""
         self.resized = False
         """Whether servers left for good, or joined."""

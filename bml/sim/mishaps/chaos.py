@@ -1,4 +1,4 @@
-"""What goes wrong in a simulated run: mishaps, drawn from a seed, at times or at events of the protocol."""
+"""The mishaps of a simulated run, drawn from a seed: at times, or at events of the protocol."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Mishap:
 
 Mishaps: TypeAlias = tuple[Mishap, ...]
 
-#: kind: weight. See `Simulation.apply_mishap` for what each does.
+#: kind: weight. `Simulation.apply_mishap` has the effect of each.
 KINDS = {
     "crash": 5,
     "freeze": 4,
@@ -144,7 +144,7 @@ def _in_recovery(chance: random.Random, fabric: Fabric, detect_s: float) -> Mish
 
 
 def _lost_witness(chance: random.Random, fabric: Fabric, detect_s: float) -> Mishaps:
-    """A coordinator that dies between two Installs, and then those who know that the view was in force."""
+    """A coordinator dies between two Installs, and then the servers die that know the view to be in force."""
     n = fabric.n_servers
     kind = chance.choice(("crash", "silent"))
     start = When("submit", chance.randint(1, 2 * n), 0.0)
@@ -180,7 +180,7 @@ def _path(chance: random.Random, fabric: Fabric, detect_s: float) -> Mishap:
 
 
 def draw_sharing(chance: random.Random, fabric: Fabric, detect_s: float) -> Mishaps:
-    """Over shared memory: servers that stand still while they read what others may write next, and wake."""
+    """Over shared memory: servers that stop while they read memory that others may write next, and wake."""
     how = chance.random()
     if how < 0.15:
         found = [_at_work(chance, fabric, detect_s)]
@@ -196,7 +196,7 @@ def draw_sharing(chance: random.Random, fabric: Fabric, detect_s: float) -> Mish
 
 
 def _at_work(chance: random.Random, fabric: Fabric, detect_s: float) -> Mishap:
-    """A server that stops while it adds, copies, or does what comes next, mostly until it is put out."""
+    """A server that stops while it adds, copies, or takes the next stage, mostly until it is evicted."""
     point = chance.choice(list(_SHARED_POINTS))
     when = When(point, chance.randint(1, _SHARED_POINTS[point] * fabric.n_servers), _moment_s(chance))
     return Mishap(
@@ -221,7 +221,7 @@ def _frozen_before_install(chance: random.Random, fabric: Fabric, detect_s: floa
 
 
 def _out_without_a_word(chance: random.Random, fabric: Fabric, detect_s: float) -> list[Mishap]:
-    """A server that stops while it adds, and goes on when the others have just put it out, unheard."""
+    """A server that stops while it adds, and goes on when the others have just evicted it, unheard."""
     point = chance.choice(("add", "add", "add", "complete"))
     when = When(point, chance.randint(1, 3 * fabric.n_servers), _moment_s(chance) / 4)
     for_s = detect_s * chance.uniform(1.2, 1.7)
@@ -256,7 +256,7 @@ def _pair(chance: random.Random, fabric: Fabric) -> tuple[int, ...]:
 def draw_joins(
     chance: random.Random, fabric: Fabric, detect_s: float, absent: tuple[int, ...] = ()
 ) -> Mishaps:
-    """Servers that go and come again (or come for the first time), and what goes wrong meanwhile.
+    """Servers that leave and join again (or join for the first time), and mishaps meanwhile.
 
     Those that are `absent` come close together, so that they learn at once; so do, at times, two that were
     there before.
@@ -315,7 +315,7 @@ def draw_late_views(chance: random.Random, detect_s: float) -> Mishaps:
 
 
 def draw_successions(chance: random.Random, fabric: Fabric, detect_s: float) -> Mishaps:
-    """What befalls coordinators and their launcher, and a server for which a coordinator is needed."""
+    """Mishaps of coordinators and their launcher, and of a server for which a coordinator is needed."""
     found = []
     if chance.random() < 0.6:
         step_s = chance.choice((-3600, -60, -1, 1, 3600))
@@ -376,7 +376,7 @@ def _for_s(chance: random.Random, kind: str, detect_s: float) -> float:
 
 def _target(chance: random.Random, fabric: Fabric, kind: str) -> tuple[int, ...]:
     server = chance.choice(fabric.servers)
-    # On a ring of odd length some server has nobody on a level.
+    # On a ring of odd length some server has no neighbour on a level.
     level = chance.choice([each for each in range(fabric.levels) if fabric.neighbours(server, each)])
     match kind:
         case "silent" | "deaf" | "mute":

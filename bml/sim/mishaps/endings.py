@@ -1,9 +1,9 @@
 """Training functions that do not end as they should: they raise, return early, or compute without end.
 
-What is right then is known. An error ends the job for all, and names the server and what it raised. A
+The right reaction is known. An error ends the job for all, and names the server and its error. A
 function that returns early leaves the others in a step that cannot be: each of them is told so, and by whom.
-A function that computes without end is no failure, as nobody can tell it from a long step: the others wait,
-no server is evicted for it, and when an operator kills it they go on.
+A function that computes without end is no failure, as no server can tell it from a long step: the others
+wait, no server is evicted for it, and when an operator kills it they go on.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def draw_ending(chance: random.Random, fabric: Fabric, faults: int) -> Mishap:
 
 
 class Endings:
-    """What training functions did in a run, and whether each server was told the right thing about it."""
+    """The ends of training functions in a run, and whether each server got the right error for them."""
 
     def __init__(self) -> None:
         self.last_s: float | None = None
@@ -70,10 +70,10 @@ class Endings:
             if isinstance(error, TrainingError) and self._raised.get(str(error)) != error.server:
                 raise PromiseBroken(4, f"server {server} is told that {error.server} raised {error}")
             if isinstance(error, StepMismatch) and not any(
-                f"function of server {who} returned after step {step};" in str(error)
-                for who, step in self._returned
+                f"function of server {other} returned after step {step};" in str(error)
+                for other, step in self._returned
             ):
-                raise PromiseBroken(4, f"server {server} is told {error}, nobody returned then")
+                raise PromiseBroken(4, f"server {server} is told {error}, no function returned then")
 
     def check_told(self, whole: Iterable[int], errors: dict[int, BmlError]) -> None:
         """Promise 4: an error on one of `whole`, to whom nothing befell, is told to all of them."""

@@ -1,4 +1,4 @@
-"""Draws what goes wrong between servers that joined while no coordinator knows of them.
+"""Mishaps between servers that joined while no coordinator knows of them.
 
 A coordinator is started with the servers that the job began with. Its successor learns of those that joined
 from what the servers say to it, in whatever order that comes.

@@ -1,4 +1,4 @@
-"""Which servers could be reached by all, and since when: what nobody in the run itself can know.
+"""The servers that all others could reach, and since when: more than any server in the run can know.
 
 A server that runs, whose control connection holds and whose NICs work gives nobody a reason to evict it. What
 befalls one of its neighbours may still be explained by its failure, and that explanation is wrong then. Only
@@ -17,7 +17,7 @@ Nic = tuple[int, int]
 """(server, level)."""
 
 _RECENT_S = 6.0
-"""For so long trouble that is over may still have consequences: silence is borne, answers are awaited."""
+"""For so long trouble that is over may still have effects: silence is tolerated, answers are awaited."""
 
 
 class Troubles:
@@ -42,7 +42,7 @@ class Troubles:
                 known[server, level] = max(until_s, known.get((server, level), 0.0))
 
     def note(self, mishap: Mishap, now_s: float) -> None:
-        """Note whom somebody cannot reach for it; a broken connection can be made again at once."""
+        """Note the servers that others cannot reach for it; a broken connection can be made again at once."""
         lasts_s = 0.0 if mishap.kind in ("reset", "control-loss", "join") else mishap.for_s
         until_s = now_s + lasts_s
         match mishap.kind, mishap.target:
@@ -55,7 +55,7 @@ class Troubles:
             case (("reset" | "stall" | "unheard" | "lossy"), (server, peer, _)):
                 self.befall((server, peer), until_s)
             case (("coordinator-crash" | "coordinator-freeze" | "leave"), _):
-                pass  # whoever is asked to leave is reached until it says that it does
+                pass  # a server that is asked to leave is reached until it says that it does
             case _, target:
                 self.befall(target, until_s)
 
@@ -84,7 +84,7 @@ class Troubles:
     def reachable(self, servers: Iterable[int], now_s: float) -> list[int]:
         """Those of these servers that all others could reach, or nearly all, all the time lately.
 
-        A server whose neighbours were all in trouble hears nobody, as if it were that.
+        A server whose neighbours were all in trouble hears no other, as if it were in trouble itself.
         """
         gone_s = now_s - _RECENT_S
         well = {server for server in self._fabric.servers if self._own.get(server, gone_s) <= gone_s}

@@ -23,11 +23,11 @@ _FLAWED = 0.25
 _MOST_CALLS = 40
 _MOMENTS = ("before", "brought", "committed")
 _OF_INTERRUPTED = ("Interrupted", "SessionBroken", "StepMismatch", "TrainingError", "UsageError")
-"""What servers may end with when a handler raised on one of them: it has left a call or a loop."""
+"""Errors that servers may end with when a signal's handler raised on one of them, in a call or a loop."""
 
 
 class Verdict(NamedTuple):
-    """A seed's program, what befell it, and what it broke; nothing if all is right."""
+    """The program of a seed, its faults, and the violations; no violation if all is right."""
 
     seed: int
     program: Program
@@ -45,7 +45,7 @@ class Verdict(NamedTuple):
 
 @dataclass
 class Ends:
-    """What the servers' training functions came to; `failed`: the job ended with an error.
+    """The ends of the servers' training functions; `failed`: the job ended with an error.
 
     `errors` are those that servers ended with, each with whether the server had joined.
     """
@@ -118,7 +118,7 @@ def _faults(chance: random.Random, n_servers: int) -> Faults:
 
 
 def judge(program: Program, n_servers: int, ends: Ends, interrupted: bool = False) -> list[str]:
-    """What is wrong with how a job ended. `interrupted`: a signal's handler raised on one of its servers."""
+    """The violations in the end of a job. `interrupted`: a signal's handler raised on one of its servers."""
     found = []
     for server, joined, error in ends.errors:
         if not _may_raise(program, joined, interrupted, error):
@@ -129,26 +129,26 @@ def judge(program: Program, n_servers: int, ends: Ends, interrupted: bool = Fals
     if len(set(ends.digests.values())) > 1 or len(ledgers) > 1:
         found.append(f"parameters or ledgers differ: {ends.digests} {ends.ledgers}")
     if program.flaw in BY_SERVER:
-        return found  # what is right for one of them is wrong for the other
+        return found  # the right value of one server is wrong on another
     if not any(_equal(program, server, n_servers, ends) for server in range(n_servers)):
         found.append(f"other numbers than the oracle's: {ends.values} {ends.ledgers}")
     return found
 
 
 def _may_raise(program: Program, joined: bool, interrupted: bool, error: BaseException) -> bool:
-    """Whether this is an error that the program, or what befell the server, deserves."""
+    """Whether the program, or the faults of the server, explain this error."""
     name = type(error).__name__
     if name in ("Evicted", "TooFewServers", *program.errors, *(_OF_INTERRUPTED if interrupted else ())):
         return True
     if program.flaw and name == "TrainingError":
-        return True  # what the server raised that it names is judged there
+        return True  # the error of the server that it names is judged there
     if joined and name == "UsageError" and program.between:
         return "joins a running job" in str(error)
     return False
 
 
 def _equal(program: Program, server: int, n_servers: int, ends: Ends) -> bool:
-    """Whether all have what the oracle has, when the state of this server was taken at the beginning."""
+    """Whether all servers have the oracle's values, if they began with the state of this server."""
     oracle = OracleSession(range(n_servers), server)
     with np.errstate():  # it may change how numpy treats errors
         expected = program.compiled()(oracle)

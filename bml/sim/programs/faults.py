@@ -1,4 +1,4 @@
-"""What befalls the servers of a random program: deaths, departures, joins and interrupts, by seed."""
+"""The faults of a random program's servers: deaths, departures, joins and interrupts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Dead(BaseException):
 
 
 class Interrupted(BaseException):
-    """What the handler of a signal raises."""
+    """The error that the handler of a signal raises."""
 
 
 class Hang(BaseException):
@@ -19,12 +19,12 @@ class Hang(BaseException):
 
 @dataclass
 class Faults:
-    """What befalls whom: `kills` and `leaves` by server, `joins` after how many committed steps.
+    """`kills` and `leaves` by server; `joins` after so many committed steps.
 
     A server dies in its `kills[0]`-th call: "before" it contributes, when it has "brought" its contribution,
     or when its step is "committed" and it has not been told. One that joined dies in such a call of `doomed`,
     those counted that it replays. `interrupts`: a signal's handler raises in this server's training thread,
-    after so many calls of functions by or in the session. What is never reached does nothing.
+    after so many calls of functions by or in the session. A fault whose moment is never reached does nothing.
     """
 
     absent: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""All servers of one job in one process: a model of what the runtime promises to training functions.
+"""All servers of one job in one process: a model of the runtime's promises to training functions.
 
 A step is committed when all contributors have brought their contribution, which is read then and not before,
 as memory that is sent without a copy is. Servers die and leave at moments that the program's faults name; the
@@ -22,11 +22,11 @@ from bml.sim.programs.faults import Faults, Hang
 from bml.train.communicator import Committed
 
 DEADLINE_S = 20.0
-"""What a wait may take before it is a hang: everything else takes milliseconds."""
+"""The longest wait that is no hang, in seconds: everything else takes milliseconds."""
 
 
 class Contribution(NamedTuple):
-    """What a server brings to a step: a vector, what to do with it, and the call in words."""
+    """The contribution of a server to a step: a vector, the operation, and the call in words."""
 
     vector: Array
     op: str
@@ -66,7 +66,7 @@ class Group:
         self.deadline_s = DEADLINE_S
         self._results: dict[int, Committed] = {}
         self.called: dict[int, Contribution] = {}
-        """What was called in each step."""
+        """The first contributor's call in each step."""
         self._brought: dict[int, Contribution] = {}
         self._ended: set[int] = set()
         self._to_join = sorted(faults.joins)
@@ -82,7 +82,7 @@ class Group:
 
     @property
     def over(self) -> bool:
-        """Whether no step will be committed any more, as all who contribute have ended."""
+        """Whether no step will be committed any more, as all contributors have ended."""
         return self._ended.issuperset(self.contributors)
 
     def wait_for(self, condition: Callable[[], bool], what: str) -> None:
@@ -141,7 +141,7 @@ class Group:
             self._start(server)
 
     def result(self, step: int, shared: bool) -> Committed:
-        """What a server is given: memory of its own, or that may not be written."""
+        """The result for one server: in memory of its own, or, if `shared`, read-only."""
         found = self._results[step]
         total = found.result.copy()
         total.flags.writeable = not shared
@@ -178,7 +178,7 @@ class Group:
         self.changed.notify_all()
 
     def end(self, server: int, error: BaseException | None) -> None:
-        """A training function has ended; that of a joiner which does not contribute harms nobody."""
+        """A training function has ended; that of a joiner without contributions does not end the job."""
         with self.changed:
             self._alive.discard(server)
             self._requests.pop(server, None)

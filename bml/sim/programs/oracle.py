@@ -13,7 +13,7 @@ from bml.train.vectors import Bucket
 
 
 class _Over:
-    """What was begun is over at once."""
+    """A step that is over as soon as it is begun."""
 
     def __init__(self, result: Any):
         self.done = True
@@ -25,7 +25,7 @@ class _Over:
 
 
 class _Loop:
-    """What the ledger of one loop over batches must say."""
+    """The right ledger of one loop over batches."""
 
     def __init__(self, plan: BatchPlan):
         self.plan = plan
@@ -103,7 +103,7 @@ class OracleSession:
         return _Over(self.allreduce(np.array(array), op))
 
     def barrier(self) -> None:
-        """Everybody is here."""
+        """All servers contribute."""
 
     def samples(self) -> None:
         """Programs do not look into it."""

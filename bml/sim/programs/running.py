@@ -19,7 +19,7 @@ _OF_THE_SESSION = str(Path(session_module.__file__).parent)
 
 
 def run(train: Callable[[Any], Any], servers: Iterable[int], faults: Faults, report: Report) -> Group:
-    """Run a job to its end, and return what became of it.
+    """Run a job to its end, and return its group of servers.
 
     `report` gets each server's communicator, session, value and error, in the thread of that server.
     """

@@ -44,14 +44,14 @@ ODD = (
 
 
 def gradient(layer: int, indices: Any, w: Sequence[Any]) -> Any:
-    """What samples contribute to the gradient of a layer: it depends on both layers."""
+    """The gradient of a layer, summed over samples: it depends on both layers."""
     shift = int(w[0].flat[0]) + 3 * int(w[1].flat[0])
     rows = (indices[:, None] * (layer + 2) + np.arange(w[layer].size) + shift) % 19
     return rows.sum(axis=0).astype(np.float64).reshape(w[layer].shape)
 
 
 class Program(NamedTuple):
-    """A training function as text; `flaw` names what is wrong with it, `errors` what it may then end with.
+    """A training function as text; `flaw` names its mistake, `errors` the errors that may follow.
 
     `is_exact`: every sample is used, whatever fails. `between`: it calls the session outside of loops, which
     a server that joins cannot do.
@@ -375,6 +375,6 @@ FLAWS: dict[str, tuple[str, ...]] = {
     "changed before it is committed": ("UsageError",),
     "recompute makes a call": ("UsageError",),
 }
-"""What is wrong with a program, and the errors that say so. Where it does no harm, there is none."""
+"""The mistakes of a program, and the errors that name them. A mistake without harm has none."""
 BY_SERVER = ("plans differ", "a server skips a batch", "a server skips a call")
 """Flaws of one server only."""

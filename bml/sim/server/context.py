@@ -1,4 +1,4 @@
-"""What a simulated server needs of the simulation, and what every sample contributes."""
+"""The interface of the simulation to a simulated server, and the contributions of samples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bml.topology import Fabric
 
 
 class World(Protocol):
-    """What a machine needs of the simulation."""
+    """The simulation as a machine sees it."""
 
     fabric: Fabric
     first: tuple[int, ...]
@@ -37,7 +37,7 @@ class World(Protocol):
         """Something happened (at a server) to which a mishap may be tied."""
 
     def turned(self, server: int, how: str, said: str) -> None:
-        """A training function has raised (and what it said), returned early, or computes without end."""
+        """A training function raised (`said` is its error), returned early, or computes without end."""
 
     def tell(self, server: int, message: msg.ToCoordinator) -> None:
         """Send a message to the coordinator."""
@@ -45,7 +45,7 @@ class World(Protocol):
 
 @lru_cache(maxsize=256)
 def samples(n_samples: int, n_elements: int, step: int) -> Array:
-    """What each sample contributes to a step, float64 (n_samples, n_elements).
+    """The contribution of each sample to a step, float64 of shape (n_samples, n_elements).
 
     The first half of the elements are integers, exact in any order; the others are not, so that another
     order of addition shows in their last bits.

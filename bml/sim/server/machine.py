@@ -83,7 +83,7 @@ class Machine:
         self.handle(ev.Ready())
 
     def leave(self) -> None:
-        """The user is told that his server must go: he stops before the next step."""
+        """The user learns that its server must leave: it stops before the next step."""
         self.user.leaves = True
 
     @property
@@ -98,16 +98,16 @@ class Machine:
 
     @property
     def first_step(self) -> int:
-        """The first step whose result its user was given."""
+        """The first step whose result the user got."""
         return self.user.first_step
 
     @property
     def ledger(self) -> Ledger:
-        """What its user knows of the samples that are in the results."""
+        """The user's account of the samples that are in the results."""
         return self.user.ledger
 
     def waits_for(self) -> str:
-        """What it waits for, in words."""
+        """A text: what this server waits for."""
         if not self.process.runs:
             return "frozen" if self.process.alive else "dead"
         return self.core.waits_for()
@@ -115,7 +115,7 @@ class Machine:
     # --- events ----------------------------------------------------------------------------------
 
     def handle(self, event: ev.Event) -> None:
-        """Let the core react, carry out what it says."""
+        """Let the core react, and carry out its instructions."""
         self._carry_out_all(self.core.handle(event, self._world.network.now))
 
     def told(self, message: msg.ToServer) -> None:
@@ -187,7 +187,7 @@ class Machine:
         self._handlers[type(instruction)](instruction)
 
     def _handlers_of(self, memory: Memory) -> dict[type, Callable[[Any], None]]:
-        """What carries out each kind of instruction, but for those of steps over shared memory."""
+        """Instruction -> the function that carries it out, without those of steps over shared memory."""
         server, world, user = self.server, self._world, self.user
         wires = world.wires
         return {
@@ -233,7 +233,7 @@ class Machine:
         }
 
     def _later(self, within_s: float, event: ev.Event) -> None:
-        """Another thread does what the core has asked for, and says so."""
+        """Another thread does the work that the core has asked for; then this event reports it."""
         network = self._world.network
         say = partial(self.process.run, partial(self.handle, event))
         network.after(network.random.uniform(0, within_s), say)
@@ -269,7 +269,7 @@ class Machine:
             payload, reference = self._memory.read(header, place)
         if header.kind == Kind.TOKEN:
             self._enter(header.step, header.epoch)
-        # What is sent is what the core said in the view of its stamp, even if it is carried out later.
+        # The frame belongs to the view of its stamp, even if it is carried out later.
         view = self.core.view if self.core.epoch == header.epoch else None
         self._world.wires.send(self.server, peer, level, Parcel(header, payload, view, reference))
 

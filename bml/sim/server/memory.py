@@ -32,7 +32,7 @@ class KeptResult(NamedTuple):
 
 
 class Memory:
-    """Of one `server`; `sharing` is what it shares with others on its host (None: servers send frames)."""
+    """The memory of one `server`; `sharing` is None where servers send frames."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Memory:
     # --- a step ----------------------------------------------------------------------------------
 
     def open(self, instruction: ev.Open) -> None:
-        """Begin a try of a step, or go on with what of it is not final."""
+        """Begin a try of a step, or go on with the elements that are not final."""
         step, follows, left = instruction.step, instruction.follows, instruction.left
         scratch_elements = instruction.scratch_elements
         self._step_view = self._core.view

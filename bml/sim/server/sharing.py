@@ -1,7 +1,7 @@
-"""The simulated memory of one host: what servers post and share, read whenever its readers come to it.
+"""Direct reduction on a simulated server: it posts, waits, adds, and fetches shares from others' memory.
 
 Reading is not instantaneous: each half of a sum is made, and of a result that is fetched, some time after it
-could be, from what lies there then. So memory that is written too early shows in the bits.
+could be, from the bytes that lie there then. So memory that is written too early shows in the bits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _IN_PLACE = 0.3
 class Sharing:
     """The training thread of one server: it works, waits, and tells the core through `dispatch`.
 
-    One thing at a time: what it is at when it is asked to try again is finished before, so it counts no more.
+    It does one thing at a time. Work of an earlier try, which may still be under way, does not count.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Sharing:
             own.chosen = self._host.free_set()
 
     def post(self, post: Post) -> None:
-        """Let everybody see where this server stands, then wait for them."""
+        """Let all members see where this server stands, then wait for them."""
         if post.stage is Stage.COMPLETE:
             if self._reads_in_place:
                 self._own.held.add(self._set)
@@ -89,11 +89,11 @@ class Sharing:
             self._later(_LOOK_S, partial(self._look, post))
 
     def quit(self, epoch: int) -> None:
-        """Let everybody see that this server has left the epochs before."""
+        """Let all members see that this server has left the epochs before."""
         self._stand(standing(epoch, 0, Stage.NONE))
 
     def fetch_result(self, what: ev.FetchResult) -> None:
-        """Fetch what is missing, then look where the members are."""
+        """Fetch the missing part of the result, then look where the members stand."""
         self._tries += 1
         self._host.waiting.pop(self._server, None)
 
@@ -108,7 +108,7 @@ class Sharing:
         self._sum = instruction
 
     def take(self) -> None:
-        """The step is committed: fetch what is missing of the result.
+        """The step is committed: fetch the missing part of the result.
 
         A user that reads in place has it where it lies, and may read it for a while.
         """
@@ -144,7 +144,7 @@ class Sharing:
             look()
 
     def _fetch_result(self, then: Callable[[], None]) -> None:
-        """Fetch what is missing in two halves, then go on; the whole that was added is there."""
+        """Fetch the missing part in two halves, then go on; a vector that was added whole is complete."""
         point, size = self._world.point, len(self._result)
         what = f"the result of step {self._step}"
         point("fetch", f"server {self._server} begins to fetch {what}", self._server)

@@ -1,4 +1,4 @@
-"""The user of a simulated server: computes contributions, takes results, and checks all that he is given."""
+"""The user (the training function) of a simulated server: it computes contributions and checks results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _WAKES_S = (0.001, 0.05)
 
 
 class _State(msgspec.Struct):
-    """What a joiner needs: the sum of all results, the contributors of the last step, the ledger."""
+    """The training state: the sum of all results, the contributors of the last step, the ledger."""
 
     params: bytes
     base: tuple[int, ...]
@@ -41,7 +41,7 @@ class _State(msgspec.Struct):
 
 
 class User:
-    """What runs in the training thread of `server`; events of his reach the core by `handle`.
+    """The training thread of `server`; its events reach the core by `handle`.
 
     `state_bytes` is what a donor sends, or a learner receives. `over`: the job is over for it. `done`: it has
     had all results. `ended`: its training function has ended, well or not. `leaves`: it is told that its
@@ -262,12 +262,12 @@ class User:
             self.come_to(step + 1)
 
     def fall_behind(self) -> None:
-        """What is here, or on its way, is of no use: another state will come."""
+        """The state that is here, or on its way, is of no use: another one will come."""
         self.behind, self._here = True, None
         self.kept()
 
     def take_back(self, step: int) -> None:
-        """Nobody has written into what the user brought; from now on the user does."""
+        """Check that the contribution is as it was submitted; from now on the user writes into it."""
         if self.contribution is not None and self._kept is not None:
             self._world.promises.contribution(self._server, step, self.contribution, self._kept)
             self.contribution[...] = np.nan
@@ -293,7 +293,7 @@ class User:
         self._base = contributors
         if step == world.settings.steps:
             self.done = True
-            if self._turns in ("raise", "endless"):  # in what it does with the last result
+            if self._turns in ("raise", "endless"):  # after the last result
                 self._turn_now()
             else:
                 self._end("done")

@@ -1,1 +1,1 @@
-"""What simulated servers live in: a clock, a network with delays, processes that freeze, coordinators."""
+"""The surroundings of simulated servers: a clock, a network with delays, processes, coordinators."""

@@ -30,7 +30,7 @@ _HOP_S = (0.0005, 0.002)
 
 
 class Reachable(Protocol):
-    """What a coordinator sees of a server."""
+    """A server as a coordinator sees it."""
 
     process: Process
     channel: Channel | None
@@ -40,7 +40,7 @@ class Reachable(Protocol):
 
 
 class Channel:
-    """One control connection, ordered both ways; of these `lost` ways what was under way is lost with it."""
+    """One control connection, ordered both ways; messages under way in the `lost` ways are lost with it."""
 
     def __init__(self, coordinator: SimulatedCoordinator, server: int):
         self.coordinator = coordinator
@@ -64,7 +64,7 @@ class SimulatedCoordinator:
         self._said: tuple[str, int] | None = None
 
     def handle(self, event: coord.Event) -> None:
-        """Let the core react, carry out what it says."""
+        """Let the core react, and carry out its instructions."""
         self.process.each(self.core.handle(event, self.among.network.now), self._carry_out)
         self._schedule()
         self._report()
@@ -90,7 +90,7 @@ class SimulatedCoordinator:
         return "deposed" if deposed_by else self.core.state, max(self.term, deposed_by)
 
     def _report(self) -> None:
-        """Tell the launcher what is news."""
+        """Tell the launcher its state, if that is new."""
         said = self._state
         if said != self._said:
             self._said = said
@@ -117,7 +117,7 @@ class SimulatedCoordinator:
 
 
 class Job(Protocol):
-    """What coordinators need of the job as a whole."""
+    """The job as coordinators see it."""
 
     def point(self, name: str, text: str) -> None:
         """Something happened, to which a mishap may be tied."""
@@ -256,7 +256,7 @@ class SimulatedCoordinators:
         self.cut.add(server)
 
     def release(self, server: int) -> None:
-        """End a `hold`: what was held back comes through."""
+        """End a `hold`: messages that were held back come through."""
         self.cut.discard(server)
         late, self._late = self._late, deque()
         for held_for, action in late:
@@ -280,7 +280,7 @@ class SimulatedCoordinators:
             self._move(channel, "down", lambda: node.process.run(read))
 
     def tell(self, server: int, message: msg.ToCoordinator) -> None:
-        """A message of a server, to whoever holds its connection; lost when there is none."""
+        """A message of a server to the coordinator that holds its connection; lost when there is none."""
         channel = self._servers[server].channel
         if not isinstance(message, msg.Progress):
             self.job.point(type(message).__name__, f"server {server} -> coordinator: {message}")
@@ -369,7 +369,7 @@ class SimulatedCoordinators:
         node = self._servers[server]
         coordinator.failing_since.pop(server, None)
         if node.channel is not None:
-            # A newer connection replaces the older one, mostly behind what the server has said there.
+            # A newer connection replaces the older one, mostly behind the server's messages there.
             self._break(node.channel, *_WAYS[: self._chance.choice((1, 1, 2))])
         channel = node.channel = Channel(coordinator, server)
 

@@ -17,7 +17,7 @@ _SLOW = (0.2, 0.6)
 
 @dataclass(frozen=True)
 class Delays:
-    """What a way takes beside the jitter that all have, in seconds; ways that are not named take nothing.
+    """The time that slow ways take beside the jitter that all ways have, in seconds.
 
     `links`: (lower server, higher server, level) -> that of the connection and its heartbeats. `control`:
     server -> that of its connection to the coordinators.

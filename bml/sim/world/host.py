@@ -15,7 +15,7 @@ NOTHING: Array = np.empty(0)
 
 @dataclass
 class StatusPage:
-    """What one incarnation of a server shows, and its memory.
+    """The status page of one incarnation of a server, and its memory.
 
     Where it stands, its contribution, whether its user reads the result in place, which result set it has
     chosen, which ones its user still reads, and per result set its shares.
@@ -37,6 +37,6 @@ class Host:
     waiting: dict[int, Callable[[], None]] = field(default_factory=dict)
 
     def free_set(self) -> int:
-        """The first result set that nobody reads in place."""
+        """The first result set that no server reads in place."""
         held = set[int]().union(*(page.held for page in self.status_pages.values()))
         return next(number for number in count() if number not in held)

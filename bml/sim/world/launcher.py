@@ -1,8 +1,8 @@
-"""The launcher of a simulated job: it starts coordinators from what it knows, as the real one does.
+"""The launcher of a simulated job: it starts coordinators, as the real one does.
 
-What it decides is `bml.protocol.coordinator.succession`. Here is what may go wrong with it: it is stopped,
-does not hear its coordinator, cannot kill a process on a machine that it does not reach, starts coordinators
-that crash, and has a clock that steps.
+Its decisions are `bml.protocol.coordinator.succession`. This module has its mishaps: it is stopped, does not
+hear its coordinator, cannot kill a process on a machine that it does not reach, starts coordinators that
+crash, and has a clock that steps.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from bml.protocol.timeouts import Timeouts
 from bml.sim.world.network import Network
 from bml.sim.world.process import Process
 
-#: What a clock may show when a job begins, in seconds.
+#: The time that a clock shows when a job begins, in seconds.
 _EPOCH_S = 1.8e9
 
 
 class Started(Protocol):
-    """What a launcher needs of a coordinator that it started."""
+    """A coordinator as the launcher that started it sees it."""
 
     term: int
     process: Process
@@ -32,8 +32,9 @@ class Started(Protocol):
 class Launcher:
     """See the module's text.
 
-    `start(term)` makes a coordinator, which takes `start_s`; `on_event(name, text)` is told what happens, and
-    `on_give_up(why)` that the job ends with this error. `reaches`: whether what it kills dies.
+    `start(term)` makes a coordinator, which takes `start_s`; `on_event(name, text)` is called for every
+    event, and `on_give_up(why)` when the job ends with this error. `reaches`: whether a process that it kills
+    dies.
     """
 
     def __init__(
@@ -62,11 +63,11 @@ class Launcher:
 
     @property
     def clock_ns(self) -> int:
-        """What the clock on the wall shows, which mishaps step: nothing may follow from it."""
+        """The time of the wall clock, which mishaps step: no decision may follow from it."""
         return int((self._network.now + self.clock_offset_s) * 1e9)
 
     def look(self) -> None:
-        """Do what the succession asks for."""
+        """Carry out the orders of the succession."""
         now = self._network.now
         while (order := self.succession.look(now)) is not None:
             match order:

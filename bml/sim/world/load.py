@@ -15,7 +15,7 @@ _WAITS = 0.35
 class Load:
     """Makes processes wait for their turn, again and again, and react to messages up to `longest_s` late.
 
-    While one waits, its heartbeats are late and nothing that reaches it is read. 0: nobody waits.
+    While one waits, its heartbeats are late and no message that reaches it is read. 0: no process waits.
     """
 
     def __init__(self, network: Network, longest_s: float, seed: int):

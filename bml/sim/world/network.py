@@ -31,7 +31,7 @@ class Network:
         self.at(self.now + delay_s, action)
 
     def deliver(self, channel: Hashable, action: Action, way_s: float = 0.0) -> None:
-        """Run `action` after a random delay and `way_s`, never before what `channel` was given earlier."""
+        """Run `action` after a random delay and `way_s`, never before earlier actions of `channel`."""
         arrives_s = self.now + way_s + self.random.uniform(*self._delay_s)
         when_s = max(arrives_s, self._last.get(channel, 0.0))
         self._last[channel] = when_s

@@ -1,4 +1,4 @@
-"""What gets through the simulated data network: frames and heartbeats, each way on its own."""
+"""The paths of the simulated data network: which of them pass frames and heartbeats, each way on its own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def pair(a: int, b: int, level: int) -> Pair:
 
 
 class Paths:
-    """What is blocked between servers, by `kind`; `where` says where.
+    """The blocks between servers, by `kind`; `where` names a NIC, a pair or a set of servers.
 
     A NIC: `silent` ones carry nothing, `deaf` ones bring nothing in, `mute` ones nothing out. A pair: between
     servers of a `stall` no frame passes, between `unheard` ones no heartbeat, and of the heartbeats of

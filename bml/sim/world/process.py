@@ -1,4 +1,4 @@
-"""A simulated process: it runs what reaches it, unless it is dead; while it is frozen everything waits."""
+"""A simulated process: it runs actions, unless it is dead; while it is frozen they wait."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Process:
-    """Alive, frozen (SIGSTOP: what reaches it waits in its sockets, in order) or dead for good."""
+    """Alive, frozen (SIGSTOP: messages wait in its sockets, in order) or dead for good."""
 
     def __init__(self) -> None:
         self.alive = True
@@ -45,7 +45,7 @@ class Process:
             action()
 
     def each(self, items: Iterable[T], do: Callable[[T], None]) -> None:
-        """Do the items one by one; death or frost in the middle stops it there, a thaw goes on."""
+        """Do the items one by one; death or a freeze in the middle stops it there, a thaw goes on."""
         left = deque(items)
         while left and self.runs:
             do(left.popleft())
@@ -53,11 +53,11 @@ class Process:
             self._held.appendleft(lambda: self.each(left, do))
 
     def freeze(self, briefly: bool = False) -> None:
-        """Stop, without a sign to anybody; `briefly`: it only waits for its turn on a busy host."""
+        """Stop without any sign; `briefly`: it only waits for its turn on a busy host."""
         self.frozen, self._briefly = self.alive, briefly
 
     def thaw(self) -> None:
-        """Go on with what has come in meanwhile, as if no time had passed."""
+        """Go on with the actions that have come in meanwhile, as if no time had passed."""
         self.frozen = self._briefly = False
         while self._held and self.runs:
             self._held.popleft()()

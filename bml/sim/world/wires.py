@@ -1,9 +1,9 @@
 """The simulated data network: connections per (pair of servers, level) that break, are blocked and heal.
 
-A connection is TCP: what goes in comes out in order, or not at all once it is broken. A blocked path (see
+A connection is TCP: frames come out in order, or not at all once it is broken. A blocked path (see
 bml.sim.world.paths) gives no sign: frames are held back and come out late if it heals; heartbeats are lost.
-The sender's kernel knows what the peer's kernel has not acknowledged; that one does so whatever the peer's
-process is doing. As in `bml.transport`, a broken connection stays broken until one asks for its peers again.
+The sender's kernel knows which frames the peer's kernel has not acknowledged; the peer's process need not run
+for that. As in `bml.transport`, a broken connection stays broken until its server asks for its peers again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Key: TypeAlias = tuple[int, int]
 """(peer, level), as in the transport."""
 
 _RETRANSMITS_S = (0.2, 0.6, 1.4, 3.0)
-"""When TCP sends again what is not acknowledged, counted from its first time."""
+"""When TCP sends again without an acknowledgement, in seconds after the first time."""
 
 
 class Parcel(NamedTuple):
@@ -41,7 +41,7 @@ class Parcel(NamedTuple):
 
 @dataclass
 class _Sent:
-    """What one end has sent: parcels that are not acknowledged, and acknowledgements that were held back."""
+    """Frames that one end has sent, and acknowledgements that are missing or held back."""
 
     outstanding: int = 0
     answers: int = 0
@@ -56,12 +56,12 @@ class _Sent:
 
 @dataclass
 class _Connection:
-    """One life of a connection; `late` is what a blocked path holds back, per direction."""
+    """A connection from opening to end; `late` are frames that a blocked path holds back, per direction."""
 
     number: int
     pair: Pair
     closed: bool = False
-    lossy: bool = False  # closed by a reset: what was on its way is lost
+    lossy: bool = False  # closed by a reset: frames under way are lost
     late: dict[int, deque[Callable[[], None]]] = field(default_factory=lambda: defaultdict(deque))
     inbox: dict[int, deque[Parcel]] = field(default_factory=dict)
     sent: dict[int, _Sent] = field(default_factory=lambda: defaultdict(_Sent))
@@ -73,7 +73,7 @@ class _Connection:
 
 @dataclass
 class _End:
-    """One server's side of one pair: wanted or not, its connection, what waits for one."""
+    """One server's side of one pair: wanted or not, its connection, and frames that wait for one."""
 
     wanted: bool = False
     lost: bool = False
@@ -115,14 +115,14 @@ class Wires:
         self._count = 0
 
     def heal(self, kind: str, where: Where) -> None:
-        """Undo a block of `paths`: what was held back gets through."""
+        """Undo a block of `paths`: frames that were held back get through."""
         self.paths.heal(kind, where)
         for connection in self._connections:
             for to in connection.pair[:2]:
                 self._release(connection, to)
 
     def _release(self, connection: _Connection, to: int) -> None:
-        """Let through what was held back on the way to this end, acknowledgements too."""
+        """Let through the frames and acknowledgements that were held back on the way to this end."""
         origin, level = connection.other(to), connection.pair[2]
         if not self.paths.carries(origin, to, level):
             return
@@ -139,7 +139,7 @@ class Wires:
             late.popleft()()
 
     def _come(self, connection: _Connection, to: int, action: Callable[[], None]) -> None:
-        """Something is about to reach this end: behind what is held back, if anything is."""
+        """A frame is about to reach this end, behind those that are held back."""
         origin, level = connection.other(to), connection.pair[2]
         if connection.late[to] or not self.paths.carries(origin, to, level):
             connection.late[to].append(action)
@@ -168,7 +168,7 @@ class Wires:
             end.queue.append(parcel)
 
     def fence(self, server: int) -> None:
-        """See `Transport.fence`: what waits for a connection is dropped."""
+        """See `Transport.fence`: frames that wait for a connection are dropped."""
         for (owner, _, _), end in self._ends.items():
             if owner == server:
                 end.queue.clear()
@@ -214,7 +214,7 @@ class Wires:
         return inbox[0] if inbox else None
 
     def take(self, server: int, peer: int, level: int) -> None:
-        """Take off what `peek` showed."""
+        """Take off the frame that `peek` returned."""
         self._inbox(server, peer, level).popleft()
 
     def waiting(self, server: int) -> list[Key]:
@@ -222,7 +222,7 @@ class Wires:
         return [(p, lv) for (s, p, lv) in self._ends if s == server and self._inbox(s, p, lv)]
 
     def reset(self, a: int, b: int, level: int) -> None:
-        """Break the connection: both ends notice, what was on its way is lost."""
+        """Break the connection: both ends notice, and frames under way are lost."""
         connection = self._end(a, b, level).connection
         if connection is not None:
             connection.lossy = True
@@ -230,7 +230,7 @@ class Wires:
                 self._break(connection, server, peer, "reset")
 
     def die(self, server: int) -> None:
-        """The process is gone: its connections end behind what it has sent."""
+        """The process is gone: its connections end behind the frames that it has sent."""
         for (owner, peer, level), end in list(self._ends.items()):
             if owner == server:
                 end.wanted = False
@@ -309,7 +309,7 @@ class Wires:
         self._network.deliver((connection.number, to), lambda: self._come(connection, to, arrive), way_s)
 
     def _close(self, server: int, peer: int, level: int, end: _End) -> None:
-        """This side closes; the other learns it behind what was sent before."""
+        """This side closes; the other learns it behind the frames that were sent before."""
         connection, end.connection = end.connection, None
         end.queue.clear()
         if connection is not None:
