@@ -5,7 +5,7 @@ A kind that the matrix leaves out stands here with the reason.
 
 from __future__ import annotations
 
-from bml.faults.kinds import KINDS
+from bml.faults.kinds import KINDS, Part
 
 NOT_IN_MATRIX = {
     "join": "it is no fault: servers join in the phases `joining` and `giving` of the matrix",
@@ -32,3 +32,19 @@ IN_MATRIX = tuple(
 ) + tuple(OF_THE_COORDINATOR)
 OF_LINKS = tuple(name for name, kind in KINDS.items() if kind.target in ("link", "switch"))
 """Those that strike data on links, which servers that share memory do not send."""
+
+MATRIX_BREAKS: dict[str, Part] = {
+    "kill": "server",
+    "freeze": "server",
+    "cut": "link",
+    "blackhole": "link",
+    "switch": "switch",
+    "leave": "server",
+    "exception": "",
+    "exit": "server",
+    "gil": "server",
+    "flap": "",
+    "coordinator": "",
+    "freeze:coordinator": "",
+}
+"""Written kind -> the part that is lost in a cell of the matrix, for good or until it is heard again."""

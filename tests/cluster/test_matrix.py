@@ -16,12 +16,12 @@ import os
 import random
 import time
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, assert_never
 
 import jobs
 import numpy as np
 import pytest
-from every_kind import IN_MATRIX, MATRIX_SETTINGS, OF_LINKS, OF_THE_COORDINATOR
+from every_kind import IN_MATRIX, MATRIX_BREAKS, MATRIX_SETTINGS, OF_LINKS, OF_THE_COORDINATOR
 
 import bml
 from bml.errors import TrainingError
@@ -70,21 +70,21 @@ class Cell:
     @property
     def part(self) -> str:
         """What breaks, as a failure of the fabric; nothing if all of it stays whole."""
-        match self.kind:
-            case "leave" if self.phase == "shutdown":
-                return ""  # there is no step any more before which it could go
-            case "exception" if self.phase == "joining":
-                return f"server:{self.server}"  # who only learns is the loss of nobody
-            case "kill" | "freeze" | "exit" | "leave" | "gil":
+        if self.kind == "leave" and self.phase == "shutdown":
+            return ""  # there is no step any more before which it could go
+        if self.kind == "exception" and self.phase == "joining":
+            return f"server:{self.server}"  # a server that only learns is missed by none
+        match MATRIX_BREAKS[self.kind]:
+            case "server":
                 return f"server:{self.server}"
-            case "blackhole" | "cut":
+            case "link":
                 return f"link:{self.server}/{self.level}"
             case "switch":
                 return f"switch:{self.level}/{self.shape.group(self.server, self.level)}"
-            case "exception" | "flap" | "coordinator" | "freeze:coordinator":
+            case "":
                 return ""
-            case kind:
-                pytest.fail(f"say what {kind} breaks")
+            case never:
+                assert_never(never)
 
     @property
     def other(self) -> str:

@@ -139,6 +139,11 @@ def test_every_kind_is_in_the_matrix_or_has_a_reason_not_to_be() -> None:
     assert len(every_kind.NOT_IN_MATRIX) < len(KINDS) / 2
 
 
+def test_the_matrix_knows_what_every_kind_in_it_breaks() -> None:
+    assert every_kind.MATRIX_BREAKS.keys() == {*every_kind.IN_MATRIX}
+    assert not any(KINDS[name.partition(":")[0]].emulated for name in every_kind.IN_MATRIX)
+
+
 @pytest.mark.parametrize("written", every_kind.IN_MATRIX)
 def test_the_matrix_gives_every_kind_its_settings(written: str) -> None:
     known = KINDS[written.partition(":")[0]]
