@@ -358,3 +358,39 @@ def test_the_check_finds_imports_that_point_on() -> None:
     assert import_faults("bml.io.made_up", ast.parse("from bml.sharedmem import segment"))
     assert not import_faults("bml.made_up", ast.parse("import bml.faults, bml.topology"))
     assert import_faults("bml.made_up", ast.parse("import topology")), "that may be somebody else's"
+
+
+MOST_MODULE_LINES, MOST_FUNCTION_LINES, MOST_PARAMETERS = 400, 60, 8
+
+
+def too_large(module: str, text: str) -> list[str]:
+    """Modules, functions and constructors that are larger than a reader can hold in mind."""
+    found = []
+    if text.count("\n") > MOST_MODULE_LINES:
+        found.append(f"{module}: {text.count(chr(10))} lines")
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0].lineno  # options of a command are a table above it, and no part of it
+            lines = (node.end_lineno or first) - first + 1
+            if lines > MOST_FUNCTION_LINES:
+                found.append(f"{module}:{node.lineno} {node.name} has {lines} lines")
+            n_parameters = len(node.args.args) + len(node.args.kwonlyargs) - 1
+            if node.name == "__init__" and n_parameters > MOST_PARAMETERS:
+                found.append(f"{module}:{node.lineno} a constructor of {n_parameters} parameters")
+    return found
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_modules_functions_and_constructors_are_small(module: str) -> None:
+    assert not too_large(module, SOURCES[module].read_text())
+
+
+def test_the_check_finds_what_is_too_large() -> None:
+    assert too_large("made_up", "x = 1\n" * 401)
+    assert too_large("made_up", "def f():\n" + "    x = 1\n" * 61)
+    assert too_large(
+        "made_up", f"class A:\n    def __init__(self, {', '.join('abcdefghi')}):\n        pass\n"
+    )
+    assert not too_large(
+        "made_up", f"class A:\n    def __init__(self, {', '.join('abcdefgh')}):\n        pass\n"
+    )
