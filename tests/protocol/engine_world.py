@@ -29,7 +29,7 @@ DAMAGE: tuple[tuple[str, ...], ...] = (
 
 
 def programs(fabric: Fabric, algorithm: str) -> dict[int, Program] | None:
-    """Everybody's program, or None where the algorithm does not exist or the engine has no part in it."""
+    """All servers' programs, or None where the algorithm does not exist or the engine has no part in it."""
     try:
         made = plan(fabric, algorithm)
         found = {server: made.program(server) for server in fabric.servers}

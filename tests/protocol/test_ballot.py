@@ -1,4 +1,4 @@
-"""What a coordinator proposes when all have said where they stand."""
+"""The proposal of a coordinator when all statuses are there."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_contributor_never_becomes_a_learner_again() -> None:
     assert ballot.decide(old).learners == ()
 
 
-def test_a_proposal_that_was_given_up_binds_nobody() -> None:
+def test_an_abandoned_proposal_does_not_bind() -> None:
     old = View(1, (0, 1, 2), (), 5, "test", 0.0)
     abandoned = View(2, (1, 2), ("server:0",), 6, "server 0 is silent", 0.0)
     asked = View(3, (0, 1), ("server:2",), 0, "server 2 is dead", 0.0)
@@ -42,7 +42,7 @@ def test_a_proposal_that_was_given_up_binds_nobody() -> None:
         assert ballot.decide(old, ours).commit == commit, "that of another coordinator may be in force"
 
 
-def test_what_all_accepted_counts_although_a_proposal_that_was_given_up_took_its_place() -> None:
+def test_a_view_that_all_accepted_counts_although_an_abandoned_proposal_took_its_place() -> None:
     before = View(1, (0, 1, 2), (), 5, "test", 0.0)
     in_force = View(2, (0, 1, 2), (), 6, "test", 0.0)
     abandoned = View(3, (0, 1), ("server:2",), 6, "server 2 is silent", 0.0)

@@ -1,4 +1,4 @@
-"""Nobody passes the barrier before everybody has entered it; everybody passes once all have."""
+"""No server passes the barrier before all have entered it; all pass once all have."""
 
 import random
 
@@ -72,13 +72,13 @@ def cross(fabric: Fabric, chance: random.Random) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("fabric", cases(), ids=str)
-def test_nobody_passes_before_all_entered(fabric: Fabric) -> None:
+def test_no_server_passes_before_all_have_entered(fabric: Fabric) -> None:
     for seed in range(12):
         cross(fabric, random.Random(seed))
 
 
 @pytest.mark.parametrize("fabric", cases(), ids=str)
-def test_nobody_passes_while_one_stays_outside(fabric: Fabric) -> None:
+def test_no_server_passes_while_one_stays_outside(fabric: Fabric) -> None:
     for absent in fabric.servers:
         if len(fabric.servers) == 1:
             continue
@@ -122,7 +122,7 @@ def test_all_tokens_of_a_server_are_sent_when_it_passes() -> None:
             assert tokens == [token for phase in phases for token in phase.send]
 
 
-def test_who_is_missing_is_said() -> None:
+def test_missing_servers_are_named() -> None:
     barrier = Barrier(barrier_phases(parse("bcube:3x2"), 4))
     barrier.enter()
     assert barrier.missing == [3, 5]
@@ -138,7 +138,7 @@ def test_a_single_survivor_passes_at_once() -> None:
     assert barrier.passed
 
 
-def test_tokens_that_nobody_waits_for_do_no_harm() -> None:
+def test_tokens_that_are_not_awaited_do_no_harm() -> None:
     barrier = Barrier(barrier_phases(parse("bcube:3x2"), 0))
     for peer in range(9):
         for round_ in (5, 7, 2**40):

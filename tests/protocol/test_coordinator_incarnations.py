@@ -16,7 +16,7 @@ COMER = 2
 
 
 def agree(driver: Driver) -> list[coord.Instruction]:
-    """Everybody who is asked answers, accepts and installs."""
+    """Every server that is asked answers, accepts and installs."""
     driver.answer()
     done = driver.accept()
     driver.installed()
@@ -31,7 +31,7 @@ def lose(driver: Driver, server: int = COMER) -> None:
 
 
 def all_can_send_state(driver: Driver) -> list[coord.Instruction]:
-    """All members can give the state to joiners."""
+    """All members can send the state to joiners."""
     return [each for server in driver.core.members for each in driver.heard(server, msg.CanSendState(server))]
 
 
@@ -42,7 +42,7 @@ def comes_again(driver: Driver, number: int = 1) -> list[coord.Instruction]:
 
 
 def contributes(driver: Driver) -> list[coord.Instruction]:
-    """COMER joins, catches up, and is a contributor; returns what was said with the last view."""
+    """COMER joins, catches up, and is a contributor; returns the messages beside the last view."""
     comes_again(driver)
     agree(driver)
     assert driver.core.view is not None
@@ -95,7 +95,7 @@ def says_first(driver: Driver, said: msg.ToCoordinator) -> list[coord.Instructio
     return done + driver.appear(*(server for server in driver.fabric.servers if server != COMER))
 
 
-def test_what_one_who_joined_suspects_is_heard_by_a_coordinator_that_did_not_know_it(without: Driver) -> None:
+def test_a_suspicion_of_a_joiner_reaches_a_coordinator_that_did_not_know_it(without: Driver) -> None:
     """Or both ends of a broken connection wait for ever: they do not say it again."""
     contributes(without)
     new = taken_over(without)
@@ -107,7 +107,7 @@ def test_what_one_who_joined_suspects_is_heard_by_a_coordinator_that_did_not_kno
 
 
 @pytest.mark.parametrize("said", [msg.CaughtUp, msg.NeedsState])
-def test_what_a_learner_says_before_its_status_is_said_of_the_view_in_force(
+def test_a_report_of_a_learner_before_its_status_is_about_the_view_in_force(
     without: Driver, said: type[msg.CaughtUp | msg.NeedsState]
 ) -> None:
     comes_again(without)
@@ -118,8 +118,8 @@ def test_what_a_learner_says_before_its_status_is_said_of_the_view_in_force(
     assert "server 2" in message(msg.Freeze, done).reason
 
 
-def test_one_who_joined_and_leaves_is_no_stranger_to_a_new_coordinator(without: Driver) -> None:
-    """It would be told to go although the view has it, and nobody would make another one."""
+def test_a_joiner_that_leaves_is_known_to_a_new_coordinator(without: Driver) -> None:
+    """It would be evicted although the view has it, and no coordinator would make another one."""
     contributes(without)
     done = says_first(taken_over(without), msg.Leaves(COMER, "it was asked to"))
     others = [server for server in range(9) if server != COMER]
@@ -127,7 +127,7 @@ def test_one_who_joined_and_leaves_is_no_stranger_to_a_new_coordinator(without: 
     assert posts(msg.Freeze, done) == others
 
 
-def test_what_is_taken_back_before_the_status_is_not_held_against_anybody() -> None:
+def test_a_suspicion_that_is_withdrawn_before_the_status_does_not_count() -> None:
     driver = Driver("bcube:3x2").start()
     driver.give(coord.Connected(3))
     driver.heard(3, msg.Suspect(3, 4, 0, "silence", 0.6, "nothing heard"))
@@ -161,7 +161,7 @@ def test_the_end_of_an_earlier_incarnation_does_not_end_the_job() -> None:
     assert posts(msg.Shutdown, driver.heard(COMER, msg.Ended(COMER, "done", "", 9)))
 
 
-def test_the_return_of_an_earlier_incarnation_is_told_to_nobody() -> None:
+def test_the_return_of_an_earlier_incarnation_is_told_to_no_server() -> None:
     """It would be a StepMismatch: step 9, but server 2 returned after step 3."""
     driver = Driver("bcube:3x2").start()
     assert posts(msg.Returned, driver.heard(COMER, msg.Ended(COMER, "done", "", 3))) == list(range(9))
@@ -171,7 +171,7 @@ def test_the_return_of_an_earlier_incarnation_is_told_to_nobody() -> None:
     assert posts(msg.Returned, driver.give(coord.Connected(0))) == []
 
 
-def test_who_was_lost_joins_after_another_came_back_without_the_view(without: Driver) -> None:
+def test_a_lost_server_joins_after_another_came_back_without_the_view(without: Driver) -> None:
     without.at[1].update(installed=None, accepted=None)
     without.appear(1)
     assert posts(msg.Freeze, without.tick(TIMES.proof_window_s))
@@ -202,7 +202,7 @@ def test_a_link_heals_after_a_server_came_back_without_the_view() -> None:
 def test_a_joiner_that_dies_while_it_waits_is_asked_for_nothing() -> None:
     driver = Driver("bcube:3x2").start()
     lose(driver)
-    assert posts(msg.Freeze, comes_again(driver)) == [], "nobody can give it the state yet"
+    assert posts(msg.Freeze, comes_again(driver)) == [], "no server can send it the state yet"
     assert driver.core.waiting == (COMER,)
     assert driver.give(coord.Gone(COMER, "killed")) == []
     assert driver.core.waiting == ()
@@ -229,7 +229,7 @@ def test_a_joiner_that_does_not_answer_is_not_asked_again(without: Driver) -> No
 
 
 def test_a_learner_that_caught_up_in_an_older_view_has_not_in_this(without: Driver) -> None:
-    """What it had followed may have been tried again since."""
+    """The step that it had followed may have been tried again since."""
     comes_again(without)
     agree(without)
     assert without.core.view is not None
@@ -252,7 +252,7 @@ def test_a_zombie_of_an_earlier_incarnation_is_evicted_and_disturbs_no_view_chan
     assert says(installed=view, promised=50) == ([COMER], []), "nothing is under way that its promise refuses"
     without.die(8)
     epoch = without.core._known.epoch
-    assert says(installed=view) == ([COMER], []), "all who were asked go on to answer"
+    assert says(installed=view) == ([COMER], []), "all that were asked go on to answer"
     assert without.core._known.epoch == epoch
     assert says(installed=view, promised=90) == ([COMER], [0, 1, 2, 3, 4, 5, 6, 7])
     assert without.core._known.epoch == 91

@@ -1,4 +1,4 @@
-"""Every row of the state table in bml/protocol/coordinator/core.py, and what goes wrong around it."""
+"""Every row of the state table in bml/protocol/coordinator/agreement.py, and the failures around it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Driver:
         return self.heard(observer, msg.Suspect(observer, peer, 0, "silence", 0.6, "nothing heard"))
 
     def suspected(self, observer: int, peer: int) -> None:
-        """The same, and its window is over: what is due for it was done."""
+        """The same, and its window is over: the coordinator has acted on it."""
         self.suspect(observer, peer)
         self.core._findings.act_at = None
 
@@ -134,12 +134,12 @@ def steady() -> Driver:
 # --- gathering: start-up ---------------------------------------------------------------------------
 
 
-def test_everybody_who_appears_is_asked() -> None:
+def test_every_server_that_appears_is_asked() -> None:
     driver = Driver()
     assert driver.give(coord.Connected(2)) == [coord.Post(2, msg.Who(1))]
 
 
-def test_it_waits_for_everybody_then_freezes() -> None:
+def test_it_waits_for_all_servers_then_freezes() -> None:
     driver = Driver()
     assert posts(msg.Freeze, driver.appear(0, 1)) == []
     assert posts(msg.Freeze, driver.appear(2)) == [0, 1, 2]
@@ -160,7 +160,7 @@ def test_start_up_ends_in_the_first_view() -> None:
     assert driver.core.view == propose.view
 
 
-def test_who_does_not_appear_is_named() -> None:
+def test_a_server_that_does_not_appear_is_named() -> None:
     driver = Driver()
     driver.appear(0, 2)
     assert driver.tick(TIMES.start_s - 0.01) == []
@@ -168,7 +168,7 @@ def test_who_does_not_appear_is_named() -> None:
     assert (end.kind, end.text) == ("start", "cannot start: server 1 (did not appear)")
 
 
-def test_with_min_servers_it_starts_with_those_who_came() -> None:
+def test_with_min_servers_it_starts_with_those_that_came() -> None:
     driver = Driver(min_servers=2)
     driver.appear(0, 2)
     assert posts(msg.Freeze, driver.tick(TIMES.start_s + 0.01)) == [0, 2]
@@ -216,7 +216,7 @@ def test_a_silence_that_has_just_begun_is_not_settled_with_another_failure(withd
     assert frozen == ((1, 2, 3, 4) if withdrawn else (1, 2, 3))
 
 
-def test_new_silences_do_not_postpone_what_is_due_for_ever() -> None:
+def test_new_silences_do_not_postpone_the_diagnosis_for_ever() -> None:
     driver = Driver("bcube:8x1", min_servers=1).start()
     for observer in range(1, 8):
         driver.suspect(observer, 0)
@@ -240,7 +240,7 @@ def test_a_withdrawn_suspicion_changes_nothing() -> None:
     assert driver.core.next_deadline(driver.now) > driver.now + 1
 
 
-def test_evidence_about_what_is_out_already_changes_nothing(steady: Driver) -> None:
+def test_evidence_about_an_excluded_part_changes_nothing(steady: Driver) -> None:
     steady.die(2)
     steady.answer()
     steady.accept()
@@ -305,7 +305,7 @@ def test_no_accept_in_time_is_a_death() -> None:
 
 @pytest.mark.parametrize("phase", ["freezing", "proposing"])
 def test_a_server_whose_heartbeats_come_may_take_longer_to_answer(phase: str) -> None:
-    """On a host with 32 servers a core twelve healthy ones were put out: nobody suspected them."""
+    """On a host with 32 servers a core twelve healthy ones were evicted: no server suspected them."""
     driver = Driver("bcube:3x2").start()
     driver.heard(0, msg.Progress(0, 2))
     driver.die(3)
@@ -342,7 +342,7 @@ def test_a_server_that_is_suspected_after_its_time_is_given_up_at_once() -> None
     assert driver.core.state == "proposing"
 
 
-def test_an_answer_that_is_not_read_yet_is_not_missed_for_what_is_read_before_it() -> None:
+def test_an_answer_that_is_not_read_yet_is_not_missed() -> None:
     """A coordinator that waited for its turn found a suspicion and, behind it, the answer that it awaited."""
     driver = Driver("bcube:3x2").start()
     driver.heard(0, msg.Progress(0, 2))
@@ -360,7 +360,7 @@ def test_a_pause_of_its_own_is_not_held_against_those_that_it_awaits() -> None:
     driver.answer(0, 1, 2, 4, 5, 6, 7)
     driver.suspected(7, 8)
     driver.tick(TIMES.answer_s - 0.1)
-    assert driver.pause(1.0) == [], "what came meanwhile is not read yet"
+    assert driver.pause(1.0) == [], "messages that came meanwhile are not read yet"
     assert posts(msg.Freeze, driver.tick(0.15)) == [0, 1, 2, 4, 5, 6, 7]
 
 
@@ -436,7 +436,7 @@ def test_a_newer_promise_in_an_answer_raises_the_epoch(steady: Driver) -> None:
 # --- reconnecting ----------------------------------------------------------------------------------
 
 
-def test_a_server_that_comes_back_is_told_what_it_missed(steady: Driver) -> None:
+def test_a_server_that_reconnects_gets_the_messages_it_missed(steady: Driver) -> None:
     steady.die(2)
     assert posts(msg.Freeze, steady.give(coord.Connected(0))) == [0]
     steady.answer()
@@ -459,7 +459,7 @@ def test_a_server_that_comes_back_without_the_view_gets_a_new_one(steady: Driver
     assert posts(msg.Freeze, done) == [0, 1, 2]
 
 
-def test_nobody_is_put_out_before_the_view_without_him_is_in_force() -> None:
+def test_no_server_is_evicted_before_a_view_without_it_is_in_force() -> None:
     """Until then the servers that are asked may turn out to be dead."""
     driver = Driver("bcube:2x2", min_servers=2).start()
     driver.heard(0, msg.Progress(0, 2))
@@ -484,7 +484,7 @@ def test_an_evicted_server_that_comes_back_is_told_again(steady: Driver) -> None
 
 
 def test_an_end_that_was_lost_with_the_connection_is_learnt_when_it_is_back(steady: Driver) -> None:
-    """All are done, but the last one said so while its connection was down: nobody would ever leave."""
+    """All are done, but the last one said so while its connection was down: no server would ever leave."""
     for server in (0, 1):
         steady.heard(server, msg.Ended(server, "done", "", 1))
     steady.give(coord.Connected(2))
@@ -534,7 +534,7 @@ def test_a_takeover_in_a_view_with_dead_servers_changes_nothing() -> None:
 def test_a_takeover_waits_no_longer_than_a_connection_takes(
     steady: Driver, suspected: bool, after_s: float
 ) -> None:
-    """For a server that nobody suspects, as long as it takes on a busy host."""
+    """For a server that no other suspects, as long as it takes on a busy host."""
     new = takeover(steady)
     new.appear(0, 1)
     if suspected:
@@ -546,7 +546,7 @@ def test_a_takeover_waits_no_longer_than_a_connection_takes(
 
 
 def test_a_takeover_has_lost_connections_made_again(steady: Driver) -> None:
-    """Of one level, with all connections of a server lost and its heartbeats well: nobody is put out."""
+    """Of one level, with all connections of a server lost and its heartbeats well: no server is evicted."""
     new = takeover(steady)
     for observer, peer in ((0, 2), (1, 2)):
         new.give(coord.Connected(observer))
@@ -564,7 +564,7 @@ def test_a_takeover_has_lost_connections_made_again(steady: Driver) -> None:
     assert posts(msg.Freeze, new.tick(5.0)) == []
 
 
-def test_a_takeover_goes_on_with_what_was_accepted(steady: Driver) -> None:
+def test_a_takeover_goes_on_with_the_accepted_view(steady: Driver) -> None:
     """View 2 decided COMMIT and may be in force at the server that died."""
     for server in (0, 1):
         steady.at[server].update(committed=6, complete=7)
@@ -578,7 +578,7 @@ def test_a_takeover_goes_on_with_what_was_accepted(steady: Driver) -> None:
     assert message(msg.Propose, new.answer()).view.commit == 7
 
 
-def test_a_takeover_that_finds_somebody_frozen_thaws_all(steady: Driver) -> None:
+def test_a_takeover_that_finds_a_frozen_server_thaws_all(steady: Driver) -> None:
     steady.at[1].update(promised=2)
     new = takeover(steady)
     done = new.appear()
@@ -678,7 +678,7 @@ def test_a_deposed_coordinator_says_nothing_more(phase: str) -> None:
 
 
 def test_a_coordinator_that_gave_up_is_deposed_too(steady: Driver) -> None:
-    """Seed 11109: thawed, it found nobody, gave up, and took the servers' connections from its successor."""
+    """Seed 11109: thawed, it found no server, gave up, and took its successor's connections."""
     steady.heard(1, msg.Ended(1, "failed", "no answer", 1))
     assert steady.heard(0, msg.Deposed(0, 2)) == [coord.Finished(None, deposed_by=2)]
     assert steady.give(coord.Connected(1)) == []
@@ -703,7 +703,7 @@ def test_the_job_ends_when_every_member_is_done(steady: Driver) -> None:
     assert steady.give(coord.Connected(0)) == [coord.Post(0, msg.Shutdown(1))]
 
 
-def test_who_returns_first_is_told_to_all_that_might_wait_for_it(steady: Driver) -> None:
+def test_the_first_return_is_told_to_all_that_might_wait_for_it(steady: Driver) -> None:
     def told(done: list[coord.Instruction]) -> list[tuple[int, int, int]]:
         posted = [each for each in done if isinstance(each, coord.Post)]
         return [
@@ -789,7 +789,7 @@ def test_enough_servers_must_be_left(
         assert f"server {dead[0]} is dead: killed" in end.text
 
 
-def test_everybody_dead_is_too_few() -> None:
+def test_without_any_live_server_there_are_too_few() -> None:
     driver = Driver("bcube:2x1", min_servers=1).start()
     for server in (0, 1):
         driver.give(coord.Gone(server, "killed"))
@@ -819,7 +819,7 @@ def test_deadlines_are_those_of_the_state(steady: Driver) -> None:
     assert steady.core.next_deadline(steady.now) > steady.now + 60
 
 
-def test_a_late_word_about_a_nic_that_is_given_up_already_is_no_news() -> None:
+def test_a_late_suspicion_of_an_excluded_nic_is_no_news() -> None:
     """A server that has the new view closes its connection over it; another, in the old one, sees that."""
     driver = Driver("bcube:3x2").start()
     for observer in (3, 5):

@@ -39,7 +39,7 @@ def test_the_step_that_is_committed(statuses: list[Status], commit: int) -> None
         assert decide(order) == commit
 
 
-def test_what_an_accepted_view_committed_stays_committed() -> None:
+def test_a_step_that_an_accepted_view_committed_stays_committed() -> None:
     """It may be in force somewhere: then step 7 was returned to a user there."""
     accepted = stands(6, True, accepted=view(2, commit=7))
     assert decide([accepted, stands(6, True)]) == 7
@@ -64,7 +64,7 @@ def test_a_view_that_retries_does_not_undo_a_commit_elsewhere() -> None:
     assert decide([stands(9, installed=3), stands(8, accepted=view(3, commit=8), installed=2)]) == 9
 
 
-def test_what_is_final_is_kept_if_it_is_half_of_the_vector() -> None:
+def test_final_elements_are_kept_if_they_are_half_of_the_vector() -> None:
     """To go on with little takes more memory than it saves time."""
 
     def kept(*finals: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:

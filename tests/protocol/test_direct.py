@@ -52,7 +52,7 @@ def test_the_whole_is_added_where_that_moves_fewer_bytes(
 
 
 class Room:
-    """The servers of one step; `chance` says who acts next, on what it sees of the others' words."""
+    """The servers of one step; `chance` draws the server that acts next, on the words that it sees."""
 
     def __init__(self, servers: tuple[int, ...], n: int, meeting_nbytes: int, chance: random.Random):
         self.inputs = {server: np.random.default_rng(server).standard_normal(n) for server in servers}
@@ -122,7 +122,7 @@ class Room:
     st.sampled_from([0, 400, 10**6]),
     st.integers(0, 10**6),
 )
-def test_any_order_gives_everybody_the_same_bits(
+def test_any_order_gives_all_servers_the_same_bits(
     servers: tuple[int, ...], n: int, whole: int, seed: int
 ) -> None:
     room = Room(servers, n, whole, random.Random(seed))
@@ -189,7 +189,7 @@ def test_a_step_goes_through_its_stages(core: ServerCore) -> None:
     assert core.committed == 1
 
 
-def test_who_has_added_the_whole_is_complete(core: ServerCore) -> None:
+def test_a_server_that_has_added_the_whole_is_complete(core: ServerCore) -> None:
     assert core.handle(ev.Summed(1, 1, whole=True), 0.0) == [Post(1, 1, Stage.COMPLETE)]
     assert core.phase == "complete"
 
@@ -220,7 +220,7 @@ def index(instructions: list[ev.Instruction], one: ev.Instruction) -> int:
     return instructions.index(one)
 
 
-def test_a_view_commits_a_step_when_its_result_is_home_and_nobody_is_further(core: ServerCore) -> None:
+def test_a_view_commits_a_step_when_its_result_is_fetched_and_no_server_is_further(core: ServerCore) -> None:
     frozen_complete(core)
     done = core.handle(ev.Control(msg.Install(0, 2)), 0.0)
     assert index(done, Quit(2)) < index(done, ev.FetchResult(1, 1, follows=False))
@@ -278,8 +278,8 @@ def test_a_server_in_doubt_for_too_long_says_that_it_needs_a_view(core: ServerCo
     assert "waits for the result of step 1 to be fetched" in str(stop.error)
 
 
-def test_who_retries_has_let_all_see_that_its_epoch_is_over(core: ServerCore) -> None:
-    """What it has brought may be written again, and others may still read it."""
+def test_a_server_that_retries_has_let_all_see_that_its_epoch_is_over(core: ServerCore) -> None:
+    """Its contribution may be written again, and others may still read it."""
     core.handle(ev.Control(msg.Freeze(0, 2, "why")), 0.0)
     nothing = msg.View(epoch=2, members=(0, 1), failures=(), commit=0, reason="", noticed_s=0.0)
     core.handle(ev.Control(msg.Propose(0, nothing)), 0.0)
@@ -290,7 +290,7 @@ def test_who_retries_has_let_all_see_that_its_epoch_is_over(core: ServerCore) ->
     assert epoch_of(standing(2, 0, Stage.NONE)) == 2
 
 
-def test_what_is_of_another_epoch_or_step_is_over(core: ServerCore) -> None:
+def test_events_of_another_epoch_or_step_are_ignored(core: ServerCore) -> None:
     assert meet(core, Stage.DONE, epoch=2) == []
     assert meet(core, Stage.DONE, step=2) == []
     assert core.handle(ev.CallDiffers(2, 1, 1, "barrier"), 0.0) == []
@@ -322,8 +322,8 @@ def test_a_joiner_that_fails_before_it_is_in_leaves_at_once(outcome: str, leaves
     assert [type(each) for each in instructions[1:]] == [ev.Exit] * leaves
 
 
-def test_a_learner_follows_only_what_was_called_in_the_view_in_force() -> None:
-    """What the training thread brings for an older view is tried again by all in the new one."""
+def test_a_learner_follows_only_calls_of_the_view_in_force() -> None:
+    """A contribution that the training thread makes for an older view is tried again in the new one."""
     core = joiner()
 
     def install(epoch: int) -> None:

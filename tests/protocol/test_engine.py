@@ -183,7 +183,7 @@ def test_terms_are_added_in_address_order() -> None:
     assert set(terms) == {0}, "the own term must stand where the server's number puts it"
 
 
-# --- what goes first ---------------------------------------------------------------------------------
+# --- priorities --------------------------------------------------------------------------------------
 
 
 def test_earlier_slices_go_first_and_results_before_partial_sums() -> None:
@@ -200,7 +200,7 @@ def test_earlier_slices_go_first_and_results_before_partial_sums() -> None:
 
 
 def test_a_layout_that_is_used_again_changes_nothing() -> None:
-    """Step after step from one maker of engines: what they say is what engines of their own would."""
+    """Step after step from one maker of engines: their instructions are those of new engines."""
     fabric = parse("bcube:3x2").without("server:4")
     heads = [send.header for send in expected_frames(1, fabric, 90)]
     frames = dict.fromkeys((head.kind, head.origin, head.dest, head.start, head.stop) for head in heads)

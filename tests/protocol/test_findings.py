@@ -1,4 +1,4 @@
-"""Evidence as a coordinator gathers it: when it is acted on, what answers it, how long it took."""
+"""Evidence as a coordinator gathers it: the time to act on it, the views that answer it, how long it took."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def findings() -> Findings:
     return Findings(TIMES, 10.0)
 
 
-def test_a_stream_of_suspicions_does_not_postpone_what_is_due(findings: Findings) -> None:
+def test_a_stream_of_suspicions_does_not_postpone_the_diagnosis(findings: Findings) -> None:
     for nth in range(20):
         findings.note_suspicion(suspect(0, 1), 20.0 + nth * TIMES.silence_window_s / 2)
     assert findings.act_at == pytest.approx(20.0 + TIMES.silence_window_s)
@@ -50,7 +50,7 @@ def test_the_time_to_detect_counts_from_the_first_silence(findings: Findings) ->
     assert findings.noticed_s(20.125) == pytest.approx(0.725)
 
 
-def test_a_view_answers_what_it_leaves_out_and_nothing_else(findings: Findings) -> None:
+def test_a_view_answers_evidence_about_the_parts_it_excludes_alone(findings: Findings) -> None:
     findings.dead[2] = "killed"
     for message in (suspect(0, 2), suspect(0, 1)):
         findings.suspect(message)
@@ -86,7 +86,7 @@ def test_it_rests_when_nothing_is_left(findings: Findings, left: str) -> None:
     assert (findings.fresh, findings.act_at) == (False, None)
 
 
-def test_only_what_is_in_the_fabric_is_evidence(findings: Findings) -> None:
+def test_only_parts_of_the_fabric_are_evidence(findings: Findings) -> None:
     findings.dead.update({1: "killed", 2: "killed"})
     for message in (suspect(0, 1), suspect(0, 2)):
         findings.suspect(message)

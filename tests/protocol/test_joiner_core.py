@@ -1,4 +1,4 @@
-"""The core of a server that joins: what it makes of evictions, and of frames with the training state."""
+"""The core of a server that joins: evictions, and frames with the training state."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_donors_whose_states_differ_end_the_joiner_and_no_connection() -> None:
 
 
 @pytest.mark.parametrize("text", ["sum <q9 3\nx", "sum <f4 three\nx", "sum <f4\nx", "sub <f4 3\nx", ""])
-def test_what_describes_no_call_is_refused(text: str) -> None:
+def test_a_text_that_describes_no_call_is_refused(text: str) -> None:
     with pytest.raises(FrameError, match="no description of a call"):
         Call.decode(text)
 

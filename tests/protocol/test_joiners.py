@@ -1,4 +1,4 @@
-"""Who is let in, who waits, and what counts as dead no more when somebody comes again."""
+"""Joiners: which are let in, which wait, and which failures end when a server comes again."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def test_a_link_that_is_out_stays_so_while_another_works() -> None:
     assert works_again(FABRIC, ("link:0/0", "server:0"), [0]) == {"server:0"}
 
 
-def test_nobody_comes_nothing_works_again() -> None:
+def test_without_joiners_no_failure_ends() -> None:
     assert works_again(FABRIC, ("link:0/0", "link:0/1", "server:0"), []) == frozenset()
 
 
-def test_who_cannot_be_reached_waits_until_something_changes() -> None:
+def test_a_joiner_out_of_reach_waits_until_the_failures_change() -> None:
     broken = ("server:0", "switch:0/0", "switch:1/0")
     joiners = waiting(*broken)
     assert joiners.admitted(view(*broken)) == {0: INCARNATION}
@@ -74,7 +74,7 @@ class Desk:
             self.give(coord.From(server, msg.CanSendState(server)))
 
     def give(self, event: coord.Event) -> None:
-        """And what the servers answer to it."""
+        """The same, and the servers' answers to it."""
         posts = [one for one in self.core.handle(event, self.now) if isinstance(one, coord.Post)]
         for server, message in posts:
             match message:

@@ -52,7 +52,7 @@ def keep(to: Learner, step: int) -> Submit:
 
 
 def follow(to: Learner, step: int) -> list[type]:
-    """A followed step is committed: what becomes of its result."""
+    """A followed step is committed: returns the instructions for its result."""
     return [type(each) for each in to.keeps(Submit(step, 3, CALL, 7), 3, (0, 1))]
 
 
@@ -122,7 +122,7 @@ def test_a_learner_that_keeps_too_much_falls_behind_and_is_given_a_later_state()
     assert follow(joiner, 13) == [Skip, Behind]
 
 
-def test_what_the_user_has_applied_makes_room() -> None:
+def test_results_that_were_applied_make_room() -> None:
     joiner = learner(most_nbytes=TWO)
     state_comes(joiner, 5, committed=5)
     for step in range(6, 40):
@@ -158,19 +158,19 @@ def test_results_that_a_user_still_comes_to_outlive_the_state_that_he_will_take(
     kept.here(5)
     kept.took()
     for step in (6, 7):
-        kept.keep(step, "for the iteration that he is in")
+        kept.keep(step, "for the iteration that it is in")
     kept.behind(8)
     for step in (10, 11, 12):
         kept.keep(step, "for the later state")
     kept.here(11)
     kept.keep(10, "late")
     assert kept.steps == (6, 7, 12)
-    assert kept.pop(6) == "for the iteration that he is in"
+    assert kept.pop(6) == "for the iteration that it is in"
     kept.took()
     assert kept.steps == (12,)
 
 
-def test_results_after_a_state_that_nobody_took_are_lost_with_it() -> None:
+def test_results_after_a_state_that_was_not_taken_are_lost_with_it() -> None:
     kept: KeptResults[str] = KeptResults()
     for step in (4, 5, 6):
         kept.keep(step, "")

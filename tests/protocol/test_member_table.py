@@ -82,7 +82,7 @@ def test_a_late_freeze_of_the_view_in_force_is_refused(running: Member) -> None:
 
 
 # frozen | Propose of the promised ballot | frozen, Accepted
-def test_a_frozen_member_accepts_what_it_promised(running: Member) -> None:
+def test_a_frozen_member_accepts_the_ballot_it_promised(running: Member) -> None:
     running.freeze(freeze(4))
     assert running.propose(propose(4)) == Accepted(0, 1, 4)
     assert running.accepted == view(4)

@@ -1,4 +1,4 @@
-"""A server that needs a coordinator and hears none gives up in the end, and says what it waited for."""
+"""A server that needs a coordinator and hears none gives up in the end; the error says why it waited."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def done(now: float) -> ServerCore:
 QUARTER_S = TIMES.orphan_s / 4
 
 
-def test_who_is_done_gives_up_where_no_coordinator_ends_the_job() -> None:
+def test_a_server_that_is_done_gives_up_without_a_coordinator() -> None:
     server = done(10.0)
     for asked in (1, 2, 3):
         now = 10.0 + asked * QUARTER_S
@@ -101,7 +101,7 @@ def test_who_is_done_gives_up_where_no_coordinator_ends_the_job() -> None:
     assert not stops(server, 11.0 + 2 * TIMES.orphan_s)
 
 
-def test_who_is_done_waits_as_long_as_a_coordinator_answers() -> None:
+def test_a_server_that_is_done_waits_as_long_as_a_coordinator_answers() -> None:
     server = done(10.0)
     for asked in range(1, 100):
         now = 10.0 + asked * QUARTER_S

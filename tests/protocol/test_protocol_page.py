@@ -1,4 +1,4 @@
-"""docs/explanation/protocol.md says what the code says: its promises, messages, frames and state tables."""
+"""docs/explanation/protocol.md agrees with the code: its promises, messages, frames and state tables."""
 
 from __future__ import annotations
 

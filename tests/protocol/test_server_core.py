@@ -185,7 +185,7 @@ def test_a_contribution_that_comes_while_frozen_is_sent_back_with_the_new_view(r
 
 
 def test_the_phase_before_the_first_view_is_start_once_a_coordinator_is_known() -> None:
-    """Fault plans strike in it; before, nobody would miss the server."""
+    """Fault plans strike in it; before, no server would miss this one."""
     driver = Driver()
     assert driver.core.phase == ""
     driver.told(msg.Who(driver.term))
@@ -211,7 +211,7 @@ def test_the_phases_of_a_step_and_of_the_end(running: Driver) -> None:
     assert running.core.phase == ""
 
 
-def test_progress_is_what_has_arrived(running: Driver) -> None:
+def test_progress_is_the_share_that_has_arrived(running: Driver) -> None:
     assert running.core.progress is None
     running.submit()
     assert running.core.progress == 0.0
@@ -239,7 +239,7 @@ def test_a_frozen_server_takes_nothing_of_its_epoch(running: Driver, kind: Kind)
 
 
 def test_a_payload_that_was_half_read_when_it_froze_changes_nothing(running: Driver) -> None:
-    """It has reported that it is not complete: a token now could let somebody pass the old barrier."""
+    """It has reported that it is not complete: a token now could let another server pass the old barrier."""
     running.submit()
     running.receive(running.frame(Kind.REDUCE, 0, 5))
     header = running.frame(Kind.BROADCAST, 5, 10)
@@ -302,7 +302,7 @@ def test_a_mismatch_names_both_calls(running: Driver) -> None:
     assert not running.core.urgent
 
 
-def test_nobody_waits_in_a_step_for_a_server_whose_training_function_returned(running: Driver) -> None:
+def test_no_step_waits_for_a_server_whose_training_function_returned(running: Driver) -> None:
     running.submit(text="allreduce float32 10")
     assert running.told(msg.Returned(1, PEER, 1)) == []  # after the step that is under way here
     error = only(ev.Stop, running.told(msg.Returned(1, PEER, 0))).error
@@ -314,13 +314,13 @@ def test_nobody_waits_in_a_step_for_a_server_whose_training_function_returned(ru
     assert running.told(msg.Returned(1, PEER, 0)) == []
 
 
-def test_who_returned_and_is_lost_is_waited_for_no_more(running: Driver) -> None:
+def test_a_server_that_returned_and_is_lost_is_not_awaited(running: Driver) -> None:
     running.told(msg.Returned(1, PEER, 0))
     running.install(2, failures=(f"server:{PEER}",))
     none(ev.Stop, running.submit())
 
 
-def test_a_step_that_begins_when_somebody_has_returned_is_a_mismatch(running: Driver) -> None:
+def test_a_step_that_begins_when_a_function_has_returned_is_a_mismatch(running: Driver) -> None:
     running.told(msg.Returned(1, PEER, 0))
     running.submit()
     assert running.core.urgent
@@ -333,7 +333,7 @@ def test_a_token_with_another_signature_is_a_mismatch_too(running: Driver) -> No
     assert "something else" in str(only(ev.Stop, running.give(ev.Tick())).error)
 
 
-def test_what_the_user_calls_is_told_once_a_view(running: Driver) -> None:
+def test_a_call_is_told_once_a_view(running: Driver) -> None:
     assert only(ev.SendText, running.submit()).text == b"sum <f8 10\nsum f64 10"
     running.complete()
     running.token()
@@ -398,7 +398,7 @@ def test_freeze_fences_before_it_reports(running: Driver) -> None:
     assert tell.message.epoch == 2
 
 
-def test_a_frame_of_a_new_epoch_proves_that_somebody_installed_it(running: Driver) -> None:
+def test_a_frame_of_a_new_epoch_proves_that_it_was_installed(running: Driver) -> None:
     running.submit()
     running.accept(2)
     early = running.frame(Kind.REDUCE, 0, 5, epoch=2)
@@ -563,7 +563,7 @@ def test_heartbeats_go_out_and_silence_is_told(running: Driver) -> None:
 def test_silence_counts_from_the_beginning_of_a_view() -> None:
     """A neighbour that was out of the old view sent nothing in it.
 
-    If its silence counted from then, it would be suspected before others who fell silent with it, and the
+    If its silence counted from then, it would be suspected before others that fell silent with it, and the
     coordinator, which hears the rest too late, would blame the wrong one.
     """
     driver = Driver()
@@ -620,7 +620,7 @@ def test_a_call_is_told_when_it_is_another_one_and_not_at_every_place(running: D
     assert told(3, "max f64 10 in iteration 2 of steps(9)") == ["max f64 10 in iteration 2 of steps(9)"]
 
 
-def test_a_neighbour_at_another_place_is_named_with_what_it_calls(running: Driver) -> None:
+def test_a_neighbour_at_another_place_is_named_with_its_call(running: Driver) -> None:
     running.submit(text="sum f64 10 in iteration 4 of steps(9)")
     described = running.frame(Kind.DESCRIBE, 0, 5, step=1, signature=4, nbytes=5)
     running.core.received(PEER, described, "sum <f8 10\nsum f64 10 in iteration 0 of steps(9)", 0.0)

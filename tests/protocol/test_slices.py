@@ -1,4 +1,4 @@
-"""Slices: of the right order where they were measured, never out of bounds, the same for everybody."""
+"""Slices: of the right order where they were measured, never out of bounds, the same on all servers."""
 
 import pytest
 

@@ -72,7 +72,7 @@ def test_a_successor_is_above_every_term_that_was_heard_of(working: Driver) -> N
     assert working.look() == [Start(71)]
 
 
-def test_what_an_older_coordinator_says_counts_for_its_term_alone(working: Driver) -> None:
+def test_a_report_of_an_older_coordinator_counts_for_its_term_alone(working: Driver) -> None:
     working.ended()
     working.look()
     working.succession.said(1, "deposed", 2)
@@ -101,7 +101,7 @@ def test_silence_is_judged_by_how_regular_the_signs_of_life_were(working: Driver
 
 def test_the_launcher_forgives_its_own_pause(working: Driver) -> None:
     working.now += 30.0
-    assert working.look() == [], "it did not run itself: what came meanwhile is not read yet"
+    assert working.look() == [], "it did not run itself: messages that came meanwhile are not read yet"
     assert working.run(0.4, heartbeats=False) == []
     assert working.run(0.3) == []
     assert [type(order) for order in working.run(0.7, heartbeats=False)] == [Kill, Start]
@@ -143,7 +143,7 @@ def test_of_those_that_come_to_nothing_there_is_an_end_with_the_cause() -> None:
 
 
 def test_those_that_are_replaced_for_silence_again_and_again_get_more_time() -> None:
-    """On a host that is too busy for them to speak in time; else nobody would ever come to anything."""
+    """On a host that is too busy for them to speak in time; else no coordinator would ever succeed."""
     driver = Driver()
     driver.look()
     lived_s = []

@@ -1,4 +1,4 @@
-"""The training state on its way to a joiner: every byte once, none lost, none damaged, whoever sends it."""
+"""The training state on its way to a joiner: every byte once, none lost, none damaged, from any donors."""
 
 from __future__ import annotations
 

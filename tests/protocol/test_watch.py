@@ -1,4 +1,4 @@
-"""What one server makes of connections that stand still, of time-outs, and of probes."""
+"""The watch of one server: connections that stand still, time-outs, and probes."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_lost_connection_is_no_suspicion_once_its_peer_has_been_heard_for_long
     assert to_a_new_coordinator(driver) == ["reset"]
     driver.alive |= {(1, 0)}
     driver.run(0.3)
-    assert to_a_new_coordinator(driver) == ["reset"], "who heard it last before it died would say as much"
+    assert to_a_new_coordinator(driver) == ["reset"], "a server that heard it before it died would say so"
     driver.run(0.5)
     assert to_a_new_coordinator(driver) == ["Interrupted"]
     driver.alive -= {(1, 0)}
@@ -120,7 +120,7 @@ def test_a_lost_connection_is_no_suspicion_once_its_peer_has_been_heard_for_long
     assert to_a_new_coordinator(driver) == []
 
 
-def test_a_time_out_that_a_server_slept_through_is_held_against_nobody() -> None:
+def test_a_time_out_while_the_server_was_stopped_is_no_evidence() -> None:
     driver = Driver()
     driver.run(1.0)
     driver.now += 3.0  # it was stopped
@@ -128,7 +128,7 @@ def test_a_time_out_that_a_server_slept_through_is_held_against_nobody() -> None
     assert told == [msg.Interrupted(0, 1, 0), msg.Interrupted(0, 2, 0)]
     assert to_a_new_coordinator(driver) == ["Interrupted", "Interrupted"]
     (closed,) = driver.watch.lost(3, 1, "eof", "it was closed", driver.now)
-    assert isinstance(closed.message, msg.Suspect), "that needs somebody who closes it"
+    assert isinstance(closed.message, msg.Suspect), "some process must have closed it"
     driver.run(0.5)
     (late,) = driver.watch.lost(6, 1, "timeout", "no answer", driver.now)
     assert isinstance(late.message, msg.Suspect)

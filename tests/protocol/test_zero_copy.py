@@ -1,6 +1,6 @@
 """Payloads that are not copied when they are sent but read where they lie, as late as can be.
 
-The claim of bml.sharedmem.zero_copy about the engines: what a server has sent stays as it is until whoever
+The claim of bml.sharedmem.zero_copy about the engines: a payload stays as it was sent until the server that
 got it has used it. So here a frame is a reference to its sender's memory; some are held back until nothing
 else is left to deliver, so that everything else has happened that can. Partial sums are not read even then,
 but when the sum is made of which they are a term. The sums must still be exact.
@@ -103,7 +103,7 @@ def vectors(fabric: Fabric, n: int) -> dict[int, Any]:
 
 
 @pytest.mark.parametrize(("fabric", "algorithm"), CASES, ids=[f"{f} by {a}" for f, a in CASES])
-def test_what_is_sent_stays_until_it_was_taken(fabric: Fabric, algorithm: str) -> None:
+def test_a_payload_stays_until_it_was_taken(fabric: Fabric, algorithm: str) -> None:
     made = programs(fabric, algorithm)
     for n in LENGTHS:
         inputs = vectors(fabric, n)

@@ -72,8 +72,8 @@ def retry_although_one_committed(patch: Patch) -> None:
     patch.setattr(ballot, "decide", lambda statuses, old: min(status.committed for status in statuses))
 
 
-def forget_what_was_accepted(patch: Patch) -> None:
-    """The decision looks at what is installed, not at views that may be in force elsewhere."""
+def forget_accepted_views(patch: Patch) -> None:
+    """The decision looks at installed views, not at accepted ones that may be in force elsewhere."""
     decide = ballot.decide
 
     def forgetful(statuses: Any, old: Any) -> int:
@@ -149,7 +149,7 @@ def _promise_anything(patch: Patch) -> None:
 
 
 def lose_the_end(patch: Patch) -> None:
-    """A coordinator does not mind what it is told about ends while it changes the view."""
+    """A coordinator ignores the ends of training functions while it changes the view."""
     ended = coord.Coordinator._ended
 
     def deaf(self: Any, server: int, outcome: str, error: str, now: float) -> Any:
@@ -159,12 +159,12 @@ def lose_the_end(patch: Patch) -> None:
 
 
 def keep_a_return_secret(patch: Patch) -> None:
-    """Nobody is told that a training function returned: the others wait in a step to which it never comes."""
+    """No server is told that a training function returned: the others wait in a step without it."""
     patch.setattr(Ending, "tell_returned", lambda self, servers, contributors: [])
 
 
 def lose_a_slice_of_the_state(patch: Patch) -> None:
-    """A joiner starts when every donor has said what it sends, and does not look whether all of it came."""
+    """A joiner starts when every donor has announced its part, and does not look whether all of it came."""
     patch.setattr(IncomingState, "complete", property(lambda state: 0 < state._parts == len(state._digests)))
     patch.setattr(user, "verify", lambda state, digests: None)
 
@@ -202,7 +202,7 @@ def sleep_while_a_state_is_overtaken(patch: Patch) -> None:
     patch.setattr(User, "_wake", wake)
 
 
-def take_who_joined_for_a_stranger(patch: Patch) -> None:
+def take_a_joiner_for_a_stranger(patch: Patch) -> None:
     """A new coordinator does not wait for the Status of a server to know of which view it speaks."""
 
     def handle(core: coord.Coordinator, event: coord.Event, now: float) -> list[coord.Instruction]:
@@ -214,7 +214,7 @@ def take_who_joined_for_a_stranger(patch: Patch) -> None:
 
 
 def blame_the_suspected(patch: Patch) -> None:
-    """Whoever is suspected by anybody, over whatever NIC, is taken for dead."""
+    """A server that any other suspects, over whatever NIC, is taken for dead."""
 
     def hasty(fabric: Any, evidence: Any) -> Diagnosis:
         found = diagnose(fabric, evidence)
@@ -251,12 +251,12 @@ def never_miss_a_coordinator(patch: Patch) -> None:
 
 
 def ignore_stalls(patch: Patch) -> None:
-    """A connection that stands still while heartbeats pass is nobody's business."""
+    """A connection that stands still while heartbeats pass is ignored."""
     patch.setattr(Stalls, "standing", lambda stalls, now: {})
 
 
 def give_up_the_busy(patch: Patch) -> None:
-    """Whoever does not answer in time is taken for dead, although all hear its heartbeats."""
+    """A server that does not answer in time is taken for dead, although all hear its heartbeats."""
 
     def overdue(self: Agreement, now: float) -> dict[int, str]:
         late = self.awaited if self._waits and now >= self.answer_by else []
@@ -266,12 +266,12 @@ def give_up_the_busy(patch: Patch) -> None:
 
 
 def take_a_torn_sum(patch: Patch) -> None:
-    """Shared memory: what a view commits is given out, whoever may have written where it is read."""
+    """Shared memory: a step that a view commits is given out, even if its shares may be overwritten."""
     patch.setattr(Steps, "_commit_by_view", lambda steps, step, now: steps._commit(step, now))
 
 
 def leave_without_a_word(patch: Patch) -> None:
-    """Shared memory: nobody can see that a server has left an epoch, before it is ready in a later one."""
+    """Shared memory: no server can see that another has left an epoch, before it is ready in a later one."""
     patch.setattr(Steps, "_quit", lambda steps, epoch: ())
 
 
@@ -286,7 +286,7 @@ PLANTED: tuple[Callable[[Patch], None], ...] = (
     work_on_while_frozen,
     return_before_the_barrier,
     retry_although_one_committed,
-    forget_what_was_accepted,
+    forget_accepted_views,
     count_a_gradient_twice,
     add_into_the_contribution,
     takeover_with_a_stale_epoch,
@@ -300,7 +300,7 @@ PLANTED: tuple[Callable[[Patch], None], ...] = (
     promote_a_user_that_replays,
     begin_to_replay_while_frozen,
     sleep_while_a_state_is_overtaken,
-    take_who_joined_for_a_stranger,
+    take_a_joiner_for_a_stranger,
     blame_the_suspected,
     read_terms_from_a_clock,
     never_miss_a_coordinator,

@@ -15,7 +15,7 @@ from bml.topology import parse
 MOST_SEEDS = 2000
 
 FIRST_TRIED = {
-    "forget_what_was_accepted": 220,
+    "forget_accepted_views": 220,
     "work_on_while_frozen": 380,
     "let_a_joiner_forget_its_promises": 1165,
     "takeover_with_the_epoch_in_force": 350,
@@ -27,7 +27,7 @@ FIRST_TRIED = {
     "promote_a_user_that_replays": 105,
     "begin_to_replay_while_frozen": 715,
     "sleep_while_a_state_is_overtaken": 185,
-    "take_who_joined_for_a_stranger": 490,
+    "take_a_joiner_for_a_stranger": 490,
 }
 """Seeds shortly before those that find the rarest bugs: it is found in any order, but sooner from there."""
 

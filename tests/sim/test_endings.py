@@ -1,4 +1,4 @@
-"""Training functions that raise, return early or compute without end: who is told what, and how soon."""
+"""Training functions that raise, return early or compute without end: the errors of all, and how soon."""
 
 from __future__ import annotations
 
@@ -57,19 +57,19 @@ def test_an_error_is_told_by_the_next_coordinator_if_the_first_dies() -> None:
 
 
 @pytest.mark.parametrize("server", range(4))
-def test_the_others_are_told_who_returned_early(server: int) -> None:
+def test_the_others_are_told_which_server_returned_early(server: int) -> None:
     simulation = simulate(Mishap("return", (server,), at("commit", 6)))
     machine = simulation.machines[server]
     said = f"function of server {server} returned after step {machine.core.committed};"
     errors = simulation.history.errors
-    assert sorted(errors) == [0, 1, 2, 3], "he who returned learns that the job failed"
+    assert sorted(errors) == [0, 1, 2, 3], "the server that returned learns that the job failed"
     assert all(said in str(error) for error in errors.values())
     mismatched = [each for each, error in errors.items() if isinstance(error, StepMismatch)]
     assert mismatched
     assert server not in mismatched
 
 
-def test_nobody_is_evicted_for_a_long_computation_and_the_others_go_on_when_it_is_killed() -> None:
+def test_a_long_computation_evicts_no_server_and_the_others_go_on_when_it_is_killed() -> None:
     simulation = simulate(Mishap("endless", (2,), at("submit", 9)))
     assert simulation.history.errors == {}
     assert [server for server, machine in simulation.machines.items() if machine.done] == [0, 1, 3]

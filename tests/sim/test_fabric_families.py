@@ -47,5 +47,5 @@ def test_servers_with_one_nic(name, algorithm):
 
 def test_an_exchange_that_a_crash_makes_impossible_is_replaced():
     check(run("bcube:3x2", "exchange", 20, ("crash", (4,), 0.05)), 20, without("bcube:3x2", 4))
-    # What is left of one switch is one switch.
+    # The rest of one switch is one switch.
     check(run("switch:5", "exchange", 20, ("crash", (4,), 0.05)), 20, without("switch:5", 4))

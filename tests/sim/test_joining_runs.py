@@ -111,7 +111,7 @@ def test_the_coordinator_dies_while_a_server_joins(point: str) -> None:
     assert last(simulation) == parse("bcube:3x2").servers
 
 
-def test_a_server_that_leaves_costs_no_step_and_nobody_waits_to_find_out() -> None:
+def test_a_server_that_leaves_costs_no_step_and_no_time_to_notice() -> None:
     simulation = simulate("bcube:3x2", Mishap("leave", (4,), at("submit", 30)))
     assert last(simulation) == (0, 1, 2, 3, 5, 6, 7, 8)
     assert max(gaps_s(simulation)) < 0.06

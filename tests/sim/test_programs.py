@@ -1,4 +1,4 @@
-"""Random training programs on the real session: they hold, and what is planted into the session is found."""
+"""Random training programs on the real session: they hold, and bugs planted into the session are found."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def a_new_loop_forgets_the_ledger(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(Ledgers, "open", alone)
 
 
-def a_joiner_calls_what_is_outside_of_its_loop(plant: pytest.MonkeyPatch) -> None:
+def a_joiner_makes_calls_outside_of_its_loop(plant: pytest.MonkeyPatch) -> None:
     def admit(self: collectives.Collectives) -> None:
         self.n_calls += 1
         self.calls.check()
@@ -117,7 +117,7 @@ def values_behind_functions_are_not_given(plant: pytest.MonkeyPatch) -> None:
         a_call_is_repeated,
         a_torn_call_is_forgotten,
         a_new_loop_forgets_the_ledger,
-        a_joiner_calls_what_is_outside_of_its_loop,
+        a_joiner_makes_calls_outside_of_its_loop,
         a_joiner_takes_the_first_loop_for_that_of_the_others,
         plans_are_not_compared,
         a_counter_becomes_a_vector,
@@ -128,7 +128,7 @@ def values_behind_functions_are_not_given(plant: pytest.MonkeyPatch) -> None:
         values_behind_functions_are_not_given,
     ],
 )
-def test_what_is_planted_is_found(
+def test_planted_bugs_are_found(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bml.sim.programs.group.DEADLINE_S", 2.0)

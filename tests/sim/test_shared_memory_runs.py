@@ -32,7 +32,7 @@ def test_seeds_hold_on_one_host(first: int) -> None:
 
 
 def scenarios() -> Iterator[Scenario]:
-    """What the seeds stand for, and by turns a server that is frozen about when it is complete, and wakes."""
+    """The seeds' scenarios, and by turns a server that is frozen about when it is complete, and wakes."""
     for seed in range(MOST_SEEDS):
         yield Scenario.of(seed, shared_memory=True)
         after_s = random.Random(seed).uniform(0, 0.006)
@@ -78,7 +78,7 @@ def fetch_after_looking(patch: pytest.MonkeyPatch) -> None:
 
 
 def count_later_epochs(patch: pytest.MonkeyPatch) -> None:
-    """Who stands in a later epoch is taken to have finished the step of this one."""
+    """A server that stands in a later epoch is taken to have finished the step of this one."""
     patch.setattr(sharing, "standings", lambda *post: (standing(*post), 1 << 80))
 
 
@@ -137,7 +137,7 @@ def test_a_planted_bug_is_found_by_drawn_seeds(plant: Callable[[pytest.MonkeyPat
     assert broken.number in (6, 7), "the sum is wrong, or overwritten"
 
 
-def test_a_frozen_server_that_wakes_disturbs_nobody() -> None:
+def test_a_frozen_server_that_wakes_disturbs_no_other() -> None:
     """Frozen while all were ready, evicted, thawed while the others are two steps further."""
     freeze = Mishap("freeze", (1,), When("complete", 13, 0.0), 2.0)
     simulation = Simulation(

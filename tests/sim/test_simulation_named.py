@@ -1,4 +1,4 @@
-"""Named histories: what must come out when this or that fails, on the clock of the simulation."""
+"""Named histories: failures and their right outcome, on the clock of the simulation."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def done(simulation: Simulation) -> list[int]:
 )
 def test_without_trouble_all_steps_are_committed_by_all(fabric: str) -> None:
     simulation = simulate(fabric)
-    everybody = parse(fabric).servers
-    assert done(simulation) == list(everybody)
-    assert simulation.history.commits == {step: dict.fromkeys(everybody, everybody) for step in range(1, 6)}
+    servers = parse(fabric).servers
+    assert done(simulation) == list(servers)
+    assert simulation.history.commits == {step: dict.fromkeys(servers, servers) for step in range(1, 6)}
     assert all(len(machine.core.views) == 1 for machine in simulation.machines.values())
 
 
@@ -82,14 +82,14 @@ def test_min_servers_allows_more() -> None:
 
 @pytest.mark.parametrize("half", [(0, 1), (2, 3), (0, 2), (1, 3)])
 def test_of_two_halves_the_one_that_lives_goes_on(half: tuple[int, ...]) -> None:
-    """Broken cables between two halves explain best what the others see of a half that is frozen."""
+    """Broken cables between two halves explain best the evidence of a frozen half."""
     mishaps = [Mishap("freeze", (server,), at("commit", 26), 9.0) for server in half]
     simulation = simulate("bcube:2x2", *mishaps, steps=10, min_servers=2)
     assert done(simulation) == [server for server in range(4) if server not in half]
     assert _longest_step_s(simulation) < 0.8
 
 
-def test_nobody_is_put_out_for_the_sake_of_servers_that_do_not_answer() -> None:
+def test_no_server_is_evicted_for_servers_that_do_not_answer() -> None:
     """Two thirds freeze. They would be the larger part, if they lived."""
     mishaps = [Mishap("freeze", (server,), at("commit", 50), 9.0) for server in range(6)]
     simulation = simulate("bcube:3x2", *mishaps, steps=10, min_servers=3)
@@ -204,8 +204,8 @@ def test_the_smaller_part_of_a_partition_is_evicted() -> None:
     assert done(simulation) == [3, 4, 5, 6, 7, 8]
 
 
-def test_who_can_leave_only_long_after_it_was_asked_to_is_not_lost_needlessly() -> None:
-    """A step that stands still keeps its user from hearing of it: what excuses its loss is what it said."""
+def test_a_server_that_can_leave_only_late_is_not_lost_needlessly() -> None:
+    """A step that stands still keeps its user from hearing of it: only its message excuses its loss."""
     mute = Mishap("mute", (7, 1), at("submit", 1))
     simulation = simulate("bcube:2x3", mute, Mishap("leave", (5,), at("submit", 8), 0.05), steps=2)
     assert done(simulation) == [0, 1, 2, 3, 4, 6, 7]
@@ -337,7 +337,7 @@ def test_once_broken(fabric: str, mishaps: tuple[Mishap, ...]) -> None:
 
 
 def test_a_step_goes_on_where_it_was_when_a_cable_fails() -> None:
-    """Nobody is asked again, and what was final on all is not sent again."""
+    """No user is asked again, and elements that were final on all are not sent again."""
     cut = Mishap("silent", (4, 0), at("complete", 1))
     simulation = Simulation(
         parse("bcube:3x2"), seed=1, settings=Settings(steps=3, n_elements=400), mishaps=[cut]
@@ -353,7 +353,7 @@ def test_a_step_goes_on_where_it_was_when_a_cable_fails() -> None:
 
 
 def test_members_that_missed_an_install_are_reminded_however_many_reconnect() -> None:
-    """Found by seed 5955: the second to come back undid what was to be done for the first."""
+    """Found by seed 5955: the second server to come back undid the view that was due for the first."""
     mishaps = (
         Mishap("freeze", (1,), at("", 0, 0.110297), 0.274897),
         Mishap("coordinator-freeze", (), at("", 0, 0.009249), 0.410245),
@@ -376,7 +376,7 @@ def test_members_that_missed_an_install_are_reminded_however_many_reconnect() ->
 
 @pytest.mark.parametrize("server", range(4))
 @pytest.mark.parametrize("when", [at("installed"), at("installed", 2, 0.001), at("submit")], ids=str)
-def test_who_falls_silent_while_connections_are_made_is_blamed_himself(server: int, when: When) -> None:
+def test_a_server_that_falls_silent_while_connections_are_made_is_blamed(server: int, when: When) -> None:
     """Found by seed 5315: one connection timed out while all were patient, and either end was taken."""
     for seed in range(10):
         scenario = Scenario(
@@ -391,7 +391,7 @@ def test_who_falls_silent_while_connections_are_made_is_blamed_himself(server: i
 
 
 def test_a_new_coordinator_decides_when_it_knows_all_suspicions() -> None:
-    """Found by seed 54510: what was on its way was left out."""
+    """Found by seed 54510: messages under way were left out."""
     mishaps = (
         Mishap("silent", (2, 0), at("complete", 4), 3.0),
         Mishap("coordinator-crash", (), at("Freeze", 5)),

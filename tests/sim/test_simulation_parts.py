@@ -22,7 +22,7 @@ def header(step: int) -> Header:
 
 
 class Ends:
-    """Two servers joined by `Wires`, and what they saw."""
+    """Two servers joined by `Wires`, and the events that they saw."""
 
     def __init__(self, seed: int = 0):
         self.network = Network(seed)
@@ -136,7 +136,7 @@ def test_a_blocked_path_gives_no_sign_and_is_late_when_it_heals() -> None:
     assert ends.seen == [(1, 1), (1, 2), (1, 3)]
 
 
-def test_what_was_on_its_way_when_a_path_heals_does_not_overtake_what_was_held_back() -> None:
+def test_frames_under_way_when_a_path_heals_do_not_overtake_those_held_back() -> None:
     ends = Ends()
     ends.run()
     ends.wires.paths.block("silent", (1, 0))
@@ -149,7 +149,7 @@ def test_what_was_on_its_way_when_a_path_heals_does_not_overtake_what_was_held_b
     assert ends.seen == [(1, 1), (1, 2), (1, 3)]
 
 
-def test_the_sender_knows_what_is_acknowledged_and_a_stall_holds_back_that_alone() -> None:
+def test_the_sender_knows_acknowledgements_and_a_stall_holds_back_those_alone() -> None:
     ends = Ends()
     ends.run()
     assert not ends.wires.flows(0)[1, 0].outstanding
@@ -165,7 +165,7 @@ def test_the_sender_knows_what_is_acknowledged_and_a_stall_holds_back_that_alone
     assert ends.wires.flows(0)[1, 0] == Flow(outstanding=False, answers=1, tries=0)
 
 
-def test_a_nic_that_is_mute_brings_in_frames_that_nobody_learns_of() -> None:
+def test_a_mute_nic_brings_in_frames_that_are_not_acknowledged() -> None:
     ends = Ends()
     ends.run()
     ends.wires.paths.block("mute", (1, 0))
@@ -190,7 +190,7 @@ def test_a_partition_blocks_those_on_different_sides() -> None:
     assert ends.wires.paths.connects(0, 1, 0)
 
 
-def test_a_reset_is_noticed_by_both_and_loses_what_was_on_its_way() -> None:
+def test_a_reset_is_noticed_by_both_and_loses_frames_under_way() -> None:
     ends = Ends()
     ends.run()
     ends.send(1)
@@ -214,7 +214,7 @@ def test_a_broken_connection_is_made_again_when_both_ask_again() -> None:
     assert ends.seen == [(1, 2)]
 
 
-def test_death_is_noticed_behind_what_was_sent() -> None:
+def test_death_is_noticed_behind_frames_that_were_sent() -> None:
     seen = set()
     for seed in range(20):
         ends = Ends(seed)

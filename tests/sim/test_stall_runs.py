@@ -1,4 +1,4 @@
-"""Paths on which some traffic passes and some does not: nobody waits for ever, and nobody is lost for it."""
+"""Paths on which some traffic passes and some does not: no server waits for ever, or is lost for it."""
 
 from __future__ import annotations
 
