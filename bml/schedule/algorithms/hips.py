@@ -31,7 +31,7 @@ INSIDE = ("mesh", "ring", "ps")
     "hips",
     does="stages over levels or dimensions, all at once, a flat algorithm inside the groups; plain `hips` "
     "has rings on a torus, else meshes",
-    damaged="n−f sets; a server that would send to a dead one sends to that one's own peer",
+    damaged="n−f sets; data for a dead server goes to that server's partner",
     argument="|".join(INSIDE),
     examples=("hips:ring", "hips:mesh", "hips:ps"),
 )
@@ -40,8 +40,8 @@ def hips(fabric: Fabric, inside: str = "", roots: Sequence[int] | None = None) -
 
     `roots`: only the pieces of these owners, in every thread.
 
-    On a damaged fabric every survivor owns one of n-f sets per thread, who would send to a dead server
-    sends to that one's own peer, and broken hops take live detours.
+    On a damaged fabric every survivor owns one of n-f sets per thread. Data for a dead server goes to that
+    server's partner, the one to which it would have sent the sum itself. Broken hops take live detours.
 
     Raises:
         UsageError: `inside` is something else, or the forest would be too large to be built.
