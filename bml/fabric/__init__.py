@@ -1,4 +1,7 @@
-"""An emulated server-centric network on one Linux machine: namespaces, veth cables, bridges, token buckets.
+"""The emulated fabric: a server-centric network on one Linux machine, made of network namespaces.
+
+Cables are veth pairs, switches are bridges, rates are token buckets. `layout` and `condition` are pure;
+`network` has the object that users handle; `netlink` and `loss` change the kernel's devices.
 
 `up` returns an `EmulatedFabric`: `up("bcube:3x2", "200mbit")`, then `.cut(4, 0)`, `.heal(4, 0)`, `.down()`.
 """

@@ -1,4 +1,4 @@
-"""What an emulated fabric is set to, rates and damage, and what that means for each end of a cable. Pure.
+"""The condition of an emulated fabric, rates and damage, and the settings of each end of a cable. Pure.
 
 A cable is cut by taking the switch's port down: the server's NIC stays up, keeps its address and its route,
 and has no carrier. A black hole keeps the carrier and drops what either end sends.
@@ -24,9 +24,11 @@ _DAMAGE = re.compile(
 
 @dataclass(frozen=True, order=True)
 class Damage:
-    """`cut`, `blackhole`, `slow` or `loss` of a link (server, level); `switch`: a dead one (level, group).
+    """A damage of a part: `cut`, `blackhole`, `slow` or `loss` of a link (server, level), or a dead `switch`
+    (level, group).
 
-    `rate_bit` is what is left of a slow cable, `share` the fraction (0..1) of packets that a lossy one drops.
+    `rate_bit` is the rate of a slow cable in bits per second, `share` the fraction (0..1) of packets that a
+    lossy cable drops. Raises UsageError for a share out of range.
     """
 
     kind: str
@@ -36,13 +38,11 @@ class Damage:
 
     def __post_init__(self) -> None:
         if self.kind == "loss" and not 0 < round(self.share, 6) <= 1:
-            raise UsageError(
-                f"a cable cannot lose {self.share:%} of its packets: from 0.0001% to 100% it can"
-            )
+            raise UsageError(f"a cable cannot lose {self.share:%} of its packets: give 0.0001% to 100%")
 
     @classmethod
     def parse(cls, text: str) -> Damage:
-        """Read what `str()` gives, such as `cut:4/0` or `slow:4/1,rate=10mbit`. Raises UsageError."""
+        """Read the text of a damage, such as `cut:4/0` or `slow:4/1,rate=10mbit`. Raises UsageError."""
         found = _DAMAGE.fullmatch(text.strip())
         if (
             found is None
@@ -50,7 +50,7 @@ class Damage:
             or (found[1] == "loss") != (found[5] is not None)
         ):
             raise UsageError(
-                f"'{text}' cannot be: write it like cut:4/0, slow:4/1,rate=10mbit, loss:4/1,share=5% "
+                f"'{text}' is no damage: write it like cut:4/0, slow:4/1,rate=10mbit, loss:4/1,share=5% "
                 "or switch:0/2"
             )
         rate_bit = parse_rate(found[4]) if found[4] else 0
@@ -66,13 +66,13 @@ class Damage:
         return layout.cables_of(self.at) if self.kind == "switch" else (layout.cable(self.at),)
 
     def replaces(self, other: Damage) -> bool:
-        """Whether both are about the same part: it has the newer one only."""
+        """Whether both damage the same part, so that `damaged` replaces the older one."""
         return self.at == other.at and (self.kind == "switch") == (other.kind == "switch")
 
 
 @dataclass(frozen=True)
 class Condition:
-    """Rates in bits per second, and what is broken: a part may have several damages at a time."""
+    """Rates in bits per second, and all damages; a part may have several damages at a time."""
 
     rate_bit: int
     one_switch_bit: int
@@ -80,32 +80,32 @@ class Condition:
 
     @property
     def rates(self) -> tuple[int, int]:
-        """Both rates, without the damage."""
+        """(rate of the fabric, rate of the one-switch network), without damage."""
         return self.rate_bit, self.one_switch_bit
 
     def with_damage(self, damage: Damage) -> Condition:
-        """With one more damage beside what its part has."""
+        """The condition with one more damage, beside those that its part has."""
         return replace(self, damages=self.damages | {damage})
 
     def without_damage(self, damage: Damage) -> Condition:
-        """Without this very damage; what else its part has stays."""
+        """The condition without this damage; other damages of its part stay."""
         return replace(self, damages=self.damages - {damage})
 
     def damaged(self, damage: Damage) -> Condition:
-        """With one more damage, in place of what that part had before."""
+        """The condition with one more damage, which replaces those that its part had before."""
         kept = {other for other in self.damages if not damage.replaces(other)}
         return replace(self, damages=frozenset(kept | {damage}))
 
     def healed(self, part: Damage) -> Condition:
-        """Without what `part.at` has, a link or, if its kind is `switch`, a switch."""
+        """The condition without any damage of `part.at`, a link or, if the kind is `switch`, a switch."""
         return replace(self, damages=frozenset(other for other in self.damages if not part.replaces(other)))
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What one end of a cable is set to. `rate_bit` None: unshaped; 0: everything it sends is dropped.
+    """The settings of one end of a cable. `rate_bit` None: unshaped; 0: it drops all that it sends.
 
-    `lost_share` is the fraction (0..1) of what arrives here that is dropped.
+    `lost_share` is the fraction (0..1) of arriving packets that is dropped.
     """
 
     up: bool
@@ -114,19 +114,19 @@ class Setting:
 
     @property
     def queue_nbytes(self) -> int:
-        """Bytes that may wait for their turn, the burst included: 80 ms of the rate."""
+        """Bytes that may wait in the token bucket's queue: 80 ms of the rate, and the burst."""
         return int((self.rate_bit or 0) / 8 * _QUEUE_S) + BURST_NBYTES
 
 
 def setting(cable: Cable, end: End, condition: Condition) -> Setting:
-    """What this end of the cable is to be set to."""
+    """The settings of this end of the cable."""
     if cable.network == MANAGEMENT:
         return Setting(up=True, rate_bit=None)
     if cable.network == ONE_SWITCH:
         return Setting(up=True, rate_bit=condition.one_switch_bit)
     here = [damage for damage in condition.damages if _touches(damage, cable)]
     down = any(
-        # A dead switch takes its ports down, a cut the end that is not the named NIC's.
+        # A dead switch takes its ports down; a cut takes down the end that is not the named NIC's.
         (damage.kind == "switch" and (end.bridge is not None or len(cable.links) == 2))
         or (damage.kind == "cut" and end != cable.end_of(damage.at[0]))
         for damage in here

@@ -1,6 +1,7 @@
-"""Breaks cables and machines of an emulated fabric under a job, when a server says that it is time to.
+"""Breaks cables and machines of an emulated fabric under a job, when a server reports that a fault is due.
 
-It works beside the launcher, outside the job: the servers learn of it as they would of a real cable.
+It works beside the launcher, outside the job: the servers notice the damage as they would notice that of a
+real cable.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Task = Callable[[], None]
 
 
 class FabricInjector:
-    """Does faults to `network`, in a thread of its own; `close` heals the cables that it broke."""
+    """Applies faults to `network`, in a thread of its own; `close` heals the cables that it broke."""
 
     def __init__(self, network: EmulatedFabric):
         self._network = network
@@ -43,7 +44,7 @@ class FabricInjector:
         self._thread: threading.Thread | None = None
 
     def apply_fault(self, fault: Fault, done: Task) -> None:
-        """Do this fault now, and call `done` (in the injector's thread) when it is done, or cannot be."""
+        """Apply this fault now; call `done`, in the injector's thread, when it is applied or has failed."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="bml-cables", daemon=True)
             self._thread.start()
@@ -60,11 +61,11 @@ class FabricInjector:
         self._at(0.0, carry_out)
 
     def take_failed(self) -> list[tuple[Fault, str]]:
-        """The faults that could not be done, each once and with the reason."""
+        """Return the faults that could not be applied since the last call, with the reasons."""
         return [self._failed.popleft() for _ in range(len(self._failed))]
 
     def close(self) -> None:
-        """Stop, and heal what was broken. Idempotent; what cannot be healed any more is only said."""
+        """Stop, and heal all damage that was done. Idempotent; damage that cannot be healed is logged."""
         with self._news:
             self._closed = True
             self._news.notify()
@@ -110,7 +111,7 @@ class FabricInjector:
         if not self._holds.take(damage):
             return
         try:
-            if self._network.apply(damage):  # else somebody has done it by hand, and it is to stay
+            if self._network.apply(damage):  # else a user has done it by hand, and it stays
                 self._done.add(damage)
         except Exception:
             self._done.add(damage)  # one end of the cable may be set: `close` undoes it

@@ -1,8 +1,9 @@
-"""What emulated fabrics there are on this machine, and which network namespaces are theirs.
+"""The emulated fabrics on this machine, and the network namespaces that belong to them.
 
-A namespace is ours if its devices say so, whatever its name: others may use our names for their own. A file
-in the folder of namespaces without a namespace behind it (those end with the machine, the files of a
-container may stay) is ours if a saved state speaks of it.
+A namespace is ours if the alias or the group of its devices says so, whatever its name: other programs may
+use the same names. In the folder of namespaces there may be a file without a namespace behind it, as
+namespaces end with the machine, and the files of a container may stay. Such a file is ours if a saved state
+names it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from bml.topology.errors import FabricError, UsageError
 
 
 def known(name: str) -> State | None:
-    """What is up: the file's word, unless a restart or somebody's `ip netns del` made it wrong."""
+    """The state of the fabric with this name, None if there is none.
+
+    `complete` is corrected if a restart or `ip netns del` has removed namespaces since it was saved.
+    """
     found = state.load(name)
     if found is None or not found.complete:
         return found
@@ -27,7 +31,7 @@ def known(name: str) -> State | None:
 
 
 def complete(name: str) -> State:
-    """What is up under this name. Raises FabricError if that is nothing, or a part."""
+    """The state of the fabric with this name. Raises FabricError if none is up, or only a part of it."""
     found = known(name)
     if found is None:
         raise FabricError(f"no emulated fabric {name} is up: bml fabric up bcube:3x2{named(name)}")
@@ -37,17 +41,17 @@ def complete(name: str) -> State:
 
 
 def ours(name: str) -> list[str]:
-    """The namespaces, and files without one, of the fabric of this name; under the lock."""
+    """The namespaces of the fabric with this name, and files without a namespace; call under the lock."""
     return [each for each in _candidates(name) if _is_ours(each, name)]
 
 
 def others(name: str) -> list[str]:
-    """The namespaces that have this fabric's names, but were made by others; under the lock."""
+    """The namespaces with this fabric's names that other programs made; call under the lock."""
     return [each for each in _candidates(name) if not _is_ours(each, name)]
 
 
 def refuse_others(name: str) -> None:
-    """Raise FabricError, which names them, if others have made namespaces with this fabric's names."""
+    """Raise FabricError, which names them, if other programs made namespaces with this fabric's names."""
     strangers = others(name)
     if strangers:
         raise FabricError(
@@ -57,7 +61,7 @@ def refuse_others(name: str) -> None:
 
 
 def refuse_a_jobs(name: str, found: State) -> None:
-    """Raise FabricError if this fabric was made for a job that runs."""
+    """Raise FabricError if this fabric was made for one job, which still runs."""
     if found.alone and not found.orphaned:
         raise FabricError(
             f"the emulated fabric {name} was made for a job (process {found.maker}) and goes with it: use "
@@ -66,18 +70,18 @@ def refuse_a_jobs(name: str, found: State) -> None:
 
 
 def orphans() -> list[str]:
-    """Names of the fabrics whose makers have ended without taking them down."""
+    """The names of the fabrics whose makers have ended without taking them down."""
     names = sorted(path.stem for path in state.FOLDER.glob("*.json"))
     return [name for name in names if (found := state.load(name)) is not None and found.orphaned]
 
 
 def named(name: str) -> str:
-    """The option that a command needs to mean this fabric."""
+    """The option that selects this fabric in a command; empty for the default name."""
     return "" if name == DEFAULT_NAME else f" --name {name}"
 
 
 def netlink() -> ModuleType:
-    """Raises FabricError if pyroute2 is missing; what only looks does not need it."""
+    """The module `bml.fabric.netlink`. Raises FabricError if pyroute2 is missing, which only changes need."""
     from bml.fabric import netlink
 
     return netlink
@@ -95,7 +99,7 @@ def _is_ours(space: str, name: str) -> bool:
 
 
 def _spaces(found: State, name: str) -> list[str]:
-    """Every namespace that a state speaks of; none if it could not be read."""
+    """Every namespace of a saved state; none if the state could not be read."""
     try:
         layout = Layout(parse(found.fabric), name)
     except UsageError:

@@ -1,6 +1,6 @@
-"""Processes that end together, and folders that only they have: what makes a machine of a network namespace.
+"""A PID namespace and folders of its own for a process: with them a network namespace behaves as a machine.
 
-Needs root. Both functions are for processes of one thread.
+Both functions need root, and a process with one thread.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def isolate() -> None:
-    """Go on as the first process of a PID namespace of its own, with mounts of its own.
+    """Continue as the first process of a new PID namespace, with mounts of its own.
 
-    Whatever it will start, and whatever that leaves behind, the kernel ends with it. The process that called
-    stays outside, waits, and ends as it does; when that one is killed, all inside are.
+    When the first process ends, the kernel ends all processes of the namespace. The process that called stays
+    outside, waits, and exits with the same status; when it is killed, so are all processes inside.
 
-    Raises FabricError if this process may not.
+    Raises FabricError if this process may not do so.
     """
     _call("a PID namespace", _libc.unshare(_CLONE_NEWPID | _CLONE_NEWNS))
     inner = os.fork()
@@ -42,7 +42,10 @@ def isolate() -> None:
 
 
 def own_folders(paths: Iterable[str]) -> None:
-    """Put an empty folder in memory over each of these, for this process and its children; gone with them."""
+    """Mount an empty folder in memory over each path, for this process and its children only.
+
+    Raises FabricError if this process may not do so.
+    """
     _call("own mounts", _libc.unshare(_CLONE_NEWNS))
     for path in paths:
         _call(path, _libc.mount(b"tmpfs", path.encode(), b"tmpfs", 0, None))

@@ -1,4 +1,4 @@
-"""The emulated fabric of a job: one that somebody keeps up, or one that is made for it and goes with it."""
+"""The emulated fabric of a job: one that a user keeps up, or one that is made for the job."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ def use(name: str) -> EmulatedFabric:
 
 
 def use_or_make(shape: str, name: str) -> tuple[EmulatedFabric, bool]:
-    """The fabric that somebody keeps up under this name, else one made for this process: (it, was it made?).
+    """Return (fabric, made): the fabric that a user keeps up under this name, or one made for this process.
 
-    Where another job has this name, the new one is called NAME2, NAME3, … Who is given a new one takes it
-    down; those of jobs that were killed are removed first. What somebody keeps up as NAME2 stays.
+    If another job uses the name, the new fabric is called NAME2, NAME3, … The caller must take down a fabric
+    that was made for it. Fabrics of jobs that were killed are removed first; one that a user keeps up as
+    NAME2 stays.
 
     Raises FabricError and UsageError as `up`.
     """
@@ -44,6 +45,6 @@ def _names(name: str) -> Iterator[str]:
 
 
 def _is_free(name: str) -> bool:
-    """Whether no job has this name, nobody keeps a fabric up under it, and no namespace of others has it."""
+    """Whether no job, no user's fabric and no namespace of another program has this name."""
     found = inventory.known(name)
     return (found is None or not (found.complete or found.maker)) and not inventory.others(name)

@@ -1,9 +1,9 @@
-"""Where everything of an emulated fabric is: namespaces, devices, addresses, cables. Pure.
+"""The layout of an emulated fabric: its namespaces, devices, addresses and cables. Pure.
 
-Server i lives in the namespace NAME-s{i} with the NICs b0, b1, … (one per level), f0 (the one-switch network,
-for peers with one NIC) and m0 (the management network). All switches live in the namespace NAME-switches:
-bridges sw{level}-{group}, `one-switch` and `management`. The cables of a torus have no switch: they join the
-namespaces of two servers.
+A node is a namespace. Server i has the node NAME-s{i} with the NICs b0, b1, … (one per level), f0 (on the
+one-switch network, for peers with one NIC) and m0 (on the management network). All switches are in the node
+NAME-switches: the bridges sw{level}-{group}, `one-switch` and `management`. The cables of a torus have no
+switch: they connect the nodes of two servers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DEFAULT_NAME = "bml"
 MAX_SERVERS = 16
 MTU = 1500
 GOODPUT = 0.954
-"""What is left of a NIC's rate for the bytes of TCP at an MTU of 1500, after all headers."""
+"""The fraction of a NIC's rate that TCP payload gets at an MTU of 1500, after all headers."""
 SWITCHES = "switches"
 ONE_SWITCH = "one-switch"
 MANAGEMENT = "management"
@@ -46,7 +46,7 @@ class End:
 
 @dataclass(frozen=True)
 class Cable:
-    """A veth pair. `links` are the fabric's links that it is: one, two for a direct cable, or none."""
+    """A veth pair. `links` are the fabric's links that it carries: one, two for a direct cable, or none."""
 
     near: End
     far: End
@@ -62,7 +62,10 @@ class Cable:
 
 @dataclass(frozen=True)
 class Layout:
-    """All that has a name in the emulated `fabric` called `name`. Raises UsageError if it cannot be."""
+    """The names and addresses of an emulated `fabric` called `name`.
+
+    Raises UsageError for a name that cannot be used, and for a fabric that cannot be emulated.
+    """
 
     fabric: Fabric
     name: str = DEFAULT_NAME
@@ -85,22 +88,22 @@ class Layout:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Every namespace, without the fabric's name."""
+        """Every node: its namespace without the fabric's name."""
         return (SWITCHES, *(node_of(server) for server in self.fabric.servers))
 
     def namespace(self, node: str) -> str:
-        """Full name of a namespace."""
+        """The name of a node's namespace."""
         return f"{self.name}-{node}"
 
     @property
     def bridges(self) -> tuple[str, ...]:
-        """Every switch."""
+        """The devices of all switches."""
         own = () if self.is_direct else tuple(bridge_of(switch) for switch in self.fabric.switches)
         return (*own, ONE_SWITCH, MANAGEMENT)
 
     @cached_property
     def cables(self) -> tuple[Cable, ...]:
-        """Every cable: those of the fabric, then two of each server to the networks beside it."""
+        """Every cable: those of the fabric, then two per server, to the networks beside it."""
         fabric = tuple(cable for switch in self.fabric.switches for cable in self._cables_of(switch))
         beside = tuple(
             Cable(
@@ -114,12 +117,12 @@ class Layout:
         return fabric + beside
 
     def cable(self, link: Link) -> Cable:
-        """The cable that is this link. Raises UsageError if the fabric has no such link."""
+        """The cable of this link. Raises UsageError if the fabric has no such link."""
         self.fabric.without(LinkFailure(*link))
         return self._by_link[link]
 
     def cables_of(self, switch: Switch) -> tuple[Cable, ...]:
-        """All cables of a switch; of a direct cable, itself. Raises UsageError if there is none such."""
+        """The cables of a switch; without switches, the direct cable. Raises UsageError if there is none."""
         self.fabric.without(SwitchFailure(*switch))
         return tuple(cable for cable in self.cables if cable.switch == switch)
 
@@ -173,29 +176,29 @@ class Layout:
 
 
 def node_of(server: int) -> str:
-    """Namespace of a server, without the fabric's name."""
+    """The node of a server."""
     return f"s{server}"
 
 
 def bridge_of(switch: Switch) -> str:
-    """Device of a switch."""
+    """The device, a bridge, of a switch."""
     return f"sw{switch[0]}-{switch[1]}"
 
 
 def belongs(namespace: str, name: str) -> bool:
-    """Whether a namespace is one of the emulated fabric called `name`, whatever its shape."""
+    """Whether a namespace has a name of the emulated fabric called `name`, whatever its shape."""
     return re.fullmatch(rf"{re.escape(name)}-(s[0-9]+|{SWITCHES})", namespace) is not None
 
 
 def check_name(name: str) -> str:
-    """Return the name of an emulated fabric as it is. Raises UsageError if it is none."""
+    """Return `name`. Raises UsageError if it cannot be the name of an emulated fabric."""
     if not _NAME.fullmatch(name):
         raise UsageError(f"{name!r} is no name: 1 to 16 lower-case letters and digits, a letter first")
     return name
 
 
 def parse_rate(text: str) -> int:
-    """Read a rate such as `200mbit`, `1gbit` or `500kbit`: bits per second. Raises UsageError."""
+    """Read a rate such as `200mbit`, `1gbit` or `500kbit`; returns bits per second. Raises UsageError."""
     found = _RATE.fullmatch(text.strip().lower())
     rate_bit = round(Fraction(found[1]) * _UNIT[found[2]]) if found else 0
     if not _LEAST_BIT <= rate_bit <= _MOST_BIT:
@@ -204,7 +207,7 @@ def parse_rate(text: str) -> int:
 
 
 def rate_text(rate_bit: int) -> str:
-    """Write a rate as `parse_rate` reads it."""
+    """A rate in bits per second as a text that `parse_rate` reads."""
     for unit in ("g", "m", "k"):
         if rate_bit % _UNIT[unit] == 0:
             return f"{rate_bit // _UNIT[unit]}{unit}bit"

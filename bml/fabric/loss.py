@@ -16,13 +16,13 @@ _NFT_S = 10.0
 
 
 def check() -> None:
-    """Raise FabricError where no loss can be made."""
+    """Raise FabricError if this machine cannot make loss."""
     if shutil.which("nft") is None:
         raise FabricError("loss on a cable needs nft: install nftables")
 
 
 def settle(layout: Layout, cables: Iterable[Cable], condition: Condition) -> None:
-    """Set the loss of both ends of these cables to what `condition` says."""
+    """Set the loss at both ends of these cables as `condition` says. Raises FabricError."""
     by_node: dict[str, str] = {}
     for cable in cables:
         for end in (cable.near, cable.far):
@@ -33,7 +33,7 @@ def settle(layout: Layout, cables: Iterable[Cable], condition: Condition) -> Non
 
 
 def rules(device: str, share: float) -> str:
-    """What nft is to do for one device: the table is made anew, or is gone."""
+    """The commands to nft for one device: they make its table anew, or remove it if `share` is 0."""
     table = f"netdev bml-{device}"
     gone = f"table {table}\ndelete table {table}\n"
     if not share:

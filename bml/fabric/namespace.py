@@ -1,4 +1,4 @@
-"""Network namespaces by name, where `ip netns` keeps them. All but `names` and `path_of` needs root."""
+"""Network namespaces by name, as `ip netns` keeps them. All functions but `names` and `path_of` need root."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def names() -> list[str]:
 
 
 def path_of(name: str) -> str:
-    """File by which a namespace is entered."""
+    """The file by which a namespace is entered."""
     return str(FOLDER / name)
 
 
 def is_alive(name: str) -> bool:
-    """Whether there is a namespace behind the name: after a restart its file may be left, and no mount."""
+    """Whether there is a namespace behind this name: after a restart its file may be left without a mount."""
     try:
         return os.stat(path_of(name)).st_dev == os.stat(_OWN).st_dev
     except FileNotFoundError:
@@ -44,9 +44,9 @@ def is_alive(name: str) -> bool:
 
 
 def create(name: str, prepare: Callable[[], None] | None = None) -> None:
-    """Make a namespace. `prepare` is called inside before it gets its name.
+    """Make a namespace; `prepare` is called inside before the namespace gets its name.
 
-    Raises FabricError if it exists or this process may not.
+    Raises FabricError if the name is used already, or if this process may not make namespaces.
     """
     _prepare_folder()
     target = path_of(name)
@@ -69,14 +69,17 @@ def create(name: str, prepare: Callable[[], None] | None = None) -> None:
 
 
 def remove(name: str) -> None:
-    """Take the name away: the kernel destroys the namespace when nobody is inside. Idempotent."""
+    """Remove the name; the kernel destroys the namespace when no process is inside. Idempotent."""
     _libc.umount2(path_of(name).encode(), _MNT_DETACH)
     with suppress(FileNotFoundError):
         os.unlink(path_of(name))
 
 
 def enter(path: str) -> None:
-    """Move the calling thread, and all that it will start, into the namespace behind this file."""
+    """Move the calling thread, and all processes that it will start, into the namespace of this file.
+
+    Raises FabricError if there is no such namespace, or if this process may not.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -88,7 +91,10 @@ def enter(path: str) -> None:
 
 
 def inside(name: str, function: Callable[[], _T]) -> _T:
-    """Call `function` in a thread of its own inside the namespace; sockets that it opens stay there."""
+    """Call `function` inside the namespace, in a thread of its own; sockets that it opens stay there.
+
+    Returns what `function` returns, and raises what it raises.
+    """
 
     def run() -> _T:
         enter(path_of(name))
@@ -98,7 +104,7 @@ def inside(name: str, function: Callable[[], _T]) -> _T:
 
 
 def processes(wanted: Iterable[str]) -> dict[int, str]:
-    """Processes inside these namespaces: pid -> command."""
+    """The processes inside these namespaces: pid -> command."""
     inodes = {os.stat(path_of(name)).st_ino for name in wanted}
     found = {}
     for process in Path("/proc").glob("[0-9]*"):
@@ -109,18 +115,18 @@ def processes(wanted: Iterable[str]) -> dict[int, str]:
 
 
 def kill(name: str) -> int:
-    """Kill every process inside a namespace, as if its machine had lost its power; returns how many."""
+    """Kill every process inside a namespace, as if its machine had lost power; returns their number."""
     killed: set[int] = set()
     while found := processes([name]).keys() - killed:
-        for process in sorted(found):  # parents first, so that nobody is left to say that another died
+        for process in sorted(found):  # parents first: they must not report the deaths of children
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-        killed |= found  # the children that one had a moment ago are found in the next round
+        killed |= found  # children that were forked meanwhile are found in the next round
     return len(killed)
 
 
 def _prepare_folder() -> None:
-    """Make the folder a shared mount, as `ip netns` does, so that others see what is mounted in it."""
+    """Make the folder a shared mount, as `ip netns` does, so that other processes see the mounts in it."""
     FOLDER.mkdir(mode=0o755, exist_ok=True)
     folder = str(FOLDER).encode()
     if _libc.mount(b"", folder, b"none", _MS_SHARED | _MS_REC, None) != 0:
@@ -135,9 +141,9 @@ def _call(what: str, result: int, name: str) -> None:
 
 
 def in_thread(function: Callable[[], _T]) -> _T:
-    """Call `function` in a thread of its own: a namespace belongs to a thread, and this one keeps its own.
+    """Call `function` in a thread of its own: a namespace belongs to a thread, and the caller keeps its own.
 
-    Ctrl-C does not end it half-way: the exception that it raises here comes when the function has returned.
+    Ctrl-C does not interrupt the function: its exception is raised here when the function has returned.
     """
     outcome: Future[_T] = Future()
 
@@ -151,7 +157,7 @@ def in_thread(function: Callable[[], _T]) -> _T:
     interrupt: BaseException | None = None
     while not outcome.done():
         try:
-            wait([outcome])  # a `join` that is interrupted takes the thread for ended
+            wait([outcome])  # an interrupted `join` would count the thread as ended
         except BaseException as error:
             interrupt = error
     if interrupt is not None:

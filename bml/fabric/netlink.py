@@ -1,4 +1,4 @@
-"""Builds and sets an emulated fabric by netlink: veth pairs, bridges, token buckets."""
+"""Builds an emulated fabric and changes its settings by netlink: veth pairs, bridges, token buckets."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ except ImportError:
 
 #: All devices are in this group, so that one call removes those of a namespace.
 _GROUP = 0xB31
-#: The loopback device is the first of every namespace. Its alias says who made the namespace.
+#: The loopback device is the first of every namespace. Its alias names the fabric of the namespace.
 _LOOPBACK = 1
-# Handles of the root qdisc: one of another kind needs another.
+# Handles of the root qdisc: each kind needs its own handle.
 _TBF, _BLACKHOLE = 0x10000, 0x20000
 _BRIDGE = {"br_stp_state": 0, "br_mcast_snooping": 0, "br_forward_delay": 0}
 _TCP = Path("/proc/sys/net/ipv4/tcp_congestion_control")
@@ -27,7 +27,7 @@ _BRIDGE_SYSCTLS = Path("/proc/sys/net/bridge")
 
 
 def build(layout: Layout, condition: Condition) -> None:
-    """Make all of it; the namespaces must not exist yet."""
+    """Make all namespaces, devices and cables; the namespaces must not exist yet. Raises FabricError."""
     try:
         for node in layout.nodes:
             namespace.create(layout.namespace(node), lambda: _mark(layout.name))
@@ -45,7 +45,10 @@ def build(layout: Layout, condition: Condition) -> None:
 
 
 def settle(layout: Layout, cables: Iterable[Cable], condition: Condition) -> None:
-    """Set both ends of these cables to what `condition` says; what is so already stays undisturbed."""
+    """Set both ends of these cables as `condition` says; settings that are the same stay undisturbed.
+
+    Raises FabricError.
+    """
     by_node: dict[str, list[tuple[End, Setting]]] = {}
     for cable in cables:
         for end in (cable.near, cable.far):
@@ -59,7 +62,7 @@ def settle(layout: Layout, cables: Iterable[Cable], condition: Condition) -> Non
 
 
 def is_ours(space: str, name: str) -> bool:
-    """Whether this living namespace was made for the emulated fabric `name`: its devices say so."""
+    """Whether this namespace was made for the emulated fabric `name`, by the marks of its devices."""
 
     def look() -> bool:
         with IPRoute() as ip:
@@ -72,16 +75,16 @@ def is_ours(space: str, name: str) -> bool:
 
 
 def destroy(spaces: Iterable[str]) -> dict[int, str]:
-    """Remove these namespaces and all that is in them; when it returns, they are gone.
+    """Remove these namespaces and their devices; they are gone when it returns.
 
-    Returns the processes that are still inside (pid -> command): they have no network any more.
+    Returns the processes (pid -> command) that are still inside: they have no network any more.
     """
     spaces = list(spaces)
     living = [each for each in spaces if namespace.is_alive(each)]
     left = namespace.processes(living)
     for each in living:
-        # Not left to the kernel: a connection that still tries to say goodbye over a dead cable would
-        # keep a namespace, and all its cables, for minutes after the name is gone.
+        # The kernel would keep a namespace, and all its cables, for minutes after the name is gone, while a
+        # connection inside still tries to close over a dead cable.
         namespace.inside(each, _delete_devices)
     for each in spaces:
         namespace.remove(each)
@@ -120,7 +123,7 @@ def _make_bridges(layout: Layout) -> None:
 
 
 def _make_cables(layout: Layout, node: str) -> None:
-    """Make the cables whose far end is in this node; their near ends are born where they belong."""
+    """Make the cables whose far end is in this node; their near ends are made in their own nodes."""
 
     def make() -> None:
         with IPRoute() as ip:
@@ -135,7 +138,7 @@ def _make_cables(layout: Layout, node: str) -> None:
 
 
 def _configure(layout: Layout, node: str) -> None:
-    """Give the devices of a node their addresses or bridges, and take the node's own devices up."""
+    """Give the devices of a node their addresses or bridges, and set the node's own devices up."""
     _TCP.write_text("reno")  # others are 20-40 % slower when several flows enter one NIC
     with IPRoute() as ip:
         index = _indices(ip)
@@ -159,7 +162,7 @@ def _settle(space: str, settings: list[tuple[End, Setting]]) -> None:
             raise _missing(space, missing[0])
         for end, wanted in settings:
             if wanted.rate_bit == 0:
-                # Says "sent" and drops: the sender notices nothing. Part of every kernel that has tbf.
+                # It reports packets as sent and drops them. Every kernel with tbf has it.
                 ip.tc("replace", "blackhole", index[end.device], _BLACKHOLE)
             elif wanted.rate_bit is not None:
                 rate, limit = wanted.rate_bit // 8, wanted.queue_nbytes
@@ -169,7 +172,8 @@ def _settle(space: str, settings: list[tuple[End, Setting]]) -> None:
 
 def _missing(space: str, device: str) -> FabricError:
     return FabricError(
-        f"network namespace {space} has no device {device}: bml did not make it, or somebody has removed it"
+        f"network namespace {space} has no device {device}: bml did not make the namespace, or the device "
+        "was removed"
     )
 
 

@@ -24,18 +24,18 @@ from bml.topology.errors import BmlError, FabricError, UsageError
 
 DEFAULT_RATE = "200mbit"
 Rate = str | int
-"""Bits per second, or a text such as `200mbit`."""
+"""A rate in bits per second, or a text such as `200mbit`."""
 
-#: What is made to see whether one can be, and how long another command is waited for then, in seconds.
+#: The fabric that is made to test whether one can be, and the seconds to wait for another command then.
 _PROBED = "switch:2"
 _PATIENCE_S = 2.0
 
 
 @dataclass(frozen=True)
 class EmulatedFabric:
-    """An emulated fabric that is up. It may be used by several processes; each change is made under a lock.
+    """An emulated fabric that is up. Several processes may use it; each change is made under a lock.
 
-    All methods that change something need root and raise FabricError if the fabric is not up (any more),
+    All methods that change something need root. They raise FabricError if the fabric is not up any more,
     UsageError if it has no such part.
     """
 
@@ -48,12 +48,12 @@ class EmulatedFabric:
 
     @property
     def fabric(self) -> Fabric:
-        """Its shape, healthy."""
+        """Its shape, without damage."""
         return self.layout.fabric
 
     @property
     def condition(self) -> Condition:
-        """What it is set to now."""
+        """Its present rates and damages. Raises FabricError if it is not up."""
         return inventory.complete(self.name).condition
 
     def shape(self, rate: Rate | None = None, one_switch_rate: Rate | None = None) -> None:
@@ -68,7 +68,7 @@ class EmulatedFabric:
         self.damage(Damage("cut", (server, level)))
 
     def blackhole(self, server: int, level: int) -> None:
-        """Drop whatever is sent over a cable, both ways, without a sign."""
+        """Drop all packets on a cable, both ways; no end notices it."""
         self.damage(Damage("blackhole", (server, level)))
 
     def slow(self, server: int, level: int, rate: Rate) -> None:
@@ -84,7 +84,7 @@ class EmulatedFabric:
         self.damage(Damage("switch", (level, group)))
 
     def heal(self, server: int, level: int) -> None:
-        """Undo whatever was done to a cable; one at a dead switch stays dead."""
+        """Undo all damages of a cable; a cable at a dead switch stays dead."""
         self.mend(Damage("cut", (server, level)))
 
     def switch_up(self, level: int, group: int) -> None:
@@ -96,25 +96,25 @@ class EmulatedFabric:
         self._change(lambda now: replace(now, damages=frozenset()))
 
     def damage(self, damage: Damage) -> None:
-        """Do this damage, instead of what the same part had before."""
+        """Do this damage; it replaces the damages that its part had before."""
         damage.cables(self.layout)
         if damage.kind == "loss":
             loss.check()
         self._change(lambda now: now.damaged(damage))
 
     def apply(self, damage: Damage) -> bool:
-        """Do this damage beside what the same part has; returns False if it had it already."""
+        """Do this damage beside those that its part has; returns False if the part had it already."""
         damage.cables(self.layout)
         if damage.kind == "loss":
             loss.check()
         return self._change(lambda now: now.with_damage(damage))
 
     def undo(self, damage: Damage) -> None:
-        """Undo this very damage; what else the part has stays."""
+        """Undo this damage; other damages of its part stay."""
         self._change(lambda now: now.without_damage(damage))
 
     def mend(self, damage: Damage) -> None:
-        """Undo the damage of this part, whatever it is."""
+        """Undo all damages of this part."""
         damage.cables(self.layout)
         self._change(lambda now: now.healed(damage))
 
@@ -123,15 +123,15 @@ class EmulatedFabric:
         return bool(inventory.netlink().carrier(self.layout, server, level))
 
     def namespace(self, server: int) -> str:
-        """Name of the namespace in which a server lives."""
+        """The name of a server's namespace."""
         return self.layout.namespace(node_of(server))
 
     def namespace_path(self, server: int | None) -> str:
-        """File by which a server's namespace is entered, that of the switches for None."""
+        """The file by which a server's namespace is entered; for None, that of the switches."""
         return namespace.path_of(self.layout.namespace(SWITCHES if server is None else node_of(server)))
 
     def status(self) -> dict[str, Any]:
-        """What is up, ready for JSON; `rate` and `one_switch_rate` in bits per second."""
+        """The state of the fabric, ready for JSON; `rate` and `one_switch_rate` are in bits per second."""
         now = self.condition
         return {
             "name": self.name,
@@ -153,7 +153,10 @@ class EmulatedFabric:
         }
 
     def kill_machine(self, server: int) -> int:
-        """Kill every process in a server's namespace, and return how many there were."""
+        """Kill every process in a server's namespace; returns their number.
+
+        Raises FabricError if the namespace is not one of this fabric.
+        """
         space = self.namespace(server)
         if not (namespace.is_alive(space) and inventory.netlink().is_ours(space, self.name)):
             raise FabricError(f"bml did not make the network namespace {space}: nothing in it is killed")
@@ -173,7 +176,7 @@ class EmulatedFabric:
             changed = condition.damages ^ known.condition.damages
             touched = {cable for damage in changed for cable in damage.cables(self.layout)}
             everything = condition.rates != known.condition.rates
-            # Saved first: if this is interrupted, the next change of the part, or heal, sets it right.
+            # Saved first: if this is interrupted, the next change of the part, or heal, corrects it.
             state.save(self.name, replace(known, condition=condition))
             inventory.netlink().settle(self.layout, self.layout.cables if everything else touched, condition)
             lossy = {cable for each in changed if each.kind == "loss" for cable in each.cables(self.layout)}
@@ -193,9 +196,9 @@ def up(
     """Bring up an emulated fabric on this machine; if it is up already, nothing changes.
 
     `rate` is that of every NIC, each way; `one_switch_rate` that of the one-switch network beside it
-    (default: the same). What an interrupted call left behind is removed first. `maker`: the id of the process
-    that will take it down; others may use it, but once that has ended the fabric counts as left behind: the
-    next one that is brought up on this machine, whatever its name, removes it.
+    (default: the same). Remains of an interrupted call are removed first. `maker` is the id of the process
+    that will take the fabric down. Other processes may use it, but when the maker has ended the fabric is an
+    orphan: the next one that is brought up on this machine, whatever its name, removes it.
 
     Raises UsageError for a fabric or a rate that cannot be, FabricError without root or pyroute2, if another
     fabric, or one with other rates, is up under this name, or if namespaces with its names are not ours.
@@ -216,7 +219,7 @@ def up(
 
 
 def build(layout: Layout, condition: Condition, maker: int, alone: bool) -> EmulatedFabric:
-    """Make all of it in place of what is left of one; what `up` does under the lock."""
+    """Make a fabric in place of the remains of one; this is the part of `up` under the lock."""
     name, netlink = layout.name, inventory.netlink()
     inventory.refuse_others(name)
     netlink.destroy(inventory.ours(name))
@@ -236,17 +239,17 @@ def find(name: str = DEFAULT_NAME) -> EmulatedFabric:
 
 
 def is_up(name: str = DEFAULT_NAME) -> bool:
-    """Whether a whole fabric is up under this name."""
+    """Whether a complete fabric is up under this name."""
     known = inventory.known(check_name(name))
     return known is not None and known.complete
 
 
 def down(name: str = DEFAULT_NAME) -> dict[int, str]:
-    """Remove everything of this fabric, whole or not; no effect if there is nothing.
+    """Remove this fabric, complete or not; no effect if there is none.
 
     Returns the processes (pid -> command) that still run inside it, without a network. Raises FabricError if
-    it was made for a job of another process that runs; and, once it is gone, if there are namespaces with its
-    names that others have made: they stay.
+    it was made for a job of another process, which still runs. It also raises FabricError, when the fabric is
+    gone, if other programs made namespaces with its names: they stay.
     """
     check_name(name)
     with state.locked():
@@ -259,7 +262,7 @@ def down(name: str = DEFAULT_NAME) -> dict[int, str]:
 
 
 def obstacle() -> str | None:
-    """Why this process cannot bring up an emulated fabric; None if it can."""
+    """The reason why this process cannot bring up an emulated fabric; None if it can."""
     rate_bit = parse_rate(DEFAULT_RATE)
     layout = Layout(parse(_PROBED), f"probe{os.getpid()}")
     try:
@@ -275,13 +278,13 @@ def obstacle() -> str | None:
 
 
 def remove_orphans() -> None:
-    """Remove the fabrics whose makers have ended without doing so; under the lock."""
+    """Remove the fabrics whose makers have ended without taking them down; call under the lock."""
     for name in inventory.orphans():
         namespace.in_thread(lambda name=name: _remove(name))  # type: ignore[misc]
 
 
 def _remove(name: str) -> dict[int, str]:
-    """Remove what is ours of this fabric; what `down` does under the lock."""
+    """Remove this fabric's own namespaces; this is the part of `down` under the lock."""
     left: dict[int, str] = inventory.netlink().destroy(inventory.ours(name))
     state.forget(name)
     return left
@@ -308,5 +311,5 @@ def _bits(rate: Rate | None) -> int | None:
     if rate is None or isinstance(rate, str):
         return None if rate is None else parse_rate(rate)
     if rate <= 0:
-        raise UsageError(f"a rate of {rate} bit/s cannot be")
+        raise UsageError(f"the rate is {rate} bit/s: give more than 0")
     return parse_rate(f"{rate}bit")

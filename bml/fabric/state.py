@@ -1,4 +1,4 @@
-"""What is known to be up: a JSON file per emulated fabric, in a folder that one command at a time locks."""
+"""The saved state of emulated fabrics: a JSON file for each, in a folder that one command at a time locks."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from bml.topology.errors import FabricError, UsageError
 
 FOLDER = Path("/run/bml")
 LOCK_S = 30.0
-"""How long a command waits for another that changes emulated fabrics; to make the largest takes a second."""
+"""The seconds that a command waits for another one; making the largest fabric takes a second."""
 
 _LOOK_S = 0.02
 
 
 @dataclass(frozen=True)
 class State:
-    """`complete`: it was built to the end; otherwise whoever built it was interrupted.
+    """The state of one fabric. `complete`: it was built to the end; else its building was interrupted.
 
-    `maker`: the process that it was made for and ends with, and when that was started; 0: it stays until it
-    is taken down. `alone`: it is for a job of that process alone.
+    `maker` is the process for which it was made and with which it ends, and `maker_began` its start time; 0:
+    the fabric stays until it is taken down. `alone`: it is only for a job of that process.
     """
 
     fabric: str
@@ -38,17 +38,17 @@ class State:
 
     @classmethod
     def of(cls, fabric: str, condition: Condition, complete: bool, maker: int, alone: bool) -> State:
-        """The state of a fabric that is made now for this process."""
+        """The state of a fabric that is made now, for the process `maker`."""
         return cls(fabric, condition, complete, maker, _began(maker) if maker else 0, alone)
 
     @property
     def orphaned(self) -> bool:
-        """Whether the process that it was made for has ended without taking it down."""
+        """Whether its maker has ended without taking it down."""
         return self.maker != 0 and _began(self.maker) != max(self.maker_began, 1)
 
 
 def load(name: str) -> State | None:
-    """Return what was saved, None if nothing. A file that cannot be read counts as an unfinished fabric."""
+    """The saved state, None if there is none; a file that cannot be read counts as an incomplete fabric."""
     try:
         content = json.loads((FOLDER / f"{name}.json").read_text())
         condition = Condition(
@@ -66,7 +66,7 @@ def load(name: str) -> State | None:
 
 
 def save(name: str, state: State) -> None:
-    """Keep it for later commands. Raises FabricError if the file cannot be written."""
+    """Save the state for later commands. Raises FabricError if the file cannot be written."""
     content = {
         "fabric": state.fabric,
         "rate_bit": state.condition.rate_bit,
@@ -87,15 +87,15 @@ def save(name: str, state: State) -> None:
 
 
 def forget(name: str) -> None:
-    """Nothing is up under this name any more."""
+    """Remove the state: no fabric is up under this name any more."""
     (FOLDER / f"{name}.json").unlink(missing_ok=True)
 
 
 @contextmanager
 def locked(within_s: float = LOCK_S) -> Iterator[None]:
-    """Hold the only right to change emulated fabrics; others wait.
+    """Hold the lock for changes of emulated fabrics; other commands wait.
 
-    Raises FabricError without root, and if somebody else holds it for longer than `within_s`.
+    Raises FabricError without root, and if another command holds the lock for longer than `within_s`.
     """
     if os.geteuid() != 0:
         raise FabricError("an emulated fabric is made of network namespaces, that needs root: use sudo")
@@ -127,7 +127,7 @@ def _lock(descriptor: int, until: float, within_s: float) -> None:
 
 
 def _began(process: int) -> int:
-    """When a process was started, in ticks since the machine was; 0 if there is no such process."""
+    """The start time of a process, in ticks since the machine started; 0 if there is no such process."""
     try:
         return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
     except OSError:

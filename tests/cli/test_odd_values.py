@@ -80,7 +80,7 @@ CASES = [
     (["fabric", "up", "bcube:2x2", "--rate", f"{BIG}mbit"], "is no rate"),
     (["fabric", "up", "bcube:2x2", "--rate", "nan"], "is no rate"),
     (["fabric", "up", "bcube:2x2", "--name", "x" * 5000], "is no name"),
-    (["fabric", "cut", f"{BIG}/0"], "cannot be"),
+    (["fabric", "cut", f"{BIG}/0"], "is no damage"),
     (["fabric", "slow", "0/0", "--rate", f"{BIG}gbit"], "is no rate"),
     (["inject", f"kill:{BIG}"], "is no server"),
     (["inject", "freeze:1,for=1e999s"], DAYS),
