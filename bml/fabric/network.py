@@ -57,7 +57,10 @@ class EmulatedFabric:
         return inventory.complete(self.name).condition
 
     def shape(self, rate: Rate | None = None, one_switch_rate: Rate | None = None) -> None:
-        """Set the rate of every cable of the fabric, or of the one-switch network; slow ones stay slow."""
+        """Set the rate of every cable of the fabric, or of the one-switch network; slow ones stay slow.
+
+        Raises UsageError for a rate that cannot be, FabricError if the fabric is not up.
+        """
         rate_bit, one_switch_bit = _bits(rate), _bits(one_switch_rate)
         self._change(
             lambda now: Condition(rate_bit or now.rate_bit, one_switch_bit or now.one_switch_bit, now.damages)
@@ -72,7 +75,7 @@ class EmulatedFabric:
         self.damage(Damage("blackhole", (server, level)))
 
     def slow(self, server: int, level: int, rate: Rate) -> None:
-        """Give one cable a lower rate than the others, both ways."""
+        """Give one cable a lower rate than the others, both ways. Raises UsageError if it cannot be."""
         self.damage(Damage("slow", (server, level), _bits(rate) or 0))
 
     def lose(self, server: int, level: int, share: float) -> None:
@@ -92,7 +95,7 @@ class EmulatedFabric:
         self.mend(Damage("switch", (level, group)))
 
     def heal_all(self) -> None:
-        """Undo all damage."""
+        """Undo all damage. Raises FabricError if the fabric is not up."""
         self._change(lambda now: replace(now, damages=frozenset()))
 
     def damage(self, damage: Damage) -> None:
