@@ -24,7 +24,7 @@ def test_the_job_does_not_go_on_without_who_ends_otherwise(kind: str) -> None:
 def test_a_server_that_never_comes_in_is_started_three_times_a_minute() -> None:
     comebacks = Comebacks()
     assert [comebacks.refusal(4, float(now)) for now in range(MOST_STARTS)] == [""] * MOST_STARTS
-    assert "3 times within 60 s and never came in" in comebacks.refusal(4, WITHIN_S)
+    assert "3 times within 60 s and never became a member" in comebacks.refusal(4, WITHIN_S)
     assert comebacks.refusal(5, WITHIN_S) == "", "others have starts of their own"
     assert comebacks.refusal(4, WITHIN_S + 0.5) == "", "the first was more than a minute ago"
     assert comebacks.refusal(4, WITHIN_S + 0.6)

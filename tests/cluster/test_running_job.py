@@ -116,7 +116,7 @@ def test_status_and_inject_from_python(tmp_path: Path, own_folder: Path) -> None
             job.inject("kill:4")
         with pytest.raises(UsageError, match="no server 12"):
             job.inject("kill:12")
-        with pytest.raises(UsageError, match="slow is done to real cables"):
+        with pytest.raises(UsageError, match="slow needs real cables"):
             job.inject("slow:1/1,rate=10mbit")
         stop.touch()
         result = job.wait()

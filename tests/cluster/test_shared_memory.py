@@ -279,8 +279,8 @@ def test_auto_takes_shared_memory_unless_links_are_needed() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"faults": ("cut:2/0@step=3",)}, "strikes data on links"),
-        ({"algorithm": "bml"}, "need no schedule"),
+        ({"faults": ("cut:2/0@step=3",)}, "strikes links, which data"),
+        ({"algorithm": "bml"}, "use no schedule"),
         ({"emulated": "bml"}, "takes the cables"),
     ],
 )

@@ -1,1 +1,1 @@
-"""The processes of a job on one machine: started, asked, killed; and what every launcher needs of them."""
+"""The processes of a job: the interface of all launchers, and the launcher for plain processes."""

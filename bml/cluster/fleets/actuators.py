@@ -61,7 +61,7 @@ class FaultListener:
         while not self._closed.is_set():
             try:
                 sock, _ = self._sock.accept()
-            except OSError:  # no call within the time, or the caller has gone again
+            except OSError:  # no call in time, or the caller has already gone
                 continue
             threading.Thread(target=self._serve, args=(sock,), name="bml-actuator", daemon=True).start()
 
@@ -103,7 +103,7 @@ def apply_fault_through(endpoint: Endpoint, token: bytes, within_s: float) -> Ca
 
 
 def _key(token: bytes) -> bytes:
-    """A key for this purpose alone: the standard library signs whatever the other side challenges it with."""
+    """Derive a key for this purpose only, as the standard library signs any challenge of the other end."""
     return hmac.digest(token, b"bml actuators", "sha256")
 
 

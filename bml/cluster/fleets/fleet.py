@@ -1,4 +1,4 @@
-"""What a launcher needs: start servers and a coordinator somewhere, hear what becomes of them, ask them."""
+"""The interface of a fleet: it starts servers and a coordinator, reports their ends, and asks them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Changed:
 
 @dataclass(frozen=True)
 class NotInjected:
-    """A fault whose time came, which could not be done to the cables or the machine."""
+    """A fault that could not be applied to the cables or the machine when its time came."""
 
     fault: str
     why: str
@@ -53,20 +53,20 @@ Answers = Mapping[int, dict[str, Any]]
 
 
 class Fleet(Protocol):
-    """The processes of one job. One thread calls everything but `join` and `ask`.
+    """The processes of one job. One thread calls all methods except `join` and `ask`.
 
-    Any number may be in `ask`, and in `join` for different servers, while the one is in `wait`.
+    Any number of threads may be in `ask`, and in `join` for different servers, while that one is in `wait`.
     """
 
     spec: JobSpec
-    """The job, with all that was left open decided."""
+    """The specification of the job, with all open settings decided."""
 
     def start(self, train: bytes) -> None:
         """Start every server and the coordinator; `train` is the pickled training function."""
         ...
 
     def join(self, server: int, incarnation: int, give_up: threading.Event) -> None:
-        """Start a server that is gone, or was never there: it joins. What is left of it before is ended.
+        """Start a server that is gone, or was absent: it joins. Remains of an older incarnation are ended.
 
         `incarnation` is its number, higher than that of any server that was started before.
         Raises StartError if it does not come up, or soon after `give_up` is set.
@@ -74,14 +74,14 @@ class Fleet(Protocol):
         ...
 
     def wait(self, timeout_s: float) -> list[FleetEvent]:
-        """What happened, waiting for it up to `timeout_s`; looks after the coordinator.
+        """Wait up to `timeout_s` for events and return them; start another coordinator if need be.
 
         Raises StartError if the job cannot get a coordinator.
         """
         ...
 
     def ask(self, request: Request, timeout_s: float) -> Answers:
-        """Ask every server that runs, and wait for the answers while somebody else is in `wait`."""
+        """Ask every running server, and wait for the answers while another thread is in `wait`."""
         ...
 
     def close(self) -> None:
@@ -91,14 +91,14 @@ class Fleet(Protocol):
 
 @dataclass
 class Known:
-    """What a launcher knows of its servers. Every coordinator is told of it, and of what changes."""
+    """The facts about servers that a launcher knows. Every coordinator is told them, and every change."""
 
     contacts: dict[int, Contact] = field(default_factory=dict)
-    """Where each was found last."""
+    """The last known addresses of each server."""
     incarnations: dict[int, int] = field(default_factory=dict)
-    """The incarnations of those that came while the job ran."""
+    """The incarnations of servers that joined while the job ran."""
     gone: dict[int, str] = field(default_factory=dict)
-    """Those that died, and have not come again: why."""
+    """Why servers died that were not started again."""
 
     def came(self, server: int, incarnation: int, contact: Contact) -> None:
         """A server was started to join."""
@@ -107,7 +107,7 @@ class Known:
 
 
 def reachable(server: int, said: Contact | BmlError) -> Contact:
-    """Where a server that said this first can be reached; raises StartError with its reason otherwise."""
+    """Return the addresses in the first message of a server. Raises StartError if that is an error."""
     if isinstance(said, BmlError):
         raise StartError(f"server {server} cannot start: {said}")
     return said
@@ -116,7 +116,7 @@ def reachable(server: int, said: Contact | BmlError) -> Contact:
 def look_after(
     succession: Succession, now: float, kill: Callable[[], object], start: Callable[[int], None]
 ) -> None:
-    """Do what the succession asks for: kill the newest coordinator, or start one with some term.
+    """Do an action of the succession: kill the newest coordinator, or start one with some term.
 
     Raises StartError if the job cannot get a coordinator.
     """

@@ -1,11 +1,11 @@
-"""Where the processes of a job are born: one process imports everything once, and forks the others.
+"""The fork server: a process that imports everything once, and forks the processes of a job.
 
-`ForkServer` is the launcher's side; `main` runs in the process that forks. It has one thread, no socket but
-the launcher's, and nothing of the job. When the launcher is gone, so is it.
+`ForkServer` is the launcher's side; `main` runs in the fork server. That process has one thread, a socket to
+the launcher, and nothing of the job. It ends when the launcher is gone.
 
     launcher    b"F" with a socket     fork a process that serves the launcher on this socket
                 b"K" and a process id  kill it, unless it has ended
-    fork server b"B" and a process id  it is born
+    fork server b"B" and a process id  the process has been forked
                 b"E", a process id and its return code, negative for a signal
 """
 
@@ -32,17 +32,17 @@ from bml.io.forks import close_on_fork
 _WORD = struct.Struct("=cqq")
 ENDING_S = 2.0
 """How long processes may take to end by themselves once their launcher is gone or has hung up, in seconds."""
-#: How long the fork server may take to do what it is told once it is to end, in seconds; it may be stopped.
+#: How long the fork server may take to obey when it is to end, in seconds; it may be stopped.
 _ANSWERS_S = 2.0
-#: How long what it has said may take to be heard after it was stopped, in seconds.
+#: How long its last messages may take to arrive after it was stopped, in seconds.
 _STOPS_S = 0.1
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """Environment of a process that shares its machine with many: one BLAS thread."""
 LONG_COPIES = {"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x400000"}
-"""Environment of a process whose copies of 4 MiB and more do not read first what they overwrite. By itself
-glibc goes by the size of the cache, and in a virtual machine may take that of all processors together."""
-#: Ctrl-C, and the end of the terminal, are the launcher's to handle. Until they are ignored they are blocked:
-#: while Python starts it would end of them, with a traceback.
+"""Environment of a process whose copies of 4 MiB and more bypass the cache. The default of glibc is the size
+of the cache, for which it may take that of all processors together in a virtual machine."""
+#: The launcher handles Ctrl-C and the end of the terminal. Here they are blocked until they are ignored:
+#: while Python starts, they would end it with a traceback.
 _LAUNCHERS = (signal.SIGINT, signal.SIGHUP)
 _ENTRY = """
 import signal
@@ -55,20 +55,20 @@ fork_server.main()
 
 
 def what_we_import() -> dict[str, str]:
-    """Environment of a process that can import what this one can, the user's own modules too."""
+    """Environment of a process that can import all modules of this one, also the user's own."""
     return {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 class ForkServer:
     """Makes processes that run bml.cluster.process.worker; any thread may use it. `close` ends all of them.
 
-    The fork server is their parent: it hears of the end of each at once, even if other processes still hold
-    what they had open.
+    The fork server is their parent: it notices the end of each at once, even if other processes still hold
+    their descriptors.
     """
 
     def __init__(self, prints: bool):
         ours, theirs = socket.socketpair()
-        # Many servers share this machine's cores: one BLAS thread each, unless the user says otherwise.
+        # Many servers share the cores of this machine: one BLAS thread each, unless the user sets it.
         environment = {**ONE_THREAD, **LONG_COPIES, **os.environ, **what_we_import()}
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _LAUNCHERS)
         try:
@@ -86,7 +86,7 @@ class ForkServer:
         self._forking = threading.Lock()
         self._changed = threading.Condition()
         self._gone = False
-        self._born: deque[int] = deque()
+        self._forked: deque[int] = deque()
         self._unwanted = 0
         self._alive: set[int] = set()
         self._returncodes: dict[int, int] = {}
@@ -98,16 +98,16 @@ class ForkServer:
     def fork(self, sock: socket.socket, within_s: float) -> int:
         """Make a process that serves the other end of `sock`, which is closed here; returns its id.
 
-        Raises StartError if it does not come into being in time.
+        Raises StartError if it is not forked in time.
         """
-        with self._forking:  # they are born in the order in which they were asked for
+        with self._forking:  # processes are forked in the order of the requests
             with sock, suppress(OSError):
                 socket.send_fds(self._sock, [_WORD.pack(b"F", 0, 0)], [sock.fileno()])
             with self._changed:
-                self._changed.wait_for(lambda: self._born or self._gone, within_s)
-                if self._born:
-                    return self._born.popleft()
-                self._unwanted += 1  # it may come yet
+                self._changed.wait_for(lambda: self._forked or self._gone, within_s)
+                if self._forked:
+                    return self._forked.popleft()
+                self._unwanted += 1  # it may still be forked
         raise StartError(f"no process could be made: {self._obstacle()}")
 
     def kill(self, process: int) -> None:
@@ -122,13 +122,13 @@ class ForkServer:
             os.eventfd_read(self.ends)
 
     def has_ended(self, process: int) -> bool:
-        """Whether a process has ended, though others may still hold what it had open."""
+        """Whether a process has ended; others may still hold its descriptors."""
         return process in self._returncodes
 
     def returncode(self, process: int, within_s: float = ENDING_S) -> int | None:
-        """Wait for the end of a process: its return code, negative for a signal; None if it is unknown.
+        """Wait for the end of a process; return its return code, negative for a signal.
 
-        It is if the fork server does not say in time, as it is stopped.
+        Returns None if the fork server, which may be stopped, does not report it in time.
         """
         with self._changed:
             self._changed.wait_for(lambda: process not in self._alive or self._gone, within_s)
@@ -157,8 +157,8 @@ class ForkServer:
             self.ends = -1
 
     def _kill_without(self) -> None:
-        """Kill every process and the fork server, which does not do it."""
-        self._process.send_signal(signal.SIGSTOP)  # it buries nobody now, so these numbers are still theirs
+        """Kill every process and the fork server, which does not obey."""
+        self._process.send_signal(signal.SIGSTOP)  # it reaps no process now, so these ids are still theirs
         self._changed.wait_for(lambda: not self._alive, _STOPS_S)
         for process in self._alive:
             with suppress(ProcessLookupError):
@@ -166,24 +166,24 @@ class ForkServer:
         self._process.kill()
 
     def _listen(self) -> None:
-        """Hear of births and deaths until the fork server is gone."""
+        """Take reports of forks and ends until the fork server is gone."""
         with suppress(OSError):
             while len(data := self._sock.recv(_WORD.size, socket.MSG_WAITALL)) == _WORD.size:
                 self._note(*_WORD.unpack(data))
         with self._changed:
-            self._gone = True  # its processes end when the launcher does, or have
+            self._gone = True  # its processes end with the launcher, or have ended
             self._changed.notify_all()
 
     def _note(self, kind: bytes, process: int, code: int) -> None:
         with self._changed:
             if kind == b"B":
                 self._alive.add(process)
-                self._returncodes.pop(process, None)  # of another that had this number
+                self._returncodes.pop(process, None)  # of an older process with this id
                 if self._unwanted:
                     self._unwanted -= 1
                     self.kill(process)
                 else:
-                    self._born.append(process)
+                    self._forked.append(process)
             else:
                 self._alive.discard(process)
                 self._returncodes[process] = code
@@ -200,19 +200,19 @@ class ForkServer:
 def main() -> None:
     """Fork processes for the launcher at the other end of the socket given as the first argument."""
     sock = socket.socket(fileno=int(sys.argv[1]))
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # so that the end of a child ends the wait
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # so that the end of a child wakes it
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     gc.collect()
     gc.freeze()
     children: set[int] = set()
-    with suppress(ConnectionError):  # the launcher went before it had read or heard all
+    with suppress(ConnectionError):  # the launcher ended before it had read everything
         _obey(sock, (wake_read, wake_write), children)
     _end_all(children, sock, wake_read)
 
 
 def _obey(sock: socket.socket, wake: tuple[int, int], children: set[int]) -> None:
-    """Do what the launcher says until it is gone."""
+    """Carry out the launcher's orders until it is gone."""
     from bml.cluster.process import worker
 
     while True:
@@ -228,7 +228,7 @@ def _obey(sock: socket.socket, wake: tuple[int, int], children: set[int]) -> Non
             os.kill(process, signal.SIGKILL)
         if kind != b"F":
             continue
-        os.set_inheritable(descriptors[0], False)  # nothing that a training function starts is to have it
+        os.set_inheritable(descriptors[0], False)  # processes of a training function must not inherit it
         child = os.fork()
         if child == 0:
             signal.set_wakeup_fd(-1)
@@ -236,14 +236,14 @@ def _obey(sock: socket.socket, wake: tuple[int, int], children: set[int]) -> Non
             for descriptor in wake:
                 os.close(descriptor)
             sock.close()
-            _be_born(worker.serve, descriptors[0])
+            _run_forked(worker.serve, descriptors[0])
         os.close(descriptors[0])
         children.add(child)
         sock.sendall(_WORD.pack(b"B", child, 0))
 
 
 def _end_all(children: set[int], sock: socket.socket, wake_read: int) -> None:
-    """The launcher is gone: what hears that ends by itself, and what is stopped is killed."""
+    """End all processes after the launcher: running ones end by themselves, stopped ones are killed."""
     deadline = time.monotonic() + ENDING_S
     while children and (left_s := deadline - time.monotonic()) > 0:
         select.select([wake_read], [], [], left_s)
@@ -252,12 +252,12 @@ def _end_all(children: set[int], sock: socket.socket, wake_read: int) -> None:
         os.kill(child, signal.SIGKILL)
 
 
-def _be_born(serve: object, descriptor: int) -> None:
-    """Run as a process of its own would: with chance of its own, and an end of its own."""
+def _run_forked(serve: object, descriptor: int) -> None:
+    """Run like a process of its own, with random numbers and an end of its own."""
     import numpy as np
 
     try:
-        np.random.seed()  # unseeded users must not all draw alike
+        np.random.seed()  # else all servers would draw the same unseeded numbers
         outlive_readers()
         assert callable(serve)
         serve(descriptor)

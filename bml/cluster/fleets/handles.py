@@ -1,7 +1,7 @@
-"""Processes of this machine that are killed by somebody who did not start them.
+"""Handles of processes on this machine, to kill processes that this one did not start.
 
-The number of a process that has ended may soon be another's, of another user even. So a process is named by
-its number and by when it began, and is held by a descriptor (pidfd), which never means another.
+The id of a process that has ended may soon belong to another process, even of another user. So a process is
+named by its id and its start time, and held by a descriptor (pidfd), which never means another process.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from pathlib import Path
 from typing import NamedTuple
 
 _BEGAN = 19
-"""Position in /proc/*/stat, behind its name, of when a process began."""
+"""Position of the start time in /proc/*/stat, behind the name of the process."""
 
 
 class ProcessId(NamedTuple):
-    """A process, and no other that has its number later. `began`: clock ticks since the machine started."""
+    """The name of a process, which no later process has. `began`: clock ticks since the machine started."""
 
     number: int
     began: int
 
 
 def this_process() -> ProcessId:
-    """What this process is called."""
+    """Return the name of this process."""
     return process_id(os.getpid())
 
 
 def process_id(number: int) -> ProcessId:
-    """What the process is called that has this number now. Raises OSError if there is none."""
+    """Return the name of the process with this id now. Raises OSError if there is none."""
     stat = Path(f"/proc/{number}/stat").read_text()
     return ProcessId(number, int(stat.rpartition(")")[2].split()[_BEGAN]))
 
 
 class Handle:
-    """Holds one process of this machine; has no effect if that has ended. `close` lets go of it."""
+    """Holds one process of this machine; without effect if it has ended. `close` releases it."""
 
     def __init__(self, process: ProcessId):
         self._descriptor = -1
@@ -52,7 +52,7 @@ class Handle:
                 os.close(descriptor)
 
     def has_ended(self, within_s: float = 0.0) -> bool:
-        """Whether it has ended; waits for that up to `within_s`."""
+        """Whether it has ended; waits for that up to `within_s` seconds."""
         if self._descriptor < 0:
             return True
         poll = select.poll()
@@ -66,7 +66,7 @@ class Handle:
                 signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
 
     def close(self) -> None:
-        """Let go of it. Idempotent."""
+        """Release it. Idempotent."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -1,4 +1,4 @@
-"""On which machine of a Ray cluster each server lives."""
+"""Decides on which machine of a Ray cluster each server runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bml.errors import UsageError
 
 @dataclass(frozen=True, order=True)
 class Machine:
-    """A Ray node that lives: its address, Ray's id of it, how many CPUs it offers, whether it is the head."""
+    """A living Ray node: its address, its Ray id, how many CPUs it offers, and whether it is the head."""
 
     address: str
     node: str
@@ -21,10 +21,10 @@ class Machine:
 
 
 def blocks(servers: Sequence[int], machines: Sequence[Machine]) -> dict[int, str]:
-    """The node of every server: neighbours by number together, as many on each machine, give or take one.
+    """Return the node of every server: blocks of neighbouring ids, of sizes that differ by one at most.
 
-    Servers of neighbouring numbers share a switch of level 0, so that as many bytes as can be stay inside of
-    a machine. Machines without CPUs, as heads of clusters often are, get none if there are others.
+    Servers with neighbouring ids share a switch of level 0, so as many bytes as possible stay on a machine.
+    Machines without CPUs, as heads of clusters often are, get no servers if there are others.
     """
     usable = sorted(each for each in machines if each.cpus > 0) or sorted(machines)
     most = min(len(servers), len(usable))
@@ -33,9 +33,9 @@ def blocks(servers: Sequence[int], machines: Sequence[Machine]) -> dict[int, str
 
 @dataclass(frozen=True)
 class Reservation:
-    """What every server reserves of a Ray cluster, as `CPU`, `GPU` or a resource of one's own: amounts.
+    """The amounts of `CPU`, `GPU` or other resources that every server reserves of a Ray cluster.
 
-    Raises UsageError for what is no amount.
+    Raises UsageError for a value that is not an amount.
     """
 
     amounts: Mapping[str, float] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Reservation:
 
     @property
     def options(self) -> dict[str, Any]:
-        """As options of a Ray actor; who reserves no CPU takes none."""
+        """Return them as options of a Ray actor, with 0 CPUs if none are reserved."""
         own = {name: amount for name, amount in self.amounts.items() if name not in ("CPU", "GPU")}
         return {
             "num_cpus": self.amounts.get("CPU", 0),

@@ -1,4 +1,4 @@
-"""A job as plain processes on this machine: starts in a second, needs no Ray."""
+"""The fleet of plain processes on this machine: it starts in a second, and needs no Ray."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from bml.faults import Fault
 from bml.io.forks import close_on_fork
 from bml.protocol.coordinator.succession import Succession
 
-#: A process that has left so many questions unanswered is asked no more until it answers.
+#: A process with this many unanswered requests gets no more until it answers.
 _MOST_UNANSWERED = 16
-#: So many messages wait at most for a process that is frozen; there are fewer.
+#: How many messages wait at most for a frozen process; in practice there are fewer.
 _MOST_UNSENT = 1000
-#: How long servers that have reported may take to end, in seconds: their last prints may wait for a reader.
+#: How long servers that have reported may take to end, in seconds; their last prints may wait for a reader.
 _LAST_PRINTS_S = 5.0
 _LOOK_S = 0.2
 
 Placement = Callable[[int | None], Place]
-"""Says where a server is to live; None stands for the coordinator."""
+"""Returns the place of a server; None stands for the coordinator."""
 
 
 class _Child:
-    """A process and the launcher's end of its socket; nothing here waits for what the process does."""
+    """A process, and the launcher's end of its socket, which never waits for the process."""
 
     def __init__(self, fork_server: ForkServer, process: int, sock: socket.socket):
         self.sock = sock
@@ -53,30 +53,30 @@ class _Child:
         self._outbox = Outbox(sock, _MOST_UNSENT)
 
     def send(self, *message: Any) -> None:
-        """Send a message; any thread may. If the process is dead, that shows when it is listened to."""
+        """Send a message; any thread may. If the process is dead, the next read shows it."""
         self._outbox.put(*message)
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has, though processes that it has forked may hold the other end of the socket."""
+        """Whether the process has ended; processes that it forked may still hold the other end."""
         return self._fork_server.has_ended(self._process)
 
     def hang_up(self) -> None:
-        """Have it end by itself, its daemonic children first: to what listens the launcher is gone."""
+        """Hang up, so that it ends by itself, its daemonic children first."""
         self._outbox.close()
 
     def kill(self) -> int | None:
-        """Kill, frozen or not, and wait until it is gone; returns its return code, see ForkServer."""
+        """Kill it, frozen or not, and wait for its end; returns its return code, see ForkServer."""
         self._fork_server.kill(self._process)
         return self._fork_server.returncode(self._process)
 
     def end(self) -> int | None:
-        """The same, and let go of it: for the thread that waits for its socket."""
+        """Kill it and release it; only the thread that waits for its socket may do this."""
         self.kill()
-        return self.bury()
+        return self.release()
 
-    def bury(self, within_s: float = ENDING_S) -> int | None:
-        """Wait until it has ended by itself, so long at most, and let go of it."""
+    def release(self, within_s: float = ENDING_S) -> int | None:
+        """Wait until it has ended by itself, `within_s` seconds at most, and release it."""
         returncode = self._fork_server.returncode(self._process, within_s)
         self._outbox.close()
         self.sock.close()
@@ -99,7 +99,7 @@ class ProcessFleet:
         self._prints = prints
         self._fork_server: ForkServer | None = None
         self._train = b""
-        # Guards all that follows: while one thread is in `wait`, others are in `join` and `ask`.
+        # Guards the attributes below: while one thread is in `wait`, others are in `join` and `ask`.
         self._changed = threading.Condition()
         self._questions: dict[int, dict[int, dict[str, Any]]] = {}
         self._number = 0
@@ -140,7 +140,7 @@ class ProcessFleet:
         except StartError:
             child.end()
             raise
-        with self._changed:  # a coordinator that is started meanwhile knows all of it or is told
+        with self._changed:  # a coordinator that is started meanwhile knows it already, or is told
             self._known.came(server, incarnation, contact)
             self._servers[server] = child
             child.send(dict(self._known.contacts), self._train)
@@ -150,7 +150,7 @@ class ProcessFleet:
         """See Fleet."""
         fork_server = self._fork_server
         assert fork_server is not None
-        self._bury_the_dead()
+        self._release_ended()
         with self._changed:
             children, coordinator = dict(self._servers), self._coordinator
         watched = [child.sock for child in children.values()] + ([coordinator.sock] if coordinator else [])
@@ -188,23 +188,23 @@ class ProcessFleet:
         """See Fleet. Servers that have reported may still show their last prints."""
         deadline = time.monotonic() + _LAST_PRINTS_S
         for child in self._leaving:
-            child.bury(max(0.0, deadline - time.monotonic()))
+            child.release(max(0.0, deadline - time.monotonic()))
         self._leaving.clear()
         self._end_coordinator()
         for child in self._servers.values():
             child.hang_up()
         deadline = time.monotonic() + ENDING_S
         for child in self._servers.values():
-            child.bury(max(0.0, deadline - time.monotonic()))
+            child.release(max(0.0, deadline - time.monotonic()))
         self._servers.clear()
         if self._fork_server is not None:
             self._fork_server.close()
             self._fork_server = None
 
-    # --- what servers say ------------------------------------------------------------------------
+    # --- messages of servers ---------------------------------------------------------------------
 
     def _from_server(self, server: int, child: _Child) -> list[FleetEvent]:
-        has_ended = child.has_ended  # asked first: what it said before is here then
+        has_ended = child.has_ended  # looked at first: all messages from before its end are here then
         events: list[FleetEvent] = []
         for what, *rest in child.inbox.take():
             match what:
@@ -214,7 +214,7 @@ class ProcessFleet:
                     assert self._apply_fault is not None
                     self._apply_fault(Fault.parse(rest[0], at_once=True), lambda: child.send("applied"))
                 case "report" if self._remove(server, child) is not None:
-                    with self._changed:  # it shows its last prints, and may have to wait for room
+                    with self._changed:  # it may wait for room for its last prints
                         self._leaving.append(child)
                     events.append(Reported(rest[0]))
         if (has_ended or child.inbox.over) and self._remove(server, child) is not None:
@@ -222,7 +222,7 @@ class ProcessFleet:
         return events
 
     def _lost(self, server: int, child: _Child) -> str:
-        """End what is left of a process, and tell the coordinator; returns how it ended."""
+        """Kill a process if it still runs, and tell the coordinator; returns how it ended."""
         why = _cause(child.kill())
         with self._changed:
             self._leaving.append(child)
@@ -230,13 +230,13 @@ class ProcessFleet:
             self._tell_coordinator("gone", server, why)
         return why
 
-    def _bury_the_dead(self) -> None:
-        """Let go of those that have ended; only the thread that waits for sockets closes them."""
+    def _release_ended(self) -> None:
+        """Release processes that have ended; only the thread that waits for sockets closes them."""
         with self._changed:
             dead = [each for each in self._leaving if each.has_ended]
             self._leaving = [each for each in self._leaving if each not in dead]
         for child in dead:
-            child.bury()
+            child.release()
 
     def _take_answer(self, server: int, child: _Child, number: int, answer: dict[str, Any]) -> None:
         child.unanswered = 0
@@ -246,11 +246,11 @@ class ProcessFleet:
                 self._changed.notify_all()
 
     def _remove(self, server: int, child: _Child | None = None) -> _Child | None:
-        """Take a server's process, or this one of its, from those that run; None if it is not there."""
+        """Remove a server's process, or this one of its, from the running ones; None if it is not there."""
         with self._changed:
             if child is not None and self._servers.get(server) is not child:
                 return None
-            self._changed.notify_all()  # nobody need wait for it any more
+            self._changed.notify_all()  # no thread need wait for it any more
             return self._servers.pop(server, None)
 
     # --- the coordinator -------------------------------------------------------------------------
@@ -293,7 +293,7 @@ class ProcessFleet:
         return coordinator.end() if coordinator is not None else None
 
     def _tell_coordinator(self, *message: Any) -> None:
-        """Tell the one that there is, under the lock."""
+        """Tell the current coordinator, under the lock."""
         if self._coordinator is not None:
             self._coordinator.send(*message)
 
@@ -320,7 +320,7 @@ class ProcessFleet:
 
 
 def _contact(child: _Child, server: int, deadline: float, give_up: threading.Event | None = None) -> Contact:
-    """Where a server that was just started can be reached: the first thing that it says (see `reachable`)."""
+    """Return the addresses of a server that was just started: its first message (see `reachable`)."""
     while not (said := child.inbox.take()) and not child.inbox.over:
         if give_up is not None and give_up.is_set():
             raise StartError(f"server {server} was still being started when the job ended")

@@ -1,7 +1,7 @@
-"""Keeps the machines of a job on an emulated fabric: a process in each namespace, with folders of its own.
+"""Runs the machines of a job on an emulated fabric: a process in each namespace, with folders of its own.
 
-`Supervisor` is the launcher's side; `main` runs in the process that keeps. That one is the first of a PID
-namespace, so whatever its machines start ends with it, and it ends with the launcher: nothing is left behind.
+`Supervisor` is the launcher's side; `main` runs in the supervisor. It is the first process of a PID
+namespace, so all processes of its machines end with it. It ends with the launcher, so nothing is left behind.
 
     launcher    ("start", machine, namespace, command, environment, logged)   run this command as a machine
     supervisor  ("ended", machine, return code, the end of its logs)          it is over
@@ -30,7 +30,7 @@ from bml.fabric import isolation, namespace
 MACHINE_FOLDER = "/run/bml/machine"
 """Every machine has a folder of its own under this name, in memory."""
 SUPERVISOR = "supervisor"
-"""What `ended` names when there can be no machines at all."""
+"""The name in `ended` if no machines can be run at all."""
 _SHARED_MEMORY = "/dev/shm"
 _LOG = f"{MACHINE_FOLDER}/start.log"
 _LOGS = (
@@ -68,13 +68,13 @@ class Supervisor:
     ) -> None:
         """Run `command` as a machine in the network namespace behind the file `space`.
 
-        `logged`: what it prints is not shown, but its end is kept for the case that it fails.
+        With `logged` its prints are not shown; the last of them are kept for the case that it fails.
         """
-        with self._starting, suppress(OSError):  # the supervisor is gone: that shows when it is listened to
+        with self._starting, suppress(OSError):  # the supervisor is gone: the next read shows it
             self.connection.send(("start", machine, space, list(command), environment, logged))
 
     def ended(self) -> tuple[str, int, str]:
-        """The next machine that has ended: name, return code, last words. Raises EOFError if none can be."""
+        """Return a machine that has ended: name, return code, last lines. Raises EOFError at the end."""
         _, machine, code, tail = self.connection.recv()
         return machine, code, tail
 
@@ -88,11 +88,11 @@ class Supervisor:
 class _Machine:
     name: str
     words: int
-    """Where its last words can be read."""
+    """A descriptor from which its last lines can be read."""
 
 
 def main() -> None:
-    """Keep machines for the launcher at the other end of the socket given as the first argument."""
+    """Run machines for the launcher at the other end of the socket given as the first argument."""
     launcher, *inherited = map(int, sys.argv[1:])
     connection: Connection[Any, Any] = Connection(launcher)
     try:
@@ -100,7 +100,7 @@ def main() -> None:
     except FabricError as error:
         connection.send(("ended", SUPERVISOR, 1, str(error)))
         os._exit(1)
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # so that the end of a child ends the wait
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # so that the end of a child wakes it
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     machines: dict[int, _Machine] = {}
@@ -116,7 +116,7 @@ def main() -> None:
                 process, words = _start(inherited, *rest)
                 machines[process] = _Machine(name, words)
         except (EOFError, OSError):
-            os._exit(0)  # the launcher is gone: all inside are to go
+            os._exit(0)  # the launcher is gone: all processes in the namespace must end
 
 
 def _start(
@@ -152,7 +152,7 @@ def _run(command: list[str], environment: dict[str, str], inherited: list[int], 
 
 
 def _last_words() -> str:
-    """The last lines of each log that says anything."""
+    """Return the last lines of each log that is not empty."""
     said = []
     for path in _LOGS:
         with suppress(OSError):
@@ -162,7 +162,7 @@ def _last_words() -> str:
 
 
 def _reap(machines: dict[int, _Machine], connection: Connection[Any, Any]) -> None:
-    """Report the machines that have ended; as the first process it also buries whatever was orphaned."""
+    """Report the machines that have ended; as the first process it also reaps all orphans."""
     with suppress(ChildProcessError):
         while True:
             process, status = os.waitpid(-1, os.WNOHANG)

@@ -1,1 +1,1 @@
-"""What runs in a process of a job: a server or the coordinator, from start to exit."""
+"""The processes of a job: the program of a server, and of the coordinator, from start to exit."""

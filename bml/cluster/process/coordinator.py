@@ -1,7 +1,7 @@
-"""The coordinator's shell: dials every server, keeps the connections up, and runs the pure coordinator.
+"""The shell of the coordinator: it connects to every server, and runs the pure coordinator.
 
-It is told where the servers are and needs nothing else: killed and started again anywhere, it dials
-them, asks where they stand, and goes on.
+It needs only the addresses of the servers. A successor on any machine connects to them, asks for their state,
+and goes on.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LOG = logging.getLogger("bml.cluster")
 #: How long the coordinator still answers latecomers after the job's end, in seconds.
 _LINGER_S = 1.0
 _REDIAL_S = 0.05
-#: How many of the joins that were asked for the launcher can read, if it is late.
+#: How many of the newest requests to join are in a snapshot, for a launcher that reads late.
 _ASKED_KEPT = 64
 
 
@@ -70,11 +70,11 @@ class CoordinatorLoop:
         self._heartbeat_at = now
 
     def say(self, event: core.Event) -> None:
-        """Bring an event (a death that a launcher noticed, an interrupt) from any thread."""
+        """Give the loop an event (a death that a launcher noticed, an interrupt); any thread may call it."""
         self._soon(lambda: self._handle(event))
 
     def join(self, server: int, incarnation: int, contact: Contact) -> None:
-        """A server was started to join, and is found there; from any thread."""
+        """Note where a server that was started to join is reached; any thread may call it."""
         self._soon(lambda: self._meet(server, incarnation, contact))
 
     def _soon(self, action: Callable[[], None]) -> None:
@@ -83,7 +83,7 @@ class CoordinatorLoop:
         self._poller.wake()
 
     def run(self) -> None:
-        """Dial everybody and serve until the job is over."""
+        """Connect to every server and serve until the job is over."""
         for server in self._contacts:
             self._dial(server)
         while not self._over():
@@ -104,16 +104,16 @@ class CoordinatorLoop:
             self._on_heartbeat()
 
     def _over(self) -> bool:
-        """The job is over, and everybody who can still be told has been."""
+        """Whether the job is over, and every server that can be reached has been told."""
         told = self._finished is not None and not self._channels and not self._dialling
         return told or time.monotonic() >= self._over_at
 
     def snapshot(self) -> dict[str, Any]:
-        """Where the job stands, ready for JSON.
+        """Return the state of the job, ready for JSON.
 
-        `state` is that of the core, or "deposed" when there is a coordinator with a higher term; `highest` is
-        the highest term that this one has heard of. `abort` is None or, if the job was given up, what
-        bml.errors.job_error makes its error of: {"kind", "text", "server"}.
+        `state` is that of the core, or "deposed" if there is a coordinator with a higher term; `highest` is
+        the highest known term. `abort` is None or, if the job was aborted, the arguments of
+        bml.errors.job_error: {"kind", "text", "server"}.
         """
         view = self._core.view
         deposed_by = self._finished.deposed_by if self._finished else 0
@@ -155,7 +155,7 @@ class CoordinatorLoop:
             self._meet(incarnation.server, incarnation.number, Contact.decode(incarnation.contact))
 
     def _meet(self, server: int, incarnation: int, contact: Contact) -> None:
-        """Call a server in its newest incarnation, and no more in an older one."""
+        """Connect to the newest incarnation of a server, and to no older one."""
         if incarnation <= self._incarnations.get(server, 0) or self._finished is not None:
             return
         self._incarnations[server], self._contacts[server] = incarnation, contact
@@ -175,10 +175,10 @@ class CoordinatorLoop:
                 self._channels[instruction.server].send(msg.encode(instruction.message))
 
     def _linger_s(self, end: core.Finished) -> float:
-        """For how long those that cannot be reached now are dialled, to be told of the end."""
+        """Return how long it tries to reach servers that have not been told of the end, in seconds."""
         if end.deposed_by:
-            return 0.0  # it has nothing more to say, its successor speaks
-        # Of a job that never began, who is missing may still import.
+            return 0.0  # its successor tells the servers
+        # If the job never began, missing servers may still be importing.
         return _LINGER_S if self._core.view is not None else self._timeouts.orphan_s
 
     # --- connections -----------------------------------------------------------------------------
@@ -214,13 +214,13 @@ class CoordinatorLoop:
         self._handle(core.Connected(server))
 
     def _closed(self, server: int, channel: control.Channel) -> None:
-        """The connection broke; whether the server is dead shows when it is dialled again."""
+        """Dial again after a connection broke: that shows whether the server is dead."""
         if self._channels.get(server) is channel:
             del self._channels[server]
             self._dial(server)
 
     def _failed(self, server: int, contact: Contact, end: control.End) -> None:
-        """A refused dial is proof of death; who cannot be reached is dialled on, to be told some day."""
+        """Take a refused dial as proof of death; dial on if the server cannot be reached."""
         if contact != self._contacts[server]:
             self._dial(server)  # that was an earlier incarnation
             return
@@ -250,15 +250,15 @@ class CoordinatorLoop:
             self._handle(core.From(server, message))
 
     def _asked_for(self, message: msg.Inject) -> Fault:
-        """What servers cannot do themselves. Raises UsageError for anything else."""
+        """Apply a fault that servers cannot apply themselves. Raises UsageError for other faults."""
         fault = Fault.parse(message.fault, at_once=True)
         FaultPlan((fault,)).validate(self._fabric)
         if not fault.by_anybody:
-            raise UsageError(f"{fault} is no matter of the coordinator's")
+            raise UsageError(f"{fault} is not a fault that the coordinator applies")
         return fault
 
     def _check_incarnations(self, status: msg.Status) -> None:
-        """Raise MessageError for a server that cannot be found from what is said."""
+        """Raise MessageError if an incarnation has no usable address."""
         known = [view for view in (status.installed, status.accepted) if view is not None]
         incarnations = [incarnation for view in known for incarnation in view.joined]
         check_contacts(
@@ -268,4 +268,4 @@ class CoordinatorLoop:
 
     def _ask_launcher(self, fault: Fault) -> None:
         self._n_asked += 1
-        self._asked.append((self._n_asked, str(fault)))  # the launcher reads it, for it can start servers
+        self._asked.append((self._n_asked, str(fault)))  # the launcher reads it, and starts the server

@@ -1,4 +1,4 @@
-"""How a process that was forked ends: its daemonic children first, and nothing of its parent's is run."""
+"""Ends a forked process: its daemonic children first, and without running exit handlers of its parent."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _CHILDREN_S = 1.0
 
 
 def end_children() -> None:
-    """End what this process started with multiprocessing, as Python does at the end of a program.
+    """End the children that this process started with multiprocessing, as Python does at its end.
 
     Daemonic children are terminated, pools and managers are closed; after a second, daemonic children are
     killed. Other children go on and are not waited for.
     """
-    # A thread, as a finalizer may wait for a child that does not listen.
+    # In a thread, as a finalizer may wait for a child that does not react.
     ending = threading.Thread(
         target=util._exit_function,  # type: ignore[attr-defined]
         kwargs={"active_children": _daemons},
@@ -39,7 +39,7 @@ def _daemons() -> list[BaseProcess]:
 
 
 def end_process(error: BaseException | None) -> NoReturn:
-    """End this process, which was forked, as one that raised this would; nothing of its parent's is run."""
+    """End this forked process as one that raised this error, without the exit handlers of its parent."""
     status = 0
     if isinstance(error, SystemExit):
         status = error.code if isinstance(error.code, int) else int(error.code is not None)

@@ -1,4 +1,4 @@
-"""Logs of a server or coordinator, written by a thread: no loop waits for a terminal that is stopped."""
+"""Writes the logs of a server or coordinator in a thread, so that no loop waits for a stopped terminal."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import threading
 import time
 
 _NAME = "bml"
-#: So much waits at most; what is more is dropped.
+#: How many records wait at most; more are dropped.
 _MOST_WAITING = 1000
 _LOOK_S = 0.01
 
 
 class LogsAside(logging.Handler):
-    """Hands what our loggers say to the handlers that the process has for everything, in another thread."""
+    """Passes records of our loggers to the root handlers of the process, in another thread."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class LogsAside(logging.Handler):
         self._thread = threading.Thread(target=self._run, name="bml-logs", daemon=True)
 
     def start(self) -> None:
-        """Begin; until the process ends."""
+        """Begin to take records, until the process ends."""
         logger = logging.getLogger(_NAME)
         logger.addHandler(self)
         logger.propagate = False
@@ -36,7 +36,7 @@ class LogsAside(logging.Handler):
             return
 
     def drain(self, within_s: float) -> None:
-        """Wait until everything is written, at most so long."""
+        """Wait until all records are written, `within_s` seconds at most."""
         deadline = time.monotonic() + within_s
         while self._records.unfinished_tasks and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
@@ -46,7 +46,7 @@ class LogsAside(logging.Handler):
             record = self._records.get()
             try:
                 logging.getLogger().callHandlers(record)
-            except Exception:  # of a handler that is the user's
+            except Exception:  # raised by a handler of the user
                 self.handleError(record)
             finally:
                 self._records.task_done()

@@ -2,7 +2,7 @@
 
 A sender does not wait until there is room, and a reader does not wait for the rest of a message.
 
-A message travels as its length (8 bytes, big-endian) and its pickle. Both ends belong to one job of one user:
+A message is sent as its length (8 bytes, big-endian) and its pickle. Both ends belong to one job of one user:
 nothing else is ever unpickled.
 """
 
@@ -22,8 +22,8 @@ _READ_NBYTES = 1 << 20
 class Outbox:
     """Sends messages over `sock`, in order; any thread may.
 
-    What the reader has no room for waits here and is sent by a thread. Of messages with the same first word
-    at most `most` wait: of more the oldest is dropped, so with `most=1` a slow reader gets the newest.
+    Messages for which the reader has no room wait here, and a thread sends them. At most `most` messages with
+    the same first word wait. Beyond, the oldest is dropped: with `most=1` a slow reader gets the newest.
     """
 
     def __init__(self, sock: socket.socket, most: int):
@@ -35,7 +35,7 @@ class Outbox:
         self._closed = False
 
     def put(self, *message: Any) -> None:
-        """Send a message, now or when there is room. No effect if the reader is gone."""
+        """Send a message, now or when there is room. It has no effect if the reader is gone."""
         pickled = cloudpickle.dumps(message)
         data = len(pickled).to_bytes(_LENGTH_NBYTES, "big") + pickled
         with self._changed:
@@ -50,18 +50,18 @@ class Outbox:
                 threading.Thread(target=self._send, args=(rest,), name="bml-outbox", daemon=True).start()
 
     def flush(self, within_s: float | None = None) -> None:
-        """Wait until everything that was not dropped is sent, or the reader is gone; so long at most."""
+        """Wait until all waiting messages are sent or the reader is gone, `within_s` seconds at most."""
         with self._changed:
             self._changed.wait_for(lambda: not self._sending, within_s)
 
     def close(self) -> None:
-        """Send nothing more; the socket is the caller's to close, after this. Idempotent."""
+        """Send no more messages. The caller closes the socket after this. Idempotent."""
         with self._changed:
             self._closed = True
             self._waiting.clear()
         try:
-            self._sock.shutdown(socket.SHUT_RDWR)  # which ends the wait of the thread that sends
-        except OSError:  # the reader has gone before
+            self._sock.shutdown(socket.SHUT_RDWR)  # this ends the wait of the sending thread
+        except OSError:  # the reader has already gone
             return
 
     def _wait(self, word: str, data: bytes) -> None:
@@ -71,7 +71,7 @@ class Outbox:
         self._waiting.append((word, data))
 
     def _try(self, data: bytes) -> memoryview:
-        """Send what there is room for; returns the rest."""
+        """Send as many bytes as there is room for; return the rest."""
         try:
             return memoryview(data)[self._sock.send(data, socket.MSG_DONTWAIT) :]
         except BlockingIOError:
@@ -95,16 +95,16 @@ class Outbox:
 
 
 class Inbox:
-    """Takes messages from `sock` without ever waiting, not even for the rest of one that has begun."""
+    """Takes messages from `sock` without ever waiting, not even for the rest of a message."""
 
     def __init__(self, sock: socket.socket):
         self._sock = sock
         self._buffer = bytearray()
         self.over = False
-        """Whether nothing more will come: every process that held the other end has closed it."""
+        """Whether no more messages can come: every process has closed the other end."""
 
     def take(self) -> list[Any]:
-        """The messages that are here now, in order, each a tuple."""
+        """Return the messages that are here now, in order, each a tuple."""
         while not self.over and self._read():
             pass
         messages = []
@@ -118,7 +118,7 @@ class Inbox:
         return messages
 
     def _read(self) -> bool:
-        """Take what the kernel has; returns whether there may be more."""
+        """Take the bytes that the kernel has; return whether there may be more."""
         try:
             data = self._sock.recv(_READ_NBYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:

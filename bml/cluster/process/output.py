@@ -1,4 +1,4 @@
-"""Output that nobody need be able to read: no training ends because its terminal, or its pipe, does."""
+"""Output that never fails: no training ends because its terminal or pipe has gone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import suppress
 
 
 class Descriptor(io.FileIO):
-    """A file descriptor that takes everything: what cannot be written is dropped, and `lost` says why.
+    """A file descriptor that takes all output. Output that cannot be written is dropped; see `lost`.
 
     It is not closed with this object.
     """
@@ -19,10 +19,10 @@ class Descriptor(io.FileIO):
         self.lost: OSError | None = None
 
     def write(self, data: object, /) -> int:
-        """Write, waiting for room if need be. Returns how many bytes are done with; raises nothing."""
+        """Write, and wait for room if need be. Returns how many bytes were taken; raises nothing."""
         view = memoryview(data)  # type: ignore[arg-type]
         try:
-            while (nbytes := super().write(view)) is None:  # somebody has made it non-blocking
+            while (nbytes := super().write(view)) is None:  # another process has made it non-blocking
                 select.select([], [self.fileno()], [])
         except OSError as error:
             self.lost = self.lost or error
@@ -31,17 +31,17 @@ class Descriptor(io.FileIO):
 
 
 def lasting(number: int, encoding: str, *, by_line: bool) -> io.TextIOWrapper:
-    """A stream to a file descriptor to which a print never raises, whatever becomes of what is behind it.
+    """Make a stream to a file descriptor. A print to it never raises, also if its reader has gone.
 
-    Letters that the encoding does not have are written as escapes. `by_line`: a line is written when it is
-    complete.
+    Characters that the encoding does not have are written as escapes. With `by_line` a line is written when
+    it is complete.
     """
     buffered = io.BufferedWriter(Descriptor(number))
     return io.TextIOWrapper(buffered, encoding=encoding, errors="backslashreplace", line_buffering=by_line)
 
 
 def outlive_readers() -> None:
-    """Make such streams of standard output and error, in whole lines: many processes may share them."""
+    """Make standard output and error such streams, written in whole lines: many processes may share them."""
     for name, number in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
         if is_real(stream, number):
@@ -51,7 +51,7 @@ def outlive_readers() -> None:
 
 
 def is_real(stream: object, number: int) -> bool:
-    """Whether a stream writes to this descriptor, and nobody has put another in its place."""
+    """Whether a stream writes to this descriptor: it may have been replaced."""
     try:
         return isinstance(stream, io.TextIOWrapper) and stream.fileno() == number
     except (OSError, ValueError):

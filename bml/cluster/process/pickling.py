@@ -1,4 +1,4 @@
-"""A training function on its way to the servers, and what it finds of its launcher there."""
+"""Sends a training function to the servers, with the launcher's `sys.argv` and `sys.path`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Train = Callable[[Session], Any]
 
 
 def pack(train: Train) -> bytes:
-    """A training function as servers are sent it, with this process's `sys.argv` and `sys.path`.
+    """Pickle a training function for the servers, with `sys.argv` and `sys.path` of this process.
 
-    It goes by value, unless it belongs to an installed package: other machines have no copy of a user's file.
+    It is sent by value, unless it is of an installed package: other machines have no copy of a user's file.
     Raises UsageError if it cannot be pickled.
     """
     module = _users_module(train)
@@ -28,10 +28,10 @@ def pack(train: Train) -> bytes:
         cloudpickle.register_pickle_by_value(module)
     try:
         function: bytes = cloudpickle.dumps(train)
-    except Exception as error:  # whatever the classes raise of what it refers to
+    except Exception as error:  # objects to which it refers may raise anything
         raise UsageError(
             f"the training function cannot be sent to the servers: {type(error).__name__}: {error}; make "
-            "inside of it what cannot be pickled"
+            "inside of it the objects that cannot be pickled"
         ) from error
     finally:
         if module is not None:
@@ -41,7 +41,7 @@ def pack(train: Train) -> bytes:
 
 
 def _paths() -> list[str]:
-    """Where this process looks for modules; what is below a working folder that was removed is nowhere."""
+    """Return the folders where this process looks for modules, without those of a removed working folder."""
     try:
         os.getcwd()
     except OSError:
@@ -50,10 +50,10 @@ def _paths() -> list[str]:
 
 
 def unpack(sent: bytes) -> Train:
-    """The training function, in the process of a server.
+    """Return the training function, in the process of a server.
 
-    `sys.argv` is the launcher's from now on, and what the launcher could import is looked for at the end of
-    `sys.path`. Raises what loading it raises.
+    `sys.argv` is that of the launcher from now on, and the launcher's folders of modules are at the end of
+    `sys.path`. Raises any error of loading the function.
     """
     sys.argv[:], paths, function = cloudpickle.loads(sent)
     sys.path += [path for path in paths if path not in sys.path]
@@ -62,7 +62,7 @@ def unpack(sent: bytes) -> Train:
 
 
 def _users_module(train: Train) -> ModuleType | None:
-    """The module of a function, also of one in functools.partial; None: `__main__`, or an installed one."""
+    """Return the module of a function, also in functools.partial; None for `__main__` or an installed one."""
     function: Any = train
     while isinstance(function, partial):
         function = function.func

@@ -1,4 +1,4 @@
-"""SIGTERM to a server's process: the notice of a machine that is about to be taken away."""
+"""SIGTERM to a server's process: the notice that its machine is about to be taken away."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from bml.cluster.server.server import Server
 
 
 def leave_on_sigterm(server: Server) -> None:
-    """Have this server finish its step and leave at SIGTERM; the next one does what it did before.
+    """Let this server finish its step and leave at SIGTERM. A second SIGTERM acts as before.
 
-    No effect outside of the main thread. A process that the server's forks inherits this, and is no server:
-    it ends.
+    It has no effect outside of the main thread. A forked process inherits the handler: as no server, it ends.
     """
     if threading.current_thread() is not threading.main_thread():
         return

@@ -1,4 +1,4 @@
-"""Runs a training function on one server from its first view to its report; every launcher ends up here."""
+"""Runs a training function on one server, from its first view to its report, under every launcher."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ the loop would wait as long after every system call beside a training thread tha
 def run_training(server: Server, contacts: Contacts, pickled: bytes) -> ServerReport:
     """Run a pickled training function on this server, serve the others until they are done, and report.
 
-    An error of the training function, also of its loading, ends the job for all and is in the report, never
-    raised here.
+    An error of the training function, or of loading it, ends the job for all servers. It is in the report,
+    and never raised here.
     """
     sys.setswitchinterval(_SWITCH_S)
-    train = _loaded(pickled)  # it may import for long: nobody waits for this server's heartbeats yet
+    train = _loaded(pickled)  # it may import for long: no server expects heartbeats of this one yet
     server.start(contacts)
     session: Session | None = None
     value, error, trace, digest = None, None, "", ""
@@ -36,7 +36,7 @@ def run_training(server: Server, contacts: Contacts, pickled: bytes) -> ServerRe
         if not server.joins:
             server.wait_for_view()
         session = Session(server)
-        # Packed before the session ends: if the job is over, this may be what there is to save.
+        # Packed before the session ends: if the job is over, this may be all that can be saved.
         value = packed(_call(train, session))
         session.finish()
         digest = session.digest()
@@ -65,7 +65,7 @@ def run_training(server: Server, contacts: Contacts, pickled: bytes) -> ServerRe
 
 
 def _loaded(pickled: bytes) -> Train:
-    """The training function; if it cannot be loaded here, one that says so by raising."""
+    """Return the training function; if it cannot be loaded here, return one that raises the reason."""
     try:
         train = unpack(pickled)
     except BaseException as error:
@@ -79,7 +79,7 @@ def _loaded(pickled: bytes) -> Train:
 
 
 def _last_digest(session: Session | None) -> str:
-    """The digest of the parameters that an error has left; empty if they cannot be read any more."""
+    """Return the digest of the parameters after an error; empty if they cannot be read any more."""
     try:
         return session.digest() if session else ""
     except Exception:
@@ -87,7 +87,7 @@ def _last_digest(session: Session | None) -> str:
 
 
 def _call(train: Train, session: Session) -> Any:
-    """Call the training function. Processes that it forks end where it does: they are no servers."""
+    """Call the training function. Processes that it forks are not servers: they end where it ends."""
     process = os.getpid()
     try:
         value = train(session)
@@ -101,8 +101,8 @@ def _call(train: Train, session: Session) -> Any:
 
 
 def _kind(server: Server, error: BaseException | None) -> str:
-    """The error's class, or how the server came to be out without harm to the others."""
-    if server.leaves and error is not None:  # it may have been done before it came to go
+    """Return the error's class, or the way in which the server left without harm to the others."""
+    if server.leaves and error is not None:  # without an error its function ended before it could leave
         return "Left"
     if error is not None and not server.contributes:
         return "JoinFailed" if _is_the_runtimes(error) else "NotJoined"
@@ -110,19 +110,19 @@ def _kind(server: Server, error: BaseException | None) -> str:
 
 
 def _is_the_runtimes(error: BaseException) -> bool:
-    """Whether it is an error of the runtime here, neither the training function's nor the job's end."""
+    """Whether it is an error of the runtime on this server, not of the training function or the job."""
     return isinstance(error, FabricError | InvariantError) and not isinstance(error, TooFewServers | TooSlow)
 
 
 def _outcome(server: Server, error: BaseException | None) -> str:
-    """How the run ended here: an error of this server's own, the job's end from outside, or well."""
+    """Return how the run ended here: with an error of this server, by the end of the job, or well."""
     if server.error is not None and not isinstance(server.error, _OWN):
         return "stopped"  # even if the training function caught the error, to save its state
     return "done" if error is None else "failed"
 
 
 _OWN = (StepMismatch, StateMismatch, InvariantError, TooSlow)
-"""Errors that end the run of the server that has them, not the job from outside."""
+"""Errors that end the run of one server, and do not come from the end of the job."""
 
 
 def _metrics(server: Server, own_steps: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""What a plain process of a job does: be a server, or the coordinator.
+"""The program of a plain process of a job: it is a server, or the coordinator.
 
-The launcher holds the other end of its socket. What it sends is pickled, as it is our own parent;
-nothing else is ever unpickled. When the launcher is gone, so is this process.
+The launcher holds the other end of its socket. Messages of the launcher, its own parent, are pickled; nothing
+else is ever unpickled. When the launcher is gone, this process ends.
 
     launcher to server     place, specification, which incarnation; contacts and the training function; then
                            ("ask", number, request) and ("applied",)
@@ -32,7 +32,7 @@ from bml.faults import Fault
 from bml.io.forks import close_on_fork
 from bml.protocol.coordinator import core as core
 
-#: So much waits at most for a launcher that does not read; it stops asking long before.
+#: How many messages wait at most for a launcher that does not read; it stops asking long before.
 _MOST_UNSENT = 100
 #: How long the last logs may take to be written, in seconds.
 _LAST_LOGS_S = 1.0
@@ -56,7 +56,7 @@ def serve(descriptor: int) -> None:
 
 
 class _Launcher:
-    """The server's end of the socket: several threads speak, and never wait; one listens."""
+    """The server's end of the socket: several threads send, and never wait; one receives."""
 
     def __init__(self, sock: socket.socket, applied_within_s: float):
         self._sock = sock
@@ -68,17 +68,17 @@ class _Launcher:
         self._outbox.put(*message)
 
     def flush(self) -> None:
-        """Wait until everything is said."""
+        """Wait until all messages are sent."""
         self._outbox.flush()
 
     def apply_to_fabric(self, fault: Fault) -> None:
-        """Have a fault done to the cables. The server stands still meanwhile: so it strikes in its step."""
+        """Let the launcher apply a fault to cables. The server waits meanwhile, so it strikes in its step."""
         self._applied.clear()
         self.say("apply", str(fault))
         self._applied.wait(self._applied_within_s)
 
     def listen(self, server: Server) -> None:
-        """Pass on what the launcher asks; ends this process when it is gone."""
+        """Pass on the launcher's requests; end this process when the launcher is gone."""
         try:
             while True:
                 what, *rest = receive(self._sock)
@@ -110,7 +110,7 @@ def _serve(sock: socket.socket, place: Place, spec: JobSpec, number: int, incarn
 
 
 def _coordinate(sock: socket.socket, spec: JobSpec, contacts: Any, incarnations: Any, term: int) -> None:
-    outbox = Outbox(sock, most=1)  # each snapshot says all that is of interest, and so does each heartbeat
+    outbox = Outbox(sock, most=1)  # each snapshot replaces older ones, and so does each heartbeat
     loop = CoordinatorLoop(
         spec,
         contacts,
@@ -125,7 +125,7 @@ def _coordinate(sock: socket.socket, spec: JobSpec, contacts: Any, incarnations:
 
 
 def _listen(sock: socket.socket, loop: CoordinatorLoop) -> None:
-    """Pass on what the launcher says: a process is dead, or was started to join."""
+    """Pass on the launcher's messages: a process is dead, or was started to join."""
     try:
         while True:
             what, *rest = receive(sock)

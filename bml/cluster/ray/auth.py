@@ -22,6 +22,11 @@ _LOG = logging.getLogger("bml.cluster")
 
 SETTINGS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 """Names in the environment by which Ray's users say how it authenticates."""
+HOW_TO_GIVE = (
+    "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to the token of the cluster, or RAY_AUTH_TOKEN_PATH to a "
+    "file with it"
+)
+"""How a user gives the token of a cluster."""
 
 _PROBE = """
 import sys

@@ -101,10 +101,7 @@ def _refusal(address: str, error: Exception) -> str:
     """Return why a cluster cannot be used, and what to set if it asks for a token: Ray does not say that."""
     text = f"there is no Ray cluster to be used at {address}: {str(error).partition('. ')[0]}"
     if address != "auto" and not address.startswith(_CLIENT) and auth.exposure(address)[0]:
-        text += (
-            "; it lets in those who have its token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to that of "
-            "the cluster, or RAY_AUTH_TOKEN_PATH to a file with it"
-        )
+        text += f"; it asks for its token: {auth.HOW_TO_GIVE}"
     return text
 
 

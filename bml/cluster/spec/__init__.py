@@ -1,1 +1,1 @@
-"""What the parts of a job tell each other: its specification, constants, traces, how a function ended."""
+"""The records that parts of a job exchange: specification, constants, traces, ends of training functions."""

@@ -1,4 +1,4 @@
-"""Where the cost model's constants are kept: a JSON file, written by calibration, read by `bml plan`."""
+"""The file of the cost model's constants, in JSON: calibration writes it, jobs and `bml plan` read it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from bml.schedule.select.model import DEFAULTS, Constants
 from bml.topology import UsageError
 
 _ROUND_S = 150e-6
-"""Processor time that a round of a small step takes a server, found by experiment."""
+"""Processor seconds of a server for a round of a small step, found by experiment."""
 
 
 def default_path() -> Path:
-    """`$BML_CONSTANTS`, else `bml/constants.json` in the user's configuration folder.
+    """Return `$BML_CONSTANTS`, else `bml/constants.json` in the user's configuration folder.
 
     Raises:
         UsageError: the user has no home folder, and no place was named.
@@ -29,7 +29,7 @@ def default_path() -> Path:
 
 
 def load_constants(path: Path | None = None) -> tuple[Constants, str]:
-    """Read the constants and say where they come from; the defaults if the usual file does not exist.
+    """Return the constants and their source; the defaults if the usual file does not exist.
 
     Raises:
         UsageError: a file that was named does not exist, or a file does not hold positive numbers.
@@ -51,7 +51,7 @@ def load_constants(path: Path | None = None) -> tuple[Constants, str]:
 
 
 def _usual() -> Path | None:
-    """The usual file, if this user has one: the home folder may be missing, or another user's."""
+    """Return the usual file, if this user can have one: the home folder may be missing, or another user's."""
     try:
         path = default_path()
         return path if path.exists() else None
@@ -60,7 +60,7 @@ def _usual() -> Path | None:
 
 
 def store_constants(constants: Constants, path: Path | None = None) -> Path:
-    """Write the constants, the usual place if no other is named; return where.
+    """Write the constants, to the usual file if no other is named; return the file.
 
     Raises:
         UsageError: they cannot be written there.
@@ -75,6 +75,6 @@ def store_constants(constants: Constants, path: Path | None = None) -> Path:
 
 
 def constants_of_emulated(known: Constants, goodput: float, n_servers: int) -> Constants:
-    """Those of an emulated fabric: the rate of its NICs is known, in bytes/s, and its servers share cores."""
+    """Return the constants of an emulated fabric: NICs of `goodput` bytes/s, and servers that share cores."""
     crowd = max(1.0, n_servers / (os.cpu_count() or 1))
     return replace(known, alpha_s=max(known.alpha_s, crowd * _ROUND_S), beta_s=1 / goodput)

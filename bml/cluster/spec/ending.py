@@ -1,4 +1,4 @@
-"""What a training function leaves: its value as it can travel, and its error in words of bounded length."""
+"""The end of a training function: its value in a form to send, and its error as text of bounded length."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import cloudpickle
 
 MOST_TEXT = 64 << 10
-"""Characters of an error or a traceback; of longer ones the middle is left out."""
+"""Most characters of an error or a traceback; of longer ones the middle is left out."""
 
 
 @dataclass(frozen=True)
@@ -23,26 +23,26 @@ class NotSent:
 
 
 def packed(value: Any) -> bytes | NotSent:
-    """A value, pickled; if it cannot be, what says why."""
+    """Pickle a value; if that is impossible, return an object that says why."""
     try:
         dumped: bytes = cloudpickle.dumps(value)
-    except Exception as error:  # whatever the user's classes raise
+    except Exception as error:  # a user's class may raise anything
         return NotSent(f"the value, of type {type(value).__name__}, cannot be pickled: {text_of(error)}")
     return dumped
 
 
 def opened(sent: bytes | NotSent | None) -> Any:
-    """What `packed` was given, in the launcher; if it cannot be read there, what says why."""
+    """Unpickle the value of `packed` in the launcher, or return an object that says why it cannot be."""
     if not isinstance(sent, bytes):
         return sent
     try:
         return cloudpickle.loads(sent)
-    except (Exception, SystemExit) as error:  # it is not the launcher that a value ends
+    except (Exception, SystemExit) as error:  # a value must not end the launcher
         return NotSent(f"the value cannot be read by the launcher: {type(error).__name__}: {text_of(error)}")
 
 
 def text_of(error: BaseException) -> str:
-    """What an error says; by its type if it cannot say it."""
+    """Return the text of an error, or the name of its type if it has no text."""
     try:
         text = str(error)
     except BaseException:
@@ -51,7 +51,7 @@ def text_of(error: BaseException) -> str:
 
 
 def trace_of(error: BaseException) -> str:
-    """The traceback of an error."""
+    """Return the traceback of an error as text."""
     try:
         return bounded("".join(traceback.format_exception(error)))
     except BaseException:
@@ -59,7 +59,7 @@ def trace_of(error: BaseException) -> str:
 
 
 def bounded(text: str) -> str:
-    """A text that any encoding can carry and that is not too long."""
+    """Return a text for every encoding that is not too long."""
     if len(text) > MOST_TEXT:
         half = MOST_TEXT // 2
         text = f"{text[:half]}\n... {len(text) - 2 * half} characters ...\n{text[-half:]}"

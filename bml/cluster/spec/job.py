@@ -1,4 +1,4 @@
-"""What the parts of a job tell each other once, before and after the run: specification and records."""
+"""The specification of a job, and the records that its parts exchange once, before and after the run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from bml.transport.choice import AUTO, check_transport
 from bml.transport.handshake.greeting import check_traffic_class
 
 Request = tuple[str, str]
-"""What a running server can be asked: ("status", "") or ("inject", fault)."""
+"""A request to a running server: ("status", "") or ("inject", fault)."""
 Endpoint = tuple[str, int]
 
 _MOST_KEPT_MIB = 1 << 30
@@ -37,18 +37,18 @@ _MOST_START_S = 1_000_000
 
 @dataclass(frozen=True)
 class JobSpec:
-    """Everything that is fixed for a job. Raises UsageError when it cannot be run.
+    """The fixed settings of a job. Raises UsageError if such a job cannot run.
 
     `min_servers`: fewer survivors stop the job; None: a view must keep more than half of the one before.
     `transport`: "tcp", "shm" (the servers share the memory of one host), "verbs" (RDMA), "verbs,tcp", which
     is tcp where there is no RDMA, or "auto", which `settled` makes one of shm and tcp.
     `zero_copy`: with tcp, servers of one host read each other's payloads in memory; `settled` sets it, too.
-    `traffic_class`: the byte that marks all packets of the job for the switches, a DSCP times 4; None: what
-    `BML_TRAFFIC_CLASS` says on each machine.
+    `traffic_class`: the byte that marks all packets of the job for the switches, a DSCP times 4; None: that
+    of `BML_TRAFFIC_CLASS` on each machine.
     `absent` servers are not started; they may join later. `rejoin`: a server that is lost is started again.
     `constants`: of the cost model, by which all servers choose the schedule of a step of some size.
     `emulated`: name of the emulated fabric on which it runs; None: on this machine's own network.
-    `nic_rate`: bytes per second of every NIC, where it is known. `trace`: servers record what they do when.
+    `nic_rate`: bytes per second of every NIC, if known. `trace`: servers record their actions and times.
     `kept_mib`: how many MiB of results a joiner keeps while it catches up (bml.protocol.server.learner).
     """
 
@@ -116,7 +116,7 @@ class JobSpec:
         return tuple(server for server in self.parsed_fabric().servers if server not in self.absent)
 
     def for_joiner(self, again: bool) -> JobSpec:
-        """What a server is told that joins; one that does so `again` is spared the faults of the plan."""
+        """Return the specification for a joiner; without the faults of the plan if it joins `again`."""
         return replace(self, faults=()) if again else self
 
     def parsed_fabric(self) -> Fabric:
@@ -128,31 +128,31 @@ class JobSpec:
         return FaultPlan.parse(self.faults)
 
     def settled(self, one_host: bool) -> JobSpec:
-        """The same with the transport decided: shm if all are on one host and nothing needs links.
+        """Return the specification with the transport decided: shm on one host if nothing needs links.
 
-        Else tcp; servers of one host make zero-copy sends to each other, unless all are to be on wires.
+        Else it is tcp. Servers of one host make zero-copy sends to each other, unless the job wants links.
         """
         if self.transport != AUTO:
             return self
-        # Who gives NICs, marks packets, or wants to see what goes over links wants links.
+        # A user who gives NICs, marks packets, or traces links wants links.
         wanted = os.environ.get("BML_NICS") or self.traffic_class is not None or self.trace
         shared = one_host and not (wanted or self._unsharable() or segment.why_not())
         zero_copy = not (shared or self.traffic_class is not None or self._needs_wires())
         return replace(self, transport="shm" if shared else "tcp", zero_copy=zero_copy)
 
     def _needs_wires(self) -> str:
-        """Why all bytes must go over links; empty if they need not."""
+        """Say why all bytes must go over links; empty if they need not."""
         if self.emulated is not None:
             return "on an emulated fabric data takes the cables"
         for fault in self.fault_plan():
             if isinstance(fault.target, LinkFailure | SwitchFailure):
-                return f"fault '{fault}' strikes data on links, which shared memory does not take"
+                return f"the fault '{fault}' strikes links, which data in shared memory does not take"
         return ""
 
     def _unsharable(self) -> str:
-        """Why the servers cannot use shared memory for their data even on one host; empty if they can."""
+        """Say why the servers cannot use shared memory for data even on one host; empty if they can."""
         if self.emulated is None and self.algorithm != "auto":
-            return f"servers that share memory need no schedule, {self.algorithm} was asked for"
+            return f"servers that share memory use no schedule, but {self.algorithm} was asked for"
         return self._needs_wires()
 
     def timeouts(self) -> Timeouts:
@@ -162,24 +162,24 @@ class JobSpec:
 
 @dataclass(frozen=True)
 class Contact:
-    """Where a server can be reached: by the coordinator, and by its peers at each level."""
+    """The addresses of a server: for the coordinator, and for its peers at each level."""
 
     server: int
     control: Endpoint
     nics: tuple[Endpoint, ...]
     transport: str = "tcp"
     status_page: StatusPageAddress | None = None
-    """Where its part of the memory is found that servers of one host share; None if it shares none."""
+    """The place of its part of the memory that servers of one host share; None if it shares none."""
     registration_page: RegistrationPageAddress | None = None
-    """Where servers of its host find its registration page; None if it makes no zero-copy sends."""
+    """The place of its registration page for servers of its host; None if it makes no zero-copy sends."""
 
     def encode(self) -> str:
-        """As JSON, for those who meet it later (messages.Incarnation)."""
+        """Return it as JSON, for messages.Incarnation."""
         return msgspec.json.encode(self).decode()
 
     @classmethod
     def decode(cls, text: str) -> Contact:
-        """Read what `encode` made. Raises MessageError for anything else."""
+        """Decode the text of `encode`. Raises MessageError for other texts."""
         try:
             contact = msgspec.json.decode(text, type=cls)
             for host, port in (contact.control, *contact.nics):
@@ -195,16 +195,16 @@ Contacts = Mapping[int, Contact]
 
 
 def check_contacts(incarnations: Iterable[Incarnation], levels: int) -> None:
-    """Raise MessageError unless every incarnation says where it is to be reached, at every level."""
+    """Raise MessageError unless every incarnation has an address at every level."""
     for incarnation in incarnations:
         contact = Contact.decode(incarnation.contact)
         if contact.server != incarnation.server or len(contact.nics) != levels:
-            raise MessageError(f"{incarnation} is not to be reached at {levels} levels")
+            raise MessageError(f"{incarnation} has no addresses at {levels} levels")
 
 
 @dataclass(frozen=True)
 class ServerReport:
-    """What one server has to say after the run.
+    """The report of one server after the run.
 
     `outcome` is "done", "failed" (its own training function raised: `error`, `traceback`) or "stopped"
     (the job ended with `error`). `kind` is the error's class, or one of bml.cluster.launcher.restarts.OUT.
@@ -222,14 +222,14 @@ class ServerReport:
     metrics: dict[str, Any]
     trace: ServerTrace | None = None
     contributed: bool = True
-    """False of a server that joined and was not let in before it ended: it need not hold what others hold."""
+    """False for a server that joined and never contributed: its state need not equal that of the others."""
     struck: tuple[str, ...] = ()
-    """The faults of the plan whose time came while it was there, as texts."""
+    """The faults of the plan whose moment came while the server was there, as texts."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process of a job lives: its own addresses, and its network namespace (None: the launcher's)."""
+    """The place of a process of a job: its addresses, and its network namespace (None: the launcher's)."""
 
     nics: tuple[str, ...] = ()
     control_host: str = "127.0.0.1"
@@ -241,15 +241,15 @@ def _is_number(value: object) -> bool:
 
 
 def check_possible(plan: FaultPlan, emulated: bool) -> None:
-    """Raise UsageError for a fault that needs real cables or machines where there are none."""
+    """Raise UsageError for a fault that needs real cables or machines if there are none."""
     for fault in plan:
         if KINDS[fault.kind].emulated and not emulated:
             raise UsageError(
-                f"fault '{fault}': {fault.kind} is done to real cables, or machines; run the job on an "
+                f"fault '{fault}': {fault.kind} needs real cables, or machines; run the job on an "
                 "emulated fabric, with --fabric-emulated"
             )
 
 
 def default_nics(server: int, levels: int) -> tuple[str, ...]:
-    """One loopback address per NIC, so that on one machine too every connection is bound to its own."""
+    """Return a loopback address per NIC, so that every connection is bound to its NIC on one machine, too."""
     return tuple(f"127.{10 + level}.{server // 250}.{server % 250 + 1}" for level in range(levels))

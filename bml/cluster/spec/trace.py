@@ -1,7 +1,7 @@
-"""What one server did when, slice by slice and link by link; merged over servers, a file for Perfetto.
+"""The trace of a server: its actions with their times, per slice and link, in a form for Perfetto.
 
-A server without a trace pays nothing for it: a trace stands between the transport and the server, and in
-place of the workspace, only where one was asked for.
+A server without a trace pays nothing: only if one was asked for, a trace stands between the transport and the
+server, and in place of the workspace.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bml.sharedmem.registration_page import boot_id
 from bml.transport.interface import Handler, LinkKey, LostKind, Verdict
 
 MOST_EVENTS = 200_000
-"""Of one server: the newest are kept."""
+"""Most events of one server; the newest are kept."""
 
 _STEPS, _ARITHMETIC, _NICS = 0, 1, 10
 _NEIGHBOURS = 10_000  # tracks of one NIC
@@ -26,7 +26,7 @@ _NAMES = {Kind.REDUCE: "sum", Kind.BROADCAST: "result", Kind.TOKEN: "token", Kin
 
 
 class Event(NamedTuple):
-    """Something that took from `start_s` to `stop_s` on this machine's monotonic clock."""
+    """An action from `start_s` to `stop_s` on the monotonic clock of this machine."""
 
     start_s: float
     stop_s: float
@@ -36,7 +36,7 @@ class Event(NamedTuple):
 
 
 class ServerTrace(NamedTuple):
-    """All events of one server; `boot` says whose clock they are on, `wall_s` how far wall time is ahead."""
+    """All events of one server. `boot` identifies the clock, `wall_s` is wall time minus that clock."""
 
     server: int
     boot: str
@@ -45,7 +45,7 @@ class ServerTrace(NamedTuple):
 
 
 class Trace:
-    """Records what the handler of one server's transport is told; see bml.transport.interface.Handler."""
+    """Records the calls of one server's transport to its handler; see bml.transport.interface.Handler."""
 
     def __init__(self, server: int, handler: Handler):
         self._server = server
@@ -55,7 +55,7 @@ class Trace:
         self._step: tuple[int, float] | None = None
 
     def admit(self, peer: int, level: int, header: Header) -> memoryview | Verdict:
-        """See Handler; a frame's time begins when there is a place for it."""
+        """See Handler; the time of a frame begins when there is a place for it."""
         verdict = self._handler.admit(peer, level, header)
         if not isinstance(verdict, Verdict):
             self._admitted_at[peer, level] = time.monotonic()
@@ -92,7 +92,7 @@ class Trace:
         self._step = (step, time.monotonic())
 
     def ended(self, outcome: str) -> None:
-        """The try of a step that is under way, if there is one, ended so."""
+        """The current try of a step, if there is one, ended in this way."""
         if self._step is not None:
             step, start_s = self._step
             args = {"outcome": outcome}
@@ -100,12 +100,12 @@ class Trace:
             self._step = None
 
     def reduced(self, start_s: float, start: int, stop: int, terms: int) -> None:
-        """`terms` terms were added, which began at `start_s`."""
+        """`terms` terms were added from `start_s` until now."""
         args = {"start": start, "stop": stop, "terms": terms}
         self._events.append(Event(start_s, time.monotonic(), _ARITHMETIC, "add", args))
 
     def taken(self) -> ServerTrace:
-        """All that was recorded."""
+        """Return all recorded events."""
         wall_s = time.time() - time.monotonic()
         return ServerTrace(self._server, boot_id(), wall_s, list(self._events))
 
@@ -125,7 +125,7 @@ class TracedWorkspace(Workspace):
 
 
 def merged(traces: Iterable[ServerTrace]) -> dict[str, Any]:
-    """The traces of several servers in the Trace Event Format, times in µs since the first event.
+    """Return the traces of several servers in the Trace Event Format, with times in µs since the first event.
 
     A process is a server; its tracks are the steps, the additions, and each neighbour on each NIC. Servers
     of one machine share its clock; those of several are as well aligned as the machines' wall clocks.
