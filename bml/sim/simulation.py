@@ -144,7 +144,7 @@ class Simulation:
                 self._join(target[0])
             case "raise" | "return" | "endless":
                 machine = self.machines[target[0]]
-                machine.process.run(partial(machine.user.turn, mishap.kind))
+                machine.process.run(partial(machine.user.end_as, mishap.kind))
             case "leave":
                 self.affected.servers.add(target[0])
                 self.affected.resized = True
@@ -192,7 +192,7 @@ class Simulation:
         self.coordinators.joined(server)
 
     def _start(self, machine: Machine) -> None:
-        self._load.weigh(machine.process)
+        self._load.add(machine.process)
         machine.start()
 
     def _freeze(self, server: int, for_s: float) -> None:
@@ -317,7 +317,7 @@ class Simulation:
             else:
                 self.apply_mishap(mishap)
 
-    def turned(self, server: int, how: str, said: str) -> None:
+    def function_ends(self, server: int, how: str, said: str) -> None:
         """See `World`; an operator kills a server that computes without end, once the job stands still."""
         self.point("turned", f"the training function of server {server} ends: {how} {said}", server)
         machine = self.machines[server]

@@ -53,7 +53,7 @@ def test_a_view_that_all_accepted_counts_although_an_abandoned_proposal_took_its
 
 def test_learners_that_are_to_contribute_are_none_of_those_more_than_half_of_whom_are_needed() -> None:
     known = KnownViews((0, 1), None)
-    known.choose(View(2, (0, 1, 2, 3), (), 0, "test", 0.0, learners=(2, 3)))
+    known.put_in_force(View(2, (0, 1, 2, 3), (), 0, "test", 0.0, learners=(2, 3)))
     assert known.shortage((0, 2)), "the other side of a cut would go on, too"
     assert known.shortage((1, 3))
     assert not known.shortage((0, 1, 2))

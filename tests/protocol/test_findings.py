@@ -61,10 +61,10 @@ def test_a_view_answers_evidence_about_the_parts_it_excludes_alone(findings: Fin
     assert findings.dead == {}
     assert findings.texts == ["0 does not hear 1"]
     assert (findings.trusted, findings.healed) == (set(), frozenset())
-    findings.rest()
+    findings.settle()
     assert findings.fresh, "one suspicion stands"
     findings.answered(view("server:1", "server:2"), FABRIC.without("server:1", "server:2"))
-    findings.rest()
+    findings.settle()
     assert (findings.fresh, findings.act_at) == (False, None)
 
 
@@ -77,12 +77,12 @@ def test_it_rests_when_nothing_is_left(findings: Findings, left: str) -> None:
         findings.suspect(suspect(0, 1))
     else:
         findings.stale.add(1)
-    findings.rest()
+    findings.settle()
     assert findings.fresh
     findings.dead.clear()
     findings.stale.clear()
     findings.forget(lambda each: each.observer == 0)
-    findings.rest()
+    findings.settle()
     assert (findings.fresh, findings.act_at) == (False, None)
 
 

@@ -37,10 +37,10 @@ def state_comes(to: Learner, boundary: int, committed: int, epoch: int = 3) -> l
     (head,), _ = cut(memoryview(STATE), [OutgoingPart(ME, 0, PART)])
     text = head.encode()
     announced = Header(Kind.HEAD, epoch, boundary, DONOR, ME, 0, 0, len(text), len(text))
-    done = to.came(announced, text.decode(), committed)
+    done = to.received(announced, text.decode(), committed)
     piece = Header(Kind.STATE, epoch, boundary, DONOR, ME, 0, 0, len(STATE), len(STATE))
     if to.admits(piece):
-        done += to.came(piece, "", committed)
+        done += to.received(piece, "", committed)
     return done
 
 
@@ -81,7 +81,7 @@ def test_a_view_change_loses_half_a_state_and_no_whole_one() -> None:
     half, whole = learner(), learner()
     (head,), _ = cut(memoryview(STATE), [OutgoingPart(ME, 0, PART)])
     text = head.encode()
-    half.came(Header(Kind.HEAD, 3, 5, DONOR, ME, 0, 0, len(text), len(text)), text.decode(), 4)
+    half.received(Header(Kind.HEAD, 3, 5, DONOR, ME, 0, 0, len(text), len(text)), text.decode(), 4)
     state_comes(whole, 5, committed=4)
     for each in (half, whole):
         each.install(view(4, commit=5))
@@ -193,11 +193,11 @@ def level(committed: int = 6) -> Learner:
 
 def test_a_learner_whose_user_replays_must_not_contribute_whatever_it_said_before() -> None:
     joiner = level(committed=6)
-    assert joiner.says(3, 8, brought=False) == [Tell(CaughtUp(ME, 3))]
+    assert joiner.progress(3, 8, brought=False) == [Tell(CaughtUp(ME, 3))]
     assert not joiner.late
     assert joiner.arrived(10, 10, frozen=False).replays, "the others have been faster"
     assert joiner.late
-    assert joiner.says(3, 11, brought=True) == []
+    assert joiner.progress(3, 11, brought=True) == []
     assert not joiner.arrived(12, 11, frozen=False).replays
     assert not joiner.late
 

@@ -43,7 +43,7 @@ class Driver:
         return found
 
     def said(self, state: str, highest: int = 0) -> None:
-        self.succession.said(self.term, state, highest or self.term)
+        self.succession.reported(self.term, state, highest or self.term)
 
     def ended(self, why: str = "was killed", done: bool = False) -> None:
         self.succession.ended(self.term, why, self.now, done)
@@ -75,7 +75,7 @@ def test_a_successor_is_above_every_term_that_was_heard_of(working: Driver) -> N
 def test_a_report_of_an_older_coordinator_counts_for_its_term_alone(working: Driver) -> None:
     working.ended()
     working.look()
-    working.succession.said(1, "deposed", 2)
+    working.succession.reported(1, "deposed", 2)
     working.succession.ended(1, "deposed, and ended", working.now)
     assert working.run(1.0) == [], "an older one that thaws, learns that it is deposed, and ends"
     working.ended()

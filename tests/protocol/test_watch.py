@@ -97,7 +97,7 @@ def test_a_time_out_is_a_stall_while_the_peer_is_heard(heard: bool, kinds: list[
 
 
 def to_a_new_coordinator(driver: Driver) -> list[str]:
-    told = [one.message for one in driver.watch.all_again(driver.now)]
+    told = [one.message for one in driver.watch.for_new_coordinator(driver.now)]
     return [one.kind if isinstance(one, msg.Suspect) else type(one).__name__ for one in told]
 
 

@@ -263,7 +263,7 @@ class ProcessFleet:
             succession.heartbeat(succession.term, now)
             if what == "changed":
                 snapshot = self._snapshot = rest[0]
-                succession.said(snapshot["term"], snapshot["state"], snapshot["highest"])
+                succession.reported(snapshot["term"], snapshot["state"], snapshot["highest"])
                 events.append(Changed(snapshot))
         if has_ended or coordinator.inbox.over:
             code, state = self._end_coordinator(), self._snapshot.get("state", "starting")

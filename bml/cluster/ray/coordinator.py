@@ -90,7 +90,7 @@ class RayCoordinator:
             succession.heartbeat(succession.term, now)
         snapshot = said.snapshots[-1]
         self._hold(said.process)
-        succession.said(snapshot["term"], snapshot["state"], snapshot["highest"])
+        succession.reported(snapshot["term"], snapshot["state"], snapshot["highest"])
         if said.ended:
             self.end(GOING_S)
             state = snapshot["state"]

@@ -94,7 +94,7 @@ class Agreement:
     def _waits(self) -> bool:
         return self.state in ("gathering", "freezing", "proposing")
 
-    def awake(self, now: float) -> None:
+    def forgive_own_pause(self, now: float) -> None:
         """The coordinator runs: if it paused, extend the time in which servers have to answer."""
         gap_s, self._awake_at = now - self._awake_at, now
         late_s = gap_s - self._timeouts.heartbeat_s
@@ -121,7 +121,7 @@ class Agreement:
         self._asked_at = self._awake_at = now
         self.answer_by, self.last_answer_by = now + for_s, now + max(for_s, longest_s)
 
-    def again(self, server: int) -> list[Instruction]:
+    def missed_by(self, server: int) -> list[Instruction]:
         """The messages that a server which reconnects may have missed; Evict answers its Status again."""
         returned = self.returned([server])
         if self.ballot is None or server not in self.ballot.members:
@@ -151,7 +151,7 @@ class Agreement:
             self.state = "steady"
             if self.findings.suspected or self.findings.stale:
                 self.findings.note(now, self._timeouts.silence_window_s)
-            return [*self.evict(self._fabric.servers), *self.check_done(), *self.grow(now)]
+            return [*self.evict(self._fabric.servers), *self.check_done(), *self.admit_or_promote(now)]
         self.findings.since_s = now
         return self.change(now)
 
@@ -198,7 +198,7 @@ class Agreement:
     def change(self, now: float) -> list[Instruction]:
         """Diagnose all evidence and freeze the survivors."""
         self.findings.forget(self._is_void)
-        self.rest_if_steady()
+        self.settle_if_steady()
         next_ = derive_next_view(self._fabric, self.known.view, self._absent, self.findings, self.joiners)
         if next_.members and self.ending.done(next_.contributors):
             return self._finish()  # the servers that are left need no view
@@ -226,7 +226,7 @@ class Agreement:
         question = ballot.question(self.term)
         return [Post(server, question) for server in ballot.members]
 
-    def grow(self, now: float) -> list[Instruction]:
+    def admit_or_promote(self, now: float) -> list[Instruction]:
         """Let servers in, and let learners contribute or get a later state, once all else is well."""
         if self.state != "steady" or self.findings.fresh:
             return []
@@ -269,27 +269,27 @@ class Agreement:
             return []
         self.findings.forget(self._is_void)  # said before the view had reached those peers
         view, self.ballot = ballot.proposal, None
-        self.known.choose(view)
+        self.known.put_in_force(view)
         self.state = "steady"
         self.joiners.settle(view)
         self.findings.answered(view, self._fabric.without(*view.failures))
-        self.rest_if_steady()
+        self.settle_if_steady()
         out: list[Instruction] = [
             Post(server, msg.Install(self.term, self.known.epoch)) for server in view.members
         ]
         out += self.evict(self._fabric.servers)
         self.ending.forget_others(view.members)
-        return out + self.returned(view.members) + self.check_done() + self.grow(now)
+        return out + self.returned(view.members) + self.check_done() + self.admit_or_promote(now)
 
     def returned(self, servers: Iterable[int]) -> list[Instruction]:
         """Tell these of a contributor that comes to no more steps; one that leaves makes room for them."""
         present = [server for server in self.known.contributors if server not in self.findings.dead]
         return self.ending.tell_returned(servers, present)
 
-    def rest_if_steady(self) -> None:
+    def settle_if_steady(self) -> None:
         """Forget the time to act if no evidence is left."""
         if self.state == "steady":
-            self.findings.rest()
+            self.findings.settle()
 
     # --- the end ---------------------------------------------------------------------------------
 

@@ -102,15 +102,15 @@ class Coordinator:
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """React to an event at time `now` (seconds)."""
         if self.state == "stopped":
-            return self._ending.late(event)
-        self._agreement.awake(now)
+            return self._ending.answer_late(event)
+        self._agreement.forgive_own_pause(now)
         match event:
             case Connected(server):
                 # The server repeats the suspicions that it still has.
                 self._findings.forget(lambda each: each.observer == server)
-                self._agreement.rest_if_steady()
+                self._agreement.settle_if_steady()
                 self._early[server] = []
-                return [Post(server, msg.Who(self.term)), *self._agreement.again(server)]
+                return [Post(server, msg.Who(self.term)), *self._agreement.missed_by(server)]
             case Gone(server, why):
                 return self._gone(server, why, now)
             case Unreached(server, why, for_s):
@@ -181,7 +181,7 @@ class Coordinator:
             if findings.act_at is not None:
                 return []
             return self._agreement.change(now) if findings.fresh else []
-        return self._agreement.heal(now) or self._agreement.grow(now)
+        return self._agreement.heal(now) or self._agreement.admit_or_promote(now)
 
     def _overdue(self, now: float) -> list[Instruction]:
         """Go on without the servers that have not answered in time."""
@@ -261,7 +261,7 @@ class Coordinator:
             return self._lost(server, "it was started again", now)
         if ballot is not None and (news or server in ballot.newcomers):
             return self._agreement.change(now)
-        return self._agreement.grow(now)
+        return self._agreement.admit_or_promote(now)
 
     def _remind(self, status: msg.Status, now: float) -> list[Instruction]:
         """A member has reconnected that does not act on the view in force: it missed Install, or more."""
@@ -304,7 +304,7 @@ class Coordinator:
                 self._findings.forget(
                     lambda each: (each.observer, each.peer, each.level) == (observer, peer, level)
                 )
-                self._agreement.rest_if_steady()
+                self._agreement.settle_if_steady()
                 return []
             case msg.Healthy(observer, peer, level):
                 self._findings.trusted.add((observer, peer, level))
@@ -314,15 +314,15 @@ class Coordinator:
                 return []
             case msg.CanSendState():
                 self._joiners.can_send_state(server)
-                return self._agreement.grow(now)
+                return self._agreement.admit_or_promote(now)
             case msg.CaughtUp(_, epoch):
                 if epoch == epoch_of(self.view):
                     self._joiners.caught_up(server)
-                return self._agreement.grow(now)
+                return self._agreement.admit_or_promote(now)
             case msg.NeedsState(_, epoch):
                 if epoch == epoch_of(self.view):
                     self._joiners.needs_state(server)
-                return self._agreement.grow(now)
+                return self._agreement.admit_or_promote(now)
             case msg.Leaves(_, why):
                 return self._leaves(server, why, now)
             case msg.Progress(_, step):

@@ -65,7 +65,7 @@ class Ending:
         self._final_message = None
         return [Finished(None, deposed_by=term)]
 
-    def late(self, event: Event) -> list[Instruction]:
+    def answer_late(self, event: Event) -> list[Instruction]:
         """After the end: tell every server that still appears."""
         match event:
             case Connected(server) if self._final_message:

@@ -116,7 +116,7 @@ class Findings:
         self.healed = frozenset(str(part) for part in healed(fabric, parts, self.trusted))
         return bool(self.healed)
 
-    def rest(self) -> None:
+    def settle(self) -> None:
         """Without any evidence left there is nothing to act on."""
         if not self.dead and not self._suspicions and not self.stale:
             self.fresh, self.act_at = False, None

@@ -21,7 +21,7 @@ class KnownViews:
         self.committed = 0
         self.min_servers = min_servers
         self._first = first
-        self._chosen: View | None = None  # the newest one known to be in force
+        self._in_force: View | None = None  # the newest one known to be in force
         self.abandoned: set[View] = set()
         """Proposals of this coordinator since the last view that all members accepted."""
 
@@ -43,7 +43,7 @@ class KnownViews:
         More than half of its contributors are needed; a learner that is to contribute from now on is none of
         them.
         """
-        old = self._chosen.contributors if self._chosen else self._first
+        old = self._in_force.contributors if self._in_force else self._first
         if self.min_servers is not None:
             enough, need = len(left) >= max(1, self.min_servers), f"min_servers is {self.min_servers}"
         else:
@@ -66,17 +66,17 @@ class KnownViews:
             if view is not None and view not in self.abandoned and view.epoch > epoch_of(self.view):
                 self.view = view
                 news = True
-        if epoch_of(status.installed) > epoch_of(self._chosen):
-            self._chosen = status.installed
+        if epoch_of(status.installed) > epoch_of(self._in_force):
+            self._in_force = status.installed
         return news
 
     def propose(self, view: View) -> None:
         """This coordinator asks for a view."""
         self.abandoned.add(view)
 
-    def choose(self, view: View) -> None:
+    def put_in_force(self, view: View) -> None:
         """All its members have accepted it: it is in force."""
-        self.view = self._chosen = view
+        self.view = self._in_force = view
         self.abandoned.clear()
 
     def has_in_force(self, status: msg.Status) -> bool:

@@ -119,7 +119,7 @@ class Succession:
         if now - self._start_at >= _TRUSTED_AFTER * self._detect_s:
             self._silenced = 0
 
-    def said(self, term: int, state: str, highest: int) -> None:
+    def reported(self, term: int, state: str, highest: int) -> None:
         """A coordinator reports its state, and the highest term that it has heard of."""
         self._highest = max(self._highest, highest)
         if term == self.term and state in _SUCCEEDED:

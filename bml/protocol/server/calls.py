@@ -74,7 +74,7 @@ class Calls:
         self._newest[header.origin] = said = text.partition("\n")[2] or text
         self._texts[header.origin, header.signature] = said
 
-    def clashes(self, submit: Submit, header: Header) -> Verdict:
+    def conflicting(self, submit: Submit, header: Header) -> Verdict:
         """A frame of this step has another signature than the call here: note the conflict."""
         newest = self._newest.get(header.origin)
         unknown = f"{_without_place(newest)} elsewhere in its program" if newest else "something else"

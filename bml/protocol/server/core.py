@@ -218,7 +218,7 @@ class ServerCore:
                 self._outcome = event  # a joiner that was never a member is not needed any more
                 out = outcome == "failed" and self._learner is not None and self.view is None
                 self._end_notice.begin(now)
-                return [self._said_ended(), *[ev.Exit()] * out]
+                return [self._ended_message(), *[ev.Exit()] * out]
             case ev.Gathered() | ev.Summed() | ev.CallDiffers() | ev.ResultFetched():
                 return self.handle_shared(event, now)
 
@@ -237,7 +237,7 @@ class ServerCore:
         if step is None or header[1:3] != step.stamp or header.kind > Kind.BROADCAST or self._member.frozen:
             return self._other_frames.admit(header)
         if header.signature != step.submit.signature:
-            return self._calls.clashes(step.submit, header)
+            return self._calls.conflicting(step.submit, header)
         kind, _, _, origin, dest, _, start, stop, nbytes = header
         engine = step.engine
         if nbytes != (stop - start) * engine.stamp.itemsize:
@@ -277,22 +277,22 @@ class ServerCore:
                 f"{self.epoch}: is there a coordinator? It waits for {self.waits_for()}"
             )
             return self._steps.stop(FabricError(why))
-        done = self._steps.clash()
+        done = self._steps.stop_on_conflict()
         if self._may_install(self._member.proven_epoch):
             done += self._install(now)
         self._watch.be_patient(self.timeouts.patience_s(self.committed))
-        return done + self._end_again(now) + self._watch.tick(now)
+        return done + self._repeat_end_notice(now) + self._watch.tick(now)
 
-    def _end_again(self, now: float) -> list[Instruction]:
+    def _repeat_end_notice(self, now: float) -> list[Instruction]:
         """Hear whether there is still a coordinator that will end the job."""
         if self._member.stopped is not None or not self._end_notice.is_due(now):
             return []
         if self._end_notice.in_vain:
             why = f"no coordinator has answered for {self.timeouts.orphan_s:g} s, so none will end the job"
             return self._steps.stop(FabricError(f"server {self.server} is done, and {why}"))
-        return [self._said_ended()]
+        return [self._ended_message()]
 
-    def _said_ended(self) -> Instruction:
+    def _ended_message(self) -> Instruction:
         return Tell(msg.Ended(self.server, self._outcome.outcome, self._outcome.error, self.committed))
 
     def _orphaned(self, now: float) -> bool:
@@ -316,7 +316,11 @@ class ServerCore:
         match message:
             case msg.Who():
                 # The status last: a coordinator that has all of them knows what all servers suspect.
-                return [*self._watch.all_again(now), *self._said_before(), Tell(self._status(term, 0))]
+                return [
+                    *self._watch.for_new_coordinator(now),
+                    *self._earlier_messages(),
+                    Tell(self._status(term, 0)),
+                ]
             case msg.Freeze():
                 return self._freeze(message, now)
             case msg.Propose():
@@ -336,7 +340,7 @@ class ServerCore:
             case msg.Noted() | msg.Inject():
                 return []  # a sign of life; or for the shell alone
 
-    def _said_before(self) -> list[Instruction]:
+    def _earlier_messages(self) -> list[Instruction]:
         """Earlier messages that a new coordinator must get, too."""
         return [
             *self._donor.announced(),

@@ -121,7 +121,7 @@ class Learner:
         self._arrived = 0 if self.replays else step
         return Begin(self.replays)
 
-    def says(self, epoch: int, step: int, brought: bool) -> list[Instruction]:
+    def progress(self, epoch: int, step: int, brought: bool) -> list[Instruction]:
         """The message to the coordinator before this step; `brought`: the user has submitted it."""
         if not self.follows:
             return []
@@ -208,7 +208,7 @@ class Learner:
         self._incoming.check(header)
         return True
 
-    def came(self, header: Header, text: str, committed: int) -> list[Instruction]:
+    def received(self, header: Header, text: str, committed: int) -> list[Instruction]:
         """A part of the state is announced in `text`, or a piece of it is in its place.
 
         Raises FrameError, and StateMismatch if the donors' states differ.

@@ -44,7 +44,7 @@ class OtherFrames:
         if step is None or header.step != step.submit.step:
             return Verdict.WAIT
         if header.signature != step.submit.signature:
-            return self._calls.clashes(step.submit, header)
+            return self._calls.conflicting(step.submit, header)
         return Verdict.TOKEN
 
     def _admit_state(self, header: Header) -> Place | Verdict:
@@ -70,6 +70,6 @@ class OtherFrames:
 
     def _state_came(self, learner: Learner, header: Header, text: str) -> list[Instruction]:
         try:
-            return learner.came(header, text, self._steps.committed)
+            return learner.received(header, text, self._steps.committed)
         except StateMismatch as error:
             return self._steps.give_up(error)

@@ -186,7 +186,7 @@ class Steps:
         learner, member = self._learner, self._member
         if learner is None or member.frozen or member.stopped:
             return []
-        return learner.says(member.epoch, self.next, brought=self._waiting is not None)
+        return learner.progress(member.epoch, self.next, brought=self._waiting is not None)
 
     def _replay(self, event: Submit, learner: Learner) -> list[Instruction]:
         """Give the user the result of a step that was committed before the user came to it."""
@@ -259,7 +259,7 @@ class Steps:
                 return [*engine.summed(event.whole), *self.enter_if_complete(now)]
             case ev.CallDiffers():
                 self._calls.differs(step.submit, event.origin, event.text)
-                return self.clash()
+                return self.stop_on_conflict()
             case ev.ResultFetched():
                 return []  # the user is past this step
 
@@ -268,9 +268,9 @@ class Steps:
         self._calls.returned(server, step)
         if self.current is not None and not self.current.follows:
             self._calls.check_present(self.current.submit, self.current.contributors)
-        return self.clash()
+        return self.stop_on_conflict()
 
-    def clash(self) -> list[Instruction]:
+    def stop_on_conflict(self) -> list[Instruction]:
         """End the job here when a neighbour called another thing."""
         conflict = self._calls.conflict
         if conflict is None or self._member.stopped is not None:

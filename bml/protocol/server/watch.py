@@ -146,7 +146,7 @@ class Watch:
         self._suspicions[peer, level] = suspect
         return Tell(suspect)
 
-    def all_again(self, now: float) -> list[Tell]:
+    def for_new_coordinator(self, now: float) -> list[Tell]:
         """The messages for a new coordinator: all suspicions, and the links that work again.
 
         If there was no coordinator for so long that a peer has been heard again since its connection broke,

@@ -1,7 +1,7 @@
-"""The dataflow of one step of direct reduction on one server, and why the protocol stays as safe as it is.
+"""The dataflow of one step of direct reduction on one server, and the reasons why its commit is safe.
 
-Servers that see each other's memory meet at stages. Each says where it stands in a word that only it writes
-(`Post`), and goes on when all members stand there or beyond (`Gathered`):
+Servers that see each other's memory meet at stages. Each posts its stage in a word that only it writes
+(`Post`), and goes on when all members stand at that stage or beyond (`Gathered`):
 
     start                                               -->  Post READY: my contribution lies there to be read
     all are READY     -- my share is added (`Sum`)      -->  Post DONE
@@ -10,17 +10,16 @@ Servers that see each other's memory meet at stages. Each says where it stands i
 
 Where that moves fewer bytes (bml.schedule.algorithms.direct), every server adds the whole vector as soon as
 all are READY: a server that has done so is complete, and the stage DONE is left out. The choice depends on
-whether any member reads the result where it lies. Each says so with its READY, for as long as that stands, so
-all choose alike.
+whether any member reads the result where it lies. Every member posts that together with READY, so all choose
+alike.
 
-The barrier is the one of docs/explanation/architecture.md with words for tokens: passing takes the COMPLETE
-of every member; a server posts it when it is complete itself and, like everything, not after it has reported
-to a coordinator that freezes the view. So a COMPLETE that anybody sees belongs to a server that reports
-complete.
-What the memory adds to the argument:
+The barrier is the one of docs/explanation/architecture.md with words for tokens: a server passes when it sees
+COMPLETE of every member. It posts COMPLETE when it is complete itself and, like everything, not after it has
+reported to a coordinator that freezes the view. So a COMPLETE that any server sees belongs to a server that
+reports complete. The shared memory adds these points to the argument:
 
 1. *Contributions are only read until commit.* A server that posts COMPLETE has read all that it will read. So
-  when a server commits, no server reads its contribution any more.
+   when a server commits, no server reads its contribution any more.
 2. *No server writes into another's memory*: the kernel refuses it. A server that was evicted while it was
    frozen, and wakes, can finish its own share, in its own memory, of a step that is over for the others; they
    read nothing of it any more.

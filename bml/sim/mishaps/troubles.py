@@ -28,7 +28,7 @@ class Troubles:
         self._own: dict[int, float] = {}
         self._beside: defaultdict[int, dict[Nic, float]] = defaultdict(dict)
 
-    def befall(self, servers: Iterable[int], until_s: float) -> None:
+    def mark(self, servers: Iterable[int], until_s: float) -> None:
         """These servers cannot be reached by all until then."""
         for server in servers:
             self._own[server] = max(until_s, self._own.get(server, 0.0))
@@ -36,7 +36,7 @@ class Troubles:
     def silence(self, nics: Iterable[Nic], until_s: float) -> None:
         """These NICs are dead until then: their servers, and those that hear them there, know it."""
         for server, level in nics:
-            self.befall([server], until_s)
+            self.mark([server], until_s)
             for peer in self._fabric.neighbours(server, level):
                 known = self._beside[peer]
                 known[server, level] = max(until_s, known.get((server, level), 0.0))
@@ -51,13 +51,13 @@ class Troubles:
             case "switch", (level, group):
                 self.silence(((each, level) for each in self._fabric.members(level, group)), until_s)
             case "partition" | "isolate", part:
-                self.befall(self.across(frozenset(part)), until_s)
+                self.mark(self.across(frozenset(part)), until_s)
             case (("reset" | "stall" | "unheard" | "lossy"), (server, peer, _)):
-                self.befall((server, peer), until_s)
+                self.mark((server, peer), until_s)
             case (("coordinator-crash" | "coordinator-freeze" | "leave"), _):
                 pass  # a server that is asked to leave is reached until it says that it does
             case _, target:
-                self.befall(target, until_s)
+                self.mark(target, until_s)
 
     def reached(self, server: int, relays: set[int], connects: Callable[[int, int, int], bool]) -> set[int]:
         """The servers that this one reaches through these relays; `connects(a, b, level)` neighbours."""

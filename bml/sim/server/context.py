@@ -36,7 +36,7 @@ class World(Protocol):
     def point(self, name: str, text: str, server: int | None = None) -> None:
         """Something happened (at a server) to which a mishap may be tied."""
 
-    def turned(self, server: int, how: str, said: str) -> None:
+    def function_ends(self, server: int, how: str, said: str) -> None:
         """A training function raised (`said` is its error), returned early, or computes without end."""
 
     def tell(self, server: int, message: msg.ToCoordinator) -> None:

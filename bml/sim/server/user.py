@@ -72,8 +72,8 @@ class User:
         self.over = False
         self.done = False
         self.ended = False
-        self._turns = ""
-        self._turned = False
+        self._end_how = ""
+        self._ended_so = False
         self._computes = False
         self._server = server
         self._world = world
@@ -100,35 +100,35 @@ class User:
     @property
     def satisfied(self) -> bool:
         """Whether the training function returned, with all results or before."""
-        return self.done or (self._turned and self._turns == "return")
+        return self.done or (self._ended_so and self._end_how == "return")
 
-    def turn(self, how: str) -> None:
+    def end_as(self, how: str) -> None:
         """The training function raises, returns or goes on for ever: now, or when its call has returned."""
-        self._turns = how
+        self._end_how = how
         if self._computes:
-            self._turn_now()
+            self._end_so_now()
 
-    def _turn_now(self) -> None:
-        self._computes, self._turned = False, True
-        match self._turns:
+    def _end_so_now(self) -> None:
+        self._computes, self._ended_so = False, True
+        match self._end_how:
             case "raise":
                 self.fail(ValueError("by seed"))
             case "return":
-                self._world.turned(self._server, "return", "")
+                self._world.function_ends(self._server, "return", "")
                 self._end("done")
             case "endless":
-                self._world.turned(self._server, "endless", "")
+                self._world.function_ends(self._server, "endless", "")
 
     def fail(self, error: Exception) -> None:
         """The training function raises this, and its server says so, as bml.cluster.process.training does."""
         said = f"server {self._server} raised {type(error).__name__}: {error}"
         if not isinstance(error, TooSlow):  # a learner's, which ends nothing for the others
-            self._world.turned(self._server, "raise", said)
+            self._world.function_ends(self._server, "raise", said)
         self._end("failed", said)
 
     def stop(self) -> None:
         """The job is over: a call of the training function raises the error."""
-        if not self.ended and not self._turned:
+        if not self.ended and not self._ended_so:
             self._end("stopped")
         self.over = True
 
@@ -181,7 +181,7 @@ class User:
         give = self._copy(step - 1) if self._is_boundary(step) else None
 
         def submit() -> None:
-            if self.over or self._turned:
+            if self.over or self._ended_so:
                 return
             self._computes = False
             if self.leaves:
@@ -201,8 +201,8 @@ class User:
             lambda: self._process.run(lambda: self._when_kept(submit)),
         )
         self._computes = True
-        if self._turns:
-            self._turn_now()
+        if self._end_how:
+            self._end_so_now()
 
     def _copy(self, step: int) -> ev.SendState | ev.CanSendState | None:
         """At the boundary after `step`: the parts of the state to send to a joiner, if there is one."""
@@ -293,8 +293,8 @@ class User:
         self._base = contributors
         if step == world.settings.steps:
             self.done = True
-            if self._turns in ("raise", "endless"):  # after the last result
-                self._turn_now()
+            if self._end_how in ("raise", "endless"):  # after the last result
+                self._end_so_now()
             else:
                 self._end("done")
         elif not (self.behind and self._is_boundary(step + 1)):

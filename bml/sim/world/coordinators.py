@@ -52,8 +52,8 @@ class Channel:
 class SimulatedCoordinator:
     """One coordinator: its process, its core and its channels."""
 
-    def __init__(self, among: SimulatedCoordinators, term: int, core: coord.Coordinator):
-        self.among = among
+    def __init__(self, owner: SimulatedCoordinators, term: int, core: coord.Coordinator):
+        self.owner = owner
         self.term = term
         self.core = core
         self.process = Process()
@@ -65,23 +65,23 @@ class SimulatedCoordinator:
 
     def handle(self, event: coord.Event) -> None:
         """Let the core react, and carry out its instructions."""
-        self.process.each(self.core.handle(event, self.among.network.now), self._carry_out)
+        self.process.each(self.core.handle(event, self.owner.network.now), self._carry_out)
         self._schedule()
         self._report()
 
     def heartbeat(self) -> None:
         """Give the launcher a sign of life, and again and again."""
         if self.process.alive:
-            self.among.launcher.heartbeat(self.term)
+            self.owner.launcher.heartbeat(self.term)
             again = partial(self.process.run, self.heartbeat)
-            self.among.network.after(self.among.launcher.succession.interval_s, again)
+            self.owner.network.after(self.owner.launcher.succession.interval_s, again)
 
     def end(self) -> None:
         """Its process is no more; the launcher hears of it."""
         self.process.die()
         for channel in list(self.channels.values()):
-            self.among.sever(channel)
-        self.among.launcher.ended(self.term, f"was {self._state[0]}, and its process is gone")
+            self.owner.sever(channel)
+        self.owner.launcher.ended(self.term, f"was {self._state[0]}, and its process is gone")
 
     @property
     def _state(self) -> tuple[str, int]:
@@ -94,17 +94,17 @@ class SimulatedCoordinator:
         said = self._state
         if said != self._said:
             self._said = said
-            self.among.launcher.said(self.term, *said)
+            self.owner.launcher.said(self.term, *said)
 
     def _carry_out(self, instruction: coord.Instruction) -> None:
         if isinstance(instruction, coord.Finished):
             self.finished = instruction
-            self.among.job.finish(self, instruction)
+            self.owner.job.finish(self, instruction)
         elif instruction.server in self.channels:
-            self.among.post(self.channels[instruction.server], instruction.message)
+            self.owner.post(self.channels[instruction.server], instruction.message)
 
     def _schedule(self) -> None:
-        network = self.among.network
+        network = self.owner.network
         due = self.core.next_deadline(network.now)
         if self.process.alive and due < self._wake_at and not self.finished:
             self._wake_at = due
@@ -159,7 +159,7 @@ class SimulatedCoordinators:
         self._delays = settings.delays
         self._chance = random.Random("dials")
         self._load = load
-        load.weigh(self.launcher.process)
+        load.add(self.launcher.process)
 
     @property
     def newest(self) -> SimulatedCoordinator:
@@ -179,7 +179,7 @@ class SimulatedCoordinators:
         coordinator = SimulatedCoordinator(self, term, core)
         self.started.append(coordinator)
         self.job.point("takeover", f"coordinator {term} starts")
-        self._load.weigh(coordinator.process)
+        self._load.add(coordinator.process)
         coordinator.heartbeat()
         coordinator.handle(coord.Tick())
         for server in self._servers:

@@ -86,7 +86,7 @@ class Launcher:
 
     def said(self, term: int, state: str, highest: int) -> None:
         """A coordinator says where it stands."""
-        self._hear(lambda: self.succession.said(term, state, highest))
+        self._hear(lambda: self.succession.reported(term, state, highest))
 
     def ended(self, term: int, why: str) -> None:
         """The process of a coordinator is gone. The kernel tells, so it is heard in any case."""

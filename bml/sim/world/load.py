@@ -23,7 +23,7 @@ class Load:
         self._longest_s = longest_s
         self._chance = random.Random(f"load {seed}")
 
-    def weigh(self, process: Process) -> None:
+    def add(self, process: Process) -> None:
         """This process shares the host from now on."""
         if self._longest_s:
             self._network.after(self._chance.uniform(*_TURN_S), lambda: self._wait(process))
@@ -38,9 +38,9 @@ class Load:
             waits_s = self._chance.uniform(0.0, _WAITS * self._longest_s)
             self._network.after(waits_s, lambda: self._go_on(process))
         elif process.alive:
-            self.weigh(process)
+            self.add(process)
 
     def _go_on(self, process: Process) -> None:
         process.thaw()
         if process.alive:
-            self.weigh(process)
+            self.add(process)
