@@ -39,10 +39,10 @@ _LEAST_GAPS = 5
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """What `observer` noticed about `peer` on `level`, and why.
+    """What `observer` noticed about `peer` on `level`, and why. `silent_s`: how long the peer was silent.
 
-    Kinds: `silence` (heartbeats stayed away), `reset` (a connection broke), `stall` (a connection stands
-    still though heartbeats pass), `own-nic` (the observer's own NIC has no carrier; peer = observer),
+    `kind` is one of `silence` (heartbeats stayed away), `reset` (a connection broke), `stall` (a connection
+    stands still though heartbeats pass), `own-nic` (the observer's own NIC has no carrier; peer = observer),
     `no-answer` (the peer did not answer outside the fabric; level -1).
     """
 

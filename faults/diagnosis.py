@@ -54,14 +54,14 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The new failures, in order, and in words why these; both are empty when nothing is broken."""
+    """The new failures, in order, and the `reason` in words; both are empty when nothing is broken."""
 
     failures: tuple[Failure, ...]
     reason: str
 
 
 class Settlement(NamedTuple):
-    """Who goes on: `members` of the next view, all new `failures` (the cut-off servers too), and why."""
+    """The `members` of the next view, all new `failures` (the cut-off servers too), and the `reason`."""
 
     members: tuple[int, ...]
     failures: tuple[Failure, ...]

@@ -63,7 +63,7 @@ class AtPhase:
 
 @dataclass(frozen=True, slots=True)
 class AtTime:
-    """So many seconds after the job's first view."""
+    """`t_s` seconds after the job's first view."""
 
     t_s: float
 
@@ -92,7 +92,7 @@ _SHAPE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault of a kind. `target` is the part that breaks, None for the coordinator.
+    """One fault of a kind. `target` is the part that breaks, None for the coordinator; `trigger` says when.
 
     `settings` has the values of the settings that were given, by name; see bml.faults.settings.
     """

@@ -16,7 +16,10 @@ from bml.topology.wiring import Hop, InnerLink
 
 @dataclass(frozen=True)
 class BCube:
-    """Numbering of BCube: server id = sum of a_i n^i; group = the digits other than a_l, likewise."""
+    """Numbering of BCube: server id = sum of a_i n^i; group = the digits other than a_l, likewise.
+
+    `ports` of a switch (n) and `levels` of switches, which are the NICs of a server (k).
+    """
 
     ports: int
     levels: int

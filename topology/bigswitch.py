@@ -12,7 +12,7 @@ from bml.topology.wiring import Hop, InnerLink
 
 @dataclass(frozen=True)
 class BigSwitch:
-    """Numbering of one switch: its only level is 0, its only group 0; an address is the id."""
+    """Numbering of one switch of `ports` servers: its only level and group are 0; an address is the id."""
 
     ports: int
 

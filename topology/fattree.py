@@ -26,7 +26,8 @@ class FatTree:
     """Numbering: servers fill edge switches, and these pods, in id order.
 
     Edge and aggregation switch i of pod p have number p·k/2 + i. Aggregation switch i of every pod is
-    cabled to the core switches i·k/2 .. i·k/2 + k/2 - 1. `seed` is that of the ECMP hash.
+    cabled to the core switches i·k/2 .. i·k/2 + k/2 - 1. k is `switch_ports`; `n_servers` is the number of
+    places that are taken; `seed` is that of the ECMP hash.
     """
 
     switch_ports: int

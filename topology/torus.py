@@ -21,7 +21,7 @@ from bml.topology.wiring import Hop, InnerLink
 
 @dataclass(frozen=True)
 class Torus:
-    """Numbering of a torus: server id = sum of a_i n^i.
+    """Numbering of a torus: server id = sum of a_i n^i. `size` of a ring (n) and number of `dimensions` (h).
 
     Group of a cable: the ring's number (the digits other than a_d, lowest first, read as a number) times
     the cables of this colour in a ring, plus the cable's number in its colour.

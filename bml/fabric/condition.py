@@ -24,8 +24,9 @@ _DAMAGE = re.compile(
 
 @dataclass(frozen=True, order=True)
 class Damage:
-    """A damage of a part: `cut`, `blackhole`, `slow` or `loss` of a link (server, level), or a dead `switch`
-    (level, group).
+    """A damage of a part. `kind` is `cut`, `blackhole`, `slow` or `loss` of a link, or a dead `switch`.
+
+    `at` is (server, level) of the link, or (level, group) of the switch.
 
     `rate_bit` is the rate of a slow cable in bits per second, `share` the fraction (0..1) of packets that a
     lossy cable drops. Raises UsageError for a share out of range.
@@ -72,7 +73,10 @@ class Damage:
 
 @dataclass(frozen=True)
 class Condition:
-    """Rates in bits per second, and all damages; a part may have several damages at a time."""
+    """`rate_bit` of the fabric's cables and `one_switch_bit` of the one-switch network's, in bits per second.
+
+    A part may have several of the `damages` at a time.
+    """
 
     rate_bit: int
     one_switch_bit: int

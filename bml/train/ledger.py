@@ -19,7 +19,12 @@ from bml.train.batches import GlobalBatch, Indices
 
 
 class EpochSummary(TypedDict):
-    """One training epoch: its `samples` by how often they were used, and how many its batches left out."""
+    """One training epoch: its `samples` by how often they were used, and how many its batches left out.
+
+    `steps` batches were committed. Of the samples `used_once`, `used_never` and `used_more` (than once) are
+    the numbers; `left_out` are those of batches that were begun and not committed. `complete`: each was used
+    exactly once.
+    """
 
     epoch: int
     steps: int

@@ -17,7 +17,8 @@ class LoopSummary(TypedDict):
     """One loop over batches: how many `batches` its plan has, how many `steps` were committed, its epochs.
 
     `end` is how it ended: "whole", "left after 7 of 40 batches", or "open". `complete` is True if it was run
-    to its end and each of its epochs used every sample exactly once.
+    to its end and each of its epochs used every sample exactly once. `left_out` counts samples of batches
+    that were begun and not committed.
     """
 
     loop: str
@@ -30,7 +31,10 @@ class LoopSummary(TypedDict):
 
 
 class LedgerSummary(TypedDict):
-    """All loops over batches, ready for JSON. Equal digests mean equal ledgers."""
+    """All loops over batches, ready for JSON. Equal values of `digest` mean equal ledgers.
+
+    `steps` and `left_out` are sums over the loops; `complete` is True if all of them are.
+    """
 
     steps: int
     loops: list[LoopSummary]

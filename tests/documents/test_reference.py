@@ -123,6 +123,30 @@ def test_a_docstring_names_the_errors_that_its_function_raises(name: str, functi
     assert not missing, f"the docstring of {name} does not name {', '.join(missing)}"
 
 
+def undocumented(shown_class: Any) -> list[str]:
+    """The public fields of a class of which no docstring, comment or text of the class says what they are."""
+    source = textwrap.dedent(inspect.getsource(shown_class))
+    lines, (tree,) = source.splitlines(), ast.parse(source).body
+    assert isinstance(tree, ast.ClassDef)
+    missing = []
+    for field, after in zip(tree.body, [*tree.body[1:], None], strict=True):
+        if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
+            continue
+        name = field.target.id
+        is_said = isinstance(after, ast.Expr) or "#:" in lines[field.lineno - 2]
+        if not (is_said or name.startswith("_") or re.search(rf"\b{name}\b", shown_class.__doc__ or "")):
+            missing.append(name)
+    return missing
+
+
+CLASSES = [each for each in SHOWN if each.kind == "class"]
+
+
+@pytest.mark.parametrize("shown_class", CLASSES, ids=[each.name for each in CLASSES])
+def test_every_field_is_explained(shown_class: Shown) -> None:
+    assert set(undocumented(shown_class.value)) <= shown_class.hidden
+
+
 def test_errors_that_are_raised_are_found() -> None:
     def refuses(n: int) -> None:
         if n:

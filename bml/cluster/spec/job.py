@@ -39,6 +39,8 @@ _MOST_START_S = 1_000_000
 class JobSpec:
     """The fixed settings of a job. Raises UsageError if such a job cannot run.
 
+    `algorithm`, `faults`, `detect_s` and `start_s` (seconds) are those of bml.launch; `token` is the job's
+    secret, and is never shown.
     `min_servers`: fewer survivors stop the job; None: a view must keep more than half of the one before.
     `transport`: "tcp", "shm" (the servers share the memory of one host), "verbs" (RDMA), "verbs,tcp", which
     is tcp where there is no RDMA, or "auto", which `settled` makes one of shm and tcp.
@@ -208,6 +210,8 @@ class ServerReport:
 
     `outcome` is "done", "failed" (its own training function raised: `error`, `traceback`) or "stopped"
     (the job ended with `error`). `kind` is the error's class, or one of bml.cluster.launcher.restarts.OUT.
+    `value` is what its training function returned, `digest` the sha256 of its parameters, `samples` its
+    ledger (bml.train.ledgers.LedgerSummary). `views`, `metrics` and `trace` are in docs/reference/formats.md.
     """
 
     server: int

@@ -30,7 +30,8 @@ class View(msgspec.Struct, frozen=True):
     """One agreed state of the fabric: the members, and the parts that are known to be dead.
 
     `commit` is the last step that is committed as of this view. A member that was still running a
-    later step retries it; a member that had completed step `commit` commits it now.
+    later step retries it; a member that had completed step `commit` commits it now. `epoch` is its number,
+    from 1; `failures` are texts such as "link:4/0"; `reason` says in words why it was made.
     """
 
     epoch: int
