@@ -123,7 +123,7 @@ def test_a_cluster_that_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize(
     ("printed", "usable", "words"),
-    [("authenticated", True, "its token"), ("open", False, "everybody"), ("", False, "does not answer")],
+    [("authenticated", True, "its token"), ("open", False, "everyone"), ("", False, "does not answer")],
 )
 def test_a_cluster_that_is_asked_without_a_token(
     monkeypatch: pytest.MonkeyPatch, printed: str, usable: bool, words: str

@@ -77,7 +77,7 @@ def test_a_ray_of_our_own_lets_in_nobody_without_its_token(tmp_path: Path) -> No
     assert process.returncode == 0, stdout + stderr
     found = json.loads(stdout.splitlines()[-1])
     assert found["stranger"][0], found
-    assert "those who have its token" in found["stranger"][1]
+    assert "asks for its token" in found["stranger"][1]
     assert found["guesser"] == "authenticated", "a wrong token is refused too"
     assert found["values"] == {"0": 2.0, "1": 2.0}
     assert not found["known"], "what is started beside the job does not know it"

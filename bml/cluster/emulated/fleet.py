@@ -1,4 +1,4 @@
-"""A job on an emulated fabric: each server lives in its own network namespace, and faults hit real cables."""
+"""The fleet on an emulated fabric: each server has its own network namespace, and faults hit real cables."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _LOG = logging.getLogger("bml.cluster")
 class EmulatedFleet:
     """See bml.cluster.fleets.fleet.Fleet: Ray actors or plain processes; an injector outside breaks cables.
 
-    Without a name the job is on the fabric that somebody keeps up as DEFAULT_NAME, else on one that is made
-    for it alone and removed at the end. Raises FabricError if one with a name is not up, or is another job's,
-    or if none can be made; UsageError if it has another shape than the job.
+    With the name DEFAULT_NAME the job uses the fabric of that name if it is up, else one that is made for the
+    job and removed at its end. Raises FabricError if a fabric of another name is not up, or another job uses
+    it, or if none can be made; UsageError if its shape is not that of the job.
     """
 
     def __init__(self, spec: JobSpec, launcher: str, prints: bool, on_start: OnStart):
@@ -80,13 +80,13 @@ class EmulatedFleet:
         return self._fleet.ask(request, timeout_s)
 
     def close(self) -> None:
-        """See Fleet; what was broken is healed."""
+        """See Fleet; all damage is healed."""
         self._fleet.close()
         self._injector.close()
         self._leave()
 
     def _leave(self) -> None:
-        """Take down what was made for the job. The job is over, so what hinders that is only said."""
+        """Take down a fabric that was made for the job. As the job is over, errors are only logged."""
         if self._made:
             self._made = False
             try:
@@ -95,7 +95,7 @@ class EmulatedFleet:
                 _LOG.warning("the emulated fabric %s: %s", self._network.name, error)
 
     def _place(self, server: int | None) -> Place:
-        """The coordinator sits at the switches, where the management network reaches all."""
+        """Return the place of the coordinator: at the switches, where the management network reaches all."""
         layout, path = self._network.layout, self._network.namespace_path(server)
         if server is None:
             return Place((), layout.coordinator_address, path)

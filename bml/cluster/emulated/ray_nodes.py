@@ -1,7 +1,7 @@
 """Ray on an emulated fabric: a Ray node in each server's namespace, and the server's actor on it.
 
-Started here, in an order that two cores can take: the driver with Ray's head at the switches, then the nodes,
-some at a time, then the actors. Everything runs inside the supervisor's PID namespace and ends with it.
+They are started in an order that two cores can take: the driver with Ray's head at the switches, then the
+nodes, some at a time, then the actors. All of them run in the supervisor's PID namespace and end with it.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from bml.errors import BmlError, FabricError, StartError
 
 OnStart = Callable[[str], None]
 
-#: What a node and its actor take, in bytes, and how long a node may take to start, in seconds.
+#: Memory of a node and its actor, in bytes, and how long a node may take to start, in seconds.
 _NODE_NBYTES = 350 << 20
 _NODE_S = 20.0
 #: How long the last prints of the training functions may take to arrive, in seconds.
 _FLUSH_S = 5.0
 _ENDED_S = 2.0
 _LOOK_S = 0.2
-#: So many orders of a kind wait at most for a driver that does not read; there are fewer.
+#: How many orders of a kind wait at most for a driver that does not read; in practice there are fewer.
 _MOST_UNSENT = 1000
 _HEAD = "switches"
 _OBJECT_STORE_NBYTES = 80_000_000
@@ -52,14 +52,14 @@ driver.main()
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    # All nodes share this machine's memory: each would blame itself for what the others use.
+    # All nodes share the memory of this machine: each would count that of the others as its own.
     "RAY_memory_monitor_refresh_ms": "0",
     "RAY_enable_metrics_collection": "0",
 }
 
 
 class EmulatedRayFleet:
-    """See bml.cluster.fleets.fleet.Fleet. `place` says where a server lives.
+    """See bml.cluster.fleets.fleet.Fleet. `place` returns the place of a server.
 
     `apply_fault` breaks real cables.
     """
@@ -120,7 +120,7 @@ class EmulatedRayFleet:
             self._answers[number] = None
         self._say("ask", number, request, timeout_s)
         with self._answered:
-            # The driver waits so long for the servers; its answer takes a moment more.
+            # The driver waits for the servers as long; its answer takes a moment more.
             self._answered.wait_for(lambda: self._answers[number] is not None, 2 * timeout_s)
             return self._answers.pop(number) or {}
 
@@ -204,7 +204,7 @@ class EmulatedRayFleet:
     # --- listening -------------------------------------------------------------------------------
 
     def _reply(self, to: object, within_s: float, give_up: threading.Event | None = None) -> Any:
-        """Wait for this answer of the driver; what happens meanwhile is kept for `wait`."""
+        """Wait for this answer of the driver; events meanwhile are kept for `wait`."""
         deadline = time.monotonic() + within_s
         while to not in self._replies:
             if time.monotonic() > deadline:
@@ -213,20 +213,20 @@ class EmulatedRayFleet:
         return self._replies.pop(to)
 
     def _hear(self, give_up: threading.Event | None) -> None:
-        """Listen for a moment; if there is `give_up`, another thread listens, in `wait`."""
+        """Listen for a moment; with `give_up`, another thread listens, in `wait`."""
         if give_up is None:
             self._listen(_LOOK_S)
         elif give_up.wait(_LOOK_S):
             raise StartError("the server was still being started when the job ended")
 
     def _listen(self, timeout_s: float) -> None:
-        """Take what the driver and the supervisor say."""
+        """Take the messages of the driver and of the supervisor."""
         supervisor, driver = self._supervisor, self._driver
         assert supervisor is not None
         assert driver is not None
         ready = wait([driver.sock, supervisor.connection], timeout_s)
         if driver.sock in ready:
-            # The driver first: it may have said why before it ended. Once it has, the supervisor will say so.
+            # The driver first: it may have said why it ends. The supervisor reports its end.
             for message in (said := driver.inbox.take()):
                 self._heard(*message)
             if said or not driver.inbox.over:
@@ -275,7 +275,7 @@ class EmulatedRayFleet:
 
     def _say(self, *message: Any) -> None:
         driver = self._driver
-        if driver is not None:  # if it is dead, that shows when it is listened to
+        if driver is not None:  # if it is dead, the next read shows it
             driver.outbox.put(*message)
 
     @staticmethod
@@ -285,7 +285,7 @@ class EmulatedRayFleet:
 
 
 class _DriverEnd:
-    """The launcher's end of the socket to Ray's driver; neither waits for the other."""
+    """The launcher's end of the socket to Ray's driver; neither end waits for the other."""
 
     def __init__(self, sock: socket.socket):
         self.sock, self.inbox, self.outbox = sock, Inbox(sock), Outbox(sock, _MOST_UNSENT)
@@ -296,12 +296,12 @@ class _DriverEnd:
 
 
 def _environment() -> dict[str, str]:
-    """Every machine's; no cluster but theirs, which has a token of its own."""
+    """Return the environment of every machine: its cluster is that of the job, with a token of its own."""
     kept = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "BML_NICS")}
     return {**kept, **_SETTINGS, **ray_auth.own_settings(kept), **what_we_import()}
 
 
 def _free_nbytes() -> int:
-    """Memory that can be had without swapping."""
+    """Return the bytes of memory that are available without swapping."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))

@@ -1,4 +1,4 @@
-"""What runs on the nodes of Ray: the actor that is a server, and the coordinator's."""
+"""The actors of a job on Ray: one that is a server, and one that is the coordinator."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class ServerActor:
-    """A server of the fabric, as a Ray actor. Without a `place` it lives where its node's addresses are."""
+    """A server of the fabric, as a Ray actor. Without a `place` it has the addresses of its node."""
 
     def __init__(
         self,
@@ -51,40 +51,40 @@ class ServerActor:
         try:
             nics = (place and place.nics) or nic_addresses(server, spec.parsed_fabric().levels, host)
             self._server = Server(spec, server, nics, host, apply_to_fabric or None, incarnation)
-        except (FabricError, UsageError) as error:  # Ray would tell of it in a page of text
+        except (FabricError, UsageError) as error:  # Ray would print a page about it
             self._obstacle = error
             return
         leave_on_sigterm(self._server)
 
     def contact(self) -> tuple[Contact | BmlError, ProcessId]:
-        """Where this server can be reached, or why it cannot be; and its process."""
+        """Return the addresses of this server, or why it has none, and its process."""
         return self._obstacle or self._server.contact, this_process()
 
     def run(self, contacts: Contacts, train: bytes) -> bytes:
         """Run the training function, once; returns the pickled ServerReport.
 
-        Ray may have lost its answer, or never have asked, when the launcher asks again.
+        The launcher asks again if Ray has lost the answer, or has never asked.
         """
         with self._runs:
             if self._report is None:
                 try:
                     self._report = cloudpickle.dumps(run_training(self._server, contacts, train))
-                except BaseException as error:  # of the runtime: this is a death, as of any other process
+                except BaseException as error:  # an error of the runtime: a death, as of any process
                     end_process(error)
-                end_children()  # Ray ends this process with SIGKILL, and they would stay
+                end_children()  # Ray ends this process with SIGKILL, and the children would stay
             return self._report
 
     def relay(self, other: Any, contacts: Contacts, train: bytes) -> bytes:
-        """The report of another server's actor, for a launcher that Ray does not connect to that."""
+        """Return the report of another server's actor, for a launcher that Ray does not connect to it."""
         report: bytes = ray.get(other.run.remote(contacts, train))
         return report
 
     def end_children(self) -> None:
-        """The job is being ended, and this process next."""
+        """End the children of this process, as the job is being ended."""
         end_children()
 
     def answer(self, request: Request, timeout_s: float) -> dict[str, Any] | None:
-        """See Server.answer; None if the server did not answer. Runs beside `run`, in a thread of its own."""
+        """See Server.answer; None if the server did not answer. It runs beside `run`, in another thread."""
         answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._server.answer(request, answers.put)
         with suppress(queue.Empty):
@@ -93,10 +93,10 @@ class ServerActor:
 
 
 class Said(NamedTuple):
-    """What a coordinator's actor answers; `heartbeats` counts its loop's signs of life."""
+    """The answer of a coordinator's actor; `heartbeats` counts the signs of life of its loop."""
 
     snapshots: list[dict[str, Any]]
-    """The last of every view since it was asked before; the newest is that of now."""
+    """The last snapshot of every view since the last request; the newest is the present one."""
     process: ProcessId
     heartbeats: int
     ended: bool
@@ -105,8 +105,8 @@ class Said(NamedTuple):
 class CoordinatorActor:
     """A coordinator, as a named Ray actor. Its launcher starts another one if it dies or falls silent.
 
-    The actor may answer although its loop stands still, so its loop counts its own signs of life. Nothing but
-    `begin` may be called first; the actor's process is there by then.
+    The actor may answer although its loop does not run, so the loop counts its own signs of life. `begin` is
+    called first, when the actor's process has started.
     """
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class CoordinatorActor:
             self._loop.run()
         except BaseException:
             _LOG.exception("the coordinator failed")
-            os._exit(1)  # an actor without its loop would answer for ever, and coordinate nothing
+            os._exit(1)  # without its loop, the actor would answer for ever and coordinate nothing
         self._ended = True
 
     def _heartbeat(self) -> None:
@@ -134,7 +134,7 @@ class CoordinatorActor:
         self._views[snapshot["epoch"]] = snapshot
 
     def said(self) -> Said:
-        """Where the job stands, and how the coordinator is."""
+        """Return the state of the job, and the signs of life of the coordinator."""
         ended, views = self._ended, self._views
         self._views = {}
         now = self._loop.snapshot()
@@ -142,16 +142,16 @@ class CoordinatorActor:
         return Said([views[epoch] for epoch in sorted(views)], this_process(), self._heartbeats, ended)
 
     def join(self, server: int, incarnation: int, contact: Contact) -> None:
-        """A server was started to join."""
+        """Tell the coordinator that a server was started to join."""
         self._loop.join(server, incarnation, contact)
 
     def gone(self, server: int, why: str) -> None:
-        """Ray says that this server's actor is dead."""
+        """Tell the coordinator that Ray reports the actor of this server dead."""
         self._loop.say(core.Gone(server, why))
 
 
 def nic_addresses(server: int, levels: int, host: str) -> tuple[str, ...]:
-    """This machine's address for each level: the setting BML_NICS ("10.0.0.1,10.1.0.1"), else the node's.
+    """Return this machine's address for each level: from BML_NICS ("10.0.0.1,10.1.0.1"), else the node's.
 
     Raises UsageError when BML_NICS does not name one address per level.
     """

@@ -1,8 +1,8 @@
-"""The token of a Ray that is started for one job: without it nobody gets into that Ray.
+"""The token of a Ray that is started for one job: processes without it cannot use that Ray.
 
-Ray listens on all interfaces of its machines, and who can call it can run code as its user. So every Ray that
-is started here has a token of its own, which reaches its processes in their environment: the same user (and
-root) can read it there, others cannot. Who has set one of `SETTINGS` has decided otherwise, for this Ray too.
+Ray listens on all interfaces of its machines, and every process that can call it can run code as its user. So
+every Ray that is started here has a token of its own, which its processes get in their environment: the same
+user (and root) can read it there, others cannot. If the user has set one of `SETTINGS`, that holds instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 _LOG = logging.getLogger("bml.cluster")
 
 SETTINGS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-"""Names in the environment by which Ray's users say how it authenticates."""
+"""The variables by which Ray's users set its authentication."""
 HOW_TO_GIVE = (
     "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to the token of the cluster, or RAY_AUTH_TOKEN_PATH to a "
     "file with it"
@@ -44,7 +44,7 @@ _PROBE_S = 15.0
 
 
 def own_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """What to add to the environment of a new Ray: a fresh token; nothing if the user has said otherwise."""
+    """Return variables for a new Ray: a fresh token, or nothing if the user has set its authentication."""
     if any(environ.get(name) for name in SETTINGS):
         return {}
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
@@ -52,10 +52,10 @@ def own_settings(environ: Mapping[str, str]) -> dict[str, str]:
 
 @contextmanager
 def private() -> Iterator[None]:
-    """While a Ray is started from this process: what it starts has a token of its own.
+    """Give a Ray that is started inside of this context a token of its own.
 
-    Afterwards this process's environment is as before, so that nothing else that is started here knows the
-    token. This process itself goes on speaking with it until `forget`.
+    Afterwards the environment of this process is as before, so other processes that it starts do not know the
+    token. This process itself uses the token until `forget`.
     """
     settings = own_settings(os.environ)
     before = {name: os.environ.get(name) for name in settings}
@@ -72,20 +72,20 @@ def private() -> Iterator[None]:
 
 
 def forget() -> None:
-    """Have Ray, in this process, read its settings and its token anew; only while it is not connected."""
+    """Let Ray in this process read its settings and its token again; only while it is not connected."""
     raylet: Any = importlib.import_module("ray._raylet")
     if not hasattr(raylet, "AuthenticationTokenLoader"):
-        _LOG.warning("this version of Ray lets everybody in who can reach it; 2.52 and newer ask for a token")
+        _LOG.warning("this version of Ray serves everyone who reaches it; 2.52 and newer ask for a token")
         return
-    # In this order: a thread that reads a token meanwhile must find it where the settings say.
+    # In this order, so that a thread that reads a token meanwhile finds it where the settings are.
     raylet.Config.initialize("")
     raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def exposure(address: str) -> tuple[bool, str]:
-    """Whether the Ray cluster at host:port lets in only those with its token, and what is known, in words.
+    """Return whether the Ray cluster at host:port asks for its token, and a sentence about that.
 
-    Asks it from a process of its own without a token, which takes about a second.
+    A process without a token asks the cluster, which takes about a second.
     """
     host, _, port = address.rpartition(":")
     try:
@@ -102,9 +102,9 @@ def exposure(address: str) -> tuple[bool, str]:
     except subprocess.TimeoutExpired:
         return False, f"{address} does not answer as a Ray cluster"
     if done.stdout.strip() == "authenticated":
-        return True, f"{address} lets in those who have its token"
+        return True, f"{address} asks for its token"
     if done.stdout.strip() == "open":
         return False, (
-            f"{address} lets everybody in: whoever reaches it can run code there, and read the token of a job"
+            f"{address} asks for no token: everyone who reaches it can run code, and read a job's token"
         )
     return False, f"{address} does not answer as a Ray cluster"

@@ -1,7 +1,7 @@
-"""This process's connection to Ray. A process has one at most, and all its jobs share it.
+"""The connection of this process to Ray. A process has one at most, and all its jobs share it.
 
-The first job that needs one makes it, to the cluster that is asked for or to a Ray of this process's own, and
-the end of the last job ends it. One that the user has made is used, and left alone.
+The first job that needs it makes it, to the given cluster or to a Ray of this process. It is closed at the
+end of the last job. A connection that the user has made is used, and not closed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from bml.errors import StartError, UsageError
 
 _CLIENT = "ray://"
 _OWN = "local"
-"""Ray's word for one that is started here."""
-#: How long a cluster may take to take a first connection, in seconds; Ray itself would try for minutes.
+"""Ray's address for a Ray that is started here."""
+#: How long a cluster may take to accept a first connection, in seconds; Ray itself would try for minutes.
 _REACH_S = 10.0
 
 _changing = threading.Lock()
@@ -33,7 +33,7 @@ _changing = threading.Lock()
 
 @dataclass
 class _Shared:
-    """The connection that jobs of this process have made."""
+    """The connection that the jobs of this process have made."""
 
     address: str
     own: OwnRay | None
@@ -44,10 +44,10 @@ _shared: _Shared | None = None
 
 
 class RayConnection:
-    """One job's part of it: `close` lets go of it. Idempotent; any thread.
+    """The connection as one job has it; `close` releases it. Any thread may use it.
 
-    Without an address, and outside of a Ray job, Ray is started here. Raises UsageError for an address that
-    is none, or not that of the cluster to which this process is connected; StartError if nobody answers.
+    Without an address, and outside of a Ray job, Ray is started here. Raises UsageError for a wrong address,
+    or one of another cluster than that to which this process is connected; StartError if no cluster answers.
     """
 
     def __init__(self, address: str | None, prints: bool):
@@ -67,7 +67,7 @@ class RayConnection:
             self.is_own = _shared is not None and _shared.own is not None
 
     def close(self) -> None:
-        """Let go of the connection; the last job ends it, and a Ray of its own."""
+        """Release the connection; the last job closes it, and ends a Ray of its own. Idempotent."""
         global _shared
         with _changing:
             if self._closed:
@@ -98,15 +98,15 @@ def _connect(address: str | None, prints: bool) -> _Shared:
 
 
 def _refusal(address: str, error: Exception) -> str:
-    """Return why a cluster cannot be used, and what to set if it asks for a token: Ray does not say that."""
-    text = f"there is no Ray cluster to be used at {address}: {str(error).partition('. ')[0]}"
+    """Return why a cluster cannot be used, and how to give its token, which Ray does not say."""
+    text = f"there is no Ray cluster that can be used at {address}: {str(error).partition('. ')[0]}"
     if address != "auto" and not address.startswith(_CLIENT) and auth.exposure(address)[0]:
         text += f"; it asks for its token: {auth.HOW_TO_GIVE}"
     return text
 
 
 def _check_reachable(address: str) -> None:
-    """Raise UsageError or StartError unless somebody takes connections at this address of a cluster."""
+    """Raise UsageError or StartError unless this address accepts connections."""
     if address == "auto":
         return
     host, port = _parsed(address)
@@ -122,7 +122,7 @@ def _parsed(address: str) -> tuple[str, int]:
     host, _, port = address.removeprefix(_CLIENT).rpartition(":")
     if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise UsageError(
-            f"{address!r} is no address of a Ray cluster: write host:port as `ray start` shows it, "
+            f"{address!r} is not the address of a Ray cluster: write host:port as `ray start` shows it, "
             "auto, or ray://host:port"
         )
     return host.strip("[]"), int(port)
@@ -140,13 +140,13 @@ def _check_same(address: str, shared: _Shared | None) -> None:
     here = ray.get_runtime_context().gcs_address
     if not _same(_parsed(address), _parsed(here)):
         raise UsageError(
-            f"this process is connected to the Ray cluster at {here}, and cannot be to {address}, too: give "
-            "no address, or start the job in another process"
+            f"this process is connected to the Ray cluster at {here}, so it cannot connect to {address}: "
+            "give no address, or start the job in another process"
         )
 
 
 def _same(one: tuple[str, int], other: tuple[str, int]) -> bool:
-    """Whether two addresses mean one place."""
+    """Whether two addresses are those of one place."""
     found = []
     for host, port in (one, other):
         with suppress(OSError):
@@ -157,7 +157,7 @@ def _same(one: tuple[str, int], other: tuple[str, int]) -> bool:
 
 @contextmanager
 def _users_sigterm() -> Iterator[None]:
-    """Keep the handler of SIGTERM that this process has, as the command line has: Ray sets its own."""
+    """Keep the handler of SIGTERM that this process has set: Ray sets its own."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield

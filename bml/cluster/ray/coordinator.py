@@ -1,4 +1,4 @@
-"""The launcher's side of a job's coordinators on Ray: an actor, and another one if it dies or is silent."""
+"""The launcher's side of the coordinators on Ray: an actor, and its successor if it dies or is silent."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from bml.cluster.spec.job import Contact, JobSpec
 from bml.protocol.coordinator.succession import Succession
 
 GOING_S = 3.0
-"""How long processes may take to end by themselves once Ray has killed their actors, in seconds. Ray prints
-that one died which is killed sooner; only a frozen one takes as long."""
+"""How long processes may take to end after Ray has killed their actors, in seconds. If one is killed sooner,
+Ray reports its death. Only a frozen one takes as long."""
 _SNAPSHOT_S = 0.1
 
 
 class RayCoordinator:
-    """Starts coordinators on a node and hears what they say; one thread uses it, but for `join` and `gone`.
+    """Starts coordinators on a node and takes their answers. One thread uses it, but for `join` and `gone`.
 
-    `known` is what every coordinator is told. `changing` guards it, and is held by those who call `join` and
-    `gone`. `local`: their processes are on this machine, and can be killed if they do not hear Ray.
+    Every coordinator is told `known`. `changing` guards it, and callers of `join` and `gone` hold it. If
+    `local`, their processes are on this machine, and can be killed if they do not react to Ray.
     """
 
     def __init__(self, spec: JobSpec, known: Known, changing: threading.Condition, node: str, local: bool):
@@ -44,7 +44,7 @@ class RayCoordinator:
         self._succession = Succession(timeouts, timeouts.start_s, time.monotonic())
 
     def prepare(self) -> None:
-        """Have Ray start the process of the first one, which takes long, while the servers start."""
+        """Let Ray start the process of the first one, which takes long, while the servers start."""
         self._prepared = self._make(0)
 
     def look_after(self) -> None:
@@ -53,27 +53,27 @@ class RayCoordinator:
 
     @property
     def interval_s(self) -> float:
-        """How often it is asked."""
+        """Seconds between two requests to it."""
         return min(_SNAPSHOT_S, self._succession.interval_s)
 
     def ask(self) -> list[Any]:
-        """Ask what it has to say if it is time to; returns the call that is under way, if there is one."""
+        """Ask for its snapshots if it is time to; return the current call, if there is one."""
         idle = self._saying is None and self._actor is not None
         if idle and time.monotonic() - self._said_at >= self.interval_s:
             self._saying = self._actor.said.remote()
         return [] if self._saying is None else [self._saying]
 
     def is_answer(self, ref: Any) -> bool:
-        """Whether this is the call that is under way."""
+        """Whether this is the current call."""
         return self._saying is not None and bool(ref == self._saying)
 
     def heard(self) -> list[FleetEvent]:
-        """Take the answer to what it was asked."""
+        """Take the answer to the current call."""
         succession, now = self._succession, time.monotonic()
         ref, self._saying, self._said_at = self._saying, None, now
         try:
             said = ray.get(ref)
-        except ActorUnavailableError:  # it may be alive: if it stays silent it is replaced
+        except ActorUnavailableError:  # it may be alive; if it stays silent, it is replaced
             self._missed = True
             return []
         except RayError as error:
@@ -98,7 +98,7 @@ class RayCoordinator:
         return [Changed(each) for each in said.snapshots]
 
     def last_words(self, within_s: float) -> list[FleetEvent]:
-        """What it has to say when all servers have reported; waits for that so long at most."""
+        """Return its last snapshots, when all servers have reported; wait `within_s` seconds at most."""
         if self._actor is None:
             return []
         self._saying = self._saying or self._actor.said.remote()
@@ -115,7 +115,7 @@ class RayCoordinator:
             self._actor.gone.remote(server, why)
 
     def end(self, within_s: float = 0.0) -> None:
-        """End what is left of it; it may take so long to end by itself. A stopped one cannot hear Ray."""
+        """End its processes, which have a while to end by themselves: a stopped one cannot react."""
         with self._changing:
             actors, self._actor, self._prepared, self._saying = (
                 (self._actor, self._prepared),
@@ -146,13 +146,13 @@ class RayCoordinator:
             namespace=NAMESPACE,
             num_cpus=0,
             max_restarts=0,
-            # If Ray's head dies all is over; any other machine may die, and must not take it along.
+            # If the machine of Ray's head dies, the job is over; no other death may end the coordinator.
             scheduling_strategy=on_node(self._node),
         )
         return actor.remote()
 
     def _tell_all(self) -> None:
-        """Tell it what it may have missed, under the lock; what it knows does no harm."""
+        """Tell it everything that it may have missed, under the lock; repeating does no harm."""
         known, self._missed = self._known, False
         for server, incarnation in known.incarnations.items():
             self._actor.join.remote(server, incarnation, known.contacts[server])

@@ -1,6 +1,6 @@
-"""Ray's driver and head of a job on an emulated fabric: a process at the switches, led by the launcher.
+"""Ray's driver and head of a job on an emulated fabric: a process at the switches, which obeys the launcher.
 
-The launcher cannot be it: its own process lives outside of the namespaces, where no node reaches it.
+The launcher cannot be the driver: its process is outside of the namespaces, where no node reaches it.
 
     launcher    specification, whether to print, this machine's address, every server's place, where to ask
                 for faults of cables; then
@@ -42,11 +42,11 @@ from bml.errors import BmlError, StartError
 _POLL_S = 0.05
 #: Ray looks for prints several times a second, and does not say when it has shown them.
 _PRINTS_S = 0.8
-#: How long what is being started may take to be given up.
+#: How long starts may take to be given up, in seconds.
 _JOINING_S = 2.0
-#: So many events, or snapshots, wait at most for a launcher that does not read.
+#: How many events, or snapshots, wait at most for a launcher that does not read.
 _MOST_UNSENT = 1000
-#: How long the launcher may take to hear why this process ends, in seconds.
+#: How long the launcher may take to read why this process ends, in seconds.
 _LAST_WORDS_S = 5.0
 
 
@@ -82,14 +82,14 @@ class _Driver:
         self.say("changed" if isinstance(event, Changed) else "event", event)
 
     def flush(self) -> None:
-        """Give the launcher time to read what was said."""
+        """Give the launcher time to read all messages."""
         self._outbox.flush(_LAST_WORDS_S)
 
     def _hear(self) -> Any:
         return receive(self._sock)
 
     def _listen(self) -> None:
-        """Ends this process when the launcher is gone."""
+        """Take orders, and end this process when the launcher is gone."""
         try:
             while True:
                 what, *rest = self._hear()
@@ -104,7 +104,7 @@ class _Driver:
         self.say("answer", number, self._fleet.ask(request, timeout_s))
 
     def _obey(self) -> None:
-        """Carry out what was ordered; waits a moment for an order when there is nothing else to do."""
+        """Carry out an order; wait a moment for one if there is nothing else to do."""
         try:
             what, *rest = self._orders.get(timeout=0.0 if self._started else _POLL_S)
         except queue.Empty:
@@ -115,7 +115,7 @@ class _Driver:
             case "start":
                 self.say("started", _error_of(lambda: self._fleet.start(rest[0])))
                 self._started = True
-            case "join":  # beside: what becomes of the others is to be heard meanwhile
+            case "join":  # in a thread, so that events of the other servers are taken meanwhile
                 thread = threading.Thread(target=self._join, args=rest, name="bml-joining", daemon=True)
                 self._joining = [*(each for each in self._joining if each.is_alive()), thread]
                 thread.start()
@@ -124,7 +124,7 @@ class _Driver:
                 for thread in self._joining:
                     thread.join(_JOINING_S)
                 time.sleep(_PRINTS_S)
-                ray.shutdown()  # which prints what Ray held back as repeated
+                ray.shutdown()  # this prints lines that Ray held back as repeated
                 self.say("flushed", None)
                 self._started = False
             case "lost":
@@ -164,7 +164,7 @@ def main() -> None:
 
 
 def _start_ray(host: str, prints: bool) -> str:
-    """Start the head here; returns Ray's id of this node."""
+    """Start the head here; return Ray's id of this node."""
     ray.init(
         address="local",
         namespace=NAMESPACE,

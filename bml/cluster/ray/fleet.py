@@ -1,6 +1,6 @@
-"""A job on Ray: one actor per server, and one for the coordinator.
+"""The fleet on Ray: one actor per server, and one for the coordinator.
 
-Ray places the processes and notices their death; it is control plane only. The launcher itself starts another
+Ray places the processes and notices their deaths; it is the control plane. The launcher itself starts another
 coordinator, as for plain processes: Ray would start it with the term of the one before, and only if it is
 dead. No parameter byte passes through its object store or its calls: the servers' own connections carry them.
 """
@@ -39,24 +39,24 @@ from bml.cluster.spec.job import Contact, JobSpec, Place, Request
 from bml.errors import StartError, UsageError
 
 _LOOK_S = 1.0
-#: How long the coordinator may take to say how the job ended, in seconds: the user is to hear of all views.
+#: How long the coordinator may take to report the end of the job, in seconds: the user gets all views.
 _LAST_WORDS_S = 0.3
-#: How long after the first report others are asked by servers that have reported, in seconds, and of how many
-#: servers each asks at a time.
+#: After the first report, servers that have reported ask the others: after how many seconds, and how many
+#: servers each of them asks at a time.
 _RELAY_S = 2.0
 _RELAYS = 4
-#: Two calls at a time: the training function, and whoever asks how it is going; and some that ask again for
-#: the report, as Ray did not reach the actor for a while.
+#: Two calls at a time: the training function, and a request for the status; and some more that ask again for
+#: the report, if Ray did not reach the actor for a while.
 _CALLS_AT_A_TIME = 8
-#: What Ray raises for an actor that is dead, as far as that is not ActorUnavailableError. One that was killed
-#: because its machine runs out of memory has a class of its own.
+#: The errors that Ray raises for a dead actor, if they are not ActorUnavailableError. For an actor that was
+#: killed because its machine ran out of memory there is a class of its own.
 _DEATHS = (RayActorError, OutOfMemoryError, NodeDiedError, WorkerCrashedError)
 
 
 class RayFleet:
     """See bml.cluster.fleets.fleet.Fleet. Without an address, outside a Ray job, it starts a Ray of its own.
 
-    With `machines` every server lives on the node that is its machine, of the Ray that this process is in.
+    With `machines` every server runs on the node that is its machine, in the Ray of this process.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class RayFleet:
         self._reserves = reserves or Reservation()
         self._machines = machines
         self._train: Any = None
-        # Guards what follows: while one thread is in `wait`, others are in `join` and `ask`.
+        # Guards the attributes below: while one thread is in `wait`, others are in `join` and `ask`.
         self._changing = threading.Condition()
         self._known = Known()
         self._actors: dict[int, Any] = {}
@@ -89,11 +89,11 @@ class RayFleet:
             raise
 
     def _place(self, spec: JobSpec) -> None:
-        """Decide where the servers are to live, and what is left open in the specification."""
+        """Decide where the servers run, and the open settings of the specification."""
         servers, machines, living = spec.parsed_fabric().servers, self._machines, living_machines()
         is_own = machines is None and self._connection.is_own
         self._homes = blocks(servers, living)
-        # On one machine, loopback addresses reach everybody. It must have room: others may join that Ray.
+        # On one machine, loopback addresses reach all servers. It needs room: other nodes may join that Ray.
         alone = machines is None and len(living) == 1
         has_room = not self._reserves or room_for(self._reserves, len(servers))
         if is_own and not has_room:
@@ -142,11 +142,11 @@ class RayFleet:
             raise UsageError(f"Ray refuses to reserve {self._reserves}: {error}") from None
 
     def _strategy(self, server: int) -> Any:
-        """Where Ray is to put a server."""
+        """Return where Ray is to put a server."""
         if self._machines:
             return on_node(self._machines.nodes[server])
         if self._reserves and not self._one_machine:
-            return "SPREAD"  # it must be where that is free
+            return "SPREAD"  # it must be where the resources are free
         return on_node(self._homes[server])
 
     def join(self, server: int, incarnation: int, give_up: threading.Event) -> None:
@@ -161,7 +161,7 @@ class RayFleet:
                 raise
             if self._has_machine(server) and not isinstance(error.__cause__, ActorDiedError):
                 raise
-            # Ray had put it on a machine that it did not know to be dead; now it does.
+            # Ray had put it on a dead machine, and knows of that death now.
             contact = self._come(server, incarnation, deadline, give_up)
         with self._changing:
             self._known.came(server, incarnation, contact)
@@ -169,19 +169,19 @@ class RayFleet:
             self._coordinator.join(server, incarnation, contact)
 
     def _come(self, server: int, incarnation: int, deadline: float, give_up: threading.Event) -> Contact:
-        """Start a server that joins, elsewhere if its machine is dead, and hear where it can be reached."""
+        """Start a server that joins, elsewhere if its machine is dead; return its addresses."""
         if not self._has_machine(server):
             self._homes[server] = blocks(list(self._homes), living_machines())[server]
         self._actors[server] = self._actor(server, incarnation)
         return self._contact(server, deadline, give_up)
 
     def _has_machine(self, server: int) -> bool:
-        """Whether Ray takes the machine to be alive on which it is to put this server, if not any will do."""
+        """Whether Ray takes the machine of this server to be alive; True if any machine will do."""
         home = self._machines.nodes[server] if self._machines else self._homes[server]
         return bool(self._reserves) or home in {each.node for each in living_machines()}
 
     def _end(self, server: int) -> None:
-        """End what is left of a server; a frozen one cannot hear Ray."""
+        """End the processes of a server, also of a frozen one, which does not react to Ray."""
         with suppress(RayError):
             ray.kill(self._actors.pop(server))
         self._let_go(server, kill=True)
@@ -194,7 +194,7 @@ class RayFleet:
             self._unheard.pop(server, None)
 
     def machine_lost(self, server: int, why: str) -> Died | None:
-        """A machine is dead, which Ray will notice much later. None if its server had ended."""
+        """Note the death of a machine, which Ray notices much later. None if its server had already ended."""
         self._let_go(server)
         if server not in self._running():
             return None
@@ -224,7 +224,7 @@ class RayFleet:
         """See Fleet; an actor that dies of a fault may take its answer with it."""
         with self._changing:
             if self._closed:
-                return {}  # a call of Ray would now connect this process to any cluster that it finds
+                return {}  # a call of Ray would now connect this process to any cluster it finds
             self._asking += 1
         try:
             return self._ask(request, timeout_s)
@@ -260,7 +260,7 @@ class RayFleet:
         with self._changing:
             self._changing.wait_for(lambda: not self._asking)
             self._closed = True
-        with suppress(RayError):  # whoever has reported has ended its children
+        with suppress(RayError):  # servers that have reported have ended their children
             running = self._running() & self._actors.keys()
             if ending := [self._actors[server].end_children.remote() for server in running]:
                 ray.wait(ending, num_returns=len(ending), timeout=ENDING_S)
@@ -272,7 +272,7 @@ class RayFleet:
         self._coordinator.end(GOING_S)
         for server, handle in list(self._handles.items()):
             ended = handle.has_ended(max(0.0, deadline - time.monotonic()))
-            self._let_go(server, kill=not ended)  # a frozen one cannot hear Ray
+            self._let_go(server, kill=not ended)  # a frozen one does not react to Ray
         self._connection.close()
 
     # --- events ----------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ class RayFleet:
         try:
             pickled = ray.get(ref)
         except (ActorUnavailableError, ObjectLostError):
-            # Ray does not reach it now, or has lost its report; the others know whether it is dead.
+            # Ray does not reach it now, or has lost its report. The other servers notice if it is dead.
             with self._changing:
                 if ref in self._runs:
                     self._unheard[self._runs.pop(ref)] = time.monotonic() + _LOOK_S
@@ -307,7 +307,7 @@ class RayFleet:
         return Reported(cloudpickle.loads(pickled))
 
     def _relayed(self, ref: Any) -> list[FleetEvent]:
-        """Take a report that another server has asked for; that it got none says nothing."""
+        """Take a report that another server has asked for; a missing report means nothing."""
         server = self._relays.pop(ref)
         try:
             pickled = ray.get(ref)
@@ -326,19 +326,19 @@ class RayFleet:
             return {*self._runs.values(), *self._unheard}
 
     def _run(self, server: int) -> None:
-        """Have a server run its training function, or hear the end of that; it runs it once."""
+        """Let a server run its training function, once, or ask for its report again."""
         self._runs[self._actors[server].run.remote(self._known.contacts, self._train)] = server
 
     def _ask_again(self) -> None:
-        """Ask those for their reports that Ray did not reach."""
+        """Ask servers that Ray did not reach for their reports again."""
         for server in [each for each, at in self._unheard.items() if time.monotonic() >= at]:
             del self._unheard[server]
             self._run(server)
 
     def _ask_by_others(self) -> None:
-        """Once the job is over, have servers that have reported ask those that have not.
+        """After the end of the job, let servers that have reported ask those that have not.
 
-        A connection from here to an actor may be dead, and Ray not notice for minutes.
+        A connection from here to an actor may be dead, and Ray may take minutes to notice.
         """
         if time.monotonic() < self._relays_at or not self._runs:
             return
@@ -351,10 +351,10 @@ class RayFleet:
             self._relays[ref] = server
 
     def _contact(self, server: int, deadline: float, give_up: threading.Event | None = None) -> Contact:
-        """Where a server that was just started can be reached; asks again if Ray does not reach it."""
+        """Return the addresses of a server that was just started; ask again if Ray does not reach it."""
         while True:
             ref = self._actors[server].contact.remote()
-            # Ray may let who was to be on a machine that has died wait for ever.
+            # Ray may never start an actor that it has placed on a machine that died.
             while not ray.wait([ref], timeout=_LOOK_S)[0] and time.monotonic() < deadline:
                 if give_up is not None and give_up.is_set():
                     raise StartError(f"server {server} was still being started when the job ended")
@@ -380,7 +380,7 @@ class RayFleet:
             return reachable(server, contact)
 
     def _let_go(self, server: int, kill: bool = False) -> None:
-        """Forget a server's process, if it is of this machine, and kill what is left of it before."""
+        """Release the process of a server, if it is on this machine; with `kill`, kill it before."""
         handle = self._handles.pop(server, None)
         if handle is None:
             return

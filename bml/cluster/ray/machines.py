@@ -11,30 +11,30 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from bml.cluster.fleets.placement import Machine, Reservation
 from bml.cluster.spec.job import Endpoint, Place
 
-_HEAD = "node:__internal_head__"  # what Ray adds to the resources of the node with its head
+_HEAD = "node:__internal_head__"  # Ray adds this to the resources of the node with its head
 
 
 @dataclass
 class Machines:
-    """Ray nodes that are the servers themselves, one each: whose machine dies, dies."""
+    """The Ray nodes of the servers, one each: if a node dies, its server dies."""
 
     places: Mapping[int, Place]
     """The addresses of every server."""
     fault_endpoint: Endpoint
-    """Where the launcher listens for servers that ask it to break cables."""
+    """Address at which the launcher listens for servers that ask it to break cables."""
     head: str
-    """Ray's id of the node where the coordinator lives."""
+    """Ray's id of the node with the coordinator."""
     nodes: dict[int, str] = field(default_factory=dict)
     """Ray's ids of the servers' nodes, in their present incarnations."""
 
 
 def on_node(node: str) -> NodeAffinitySchedulingStrategy:
-    """Where Ray is to put an actor: on this node, by its id, and nowhere else."""
+    """Return the strategy that puts an actor on the node with this id, and on no other."""
     return NodeAffinitySchedulingStrategy(node, soft=False)
 
 
 def living_machines() -> list[Machine]:
-    """The nodes that Ray takes to be alive."""
+    """Return the nodes that Ray takes to be alive."""
     return [
         Machine(
             node["NodeManagerAddress"],
@@ -48,6 +48,6 @@ def living_machines() -> list[Machine]:
 
 
 def room_for(reserves: Reservation, servers: int) -> bool:
-    """Whether Ray has free now what so many servers reserve."""
+    """Whether Ray has free resources now for as many servers."""
     free = ray.available_resources()
     return all(free.get(name, 0.0) >= servers * amount for name, amount in reserves.amounts.items())

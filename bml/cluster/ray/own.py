@@ -1,4 +1,4 @@
-"""A Ray of a process's own, on this machine: it is started for its jobs, and nothing of it is left."""
+"""A Ray of this process on this machine: it is started for its jobs, and removed without a trace."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bml.cluster.ray import auth as ray_auth
 
 NAMESPACE = "bml"
 OBJECT_STORE_NBYTES = 100 << 20
-"""Of every Ray that is started here: nothing of a job passes through it."""
+"""Bytes of the object store of a Ray that is started here: no data of a job passes through it."""
 
 _SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 #: In a folder with a longer name Ray's sockets would have longer names than sockets can have.
@@ -24,14 +24,14 @@ _MOST_FOLDER = 26
 
 
 class OwnRay:
-    """Starts a Ray with a token of its own, and this process as its driver; `stop` ends it. Idempotent."""
+    """Starts a Ray with a token of its own, and this process as its driver; `stop` ends it."""
 
     def __init__(self, prints: bool):
         place = tempfile.gettempdir()
         self._folder = OwnFolder("bml-ray-", place if len(place) <= _MOST_FOLDER else "/tmp")
         defaults = {name: text for name, text in (_SETTINGS | LONG_COPIES).items() if name not in os.environ}
         try:
-            # What its processes are to have in their environment, this one need not keep.
+            # Its processes inherit these variables; this process does not keep them.
             with ray_auth.private(), _environment(defaults | what_we_import()):
                 ray.init(
                     address="local",
@@ -47,7 +47,7 @@ class OwnRay:
             raise
 
     def stop(self) -> None:
-        """End it, and remove its folder."""
+        """End it, and remove its folder. Idempotent."""
         if ray.is_initialized():
             ray.shutdown()
         ray_auth.forget()
@@ -56,7 +56,7 @@ class OwnRay:
 
 @contextmanager
 def _environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """Add these to this process's environment for a while."""
+    """Add variables to the environment of this process inside of this context."""
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:

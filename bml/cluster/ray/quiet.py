@@ -1,4 +1,4 @@
-"""Hides a paragraph that Ray prints for every worker that dies: the launcher says the same in one line.
+"""Hides the paragraph that Ray prints for every worker that dies: the launcher says the same in one line.
 
 See `bml.cluster.launcher.callbacks.log_views`, and `bml run`.
 """
@@ -15,10 +15,10 @@ _SETTING = "RAY_DEDUP_LOGS_SKIP_REGEX"
 
 @contextmanager
 def quiet_ray() -> Iterator[None]:
-    """Have Ray hide what it says of dead workers, if it is imported first in here.
+    """Import Ray in this context for the first time, and it prints nothing about dead workers.
 
-    Ray reads the setting while it is imported, so the setting is in this process's environment only then.
-    Nothing is hidden if the user has set what Ray hides.
+    Ray reads the setting while it is imported, so the setting is in this process's environment only then. A
+    setting of the user is kept, and then that holds.
     """
     if _SETTING in os.environ:
         yield
