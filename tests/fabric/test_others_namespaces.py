@@ -71,7 +71,7 @@ def test_down_removes_ours_and_leaves_what_others_put_in_its_place(name: str) ->
     theirs = network.namespace(3)
     namespace.remove(theirs)
     namespace.create(theirs)
-    with pytest.raises(FabricError, match=f"{theirs} has no device b0: bml did not make it"):
+    with pytest.raises(FabricError, match=f"{theirs} has no device b0: bml did not make the namespace"):
         network.cut(3, 0)
     with pytest.raises(FabricError, match=f"bml did not make the network namespace {theirs}"):
         network.kill_machine(3)
