@@ -66,7 +66,7 @@ class Timeouts:
         return made
 
     def patience_s(self, committed: int) -> float:
-        """How much silence is tolerated, whatever the detector says, when so many steps are committed."""
+        """How much silence is tolerated in any case, in seconds, when `committed` steps are committed."""
         return self.warm_up_s if committed < _WARM_UP_STEPS else 0.0
 
     @property

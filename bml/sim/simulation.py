@@ -100,7 +100,7 @@ class Simulation:
     # --- mishaps ---------------------------------------------------------------------------------
 
     def plan(self, mishap: Mishap) -> None:
-        """Let this go wrong when its time comes."""
+        """Apply a mishap when its time comes, or its event."""
         self._headless |= mishap.kind == "launcher-freeze" and mishap.for_s == FOREVER
         if mishap.when.point:
             self._tied[mishap.when.point, mishap.when.nth].append(mishap)
@@ -108,7 +108,7 @@ class Simulation:
             self.network.at(mishap.when.after_s, partial(self.apply_mishap, mishap))
 
     def apply_mishap(self, mishap: Mishap) -> None:
-        """Let it go wrong now."""
+        """Apply a mishap now."""
         if all(machine.over for machine in self.machines.values()):
             return
         self.point("fault", f"*** {mishap}")

@@ -68,7 +68,7 @@ class Calls:
                 )
 
     def described(self, header: Header, text: str, n_links: int) -> None:
-        """A neighbour tells its call; this server has so many links."""
+        """A neighbour tells its call; this server has `n_links` links."""
         while len(self._texts) >= _TEXTS_KEPT * max(1, n_links):
             self._texts.pop(next(iter(self._texts)))
         self._newest[header.origin] = said = text.partition("\n")[2] or text

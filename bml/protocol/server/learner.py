@@ -2,7 +2,7 @@
 
     outside    -- a view has it as a learner                            -->  following
     following  -- the state at some boundary is there, whole            -->  replaying
-    replaying  -- its user has applied all results that were kept       -->  caught up (CaughtUp is told)
+    replaying  -- its user has applied all results that were kept       -->  caught up (sends CaughtUp)
     caught up  -- a view has it as a contributor                        -->  a server like the others
 
 It follows a step as soon as a neighbour tells the call, with a contribution that changes nothing. The results
@@ -223,7 +223,7 @@ class Learner:
         return [*expect, *self.state(committed)]
 
     def state(self, committed: int) -> list[Instruction]:
-        """Hand out the state if it is whole, now that so many steps are committed here."""
+        """Hand out the state if it is whole, now that `committed` is the last step that is committed here."""
         step = self._incoming.step
         if self.has_state or not self._incoming.complete or committed < step:
             return []

@@ -55,7 +55,7 @@ class OtherFrames:
         return Place(Buffer.STATE, header.start) if self._learner.admits(header) else Verdict.DROP
 
     def received(self, header: Header, text: str, n_links: int, now: float) -> list[Instruction]:
-        """A text or a piece of state is complete; the server has so many links. Raises FrameError."""
+        """A text or a piece of state is complete; the server has `n_links` links. Raises FrameError."""
         if header.kind == Kind.DESCRIBE:
             self._calls.described(header, text, n_links)
         learner = self._learner

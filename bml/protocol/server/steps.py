@@ -47,7 +47,7 @@ class Steps:
     """See the module's text. `current` is the step that is being synchronised, `committed` the last that was.
 
     `member` says what this server may do now; `learner`, if it joined, which step it follows.
-    `slice_nbytes(nbytes)` is the size of the slices, in bytes, of a vector of so many.
+    `slice_nbytes(nbytes)` is the size of the slices, in bytes, of a vector of `nbytes` bytes.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Steps:
     # --- a step begins ---------------------------------------------------------------------------
 
     def submit(self, event: Submit, now: float) -> list[Instruction]:
-        """The user submits a contribution."""
+        """The user submits a contribution. Raises InvariantError if it is to another step than the next."""
         if self._member.stopped:
             return [ev.Stop(self._member.stopped)]
         if event.step <= self.committed and self._learner is not None:
@@ -240,7 +240,10 @@ class Steps:
         return self._pass_barrier(step, step.barrier.token(peer, round_), now)
 
     def handle_shared(self, event: ev.SharedStepEvent, now: float) -> list[Instruction]:
-        """A step over shared memory: all have come to a stage, or this server has added, or copied."""
+        """A step over shared memory: all have come to a stage, or this server has added, or fetched a result.
+
+        Raises InvariantError if a server would pass the barrier with an incomplete step.
+        """
         step = self.current
         if step is None or (event.epoch, event.step) != step.stamp:  # its epoch is over
             return self._result_fetched(event, now) if isinstance(event, ev.ResultFetched) else []
@@ -340,7 +343,10 @@ class Steps:
         self._calls.install(self._member.installed.contributors)
 
     def settle(self, view: msg.View, now: float) -> list[Instruction]:
-        """Commit, go on with, or retry the step that the old view was in the middle of."""
+        """Commit, go on with, or retry the step that was running.
+
+        Raises InvariantError if the view commits a step that this server has not completed.
+        """
         done: list[Instruction] = [*self._quit(view.epoch), *self._fetch.ask()]
         step, (resumes, self._resumes) = self.current, (self._resumes, None)
         submit = step.submit if step else resumes[0] if resumes else None

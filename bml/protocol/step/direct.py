@@ -170,7 +170,7 @@ class DirectEngine:
         raise FrameError(f"server {self.server} shares memory, it expects no frame from server {origin}")
 
     def received(self, kind: Kind, origin: int, dest: int, start: int, stop: int) -> tuple[Post]:
-        """See `place`: never called."""
+        """Raise FrameError, as `place` does."""
         raise FrameError(f"server {self.server} shares memory, it expects no frame from server {origin}")
 
     def _completed(self) -> Post:

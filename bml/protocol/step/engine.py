@@ -1,9 +1,10 @@
-"""The dataflow of one step on one server: which slice is ready, to be added, sent on or final.
+"""The engine of one step on one server, for programs that are forests: it decides which slices to add or
+send.
 
-There is no barrier between stages: a slice goes on as soon as its inputs are there, so the reduction
-of later slices overlaps the broadcast of earlier ones. The engine moves no bytes. It says where a
-frame's payload belongs (`place`) and what to do when it is there (`received`); a `Workspace` and a
-transport, real or simulated, do it.
+There is no barrier between stages: a slice goes on as soon as its inputs are there, so the reduction of later
+slices overlaps the broadcast of earlier ones. The engine moves no bytes. `place` says where the payload of a
+frame belongs, and `received` returns the instructions that follow when it is there. A `Workspace` and a
+transport, real or simulated, carry them out.
 
 State of a unit (a slice of a range):
 
@@ -12,11 +13,13 @@ State of a unit (a slice of a range):
                                                               -- sent on, the result arrives --> final
     final     the result is in OUT and was passed on to `broadcast_to`
 
-All units final: complete. Memory: IN is only read, results and partial sums share OUT (a unit's
-result can only arrive after its partial sum has left). Partial sums of children have places of their own in
-SCRATCH, except those of one child for every element: they wait in OUT, where the sum then takes their place.
-What is passed on for others lies in OUT, too, where nothing else can be: results everywhere, as their bits
-are those that belong there; partial sums where this server is a leaf and has sent its part from IN.
+The step is complete when all units are final.
+
+IN is only read. Results and partial sums share OUT, as the result of a unit can only arrive after its partial
+sum has left. Partial sums of children have places of their own in SCRATCH, except those of one child for
+every element: they wait in OUT, where the sum then takes their place. Frames that are passed on to others lie
+in OUT, too, where nothing else can be: results at their own elements, whose bits they have; partial sums
+where this server is a leaf and has sent its part from IN.
 """
 
 from __future__ import annotations

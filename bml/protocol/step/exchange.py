@@ -183,7 +183,7 @@ AnyEngine = Engine | ExchangeEngine | DirectEngine
 class Engines:
     """Makes the engines of a view, step after step, and keeps what steps of one shape have in common.
 
-    `slice_nbytes(nbytes)` is the size of the slices, in bytes, of a vector of so many.
+    `slice_nbytes(nbytes)` is the size of the slices, in bytes, of a vector of `nbytes` bytes.
     """
 
     def __init__(self, programs: AnyPrograms, slice_nbytes: Callable[[int], int]):

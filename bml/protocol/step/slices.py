@@ -25,7 +25,7 @@ _MOST_NBYTES = 4 << 20
 
 
 def slice_nbytes(nbytes: int, rate: float) -> int:
-    """Size of the slices, in bytes, of a vector of so many; `rate` is that of a NIC in bytes per second."""
+    """Size of the slices, in bytes, of a vector of `nbytes`; `rate` of a NIC is in bytes per second."""
     best = isqrt(int(nbytes * rate * _START_UP_S))
     return min(max(best, _LEAST_NBYTES), _MOST_NBYTES)
 

@@ -52,7 +52,7 @@ class ModelCommunicator:
     def sync(
         self, epoch: int, contribution: Array, op: str, text: str, signature: int, shared: bool = False
     ) -> Outcome:
-        """Bring a contribution; see Communicator."""
+        """See Communicator. Raises Evicted, StepMismatch, and the error that ended the job."""
         group = self._group
         with group.changed:
             self._check()
