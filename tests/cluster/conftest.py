@@ -1,0 +1,38 @@
+"""A fleet of actors on a Ray that only records its calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fake_ray import NOBODY, SPEC, FakeRay, contact
+
+from bml.cluster.fleets.placement import Machine
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    ray_fleet = pytest.importorskip("bml.cluster.ray.fleet")
+    from bml.cluster.ray import connection as ray_connection
+    from bml.cluster.ray import coordinator as ray_coordinator
+    from bml.cluster.ray import machines as ray_machines
+
+    made = FakeRay()
+    for module in (ray_fleet, ray_coordinator, ray_connection, ray_machines):
+        monkeypatch.setattr(module, "ray", made)
+    for module in (ray_fleet, ray_coordinator):
+        monkeypatch.setattr(module, "on_node", lambda node: node)
+    monkeypatch.setattr(ray_fleet, "living_machines", lambda: [Machine("127.0.0.1", "a", 2.0, True)])
+    monkeypatch.setattr(ray_fleet, "_LOOK_S", 0.05)
+    for server in SPEC.servers:
+        made.answers[f"ServerActor {server}", "contact"] = (contact(server), NOBODY)
+    return made
+
+
+@pytest.fixture
+def fleet(ray: FakeRay) -> Any:
+    from bml.cluster.ray.fleet import RayFleet
+
+    made = RayFleet(SPEC, None, prints=False)
+    made.start(b"train")
+    return made
