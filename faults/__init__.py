@@ -1,4 +1,4 @@
-"""What is broken: plans that break it, the detector that notices, the diagnosis that names it, detours."""
+"""Faults: plans that break parts, the detector that notices, the diagnosis that names it, detours."""
 
 from bml.faults.detector import Detector, Suspicion
 from bml.faults.detour import Path, shortest_paths

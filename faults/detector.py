@@ -22,7 +22,7 @@ Link: TypeAlias = tuple[int, int]
 """(peer, level): the neighbour `peer` as seen over this server's NIC on `level`."""
 
 HEARTBEATS_PER_DETECT = 5
-"""Heartbeats that are sent in detect_s: four may be lost or late before anybody is suspected."""
+"""Heartbeats that are sent in detect_s: four may be lost or late before a peer is suspected."""
 
 MOST_PATIENT = 3.0
 """Upper bound of the silence threshold, in detect_s."""
@@ -31,7 +31,7 @@ Z_OF_PHI_8 = 5.612
 """Standard normal quantile of φ = 8: one false suspicion in 10^8 gaps, a conservative setting."""
 
 MISSED = 3.0
-"""Heartbeats that may be missed in a row by somebody who is heard."""
+"""Heartbeats that may be missed in a row from a peer that counts as heard."""
 
 _WINDOW = 100
 _LEAST_GAPS = 5
@@ -56,7 +56,7 @@ class Suspicion:
 
 @dataclass(slots=True)
 class _Line:
-    """What is known about one link: when it was last heard, the gaps before that, what follows from them."""
+    """The state of one link: when it was last heard, the gaps before that, what follows from them."""
 
     last_s: float
     threshold_s: float
@@ -189,7 +189,7 @@ class Detector:
         """Take the time in which this loop did not run off the silence of the others.
 
         What arrived meanwhile is still unread. After a long pause every line starts afresh; after a short one
-        an interval of it counts, lest a loop that is always a little late never suspects anybody.
+        an interval of it counts, lest a loop that is always a little late never suspects a peer.
         """
         gap_s = now - self._last_check_s
         if gap_s <= self.interval_s:

@@ -1,13 +1,13 @@
-"""From who suspects whom to what is broken: the smallest set of failures that explains all that was noticed.
+"""Finds what is broken from suspicions: the smallest set of failures that explains all of them.
 
 A suspicion (observer, peer, level) says that one of five parts is dead: the peer's NIC on that level, the
 observer's own, the switch between them, the peer, the observer. Diagnosis is a minimum hitting set over
-these: fewest failures first, then the least damage (NICs killed), then those whom most observers accuse, then
+these: fewest failures first, then the least damage (NICs killed), then those that most observers accuse, then
 those that cut off the fewest servers, then a fixed order. It is exact for few failures and greedy, bounded,
 beyond. A switch or a server is blamed only if nothing about it still works.
 
 A connection that stands still (`stall`) says nothing about which end is to blame: only a sender can notice.
-So it accuses nobody; one of the two NICs is given up, and with several such connections the one they share.
+So it accuses no end; one of the two NICs is given up, and with several such connections the one they share.
 
 Equivalent cases, in which no observation can tell the truth: the two NICs of a switch with two live ports and
 that switch itself (the NIC more accused, then that of the lower server, is blamed); the last live NIC of a
@@ -43,7 +43,7 @@ COMPARED_SETS = 64
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a coordinator gathered: servers proven dead (server → why) and the suspicions that stand.
+    """The evidence of a coordinator: servers proven dead (server → why) and the suspicions that stand.
 
     Proof is an exited process or a refused connection, not silence.
     """
@@ -86,7 +86,7 @@ def diagnose(fabric: Fabric, evidence: Evidence) -> Diagnosis:
 
 
 def settle(fabric: Fabric, failures: Iterable[Failure], heard: Collection[int] = ()) -> Settlement:
-    """Decide who goes on after `failures`: the largest part whose servers reach one another.
+    """Decide which servers go on after `failures`: the largest part whose servers reach one another.
 
     Of parts of one size, that goes on of which most servers were `heard`, as the others may be dead; then the
     one with the lowest id. Live servers outside it become server failures, "cut off"; the reason is empty
@@ -123,7 +123,7 @@ def _check(fabric: Fabric, one: Suspicion) -> None:
 
 
 def _certain(fabric: Fabric, evidence: Evidence) -> dict[Failure, str]:
-    """What needs no search: servers proven dead, servers that do not answer, NICs that report themselves."""
+    """Failures that need no search: servers proven dead or without an answer, NICs that report themselves."""
     found: dict[Failure, str] = {}
     for server, why in sorted(evidence.dead.items()):
         if fabric.server_alive(server):
@@ -268,8 +268,8 @@ class _Cover:
     def _all_silent(self, failure: Failure) -> bool:
         """Whether no pair of neighbours that needs this part is known to work.
 
-        A pair works if nobody suspects it and one of the two reports suspicions at all: who reports nothing
-        may be dead itself.
+        A pair works if it is not suspected and one of the two reports suspicions at all: a server that
+        reports nothing may be dead itself.
         """
         return all(
             pair in self._suspected or not self._reporters.intersection(pair[1:])
@@ -303,9 +303,8 @@ def _server_in_words(server: int, seen: list[Suspicion]) -> str:
     about = [one for one in seen if server in (one.observer, one.peer)]
     if about and all(one.kind == "stall" for one in about):
         return f"all data connections of server {server} stand still though heartbeats pass"
-    return (
-        f"server {server} is silent on all its NICs ({f'seen by {_list(by)}' if by else 'it hears nobody'})"
-    )
+    how = f"seen by {_list(by)}" if by else "it hears no server"
+    return f"server {server} is silent on all its NICs ({how})"
 
 
 def _nic_in_words(server: int, level: int, seen: list[Suspicion]) -> str:

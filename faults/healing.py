@@ -14,7 +14,7 @@ from bml.faults.detector import MISSED, Link
 from bml.topology import Fabric, Failure, LinkFailure, ServerFailure, SwitchFailure
 
 STABLE = 2.0
-"""How long a part that failed once must be heard before it is used again, in detect_s."""
+"""Time for which a part that failed once must be heard before it is used again, in detect_s."""
 
 MOST_STABLE = 64.0
 """The longest such wait, after many failures, in detect_s."""
@@ -24,7 +24,7 @@ Pairs = frozenset[tuple[int, int, int]]
 
 
 class Changes(NamedTuple):
-    """What a look at the links brought: those trusted from now on, those no longer, those to be probed."""
+    """The outcome of a look at the links: those trusted from now on, those no longer, those to be probed."""
 
     came: list[Link]
     went: list[Link]
@@ -32,7 +32,7 @@ class Changes(NamedTuple):
 
 
 def stable_s(times_failed: int, detect_s: float) -> float:
-    """How long to listen to a part that has failed so often: doubles with every failure."""
+    """Return the time to listen to a part that has failed so often; it doubles with every failure."""
     return detect_s * min(STABLE * 2.0 ** max(0, times_failed - 1), MOST_STABLE)
 
 
@@ -51,7 +51,7 @@ class _Line:
 
 
 class Recovery:
-    """What one server hears over links that are out of the view.
+    """The heartbeats that one server hears over links that are out of the view.
 
     `interval_s` is that of heartbeats; a probe that takes longer than `proof_s` (seconds) has failed.
     """
@@ -98,7 +98,7 @@ class Recovery:
             line.proved = line.asked_s is not None
 
     def check(self, now: float) -> Changes:
-        """What has changed; a link is to be probed once it was heard for long enough.
+        """Return what has changed; a link is to be probed once it was heard for long enough.
 
         One whose probe fails is heard for as long again before the next.
         """
@@ -146,7 +146,7 @@ def listened(fabric: Fabric, server: int, failed: Mapping[str, int], detect_s: f
 def healed(
     fabric: Fabric, failures: Iterable[Failure], trusted: Iterable[tuple[int, int, int]]
 ) -> tuple[Failure, ...]:
-    """Which links and switches among `failures` of the whole `fabric` work again.
+    """Find the links and switches among `failures` of the whole `fabric` work again.
 
     `trusted`: (observer, peer, level) that hear each other for long enough. A part is healed when all pairs
     that it separated, and that nothing else separates, hear each other both ways.

@@ -1,4 +1,4 @@
-"""Which parts are broken while several faults of the same part come and go."""
+"""Keeps parts broken while several faults of the same part come and go."""
 
 from collections import Counter
 from collections.abc import Hashable

@@ -15,14 +15,14 @@ from typing import Any, Literal, TypeAlias
 from bml.topology import Fabric, Failure, LinkFailure
 
 Harness: TypeAlias = Literal["server", "coordinator", "fabric"]
-"""Where a fault is applied.
+"""The place where a fault is applied.
 
 server: on the server that it strikes, by that server. coordinator: in the coordinator's process, when the
 lowest live server asks for it. fabric: to the cables and machines of an emulated fabric, by the launcher; on
 such a fabric this act is taken in place of the server's.
 """
 Part: TypeAlias = Literal["server", "link", "switch", ""]
-"""What a fault breaks; nothing: the coordinator."""
+"""The part that a fault breaks; nothing stands for the coordinator."""
 Check: TypeAlias = Callable[[Failure | None, Mapping[str, Any], Fabric], str]
 
 
@@ -39,7 +39,7 @@ def _check_stall(target: Failure | None, settings: Mapping[str, Any], fabric: Fa
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What is known about one kind of fault.
+    """The properties of one kind of fault.
 
     Attributes:
         target: what it breaks: server, link, switch, or nothing for the coordinator.

@@ -1,4 +1,4 @@
-"""How one fault is written: what breaks, when it strikes, and how; read and written back as text.
+"""The notation of faults: the part that breaks, when it strikes, and how; read and written back as text.
 
     kind[:target]@when[,setting=value…]       kill:4@step=20    freeze:2@step=5,for=3s    cut:4/0@t=1.5s
     kind:target,peer=SERVER@when[,…]          stall:4/0,peer=5@step=9
@@ -123,7 +123,7 @@ class Fault:
 
     @property
     def duration_s(self) -> float | None:
-        """How long it lasts, in seconds; None: for the rest of the job."""
+        """Time that it lasts, in seconds; None: for the rest of the job."""
         duration_s: float | None = self.settings.get("for")
         return duration_s
 

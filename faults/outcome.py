@@ -1,4 +1,4 @@
-"""Which faults of a plan struck in a job that is over, from what its servers said and when others were lost.
+"""Finds the faults of a plan that struck in a job that is over, from reports of servers and losses of others.
 
 A server that dies cannot report the faults that were applied to it. Those that were due by then count as
 struck.
@@ -18,7 +18,7 @@ CLOCKS_S = 1.0
 
 
 class Stay(NamedTuple):
-    """That a server was in a job, and was lost without an account of its faults.
+    """The stay of a server in a job that lost it without an account of its faults.
 
     `after`: the step after which it came, None if it was there from the beginning; `until`: the last step
     that was committed with it; `until_s`: when a view without it was in force, in seconds after the first.

@@ -32,7 +32,7 @@ DRAWABLE = tuple(name for name, kind in KINDS.items() if kind.drawable)
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Where a server is. `phase` is one of STEP_PHASES or JOB_PHASES, "" if nothing is known yet.
+    """The step and phase of a server. `phase` is one of STEP_PHASES or JOB_PHASES, "" if it is not known yet.
 
     `progress` is the fraction of its slices of `step` that were handled (0..1), `now_s` the seconds since
     the job's first view, None before.
@@ -138,7 +138,7 @@ class FaultPlan:
 
     @property
     def for_anybody(self) -> tuple[Fault, ...]:
-        """What the lowest live server has done: the coordinator's death, the start of a server."""
+        """Faults that the lowest live server asks for: the coordinator's death, the start of a server."""
         return tuple(fault for fault in self.faults if fault.by_anybody)
 
     def __len__(self) -> int:
@@ -211,7 +211,7 @@ def touches(fault: Fault, server: int, fabric: Fabric) -> bool:
 def _draw_part(
     rng: np.random.Generator, left: Fabric, kinds: list[str], whole: Fabric
 ) -> tuple[str, Failure | None]:
-    """Draw a kind, then one of its parts whose loss can be survived; another kind if it has none."""
+    """Draw a kind, then a part of it that the job can lose; another kind if it has none."""
     for at in rng.permutation(len(kinds)).tolist():
         target = KINDS[kinds[at]].target
         if not target:

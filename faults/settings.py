@@ -50,7 +50,7 @@ class Settings(Mapping[str, Any]):
 
 @dataclass(frozen=True)
 class Setting:
-    """How one setting is written.
+    """The form of one setting.
 
     Attributes:
         read: makes the value of a text; raises ValueError with the reason if the text has no such form.

@@ -21,7 +21,7 @@ closed window at most every 0.5 s."""
 
 
 class Flow(NamedTuple):
-    """What the sender's kernel knows of one connection.
+    """The state of one connection in its sender's kernel.
 
     `outstanding`: there are bytes that the peer's kernel has not acknowledged. `answers` grows with every
     acknowledgement that comes for them. `tries`: how often in a row the kernel has sent the oldest of them

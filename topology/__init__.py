@@ -1,4 +1,4 @@
-"""What is wired: fabrics, their servers, NICs and switches, and what is left when parts of them die."""
+"""Wiring: fabrics, their servers, NICs and switches, and what is left when parts of them die."""
 
 from bml.topology.bcube import BCube, bcube
 from bml.topology.bigswitch import BigSwitch, big_switch

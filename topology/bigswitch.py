@@ -1,4 +1,4 @@
-"""One big switch: N servers with one NIC each, everybody one hop from everybody."""
+"""One big switch: N servers with one NIC each, any two one hop apart."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class BigSwitch:
 
     @property
     def is_product(self) -> bool:
-        """Everybody is in the one group."""
+        """All servers are in the one group."""
         return True
 
     def n_groups(self, level: int) -> int:
@@ -57,7 +57,7 @@ class BigSwitch:
         return 0
 
     def members(self, level: int, group: int) -> tuple[int, ...]:
-        """Everybody."""
+        """All servers."""
         return tuple(range(self.n_servers))
 
     def route(self, source: int, target: int, turn: int = 0) -> tuple[Hop, ...]:

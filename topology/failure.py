@@ -1,4 +1,4 @@
-"""What can be broken in a fabric, and the notation for it."""
+"""The failures that a fabric can have, and their notation."""
 
 from __future__ import annotations
 

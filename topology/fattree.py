@@ -81,7 +81,7 @@ class FatTree:
         return 0
 
     def members(self, level: int, group: int) -> tuple[int, ...]:
-        """Everybody."""
+        """All servers."""
         return tuple(range(self.n_servers))
 
     def route(self, source: int, target: int, turn: int = 0) -> tuple[Hop, ...]:

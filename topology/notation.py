@@ -16,7 +16,7 @@ from bml.topology.torus import torus
 
 
 class _Family(NamedTuple):
-    """How one family is written: its shape in words, as a pattern, an example, and its builder."""
+    """The notation of one family: its shape in words, as a pattern, an example, and its builder."""
 
     shape: str
     pattern: str

@@ -1,4 +1,4 @@
-"""How a family of fabrics is cabled when nothing is broken: the names that a family must have."""
+"""The cabling of a family of fabrics when nothing is broken: the names that a family must have."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ InnerLink: TypeAlias = tuple[InnerNode, InnerNode]
 
 
 class Wiring(Protocol):
-    """How a family of fabrics is cabled when nothing is broken: numbering only, no state.
+    """The cabling of a family of fabrics when nothing is broken: numbering only, no state.
 
     A new family is one frozen, hashable class with these names.
     """
@@ -39,7 +39,7 @@ class Wiring(Protocol):
 
     @property
     def is_product(self) -> bool:
-        """Whether tokens that go round the groups, level after level, once, reach everybody."""
+        """Whether tokens that go round the groups, level after level, once, reach every server."""
 
     def n_groups(self, level: int) -> int:
         """Count the switches of a level."""

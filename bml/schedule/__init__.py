@@ -1,4 +1,4 @@
-"""What to send: forests, the algorithms that make them, their proof, their price, every server's part."""
+"""Schedules: forests, the algorithms that make them, their proof, their price, every server's part."""
 
 from bml.schedule.algorithms.direct import DirectProgram
 from bml.schedule.bounds.bound import Bound, bound, bound_kind, prove

@@ -48,6 +48,14 @@ def test_a_server_does_what_the_fault_says(
     transport = SimpleNamespace(**{name: note(name) for name in ("silence", "unsilence", "stall", "unstall")})
     poller = SimpleNamespace(now_s=lambda: 0.0, after=lambda *_: None)
     on_fabric = note("fabric") if emulated or KINDS[kind].emulated else None
+    real = acts.SERVER_ACTS.get(kind)
+    if real is not None:
+
+        def acted(fault: Fault, actuators: Actuators) -> None:
+            done.append("act")
+            real.apply(fault, actuators)
+
+        monkeypatch.setitem(acts.SERVER_ACTS, kind, real._replace(apply=acted))
     actuators = Actuators(
         server, transport, poller, note("tell"), note("throw"), note("dispatch"), note("leave"), on_fabric
     )  # type: ignore[arg-type]

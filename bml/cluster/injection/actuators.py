@@ -15,7 +15,7 @@ from bml.transport.interface import Transport
 
 @dataclass(frozen=True)
 class Actuators:
-    """What a server lets faults do."""
+    """The functions and objects of a server through which faults act on it."""
 
     server: int
     """Its id."""

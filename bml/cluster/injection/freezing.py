@@ -27,7 +27,7 @@ if not ends(stopped_s):
 def stop_this_process(duration_s: float | None) -> None:
     """Stop this process for so many seconds, or for good (None).
 
-    Somebody else must wake it, so a process is left behind to do that. It holds nothing of this one, and
+    Another process must wake it, so one is left behind to do that. It holds nothing of this one, and
     ends when this one is killed: the number may soon be another's.
     """
     if duration_s is not None:

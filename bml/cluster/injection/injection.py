@@ -24,7 +24,7 @@ _FOREVER_S = 3600.0
 
 
 class Core(Protocol):
-    """What injection looks at (see ServerCore)."""
+    """The state of the core that injection reads (see ServerCore)."""
 
     @property
     def step(self) -> int:
@@ -60,7 +60,7 @@ class Injection:
         self._started_s: float | None = None
         self._results_of = 0
         self._left: list[tuple[Fault, int, int]] = []
-        """What the lowest live server was to have done: that server, and the step of then."""
+        """Faults that the lowest live server was to ask for: (fault, that server, its step at that time)."""
         self.armed = bool(self.pending)
         """Whether `poll` is to be called: something is still to come, or to be taken over."""
 
@@ -141,14 +141,14 @@ class Injection:
         return f"server {self._server} (process {os.getpid()}) {self._does(fault)}{when}"
 
     def _harness(self, fault: Fault) -> Harness:
-        """Where the fault is applied in this job."""
+        """Return the harness that applies the fault in this job."""
         if fault.by_anybody:
             return "coordinator"
         on_fabric = self._actuators.apply_to_fabric is not None and "fabric" in KINDS[fault.kind].on
         return "fabric" if on_fabric else "server"
 
     def _does(self, fault: Fault) -> str:
-        """What this server does to apply it, in words."""
+        """Say in words what this server does to apply it."""
         match self._harness(fault):
             case "coordinator":
                 return COORDINATOR_ACTS[fault.kind].does
@@ -162,7 +162,7 @@ class Injection:
                 assert_never(never)
 
     def _acts(self, fault: Fault, core: Core) -> bool:
-        """Whether it is this server that acts, of those that a fault concerns."""
+        """Return True if, of the servers that a fault concerns, this one is to act."""
         members = core.view.contributors if core.view is not None else self._fabric.servers
         match self._harness(fault):
             case "coordinator":

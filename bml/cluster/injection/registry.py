@@ -23,7 +23,7 @@ AnyAct = TypeVar("AnyAct", ServerAct, CoordinatorAct)
 
 
 class Act(NamedTuple, Generic[AnyAct]):
-    """What is done, and in words what the server does that does it or asks for it."""
+    """A function that applies a fault, and words for it that go on after "server 4"."""
 
     apply: AnyAct
     does: str

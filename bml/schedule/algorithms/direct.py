@@ -2,8 +2,8 @@
 
 Every server adds its share of the vector straight from the contributions of all servers, in the order of
 their ids, into memory of its own that all others can read; the result is the shares one behind the other.
-Or everybody adds the whole vector into its own result, which saves a meeting of all servers. Either way all
-servers add the same terms in the same order, so all hold the same bits.
+Or every server adds the whole vector into its own result, which saves a meeting of all servers. Either way
+all servers add the same terms in the same order, so all hold the same bits.
 
 What costs is moving bytes. Of n contributions of P bytes each, a server moves
 
@@ -29,7 +29,7 @@ MEETING_NBYTES = 1 << 20
 
 
 def adds_whole(n_servers: int, nbytes: int, in_place: bool, meeting_nbytes: int = MEETING_NBYTES) -> bool:
-    """Whether everybody adds the whole vector of so many bytes; `in_place`: some read it where it lies."""
+    """Whether every server adds the whole vector of so many bytes; `in_place`: some read it where it lies."""
     n = n_servers
     whole = (n + 1) * n * nbytes  # all times n, to stay with integers
     shares = (n + 1) * nbytes if in_place else 3 * n * nbytes
@@ -37,7 +37,7 @@ def adds_whole(n_servers: int, nbytes: int, in_place: bool, meeting_nbytes: int 
 
 
 class Part(NamedTuple):
-    """What one server does of a vector: its share is elements [start, stop).
+    """The part of one server in a vector: its share is elements [start, stop).
 
     All shares have the length `share`, but the last ones may be shorter or empty. `whole`: it adds everything
     instead, if no member reads the result where it lies; `whole_in_place`: even if one does.
@@ -52,7 +52,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class DirectProgram:
-    """What one server does.
+    """The program of one server.
 
     Attributes:
         server: its id.

@@ -2,7 +2,7 @@
 
 In round l every server sends what it has summed so far to the other members of its level-l group and adds
 what they send, in the order of their ids. All members of a group add the same terms in the same order, so
-after every round they hold the same bits, and after the last round everybody does. It is no forest: every
+after every round they hold the same bits, and after the last round all servers do. It is no forest: every
 server is the root of a tree of its own, and all trees share their hops.
 
 A NIC carries (n-1)·P instead of 2(N-1)/(kN)·P, so this pays where start-up times rule.

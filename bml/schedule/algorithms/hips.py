@@ -24,7 +24,7 @@ from bml.schedule.ir.forest import Forest
 from bml.topology import BCube, Fabric, Torus, UsageError
 
 INSIDE = ("mesh", "ring", "ps")
-"""What may follow `hips:`."""
+"""The words that may follow `hips:`."""
 
 
 @algorithm(
@@ -98,7 +98,7 @@ def _thread(fabric: Fabric, grid: _Grid, flat: str, thread: int, turn: int, root
 
 
 def _mesh_stage(grid: _Grid, root: NDArray[np.int32], reduce: Way, dimension: int, order: int) -> None:
-    """Who differs from the root in this dimension sends straight to its group's member with that digit."""
+    """A server that differs from the root in this dimension sends to its group's member with that digit."""
     own, wanted = grid.at[None, :, dimension], grid.at[root, dimension][:, None]
     parent = np.arange(len(grid.at)) + (wanted - own) * grid.size**dimension
     np.copyto(reduce.peer, parent, where=wanted != own, casting="same_kind")

@@ -1,4 +1,4 @@
-"""Mesh: every server owns one part of the vector and everybody sends to everybody.
+"""Mesh: every server owns one part of the vector, and all send to all.
 
 On a fabric whose servers forward, traffic between servers that are no neighbours goes through relays.
 Times: 2(N-1)/N·T on one switch, 2(n-1)/n·T on BCube, on a torus n/4·T (n even) or (n^2-1)/(4n)·T (odd).

@@ -42,7 +42,7 @@ def ps(fabric: Fabric, shards: int = 1) -> Forest:
 
 
 def star(fabric: Fabric, roots: Sequence[int], turns: int = 1) -> Forest:
-    """Build trees of one level: everybody sends straight to the root; `turns` pieces for each root.
+    """Build trees of one level: every server sends straight to the root; `turns` pieces for each root.
 
     Between servers that are no neighbours the edge is a route through relays; the pieces of one root take
     the different turns that routes may have.

@@ -20,7 +20,7 @@ from bml.schedule.ir.forest import Forest
 from bml.topology import BCube, Fabric, Torus, UsageError
 
 DIRECTIONS = {"one": (1,), "both": (1, -1)}
-"""What may follow `ring:`, and the directions in which pieces go."""
+"""The words that may follow `ring:`, and the directions in which pieces go."""
 
 
 @algorithm(

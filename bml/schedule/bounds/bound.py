@@ -46,7 +46,7 @@ _FINE = 1 << 24
 
 @dataclass(frozen=True)
 class Bound:
-    """What no schedule can beat.
+    """The time that no schedule can beat.
 
     Attributes:
         value: lower bound on the pipelined GST, in units of T = P/B.

@@ -88,7 +88,7 @@ def _packed_one_by_one(nics: Nics, of_kind: NDArray[np.int64], budget: _Vector) 
 
 
 def _degrees(nics: Nics, of_kind: NDArray[np.int64], price: _Vector) -> _Vector:
-    """How often each class of NICs is in the cheapest tree."""
+    """Count how often each class of NICs is in the cheapest tree."""
     edges = cheapest_tree(nics, price[of_kind].tolist())
     return np.bincount(of_kind[np.array(edges).ravel()], minlength=len(price)).astype(np.float64)
 

@@ -1,4 +1,4 @@
-"""Which NICs of a damaged fabric are alike: those that a symmetry of what is left maps onto one another.
+"""Finds the NICs of a damaged fabric that are alike: a symmetry of what is left maps them onto one another.
 
 Candidates are the symmetries of the wiring that are easy to name (two values of a digit change places, two
 levels do, a ring is turned or reflected). A candidate counts only if it maps what is alive, with its rates,

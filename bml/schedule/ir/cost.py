@@ -1,4 +1,4 @@
-"""What a forest costs: bytes per NIC, and from them the synchronisation time in units of T = P/B.
+"""The cost of a forest: bytes per NIC, and from them the synchronisation time in units of T = P/B.
 
 All counts are integers in units of the forest's weights, so that times are exact fractions.
 """

@@ -1,6 +1,6 @@
 """From trees drawn without regard to damage or cables to a forest: the dead are skipped, hops are routed.
 
-An algorithm draws, for every piece, who sends to whom; it may draw dead servers in, and edges between
+An algorithm draws, for every piece, which server sends to which. It may draw dead servers, and edges between
 servers that are no neighbours. `lay` makes the forest of it: a server whose peer is dead goes on to that
 one's own peer; an edge takes the direct hop if a live one exists, else the wiring's own route if that is
 alive, else a live detour.
@@ -58,7 +58,7 @@ class Way:
 
 @dataclass(frozen=True, eq=False)
 class Draft:
-    """What an algorithm draws.
+    """The trees that an algorithm draws.
 
     Attributes:
         root: int32 [piece], owners; all are alive.
@@ -74,7 +74,7 @@ class Draft:
 
 
 def blank(pieces: int, fabric: Fabric) -> Way:
-    """Make a way on which nobody sends yet: all peers AT_ROOT, all levels ANY."""
+    """Make a way on which no server sends yet: all peers AT_ROOT, all levels ANY."""
     shape = (pieces, fabric.n_servers)
     return Way(np.full(shape, AT_ROOT, np.int32), np.full(shape, -1, np.int16), np.full(shape, ANY, np.int8))
 
@@ -199,11 +199,11 @@ def _cut_short(way: Way, edge: tuple[int, int], path: Path, *, incoming: bool) -
 
 
 def _without_dead(fabric: Fabric, way: Way) -> Way:
-    """Copy a way in which nobody's peer is dead; the dead themselves are not there."""
+    """Copy a way in which no server's peer is dead; dead servers are not in it."""
     peer, stage, level = way.peer.copy(), way.stage.copy(), way.level.copy()
     alive = np.zeros(fabric.n_servers, np.bool_)
     alive[list(fabric.servers)] = True
-    # Stages grow towards the root: who skips a dead peer still sends before that one's own peer does.
+    # Stages grow towards the root: a server that skips a dead peer still sends before that peer's peer does.
     while (skips := (peer >= 0) & ~alive[peer]).any():
         peer = np.where(skips, np.take_along_axis(way.peer, np.where(skips, peer, 0), axis=1), peer)
         level[skips] = ANY

@@ -24,7 +24,7 @@ Rounds: TypeAlias = tuple[tuple[Hop, ...], ...]
 
 @dataclass(frozen=True)
 class ExchangeProgram:
-    """What one server does: in every round it sends to, and adds from, the same servers.
+    """The program of one server: in every round it sends to, and adds from, the same servers.
 
     Attributes:
         server: its id.
@@ -41,7 +41,7 @@ class Exchange:
 
     Attributes:
         fabric: what it is for.
-        rounds: live server -> its rounds, the same number for everybody, some perhaps without partners.
+        rounds: live server -> its rounds, the same number for all servers, some perhaps without partners.
     """
 
     fabric: Fabric
@@ -86,7 +86,7 @@ def verify_exchange(made: Exchange, fabric: Fabric) -> list[str]:
     """Return what is wrong with an exchange on a fabric, in words; empty when sound.
 
     Sound means: partners are live neighbours and name each other in the same round; in every round the
-    partners of a group agree on who is in it, so that they add the same terms; in the end every live
+    partners of a group agree on its members, so that they add the same terms; in the end every live
     server's sum holds every live server's vector exactly once.
     """
     if set(made.rounds) != set(fabric.servers):

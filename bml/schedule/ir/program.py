@@ -1,4 +1,4 @@
-"""What one server does: its part in every piece, equal neighbouring pieces merged into one range.
+"""The program of one server: its part in every piece, equal neighbouring pieces merged into one range.
 
 A program is compiled locally: every server makes its own from (fabric, failures, algorithm), nothing of
 it travels. For healthy BML that takes O(k^2 n) ranges and never builds the forest.
@@ -76,7 +76,7 @@ class Relay:
 class Bundle(NamedTuple):
     """Results of adjacent pieces, start .. stop-1, that may go to each of these servers in one frame.
 
-    Nobody waits in a circle for the last of them: whatever they wait for does not wait for this server.
+    No servers wait for each other in a circle: nothing that these results wait for waits for this server.
     """
 
     start: int
@@ -200,7 +200,7 @@ def _broadcast_way(trees: BroadcastTrees, server: int) -> _Way:
 
 
 def _direct(tree: NDArray[np.int32], level: NDArray[np.int8], server: int) -> _Way:
-    """Edges to the server's own peers, one per piece, and of those whose peer it is, as if all were hops."""
+    """Edges to the server's own peers, one per piece, and to the servers whose peer it is, all as hops."""
     peer = np.maximum(tree[:, server], -1).astype(np.int64)
     own = _Edges(np.arange(len(tree)), peer, peer.copy(), level[:, server].astype(np.int64))
     found = np.flatnonzero(tree.reshape(-1) == server)
@@ -336,8 +336,8 @@ def local_bml(fabric: Fabric, server: int) -> Program:
 def _thread_bundles(fabric: Fabric, server: int, thread: int) -> list[Bundle]:
     """Pieces that are reduced in one range are broadcast in one: their owner agrees with this server so far.
 
-    Before a bundle goes out over the level of some stage, results have to come over those of later stages:
-    nobody waits in a circle.
+    Before a bundle goes out over the level of some stage, results have to come over those of later stages,
+    so no servers wait for each other in a circle.
     """
     n, k = fabric.ports, fabric.levels
     digits = fabric.address(server)

@@ -1,4 +1,4 @@
-"""Which way a tree edge takes: the direct hop, the wiring's own route, or a live detour that is least busy.
+"""Chooses the way of a tree edge: the direct hop, the wiring's own route, or the least busy live detour.
 
 A detour is chosen among shortest live paths so that the busiest NIC on it is least busy: all choices of
 one forest share one account of loads, so that relays are loaded evenly.
@@ -126,7 +126,7 @@ class Router:
 
 
 def joined(fabric: Fabric, sender: _Column, level: _Column, receiver: _Column) -> NDArray[np.bool_]:
-    """Whether a live switch of that level joins the two; level -1 joins nobody."""
+    """Whether a live switch of that level joins the two; level -1 joins none."""
     known = level >= 0
     nic = np.where(known, level, 0)
     alive = fabric.nics[sender, nic] & fabric.nics[receiver, nic]

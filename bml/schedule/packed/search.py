@@ -131,7 +131,7 @@ class Search:
     def _even_out(self, trees: Trees, aim: Fraction, limit: int) -> Fraction:
         """Relieve overloaded NICs until all fit, or nearly, or nothing helps; return the best time.
 
-        If it turns out that nobody can reach the aim, it is moved to what is proved.
+        If it turns out that the aim cannot be reached, it is moved to the proved bound.
         """
         pieces = len(trees.roots)
         least = _time(trees)

@@ -15,7 +15,7 @@ _Array = NDArray[np.integer]
 
 
 def start(nics: Nics, sets: int, room: list[int]) -> Trees:
-    """Plant `sets` trees per live server, thread after thread, and bring everybody in.
+    """Plant `sets` trees per live server, thread after thread, and bring every server in.
 
     A changed subtree may hang up to two hops deeper than healthy trees do, or than a root's farthest
     server is.
@@ -53,7 +53,7 @@ def _star(nics: Nics, root: int, turn: int) -> tuple[Table, Table, Table]:
 
 
 def _cut(nics: Nics, thread: int) -> tuple[_Array, _Array, _Array]:
-    """What is left of one thread's healthy trees: columns own, parent and depth of `Trees`."""
+    """Return what is left of one thread's healthy trees: columns own, parent and depth of `Trees`."""
     fabric, live = nics.fabric, np.array(nics.servers)
     number = np.full((fabric.n_servers, fabric.levels), -1)
     number[live[nics.owner], nics.level] = np.arange(len(nics.owner))

@@ -1,1 +1,1 @@
-"""Which algorithm: the registry, the cost model, plans and their comparison."""
+"""Choosing an algorithm: those that there are, the cost model, plans and their comparison."""

@@ -1,4 +1,4 @@
-"""Which schedule a step of a running job takes: decided by the damage, and by the size of the step.
+"""Chooses the schedule of each step of a running job: decided by the damage, and by the size of the step.
 
 All servers of a view know the same fabric, algorithm and constants, and a step has one size, so all choose
 alike without a message. What is not needed is never built.
@@ -44,7 +44,7 @@ class Schedules:
 
     @cached_property
     def large(self) -> Plan:
-        """What suits large vectors, or what was asked for."""
+        """The schedule that suits large vectors, or the one that was asked for."""
         too_large = bool(self.fabric.failures) and self.fabric.n_servers > _MOST_PACKED
         wanted = "detour" if self.algorithm == "auto" and too_large else self.algorithm
         return plan(self.fabric, wanted, or_auto=True)
@@ -65,7 +65,7 @@ class Schedules:
 
 
 class Programs:
-    """What one server does in one view, by the size of the step; compiled when first asked for, then kept."""
+    """The programs of one server in one view, by the size of the step; compiled on demand, then kept."""
 
     def __init__(self, schedules: Schedules, server: int):
         self._schedules = schedules
@@ -94,4 +94,4 @@ class OneProgram:
 
 
 AnyPrograms: TypeAlias = Programs | OneProgram
-"""What one server does in one view."""
+"""The programs of one server in one view."""

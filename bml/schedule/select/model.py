@@ -48,7 +48,7 @@ DEFAULTS = Constants()
 
 @dataclass(frozen=True)
 class Counts:
-    """What the model counts of a schedule; all but the rounds as multiples of the vector's size.
+    """The counts that the model takes from a schedule; all but the rounds as multiples of the vector's size.
 
     Attributes:
         rounds: messages one after the other on the longest way, reduce and broadcast, relays included.

@@ -29,7 +29,7 @@ _SAMPLE = 64
 """Pieces that are verified of a larger one."""
 
 AnyProgram: TypeAlias = Program | ExchangeProgram | DirectProgram
-"""What one server does: in either form of schedule, or where memory is shared without one."""
+"""The program of one server: in either form of schedule, or without one where memory is shared."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Plan:
 
     @property
     def verified_pieces(self) -> int:
-        """How many pieces `violations` looks at: all, but a sample of one that is too large to be built."""
+        """Number of pieces that `violations` looks at: all, or a sample if they are too many to be built."""
         too_large = self._is_plain_bml and self.pieces * self.fabric.n_servers > _MOST_BUILT
         return min(_SAMPLE, self.pieces) if too_large or self._is_large_torus else self.pieces
 
