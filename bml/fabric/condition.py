@@ -63,7 +63,7 @@ class Damage:
         return f"{self.kind}:{self.at[0]}/{self.at[1]}{rate}{share}"
 
     def cables(self, layout: Layout) -> tuple[Cable, ...]:
-        """What it touches. Raises UsageError if the fabric has no such part."""
+        """The cables that it affects. Raises UsageError if the fabric has no such part."""
         return layout.cables_of(self.at) if self.kind == "switch" else (layout.cable(self.at),)
 
     def replaces(self, other: Damage) -> bool:

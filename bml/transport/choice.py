@@ -25,7 +25,7 @@ _LOG = logging.getLogger("bml.transport")
 TRANSPORTS = ("tcp", "shm", "verbs", "verbs,tcp")
 """The names of transports that a server can open; "verbs,tcp" falls back to tcp where there is no RDMA."""
 AUTO = "auto"
-"""What may be asked for beside them: the launcher takes shm or tcp, see bml.cluster.medium."""
+"""A job may ask for this, too: then the launcher chooses shm or tcp (bml.cluster.spec.job)."""
 
 
 class Opened(NamedTuple):

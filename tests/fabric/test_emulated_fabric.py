@@ -1,4 +1,4 @@
-"""A fabric in network namespaces: it comes up, breaks, heals and goes without a trace. Needs root."""
+"""A fabric in network namespaces: it is brought up, broken, healed and removed completely. Needs root."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ fabric.up("SHAPE", name="NAME")
 
 @pytest.fixture
 def name(emulated_fabric: BringUp) -> Iterator[str]:
-    """A fabric name that nobody else uses, taken down whatever the test did."""
+    """A fabric name of this test alone; the fabric is taken down even if the test fails."""
     chosen = f"u{os.getpid()}"
     yield chosen
     fabric.down(chosen)
@@ -103,7 +103,7 @@ def test_a_build_that_fails_leaves_nothing(name: str, monkeypatch: pytest.Monkey
     assert traces(name) == []
 
 
-def test_namespaces_that_somebody_else_removed(name: str) -> None:
+def test_namespaces_that_another_program_removed(name: str) -> None:
     network = fabric.up("bcube:2x2", name=name)
     namespace.remove(network.namespace(3))
     with pytest.raises(FabricError, match="is not whole"):

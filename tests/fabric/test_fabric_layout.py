@@ -60,7 +60,7 @@ def test_addresses_tell_level_switch_and_server() -> None:
     assert layout.namespace("s4") == "bml-s4"
 
 
-def test_neighbours_share_a_subnet_and_nobody_else() -> None:
+def test_only_neighbours_share_a_subnet() -> None:
     layout = Layout(bcube(4, 2))
     for level in range(2):
         for one in layout.fabric.servers:

@@ -1,4 +1,4 @@
-"""Faults of real cables, done when a server says that it is time to, and noticed by the NIC's own carrier."""
+"""Faults of real cables, applied when a server reports them due, and noticed by the NIC's own carrier."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run(network: EmulatedFabric, *faults: str, epochs: int = 16, **settings: Any
     "fault", ["cut:4/0@step=20", "blackhole:4/1@step=20,phase=reduce", "switch:1/2@step=20"]
 )
 def test_a_fault_by_step_strikes_in_that_step(emulated_fabric: BringUp, fault: str) -> None:
-    """Steps take about a millisecond: whoever only follows the job strikes far too late."""
+    """Steps take about a millisecond: a fault that only follows the job's reports comes far too late."""
     # The server stands still for up to half of detect_s, until the cable is broken.
     network = emulated_fabric("bcube:3x2", "100mbit")
     view = run(network, fault, algorithm="bml", detect_s=2.0).report["views"][1]
@@ -104,7 +104,7 @@ def test_slow_and_lossy_cables_change_no_view(emulated_fabric: BringUp, faults: 
 
 @pytest.mark.usefixtures("emulated_fabric")
 def test_a_fabric_that_is_damaged_meanwhile_costs_no_result() -> None:
-    """Somebody removes the name of a namespace: those inside work on, and nobody can break or heal cables."""
+    """The name of a namespace is removed: servers inside work on, but no cable can be broken or healed."""
     network = fabric.up("bcube:2x1", "100mbit", name=f"d{os.getpid()}")
 
     def train(session: bml.Session) -> int:

@@ -1,4 +1,4 @@
-"""Jobs whose servers live in network namespaces: cables are really cut, and the same step is finished."""
+"""Jobs whose servers live in network namespaces: real cables are cut, the same step is finished."""
 
 from __future__ import annotations
 

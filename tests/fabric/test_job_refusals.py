@@ -1,4 +1,4 @@
-"""What a job on an emulated fabric is refused before any of its processes is started."""
+"""Settings that a job on an emulated fabric refuses before any of its processes starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bml.topology import parse
 
 @pytest.fixture
 def lab(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fabric that somebody keeps up, of which nothing is made."""
+    """A fabric that a user keeps up, of which nothing is made."""
     network = SimpleNamespace(name="lab", fabric=parse("bcube:2x1"), layout=Layout(parse("bcube:2x1"), "lab"))
     monkeypatch.setattr("bml.fabric.use", lambda name: network)
     monkeypatch.setattr("shutil.which", lambda *_: None)

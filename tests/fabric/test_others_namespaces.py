@@ -1,4 +1,4 @@
-"""Namespaces of others stay whatever they are called, and no job takes another's fabric. Needs root."""
+"""Namespaces of other programs stay, whatever their names, and no job takes another's fabric. Needs root."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 
 @pytest.fixture
 def name(emulated_fabric: BringUp) -> Iterator[str]:
-    """A fabric name that nobody else uses; whatever has it at the end is removed."""
+    """A fabric name of this test alone; a fabric that has it at the end is removed."""
     chosen = f"v{os.getpid()}"
     yield chosen
     for each in inventory.others(chosen):
@@ -123,7 +123,7 @@ def test_a_second_job_gets_a_fabric_of_its_own(name: str) -> None:
             attempt()
 
 
-def test_a_second_job_leaves_the_fabric_that_somebody_keeps_up_under_the_next_name(name: str) -> None:
+def test_a_second_job_leaves_the_fabric_that_a_user_keeps_up_under_the_next_name(name: str) -> None:
     fabric.use_or_make("bcube:2x1", name)
     kept = fabric.up("bcube:2x1", name=f"{name}2")
     kept.cut(1, 0)
@@ -163,7 +163,7 @@ def test_a_running_jobs_fabric_is_not_taken_from_it(name: str) -> None:
     assert not [each for each in namespace.names() if each.startswith(f"{name}-")]
 
 
-def test_a_nic_that_somebody_has_removed_is_said(name: str) -> None:
+def test_a_removed_nic_is_named(name: str) -> None:
     network = fabric.up("bcube:2x1", name=name)
     subprocess.run(["ip", "-n", network.namespace(1), "link", "del", "b0"], check=True)
     for attempt in (lambda: network.has_carrier(1, 0), lambda: network.cut(1, 0)):
@@ -171,7 +171,7 @@ def test_a_nic_that_somebody_has_removed_is_said(name: str) -> None:
             attempt()
 
 
-def test_a_job_uses_the_fabric_that_somebody_keeps_up(name: str) -> None:
+def test_a_job_uses_the_fabric_that_a_user_keeps_up(name: str) -> None:
     kept = fabric.up("bcube:2x2", "50mbit", name=name)
     assert fabric.use_or_make("bcube:3x2", name) == (kept, False)
     assert fabric.use(name) == kept

@@ -1,4 +1,4 @@
-"""Gloo and OpenMPI on the one switch beside an emulated fabric: they take part, and at their own rate."""
+"""Gloo and OpenMPI on the one switch beside an emulated fabric: they work at its rate."""
 
 import json
 

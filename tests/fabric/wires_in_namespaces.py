@@ -1,4 +1,4 @@
-"""Plain sockets in the namespaces of an emulated fabric: what a cable carries, with nothing of bml on it."""
+"""Plain sockets in the namespaces of an emulated fabric: they show what a cable carries, without bml."""
 
 from __future__ import annotations
 

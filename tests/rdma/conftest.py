@@ -1,4 +1,4 @@
-"""Inside the virtual machine: where its NICs are, how to hurt them, and settings for its speed."""
+"""Inside the virtual machine: its NICs, faults of them, and settings for its speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole jobs over RDMA: every bit right, whatever is cut, killed or lost on the way."""
+"""Whole jobs over RDMA: every bit is right, whatever is cut, killed or lost."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_a_server_that_loses_all_its_nics_is_out() -> None:
     assert all(seen[-1] == [0, 1, 2] for seen in result.values.values())
 
 
-def test_loss_on_one_rail_evicts_nobody() -> None:
+def test_loss_on_one_rail_evicts_no_server() -> None:
     subprocess.run(["tc", "qdisc", "add", "dev", "s1r0", "root", "netem", "loss", "2%"], check=True)
     try:
         result = launch(lambda session: steps(session, 100_000, 6, {}), "bcube:2x2")

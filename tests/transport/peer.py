@@ -1,4 +1,4 @@
-"""Another process: server 1 with one NIC. Says where it listens, reads where server 0 does, sends bulk."""
+"""Another process: server 1 with one NIC. It prints its endpoint, reads server 0's, and sends long frames."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Memory is used again, but never while anybody can see it; and not much more is kept than is needed."""
+"""The pool reuses memory, but never while a view of it exists, and keeps little more than is needed."""
 
 from __future__ import annotations
 

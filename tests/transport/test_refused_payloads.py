@@ -1,4 +1,4 @@
-"""A payload that turns out to say what cannot be closes the connection that brought it, and nothing else."""
+"""An invalid payload closes the connection that brought it, and no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared memory in parts: who may write and read, status pages, results mapped in one piece, waiting."""
+"""The parts of shared memory: segments, status pages, results mapped in one piece, waiting."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_status_pages_that_cannot_be_used_are_named() -> None:
         mine.open({0: mine.own.address, 1: other.own.address._replace(namespace=1)})
 
 
-def test_who_is_dead_already_has_no_status_page_and_is_named_when_it_is_needed() -> None:
+def test_a_server_that_is_dead_already_has_no_status_page_and_is_named_when_it_is_needed() -> None:
     mine, other = StatusPages(0, TOKEN, JOB), StatusPages(1, TOKEN, JOB)
     dead = other.own.address._replace(fd=9999)
     mine.open({0: mine.own.address, 1: dead})
@@ -138,7 +138,7 @@ def test_a_view_that_comes_while_status_pages_are_looked_up_is_not_missed() -> N
     assert [page.address for page in mine.of((0, 1))] == [mine.own.address, second.own.address]
 
 
-def test_result_sets_are_free_when_nobody_holds_them() -> None:
+def test_result_sets_are_free_when_no_server_holds_them() -> None:
     page = StatusPages(0, TOKEN, JOB)
     page.open({0: page.own.address})
     entries = [page.own.hold(number) for number in range(N_HELD)]
@@ -325,7 +325,7 @@ def test_a_vector_that_comes_again_is_read_as_it_is_now_whatever_came_between(
     check(4.0)
 
 
-def test_a_try_that_came_to_nothing_leaves_no_trace_whoever_copies(host: Host) -> None:
+def test_an_attempt_that_failed_leaves_no_trace_with_any_use(host: Host) -> None:
     uses = [Use.OWN, Use.READ, Use.KEPT]
     for number in range(3):
         begin(host, [np.full(70_001, -1.0) for _ in host], "sum", uses)

@@ -79,7 +79,7 @@ def test_too_many_for_the_cores_stay_where_they_are(n_threads: int, n_cores: int
     assert not CoreContention(0, n_threads, n_cores, most).may_move
 
 
-def test_who_has_shared_his_core_just_now_does_not_go_to_sleep() -> None:
+def test_a_thread_that_shared_its_core_just_now_does_not_sleep() -> None:
     contention = CoreContention(0, 2, 2, 1)
     contention.wait_begins()
     now_s = perf_counter()
@@ -99,7 +99,7 @@ def test_a_long_wait_ends_in_sleep_however_many_share_the_core() -> None:
         assert 10 * MS < now_s - began_s < 30 * MS
 
 
-def test_who_moves_may_use_the_cores_that_he_might_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_moves_may_use_the_same_cores_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     class AlwaysContended(CoreContention):
         def yielded(self, from_s: float, to_s: float) -> bool:
             return True

@@ -1,4 +1,4 @@
-"""The verbs transport on NICs of the tests: in place, without copies, bounded, fenced, and always closed."""
+"""The verbs transport on NICs in memory: payloads in place, no copies, bounds, fences, everything closed."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_fence_in_mid_transfer(who: str, flows: int) -> None:
         for transport in wires.transports if who == "both" else [sender if who == "sender" else receiver]:
             transport.fence()
         handler = wires.handlers[1]
-        if who != "sender":  # whoever fenced may use its memory for something else
+        if who != "sender":  # a server that fenced may use its memory for something else
             handler.memory[:] = b"m" * (4 * size)
         if who != "receiver":
             for old in olds:
@@ -289,14 +289,14 @@ def test_what_was_written_before_the_peer_closed_is_still_received() -> None:
     with VerbsWires(2, 1, nbytes=100) as wires:
         wires.connect()
         wires.transports[0].send(1, 0, header(0, 0, 100), memoryview(bytes(100)))
-        wires.poller._run_soon()  # the frame is written, and nobody has looked at the other side
+        wires.poller._run_soon()  # the frame is written, and the other side has not looked yet
         wires.transports[0].close()
         wires.until(lambda: wires.handlers[1].losses, "the end")
         assert wires.handlers[1].frames
         assert wires.handlers[1].losses[0][2] == "eof"
 
 
-def test_frames_before_the_link_is_up_wait_and_nobody_there_is_lost() -> None:
+def test_frames_before_the_link_is_up_wait_and_an_absent_peer_is_lost() -> None:
     with VerbsWires(2, 1, nbytes=2000, connect_s=0.3) as wires:
         one, other = wires.transports
         other.set_peers({(0, 0): one.endpoints[0]})
@@ -340,7 +340,7 @@ def test_silence_and_its_end() -> None:
 @pytest.mark.parametrize("who", [0, 1])
 @pytest.mark.parametrize("flows", range(0, 12, 2))
 def test_frames_wait_for_the_end_of_a_short_silence(who: int, flows: int) -> None:
-    """A NIC that is silent for less than `detect_s` is missed by nobody, so nothing may be lost either."""
+    """A NIC that is silent for less than `detect_s` is missed by no server, so nothing may be lost either."""
     size, n = 20_000, 8
     with VerbsWires(2, 1, nbytes=n * size) as wires:
         wires.connect()

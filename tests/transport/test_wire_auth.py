@@ -1,4 +1,4 @@
-"""Only who has the token, for this job and this level, gets in; everybody else gets a reason."""
+"""Only a dialer with the token, for this job and level, is accepted; every other gets a reason."""
 
 import random
 
@@ -39,7 +39,7 @@ def dialer(
 
 
 def converse(one: AcceptorHandshake, other: DialerHandshake, chunk: int = 1000) -> None:
-    """Carry the bytes both ways in chunks until nobody has anything to say."""
+    """Carry the bytes both ways in chunks until no side has more to send."""
     to_other, to_one = one.start(HERE, THERE), other.start(THERE, HERE)
     while (to_other and other.wants_nbytes) or (to_one and one.wants_nbytes):
         take = min(chunk, other.wants_nbytes)
@@ -51,7 +51,9 @@ def converse(one: AcceptorHandshake, other: DialerHandshake, chunk: int = 1000) 
 
 
 @given(st.integers(1, 200), st.binary(min_size=1), st.integers(0, 2**32 - 1), st.integers(0, 2**16 - 1))
-def test_both_sides_learn_who_the_other_is(chunk: int, token: bytes, server: int, level: int) -> None:
+def test_both_sides_learn_the_identity_of_the_other(
+    chunk: int, token: bytes, server: int, level: int
+) -> None:
     me = Hello(Role.CONTROL, b"j" * 64, server, level)
     one = acceptor(token, me._replace(server=9))
     other = dialer(token, me, expect=9)
@@ -115,13 +117,13 @@ def test_what_a_dialer_says_opens_no_other_door(
     answer = one.feed(other.feed(to_other))
     assert not one.done
     assert one.peer is None
-    assert one.error != "wrong token", "the proof itself is right, it is for somebody else"
+    assert one.error != "wrong token", "the proof itself is right, it is for another server"
     other.feed(answer)
     assert not other.done
 
 
 class Credulous(AcceptorHandshake):
-    """Has the token and lets everybody in."""
+    """An acceptor with the token that accepts every dialer."""
 
     def _judge(self, claim: object) -> Refusal:
         return Refusal.OK

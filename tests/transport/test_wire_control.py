@@ -125,7 +125,7 @@ def test_a_reset_is_told_from_an_end_of_file(desk: Desk) -> None:
     assert coordinator.closed
 
 
-def test_nobody_listens_is_refused(desk: Desk) -> None:
+def test_a_port_without_a_listener_is_refused(desk: Desk) -> None:
     desk.listener.close()
     desk.dial()
     desk.until(lambda: desk.failed, "the failure")
@@ -133,7 +133,7 @@ def test_nobody_listens_is_refused(desk: Desk) -> None:
     assert HOST in desk.failed[0].why
 
 
-def test_nobody_answers_is_a_timeout(desk: Desk) -> None:
+def test_no_answer_is_a_timeout(desk: Desk) -> None:
     with socket.create_server((HOST, 0)) as mute:
         host, port = mute.getsockname()
         failed: list[End] = []

@@ -1,4 +1,4 @@
-"""Silence that only a detector can notice, and strangers who are shown out while the others go on."""
+"""Silent NICs, which only a detector can notice, and strangers, which are refused and disturb no server."""
 
 import contextlib
 import random
@@ -72,7 +72,7 @@ def test_the_death_of_a_peer_is_not_noticed_through_a_silent_nic() -> None:
 
 
 @pytest.mark.parametrize("silent", [0, 1])
-def test_nobody_connects_over_a_silent_nic(silent: int) -> None:
+def test_no_server_connects_over_a_silent_nic(silent: int) -> None:
     with Wires(2, 1, connect_s=0.3) as wires:
         wires.transports[silent].silence(0)
         for server, transport in enumerate(wires.transports):
@@ -129,7 +129,7 @@ def test_a_stranger_is_shown_out(difference: dict[str, object], caplog: pytest.L
         for server in (1, 2):
             wires.transports[server].set_peers(wires.wanted(server))
         stranger.set_peers(wires.wanted(0))
-        wires.until(lambda: all(h.losses for h in wires.handlers), "nobody gets the stranger")
+        wires.until(lambda: all(h.losses for h in wires.handlers), "no server accepts the stranger")
         assert wires.handlers[0].losses[0][2] == "refused"
         assert "refused by the other side: wrong" in wires.handlers[0].losses[0][3]
         assert "closed a connection" in caplog.text

@@ -1,4 +1,4 @@
-"""Headers survive the wire, and nothing else passes for one."""
+"""Headers are read back as they were written, and other bytes are refused."""
 
 import random
 import struct

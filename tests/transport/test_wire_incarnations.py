@@ -60,7 +60,7 @@ def test_a_zombie_cannot_take_the_place_of_its_successor(used: bool) -> None:
         successor.close()
 
 
-def test_a_successor_waits_for_the_view_and_takes_nobodys_place_before() -> None:
+def test_a_successor_waits_for_the_view_and_takes_no_place_before() -> None:
     with Wires(2, 1, nbytes=4) as wires:
         wires.connect()
         one = wires.transports[1]
@@ -91,7 +91,7 @@ def test_a_zombie_that_came_first_is_not_taken_for_its_successor() -> None:
             transport.close()
 
 
-def test_nobody_dials_into_another_incarnation() -> None:
+def test_no_server_dials_into_another_incarnation() -> None:
     """Server 1 came again, and by chance listens where it did before."""
     with Wires(1, 1) as wires:
         again = wires.make(1, Recorder(), incarnation=NOW, connect_s=0.3)
@@ -105,7 +105,7 @@ def test_nobody_dials_into_another_incarnation() -> None:
         again.close()
 
 
-def test_heartbeats_of_a_zombie_keep_nobody_alive() -> None:
+def test_heartbeats_of_a_zombie_keep_no_server_alive() -> None:
     with Wires(2, 1) as wires, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as zombie:
         wires.connect()
         zombie.bind((nic(0, 0), 0))

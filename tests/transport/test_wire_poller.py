@@ -1,4 +1,4 @@
-"""The loop: stale events, timers, wake-ups, and nothing left open."""
+"""The poller: stale events, timers, wake-ups, and no descriptor left open."""
 
 import os
 import threading

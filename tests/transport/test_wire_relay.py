@@ -1,4 +1,4 @@
-"""Somebody without the token at a dead server's address relays what is said to it: nobody believes it."""
+"""An attacker without the token relays handshakes from a dead server's address: every server refuses them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEVELS = 2
 
 
 @pytest.mark.parametrize("knows", ["connected", "expected", "not yet"])
-def test_nobody_becomes_server_0_on_a_data_port(knows: str) -> None:
+def test_no_attacker_becomes_server_0_on_a_data_port(knows: str) -> None:
     """Server 1 is dead; what server 0 says to its address is relayed to server 2, in all its states."""
     with Wires(3, LEVELS) as wires:
         dead, victim = wires.transports[1], wires.transports[2]
@@ -31,7 +31,7 @@ def test_nobody_becomes_server_0_on_a_data_port(knows: str) -> None:
         dead.close()
         with Relay(seat, victim.endpoints[0], FORGED) as relay:
             wires.transports[0].set_peers({(1, 0): seat})
-            wires.until(lambda: relay.relayed, "somebody dialled the dead server")
+            wires.until(lambda: relay.relayed, "a server dialled the dead one")
             polled(wires.poller, 0.2)
         assert len(relay.relayed[0].said) > 100, "server 0 proved itself"
         assert victim._parking._sockets == {}
@@ -46,7 +46,7 @@ def test_nobody_becomes_server_0_on_a_data_port(knows: str) -> None:
         wires.until(lambda: wires.handlers[2].frames, "a frame of the real server 0")
 
 
-def test_nobody_is_relayed_to_another_level_or_back_to_its_own_server() -> None:
+def test_no_server_is_relayed_to_another_level_or_back_to_itself() -> None:
     with Wires(2, LEVELS, connect_s=0.5) as wires:
         zero, one = wires.transports
         with socket.create_server((nic(7, 0), 0)) as free:
@@ -54,8 +54,8 @@ def test_nobody_is_relayed_to_another_level_or_back_to_its_own_server() -> None:
         for victim in (one.endpoints[1], zero.endpoints[0], one.endpoints[0]):
             zero.set_peers({})
             with Relay(seat, victim, FORGED) as relay:
-                zero.set_peers({(1, 0): seat})  # it was told a wrong address, or somebody has taken it
-                wires.until(lambda r=relay: r.relayed, "somebody dials")  # type: ignore[misc]
+                zero.set_peers({(1, 0): seat})  # it was told a wrong address, or another process has taken it
+                wires.until(lambda r=relay: r.relayed, "a server dials")  # type: ignore[misc]
                 polled(wires.poller, 0.1)
             for transport, handler in zip(wires.transports, wires.handlers, strict=True):
                 assert transport._parking._sockets == {}
@@ -125,7 +125,7 @@ def test_heartbeats_that_were_overheard_never_count_again() -> None:
         _connect_as_server_0(wires, sock.getsockname())
         for datagram in recorded:
             sock.sendto(datagram, target)
-        wires.until(lambda: heartbeats.rejected == 5, "they are old, whoever has connected")
+        wires.until(lambda: heartbeats.rejected == 5, "they are old, even after a connection")
         wires.transports[1].set_peers({(0, 0): sock.getsockname()}, {0: 7})
         for datagram in (*recorded, seal_heartbeat(TOKEN, JOB.encode(), Heartbeat(0, 1, 0, 99, 7, 3))):
             sock.sendto(datagram, target)

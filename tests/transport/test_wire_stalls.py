@@ -1,4 +1,4 @@
-"""Connections that stand still while heartbeats pass: what the kernel says of them, and probes."""
+"""Connections that stand still while heartbeats pass: the kernel's counters of them, and probes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real connections on loopback: in place, by priority, exact, fenced, and each bound to its NIC."""
+"""Real connections on loopback: payloads in place, priorities, exact bytes, fences, each bound to its NIC."""
 
 import contextlib
 import random
@@ -329,7 +329,7 @@ def test_an_untouched_connection_is_replaced_without_a_word() -> None:
         again.close()
 
 
-def test_nobody_there_is_lost_at_the_deadline_once() -> None:
+def test_a_peer_that_never_comes_is_lost_at_the_deadline_once() -> None:
     with Wires(2, 1, connect_s=0.3) as wires:
         one, other = wires.transports
         with socket.create_server((nic(8, 0), 0)) as free:

@@ -1,4 +1,4 @@
-"""Payloads that servers of one host read in each other's memory: what is referred to, sent, refused."""
+"""Zero-copy sends between servers of one host: payloads that are referred to, sent, refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONG = 2 * LEAST_NBYTES
 
 
 class Neighbours(Wires):
-    """Servers of one host; `strangers` are told of nobody's registration page, and show theirs to nobody."""
+    """Servers of one host; `strangers` know no other registration page, and no other server knows theirs."""
 
     def __init__(self, strangers: tuple[int, ...] = (), nbytes: int = 16 * LONG):
         self.zero_copies: list[ZeroCopy] = []
@@ -64,7 +64,9 @@ def test_a_long_payload_of_the_pool_is_read_where_it_lies() -> None:
         assert wires.moved() == (LONG, LONG)
         assert wires.transports[0].stats()[1, 0].nbytes_sent < 100
         assert wires.zero_copies[0].partners == (1,)
-        assert wires.transports[1].stats()[0, 0].nbytes_copied_received == LONG, "nobody refers to it here"
+        assert wires.transports[1].stats()[0, 0].nbytes_copied_received == LONG, (
+            "it is not read in place here"
+        )
 
 
 def test_a_payload_that_is_read_in_place_is_not_copied() -> None:
@@ -162,7 +164,7 @@ def test_a_reference_to_memory_that_does_not_exist_ends_the_connection(
 def test_memory_that_cannot_be_mapped_ends_the_connection_and_then_all_is_sent() -> None:
     with Neighbours() as wires:
         x = wires.array()
-        wires.zero_copies[0].pool.close()  # nobody can open it any more
+        wires.zero_copies[0].pool.close()  # no process can open it any more
         wires.send(0, x)
         wires.until(lambda: wires.handlers[1].losses, "the loss")
         assert "cannot be mapped" in wires.handlers[1].losses[0][3]
@@ -176,7 +178,7 @@ def test_memory_that_cannot_be_mapped_ends_the_connection_and_then_all_is_sent()
         assert wires.moved() == (LONG, 0)
 
 
-def test_a_registration_page_without_the_token_of_another_host_or_of_nobody_is_not_used() -> None:
+def test_a_registration_page_without_the_token_of_another_host_or_missing_is_not_used() -> None:
     own, other = ZeroCopy(TOKEN, JOB, 0, 2), ZeroCopy(b"another token", JOB, 1, 2)
     good = ZeroCopy(TOKEN, JOB, 1, 2)
     wrong = [

@@ -64,7 +64,7 @@ _PORT = {Role.DATA: Role.DATA, Role.CONTROL: Role.CONTROL, Role.PROBE: Role.DATA
 
 
 class Hello(NamedTuple):
-    """Who one side of a connection is; `level` is 0 on control connections.
+    """The identity of one side of a connection; `level` is 0 on control connections.
 
     `incarnation` numbers the runs of a server that came later than the others, or again; 0 is the first.
     """
@@ -100,7 +100,7 @@ class Identity:
         return cls(token, job_bytes(job), server, incarnation)
 
     def hello(self, role: Role, level: int = 0) -> Hello:
-        """What it says of itself on a connection of this role, over its NIC of `level`."""
+        """The hello of this process on a connection of this role, over its NIC of `level`."""
         return Hello(role, self.job, self.server, level, self.incarnation)
 
 
@@ -246,8 +246,8 @@ class AcceptorHandshake(_Handshake):
     def _refuse(self, code: Refusal) -> bytes:
         # The dialer is told the reason, so that a person can correct the mistake.
         self.error = _REFUSAL_TEXT[code]
-        nobody = _Claim(Hello(self._me.role, b"", 0, 0), 0, 0, b"")
-        return _pack_identity(nobody, code, bytes(NONCE_NBYTES)) + bytes(_MAC_NBYTES)
+        empty = _Claim(Hello(self._me.role, b"", 0, 0), 0, 0, b"")
+        return _pack_identity(empty, code, bytes(NONCE_NBYTES)) + bytes(_MAC_NBYTES)
 
 
 class DialerHandshake(_Handshake):

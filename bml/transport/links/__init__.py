@@ -1,4 +1,4 @@
-"""What all transports share: a link per (peer, level), which is dialled, kept, probed and opened again.
+"""The base of all transports: a link per (peer, level), which is dialled, kept, probed and opened again.
 
 transport    `LinkTransport`, the base of every transport: which links are wanted, faults, what is lost
 link         `Link`: the state, queue and counters of one (peer, level); `LinkConnection`, the contract of

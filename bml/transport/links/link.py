@@ -17,7 +17,7 @@ OnEnd = Callable[[LostKind, str], None]
 
 
 class LinkCallbacks(NamedTuple):
-    """What a connection calls: the methods of the `Handler`, bound to one link, and `end` when it is over."""
+    """The callbacks of a connection: methods of the `Handler`, bound to one link, and `end` for its end."""
 
     admit: Callable[[Header], memoryview | Verdict]
     received: Callable[[Header], None]

@@ -1,4 +1,4 @@
-"""What all transports share: one authenticated TCP stream per (peer, level), bound to that NIC's address.
+"""The base of all transports: one authenticated TCP stream per (peer, level), bound to that NIC's address.
 
 Listening, dialling, the handshake, heartbeats, parking, faults and which links are wanted are the same for
 every transport. A transport differs only in what a link does with its authenticated stream: that is in the

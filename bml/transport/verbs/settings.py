@@ -1,4 +1,4 @@
-"""What can be set about RDMA, with defaults that are safe on any NIC; read from BML_* of the environment."""
+"""The settings of RDMA, read from BML_* of the environment; the defaults are safe on every NIC."""
 
 from __future__ import annotations
 
