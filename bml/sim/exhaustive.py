@@ -1,10 +1,9 @@
 """Every interleaving of the commit protocol of a few servers, up to a bound: a small model, the real cores.
 
-Real `ServerCore`s and a real `Coordinator` run one step over a vector of one element. Nothing has a time:
-any message that is first in its channel may be delivered next, any user may bring its contribution next, any
-server that is still allowed to fail may crash, freeze or thaw next, and what is wrong may be noticed next:
-that a process is gone, that a server is silent, that it is heard again. States that were reached before are
-not gone on from again.
+Real `ServerCore`s and a real `Coordinator` run one step over a vector of one element. Nothing has a time. The
+next event may be the delivery of any message that is first in its channel, the contribution of any user, a
+crash, freeze or thaw of any server that may still fail, or the notice of a failure: a process is gone, a
+server is silent, or it is heard again. The search does not go on from a state that was reached before.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The engine of one step on one server, for programs that are forests: it decides which slices to add or
-send.
+"""The engine of one step on one server, for programs that are forests: it says when to add and send slices.
 
 There is no barrier between stages: a slice goes on as soon as its inputs are there, so the reduction of later
 slices overlaps the broadcast of earlier ones. The engine moves no bytes. `place` says where the payload of a

@@ -60,7 +60,7 @@ _SHARED_POINTS = {
 
 @dataclass(frozen=True)
 class When:
-    """So long after the `nth` event of this name; after the start of the run if `point` is empty."""
+    """`after_s` seconds after the `nth` event of this name; after the start if `point` is empty."""
 
     point: str
     nth: int
@@ -73,9 +73,9 @@ class When:
 
 @dataclass(frozen=True)
 class Mishap:
-    """One thing that goes wrong, to `target`, for `for_s` seconds (where that means anything).
+    """One mishap of `target`, for `for_s` seconds if it lasts.
 
-    One of a single server without a target befalls the server at which `when` came about.
+    A mishap of one server that has no target hits the server at which the event of `when` happened.
     """
 
     kind: str
@@ -105,7 +105,7 @@ KINDS = {
     "coordinator-crash": 4,
     "coordinator-freeze": 3,
 }
-#: The same for traffic that gets through in part: one kind of it, or one way alone.
+#: The same for paths that pass traffic in part: of one kind, or one way.
 PATH_KINDS = {"stall": 4, "deaf": 2, "mute": 2, "unheard": 1, "lossy": 2}
 _HOW_MANY = (0, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 4, 4, 5)
 
@@ -121,7 +121,7 @@ def draw(chance: random.Random, fabric: Fabric, detect_s: float) -> Mishaps:
 
 
 def _in_recovery(chance: random.Random, fabric: Fabric, detect_s: float) -> Mishaps:
-    """Something that needs a new view, a coordinator that fails while it makes one, and perhaps more."""
+    """A mishap that needs a new view, a coordinator that fails while it makes one, and perhaps a third."""
     n = fabric.n_servers
     first = Mishap(
         chance.choice(("crash", "crash", "freeze", "silent")),
@@ -233,14 +233,14 @@ def _moment_s(chance: random.Random) -> float:
 
 
 def _long_s(chance: random.Random, detect_s: float) -> float:
-    """Mostly so long that the others go on without the server; they may have, or be about to."""
+    """A time in seconds, mostly so long that the others go on without the server, or are about to."""
     return detect_s * chance.choice(
         (chance.uniform(0.5, 2.0), chance.uniform(1.5, 4.0), chance.uniform(4.0, 7.0))
     )
 
 
 def draw_absent(chance: random.Random, fabric: Fabric) -> tuple[int, ...]:
-    """Servers that are not there from the beginning: mostly none, else one or two."""
+    """Draw servers that are absent at the beginning: mostly none, else one or two."""
     some = _pair(chance, fabric)[: chance.choice((0, 0, 0, 1, 2, 2))]
     together = len(fabric.without(*map(ServerFailure, some)).components()) == 1
     return tuple(sorted(some if together else some[:1]))
@@ -290,7 +290,7 @@ def draw_joins(
 
 
 def _two_come_back(chance: random.Random, fabric: Fabric, detect_s: float) -> Mishaps:
-    """Two servers go, and come again close together; perhaps something goes wrong meanwhile."""
+    """Two servers leave, and join again close together; perhaps another mishap happens meanwhile."""
     found: list[Mishap] = []
     gone = When("submit", chance.randint(1, 6 * fabric.n_servers), 0.0)
     back_s, apart_s = chance.uniform(0.1, 0.2), chance.choice((0.0, 0.0, 0.04))
@@ -367,7 +367,7 @@ def _when(chance: random.Random, fabric: Fabric, detect_s: float) -> When:
 
 
 def _for_s(chance: random.Random, kind: str, detect_s: float) -> float:
-    """Too short to be noticed, about as long as that takes, or much longer."""
+    """A time in seconds: too short to be noticed, about as long as the detector takes, or much longer."""
     some_s = detect_s * chance.choice((0.1, 0.5, 1.0, 1.5, 2.5, 4.0, 7.0)) * chance.uniform(0.8, 1.2)
     if kind in ("silent", "switch", "partition"):
         return FOREVER if chance.random() < 0.6 else some_s

@@ -55,7 +55,7 @@ class Endings:
         self._returned: set[tuple[int, int]] = set()
 
     def raised(self, server: int, text: str, now_s: float) -> None:
-        """The function of `server` raised, which was told to its coordinator in these words."""
+        """The function of `server` raised; its coordinator got this text."""
         self._raised[text] = server
         self.last_s = now_s
 
@@ -76,7 +76,7 @@ class Endings:
                 raise PromiseBroken(4, f"server {server} is told {error}, no function returned then")
 
     def check_told(self, whole: Iterable[int], errors: dict[int, BmlError]) -> None:
-        """Promise 4: an error on one of `whole`, to whom nothing befell, is told to all of them."""
+        """Promise 4: an error on one of `whole`, which no mishap befell, reaches all of them."""
         whole = tuple(whole)
         failed = [text for text, server in self._raised.items() if server in whole]
         for server in whole if failed else ():
@@ -90,7 +90,7 @@ class Endings:
         return isinstance(error, TrainingError | StepMismatch)
 
     def check_bound(self, faults: int, ended_s: float) -> None:
-        """Promise 4: it takes not long, if nothing else went wrong."""
+        """Promise 4: the job ends within a bound, if there was no other mishap."""
         if faults == 1 and self.last_s is not None and ended_s - self.last_s > BOUND_S:
             late_s = ended_s - self.last_s
             raise PromiseBroken(4, f"the job ended {late_s:.3f} s after its training function had")

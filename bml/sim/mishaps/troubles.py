@@ -17,11 +17,11 @@ Nic = tuple[int, int]
 """(server, level)."""
 
 _RECENT_S = 6.0
-"""For so long trouble that is over may still have effects: silence is tolerated, answers are awaited."""
+"""How long trouble that is over may still have effects: silence is tolerated, answers are awaited."""
 
 
 class Troubles:
-    """Until when each server of `fabric` is, or was, in trouble; times are virtual seconds."""
+    """The times at which the trouble of each server of `fabric` ends, in virtual seconds."""
 
     def __init__(self, fabric: Fabric):
         self._fabric = fabric
@@ -82,7 +82,7 @@ class Troubles:
         }
 
     def reachable(self, servers: Iterable[int], now_s: float) -> list[int]:
-        """Those of these servers that all others could reach, or nearly all, all the time lately.
+        """The ones among these servers that all others, or nearly all, could reach during the last seconds.
 
         A server whose neighbours were all in trouble hears no other, as if it were in trouble itself.
         """

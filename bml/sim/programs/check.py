@@ -26,7 +26,7 @@ _OF_INTERRUPTED = ("Interrupted", "SessionBroken", "StepMismatch", "TrainingErro
 """Errors that servers may end with when a signal's handler raised on one of them, in a call or a loop."""
 
 
-class Verdict(NamedTuple):
+class CheckedProgram(NamedTuple):
     """The program of a seed, its faults, and the violations; no violation if all is right."""
 
     seed: int
@@ -68,7 +68,7 @@ class Ends:
             self.errors.append((communicator.server, communicator.joins, error))
 
 
-def check(seed: int) -> Verdict:
+def check(seed: int) -> CheckedProgram:
     """Run the program of a seed among its faults."""
     chance = random.Random(f"programs {seed}")
     program = Writer(chance, chance.random() < _FLAWED).program()
@@ -81,7 +81,7 @@ def check(seed: int) -> Verdict:
         group = run(program.compiled(), range(n_servers), faults, ends.note)
     ends.failed = group.error is not None
     violations = [*group.violations, *judge(program, n_servers, ends, bool(faults.interrupts))]
-    return Verdict(seed, program, faults, n_servers, group, tuple(violations))
+    return CheckedProgram(seed, program, faults, n_servers, group, tuple(violations))
 
 
 def check_all(seeds: Iterable[int]) -> Tally:
