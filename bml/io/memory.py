@@ -180,7 +180,7 @@ class RegisteredPool:
         self._volume = 0
         self._review_at = 0
         self.changes = 0
-        """How often a region was made or dropped. Other servers compare it with what they have mapped."""
+        """The number of changes: regions made or dropped. Others compare it with what they have mapped."""
         forks.on_fork(self)
 
     def add_nic(self, register: Register) -> int:

@@ -98,7 +98,7 @@ def yield_core(contention: CoreContention) -> bool:
 
 
 def n_cores() -> int:
-    """How many cores the calling thread may use."""
+    """The number of cores that the calling thread may use."""
     return len(os.sched_getaffinity(0))
 
 

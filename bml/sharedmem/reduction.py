@@ -33,7 +33,7 @@ _NOTHING: Array = np.empty(0, np.uint8)
 
 
 class Use(Enum):
-    """How the result of a step is used."""
+    """The use that a user makes of the result of a step."""
 
     OWN = "the user gets a copy of its own, and usually drops it soon"
     READ = "the user only reads it, in place if possible"

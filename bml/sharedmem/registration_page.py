@@ -32,7 +32,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class RegistrationPageAddress(NamedTuple):
-    """How other servers find a server's registration page: by machine, container and process.
+    """The address of a server's registration page: machine, container, process and file descriptor.
 
     `nonce` is different for every registration page.
     """
@@ -69,7 +69,7 @@ class RegistrationPage:
 
     @property
     def fences(self) -> int:
-        """How often the owner has fenced."""
+        """The number of the owner's fences."""
         return self._words[_FENCES]
 
     def fence(self) -> None:
@@ -121,7 +121,7 @@ class PeerRegistrationPage:
 
     @property
     def fences(self) -> int:
-        """How often the owner has fenced."""
+        """The number of the owner's fences."""
         return self._words[_FENCES]
 
     def reads(self, server: int) -> int:

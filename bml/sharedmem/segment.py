@@ -25,7 +25,7 @@ _serials = itertools.count(1)
 
 
 class SegmentAddress(NamedTuple):
-    """How other processes find a segment; no two segments of a process have the same address."""
+    """The address of a segment; no two segments of a process have the same."""
 
     process: int
     fd: int

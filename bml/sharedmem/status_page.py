@@ -50,7 +50,7 @@ _NOTHING_HELD = bytes(8 * N_HELD)
 
 
 class StatusPageAddress(NamedTuple):
-    """How other servers find a server's status page."""
+    """The address of a server's status page: process, file descriptor and container."""
 
     process: int
     fd: int
@@ -220,7 +220,7 @@ class PeerStatusPage:
 
     def held(self) -> set[int]:
         """The result sets that its user reads, or was reading when the server died."""
-        if self._held.tobytes() == _NOTHING_HELD:  # as a rule
+        if self._held.tobytes() == _NOTHING_HELD:  # which is usual
             return set()
         return {entry - 1 for entry in self.words[_HELD : _HELD + N_HELD] if entry}
 

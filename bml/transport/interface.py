@@ -22,12 +22,12 @@ LinkKey = tuple[int, int]
 FIRST_INCARNATIONS: Final[Mapping[int, int]] = MappingProxyType({})
 """Peer -> its incarnation, for the peers that are not in their first: none."""
 LostKind = Literal["reset", "eof", "refused", "timeout", "malformed"]
-"""How a connection was lost. `reset` and `refused` come from a machine that lives, but without the process;
+"""The ways to lose a connection. `reset` and `refused`: the machine lives, but without the process;
 `timeout`: nothing came back, or the path is gone; `malformed`: the bytes were not frames."""
 
 
 class Verdict(enum.Enum):
-    """What a transport does with a frame for which the handler has no buffer."""
+    """The treatment of a frame for which the handler has no buffer."""
 
     DROP = "drop"
     WAIT = "wait"

@@ -1,4 +1,4 @@
-"""How two processes meet: the handshake that proves the token, and the sockets and channels built on it.
+"""Meeting of two processes: the handshake that proves the token, and the sockets and channels built on it.
 
 auth         the handshake as a state machine, bytes in and bytes out (pure)
 sealing      sealed heartbeats (pure)

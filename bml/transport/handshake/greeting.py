@@ -148,7 +148,7 @@ class Greeting:
 
 
 class Route(NamedTuple):
-    """How an attempt to connect leaves this machine."""
+    """The way of an attempt to connect out of this machine."""
 
     source: str | None = None
     """The local address to connect from; None: the kernel chooses."""

@@ -23,7 +23,7 @@ from bml.transport.tcp.connection import TcpConnection
 from bml.transport.tcp.incoming import Incoming
 
 _TURN_NBYTES = 4 << 20
-"""How many bytes are received by reference before it is the turn of other descriptors: the headers of a whole
+"""The bytes that are received by reference before it is the turn of other descriptors: the headers of a whole
 step come at once."""
 
 

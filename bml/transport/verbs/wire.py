@@ -176,17 +176,17 @@ def pack_cancels(offers: list[int]) -> bytes:
 
 
 def most_offers(slot_nbytes: int) -> int:
-    """How many offers fit into one message."""
+    """The number of offers that fit into one message."""
     return (slot_nbytes - HEAD.size) // _OFFER.size
 
 
 def most_grants(slot_nbytes: int) -> int:
-    """How many grants fit into one message."""
+    """The number of grants that fit into one message."""
     return (slot_nbytes - HEAD.size - _GENERATION.size) // _GRANT.size
 
 
 def most_cancels(slot_nbytes: int) -> int:
-    """How many cancels fit into one message."""
+    """The number of cancels that fit into one message."""
     return (slot_nbytes - HEAD.size) // _CANCEL.size
 
 
