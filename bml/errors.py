@@ -36,7 +36,7 @@ class StartError(FabricError):
 class StateMismatch(BmlError):
     """The job ended, but its servers hold different parameters, or count different samples as used.
 
-    On a server that joins: the others hold different states, of which none can be given to it.
+    On a server that joins: the others hold different states, of which none can be sent to it.
     """
 
 

@@ -55,7 +55,7 @@ def contributes(driver: Driver) -> list[coord.Instruction]:
 
 @pytest.fixture
 def without() -> Driver:
-    """A job of nine that has lost COMER; all others can give the state."""
+    """A job of nine that has lost COMER; all others can send the state."""
     driver = Driver("bcube:3x2").start()
     lose(driver)
     all_can_send_state(driver)

@@ -157,9 +157,9 @@ class Status(_Message, frozen=True):
     `outcome` is "" while the training function runs, then "done" or "failed".
     `incarnation`: None for the first.
     `final` are the elements of step `committed` + 1 that are final here, in the view that is installed, of
-    `n_elements` in all (0: that step was not begun). `ready`: its training function is where a joiner can be
-    given the state; before, it stays outside. `behind`: it is a learner that must not contribute yet, because
-    its user replays, or needs a later state.
+    `n_elements` in all (0: that step was not begun). `ready`: the training function of a joiner is where it
+    takes the state; before, the joiner stays in no view. `behind`: this is a learner that must not contribute
+    yet, because its user replays, or needs a later state.
     """
 
     server: int

@@ -222,7 +222,7 @@ class User:
 
     @property
     def waits_for_state(self) -> bool:
-        """Whether it has stopped at a boundary until it is given a state that is not here yet."""
+        """Whether it has stopped at a boundary to wait for a state that is not here yet."""
         return self._idle and self._here is None and not self._wakes and not self.over
 
     def state_complete(self, step: int, digests: dict[Part, str]) -> None:
