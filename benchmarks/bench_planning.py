@@ -54,7 +54,7 @@ class Case:
 
 @dataclass
 class Group:
-    """Cases that share a promise: mean and worst ratio, and what may not be exceeded."""
+    """Cases that share a promise: mean and worst ratio, and their limits."""
 
     name: str
     cases: int

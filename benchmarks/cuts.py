@@ -4,7 +4,7 @@
 
 Nine servers in network namespaces sum vectors of integers, other ones in every step, and every server
 compares every result with the exact sum. Meanwhile cables are cut at random, so that a NIC loses its carrier,
-or made black holes, which only silence tells, and healed, perhaps before anybody has noticed.
+or made black holes, which only silence shows, and healed, perhaps before any server has noticed.
 A fresh job every 20 cuts, as links that failed often are trusted late.
 """
 
@@ -32,7 +32,7 @@ NOTICED_S = 1.0
 
 
 def training(stop: Path, seed: int) -> Any:
-    """Every server sums until somebody has seen `stop`; returns the number of steps, all of them right."""
+    """Every server sums until one has seen `stop`; returns the number of steps, all of them right."""
 
     def train(session: bml.Session) -> int:
         tables = [np.random.default_rng((seed, each)).integers(-(2**40), 2**40, LENGTH) for each in range(9)]
@@ -65,18 +65,18 @@ class Cutter:
         self._struck: dict[tuple[int, int], int] = {}
 
     def one(self) -> str:
-        """Break a cable at some moment; returns what was done."""
+        """Break a cable at a random moment; return a text about the damage."""
         time.sleep(self._chance.uniform(0.02, 0.3))
         link = self._choose()
         kind = self._chance.choice(["cut", "blackhole"])
         (self._network.cut if kind == "cut" else self._network.blackhole)(*link)
-        # Shorter than anybody needs to notice, about as long, or longer than the view change.
+        # Shorter than the time to notice it, about as long, or longer than the view change.
         self._broken[link] = time.monotonic() + self._chance.choice([0.02, 0.1, 0.6, 1.5])
         self._struck[link] = self._struck.get(link, 0) + 1
         return f"{kind}:{link[0]}/{link[1]}"
 
     def heal(self) -> None:
-        """Heal what has been broken long enough."""
+        """Heal cables that have been broken long enough."""
         for link, until_s in list(self._broken.items()):
             if time.monotonic() >= until_s:
                 self._network.heal(*link)
@@ -112,13 +112,13 @@ class Cutter:
         for each in map(parse_failure, now["failures"]):
             assert isinstance(each, LinkFailure), f"{each}: {now['reason']}"
             failures.add((each.server, each.level))
-        # What was broken for a moment only may be about to be noticed.
+        # Servers may be about to notice damage that lasted a moment only.
         late = {link for link, at_s in self._healed.items() if time.monotonic() - at_s < NOTICED_S}
         return failures | late | set(self._broken)
 
 
 def run(network: EmulatedFabric, n_cuts: int, seed: int) -> dict[str, Any]:
-    """One job with so many cuts. Raises what the job raises; returns what happened."""
+    """Run one job with this many cuts; return a record of it. Raises the error of the job."""
     with tempfile.TemporaryDirectory() as folder:
         stop = Path(folder) / "stop"
         with bml.start(

@@ -22,7 +22,7 @@ import bml
 from bml.cli.plan import parse_bytes
 
 EARLY = 20
-"""So many steps at the beginning are shown apart: what grows with the steps is less in them."""
+"""How many steps at the beginning are shown apart: memory that grows with the steps is less there."""
 
 
 def stretches(per_step: npt.NDArray[np.int64]) -> list[int]:
@@ -47,7 +47,7 @@ def training(largest: int, steps: int, seed: int, foreign: bool) -> Callable[[bm
 
         chance = random.Random(seed)
         session.allreduce(np.ones(1000))
-        # Filled before anything is counted: what is written down for every step would look like a leak.
+        # Filled before anything is counted: a record per step would look like a leak.
         within, after, descriptors = (np.full(steps, -1) for _ in range(3))
         before, over = taken(), threading.Event()
         step = 0

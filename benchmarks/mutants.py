@@ -48,7 +48,7 @@ NAMED = (
     "-m pytest -x -q tests/sim/test_simulation_named.py tests/sim/test_joining_runs.py "
     "tests/sim/test_endings.py"
 )
-#: Per package, the folder with its unit tests, and what else is run if those notice nothing.
+#: Per package, the folder with its unit tests, and the commands that follow if those notice nothing.
 STAGES = {
     "bml/protocol": ("tests/protocol", (CHECK, NAMED, SHARED)),
     "faults": ("tests/faults", (CHECK, "-m pytest -x -q tests/schedule/test_detour.py")),
@@ -70,7 +70,7 @@ RENAMED = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 
 def mutations(tree: ast.Module) -> Iterator[tuple[str, int, ast.AST, ast.AST]]:
-    """(kind, line, node, what takes its place) of every mutation of a module."""
+    """Yield (kind, line, node, replacement) of every mutation of a module."""
     skipped = {id(each) for node in ast.walk(tree) for each in _untouched(node)}
     for node in ast.walk(tree):
         if id(node) in skipped:
@@ -140,7 +140,7 @@ class Put(ast.NodeTransformer):
 
 
 def mutant(root: Path, seed: int, number: int) -> tuple[dict[str, object], str]:
-    """Where mutant `number` of this seed is and what it does, and the text of its module."""
+    """Return the place and kind of mutant `number` of this seed, and the text of its module."""
     chance = random.Random(f"{seed} {number}")
     package = chance.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
     found = []
@@ -157,7 +157,7 @@ def mutant(root: Path, seed: int, number: int) -> tuple[dict[str, object], str]:
 
 
 def stages(root: Path, package: str, place: str) -> Iterator[str]:
-    """What to run: first tests that name the module, then the others of its folder, then the rest."""
+    """Return the commands to run: tests that name the module, the others of its folder, then the rest."""
     folder, more = STAGES[package]
     module = place.partition(":")[0].removesuffix(".py").replace("/", ".")
     files = sorted(root.glob("tests/**/test_*.py"))
@@ -180,7 +180,7 @@ def run(root: Path, command: str) -> tuple[int | None, str]:
 
 
 def timed(root: Path, command: str) -> tuple[int | None, str]:
-    """`run` with nobody in the way."""
+    """`run`, while no other process is in the way."""
     uncached = ["-p", "no:cacheprovider"] if "pytest" in command else []
     process = subprocess.Popen(
         [sys.executable, *command.split(), *uncached],

@@ -1,4 +1,4 @@
-"""What steps and computation cost each other when they go on side by side.
+"""How much steps and computation slow each other when they go on at the same time.
 
     python benchmarks/overlap.py --size 4MiB
     python benchmarks/overlap.py --size 4MiB --rate 200mbit        # on an emulated fabric; needs root

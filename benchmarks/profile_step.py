@@ -38,7 +38,7 @@ def training(nbytes: int, steps: int, profiled: int) -> Callable[[bml.Session], 
         vector[:] = 1
 
         def in_loop(function: Callable[[], Any]) -> Any:
-            """Call it in the server's loop and bring back what it returns."""
+            """Call a function in the server's loop and return its result."""
             answers: list[Any] = []
             done = threading.Event()
             server._shell.poller.soon(lambda: (answers.append(function()), done.set()))

@@ -106,7 +106,7 @@ class Cutter(threading.Thread):
 
 
 def outcome(seed: int, fabric: str) -> tuple[str, int]:
-    """Run a job and cut: what was not well, or nothing, and how many connections were shut down."""
+    """Run a job and cut connections; return its errors, or nothing, and how many connections were cut."""
     cutter, wrong = Cutter(seed), ""
     cutter.start()
     try:

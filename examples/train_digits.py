@@ -1,4 +1,4 @@
-"""Handwritten digits on every server of the fabric: a small network in numpy, trained in step whatever fails.
+"""Handwritten digits on every server of the fabric: a small numpy network, trained in step despite failures.
 
 python examples/train_digits.py --single                                   one process, the reference
 python examples/train_digits.py --fabric bcube:3x2                         nine servers
@@ -143,7 +143,7 @@ class OneBatch:
 
 @dataclass
 class OneProcess:
-    """The part of bml.Session that `train` uses, without servers: what a distributed run must match."""
+    """The part of bml.Session that `train` uses, without servers: a distributed run must match it."""
 
     kept: dict[str, Floats] = field(default_factory=dict)
 

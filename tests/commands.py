@@ -1,4 +1,4 @@
-"""Commands that tests start as a user does, to look at them, to end them, and to see what they leave."""
+"""Commands that tests start as a user does, look at and end; and checks that they leave nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def begun(*command: str, **settings: Any) -> Iterator[subprocess.Popen[str]]:
 
 
 def found_by(program: str, folder: Path, launcher: str, within_s: float) -> dict[str, Any]:
-    """What a program prints last, as JSON; it is given a launcher and the folder in which it is written."""
+    """Run a program with a launcher and its folder as arguments; return its last line, from JSON."""
     (folder / "program.py").write_text(program)
     command = [sys.executable, str(folder / "program.py"), launcher, str(folder)]
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
@@ -58,7 +58,7 @@ def kill_family(process: subprocess.Popen[str]) -> None:
 
 
 def interrupt(process: subprocess.Popen[str], number: int) -> None:
-    """Send a signal as a terminal does, to the whole group, or as whoever ends one process does."""
+    """Send a signal to the whole group, as a terminal does, or to one process."""
     if number in (signal.SIGINT, signal.SIGHUP):
         os.killpg(process.pid, number)
     else:

@@ -14,16 +14,16 @@ _POLL_S = 0.02
 
 
 class Relayed(NamedTuple):
-    """One connection that came in: what the dialer said, and what the relayed server did."""
+    """One incoming connection: the bytes of the dialer, and those of the relayed server."""
 
     said: bytes
     answered: bytes
 
 
 class Relay:
-    """Listens at `seat`, and relays whoever dials it to `victim`; `injected` follows once both have spoken.
+    """Listens at `seat`, and relays every dialer to `victim`; `injected` follows once both have sent.
 
-    `relayed` has what passed, when the victim has hung up or `injected` was sent; `came` counts dialers.
+    `relayed` has the connections, when the victim has hung up or `injected` was sent; `came` counts dialers.
     """
 
     def __init__(self, seat: Endpoint, victim: Endpoint, injected: bytes):
@@ -82,7 +82,7 @@ class Relay:
                     if answers and data:
                         victim.sendall(self._injected)
                     if answers or not data:
-                        # The dialer is not told: it would notice that somebody else answers.
+                        # The dialer is not told: it would notice that another process answers.
                         return Relayed(passed[dialer], passed[victim])
                     key.data.sendall(data)
         return Relayed(passed[dialer], passed[victim])

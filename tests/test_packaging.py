@@ -1,4 +1,4 @@
-"""What is installed is `bml` and nothing else: programs may have modules called faults and topology."""
+"""Only `bml` is installed: programs may have modules called faults and topology."""
 
 from __future__ import annotations
 
