@@ -251,7 +251,7 @@ def test_doctor() -> None:
     assert found["checks"]["Python"]["usable"]
     assert all(check["why"] for check in found["checks"].values())
     text = command("doctor")
-    assert "time-outs, in their safe order" in text.stdout
+    assert "time-outs, in the order that makes them safe" in text.stdout
     assert command("doctor", "--detect-s", "0").returncode == 2
 
 
@@ -260,8 +260,8 @@ def test_status_names_who_joins(capsys: pytest.CaptureFixture[str]) -> None:
     shown = {"learners": [2], "waiting": [3], "members": [0, 1, 2], "servers": {}, "lost": {}}
     _show({**now, **shown}, Console(markup=False, width=200))
     text = capsys.readouterr().out
-    assert "learns: server 2 follows the steps" in text
-    assert "waits: server 3 wants to join" in text
+    assert "learner: server 2 follows the steps" in text
+    assert "waiting: server 3 asks to join" in text
 
 
 def test_every_command_shows_an_example() -> None:
