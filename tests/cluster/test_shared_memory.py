@@ -30,8 +30,7 @@ pytestmark = [
     pytest.mark.skipif(bool(segment.why_not()), reason=segment.why_not() or "it can"),
 ]
 
-LARGE = 200_003
-STEPS, STEP = 12, 5
+LARGE, STEPS, STEP = 200_003, 12, 5
 
 
 def left_behind() -> set[str]:
