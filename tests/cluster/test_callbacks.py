@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import re
+import threading
 
 import pytest
 
-from bml.cluster.launcher.callbacks import log_views
+from bml.cluster.launcher.callbacks import Teller, log_views
 from bml.cluster.ray.quiet import quiet_ray
 
 
@@ -40,3 +41,14 @@ def test_what_the_user_hides_of_ray_stays_as_it_is(monkeypatch: pytest.MonkeyPat
     with quiet_ray():
         assert os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] == "mine"
     assert os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] == "mine"
+
+
+def test_no_thread_is_left_of_callbacks_that_are_closed() -> None:
+    heard: list[str] = []
+    teller = Teller(None)
+    teller.say(heard.append, "a view")
+    teller.drain(10.0)
+    teller.close(10.0)
+    assert heard == ["a view"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "bml-teller"]
+    teller.close(10.0)

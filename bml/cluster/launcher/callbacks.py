@@ -72,7 +72,11 @@ class Teller:
         with self._changed:
             self._closed = True
             self._waiting.clear()
-        self._wait(lambda: self._telling, within_s)
+            self._changed.notify_all()
+        still_calls = self._wait(lambda: self._telling, within_s)
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread() and not still_calls:
+            thread.join(within_s)
 
     def _wait(self, goes_on: Callable[[], bool], within_s: float) -> bool:
         """Wait while `goes_on()`; returns whether it still does."""
