@@ -225,7 +225,8 @@ class _Part:
         added, shapes, dtype = flatten(recomputed, self._collectives.communicator.empty, widened=True)
         if shapes != self._shapes or dtype != self._dtype:
             raise UsageError(
-                f"recompute returned {dtype} {shapes}, the gradient is {self._dtype} {self._shapes}"
+                f"recompute returned {dtype} arrays of shapes {shapes}, "
+                f"the gradient is {self._dtype} of shapes {self._shapes}"
             )
         with np.errstate(all="ignore"):  # an overflow is a result, also if the user has numpy raise
             return np.add(self._flat, added)

@@ -116,7 +116,9 @@ def _in_64_bits(array: Array, empty: Empty) -> Array:
 def check_dtype(dtype: np.dtype[Any]) -> None:
     """Raise UsageError for a dtype that cannot be reduced."""
     if dtype.kind not in "iufc" or not dtype.isnative:
-        raise UsageError(f"dtype {dtype} cannot be reduced: give integers or floats in native byte order")
+        raise UsageError(
+            f"dtype {dtype} cannot be reduced: give integers, floats or complex numbers in native byte order"
+        )
 
 
 def unflatten(vector: Array, shapes: tuple[tuple[int, ...], ...], many: bool) -> Any:

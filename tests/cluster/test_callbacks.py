@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import re
+import subprocess
+import sys
 import threading
 
 import pytest
 
-from bml.cluster.launcher.callbacks import Teller, log_views
+from bml.cluster.launcher.callbacks import Teller, ViewLog
 from bml.cluster.ray.quiet import quiet_ray
 
 
 def test_every_view_after_the_first_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    changed = log_views()
+    changed = ViewLog()
     with caplog.at_level(logging.WARNING, "bml.cluster"):
         for epoch, step in [(0, 0), (1, 0), (1, 5), (2, 6), (2, 7), (4, 8)]:
             changed({"epoch": epoch, "step": step, "members": [0, 2], "reason": "server 1 is dead"})
@@ -52,3 +54,43 @@ def test_no_thread_is_left_of_callbacks_that_are_closed() -> None:
     assert heard == ["a view"]
     assert not [thread for thread in threading.enumerate() if thread.name == "bml-teller"]
     teller.close(10.0)
+
+
+SNAPSHOT = {"term": 1, "epoch": 2, "step": 6, "members": [0, 2], "reason": "server 1 is dead"}
+
+
+def test_an_error_of_a_users_logging_ends_no_job(caplog: pytest.LogCaptureFixture) -> None:
+    def raises(record: logging.LogRecord) -> bool:
+        raise KeyError("request_id")
+
+    logger = logging.getLogger("bml.cluster")
+    logger.addFilter(raises)
+    try:
+        ViewLog()(SNAPSHOT)
+    finally:
+        logger.removeFilter(raises)
+
+
+FULL = """
+import fcntl, os, threading
+read, write = os.pipe()
+os.set_blocking(write, False)
+try:
+    while True:
+        os.write(write, bytes(4096))
+except BlockingIOError:
+    os.set_blocking(write, True)
+os.dup2(write, 2)
+from bml.cluster.launcher.callbacks import Teller
+teller = Teller(None)
+teller.tell({"term": 1, "epoch": 2, "step": 6, "members": [0, 2], "reason": "server 1 is dead"})
+teller.drain(20.0)
+teller.close(20.0)
+assert not [thread for thread in threading.enumerate() if thread.name == "bml-teller"]
+print("over")
+"""
+
+
+def test_a_reader_that_does_not_read_keeps_no_process_from_ending() -> None:
+    done = subprocess.run([sys.executable, "-c", FULL], stdout=subprocess.PIPE, timeout=30, text=True)
+    assert (done.returncode, done.stdout) == (0, "over\n")

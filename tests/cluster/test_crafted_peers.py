@@ -150,7 +150,7 @@ def test_incarnations_that_are_nowhere(text: str) -> None:
         check_contacts([Incarnation(1, 3, text)], levels=1)
 
 
-def test_a_incarnation_that_is_somewhere() -> None:
+def test_an_incarnation_that_is_somewhere() -> None:
     contact = Contact(1, ("127.0.0.1", 5), (("::1", 6),))
     check_contacts([Incarnation(1, 3, contact.encode())], levels=1)
     assert Contact.decode(contact.encode()) == contact

@@ -39,7 +39,8 @@ def test_a_server_does_what_the_fault_says(
         return lambda *_: done.append(name)
 
     monkeypatch.setattr(server_acts.os, "kill", note("kill"))
-    monkeypatch.setattr(server_acts.os, "_exit", note("exit"))
+    for name in ("_exit", "abort"):
+        monkeypatch.setattr(server_acts.os, name, note(name))
     monkeypatch.setattr(server_acts, "stop_this_process", note("stop"))
     monkeypatch.setattr(server_acts.ctypes, "PyDLL", lambda _: SimpleNamespace(usleep=note("gil")))
     fault = replace(Fault.parse(KINDS[kind].example), trigger=AtOnce())

@@ -27,7 +27,7 @@ def test_bml_on_a_damaged_fabric_is_the_papers_way():
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("rings", "'rings' is not an algorithm: choose one of auto, bml, detour"),
+        ("rings", "'rings' is not an algorithm: choose one of auto, bml"),
         ("mesh:3", "'3' cannot follow the colon in 'mesh:3': write mesh alone"),
         ("ring:two", "write it like ring or ring:both"),
         ("flextree:3y3", "write it like flextree or flextree:3x3"),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import select
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 _LOG = logging.getLogger("bml.cluster")
@@ -24,28 +26,38 @@ def view_line(snapshot: dict[str, Any]) -> str:
     return f"view {snapshot['epoch']}: {len(snapshot['members'])} servers ({snapshot['reason']})"
 
 
-def log_views() -> News:
-    """Make an `on_change` that logs a line for each view after the first, for users who gave none."""
-    newest = 1
+class ViewLog:
+    """The default `on_change`: it logs a line for each view after the first, and never waits."""
 
-    def changed(snapshot: dict[str, Any]) -> None:
-        nonlocal newest
-        if snapshot["epoch"] > newest:
-            newest = snapshot["epoch"]
-            _LOG.warning("%s", view_line(snapshot))
+    def __init__(self) -> None:
+        self._newest = 1
 
-    return changed
+    def __call__(self, snapshot: dict[str, Any]) -> None:
+        """Log the view of a snapshot, if it is new and standard error has room."""
+        if snapshot["epoch"] > self._newest:
+            self._newest = snapshot["epoch"]
+            if _has_room(2):
+                with suppress(Exception):  # of a handler or filter of the user's
+                    _LOG.warning("%s", view_line(snapshot))
+
+
+def _has_room(descriptor: int) -> bool:
+    """Whether a line can be written at once: a logger that waits holds a lock that exits need, too."""
+    try:
+        return bool(select.select([], [descriptor], [], 0)[1])
+    except OSError:
+        return False
 
 
 class Teller:
-    """Calls `on_change` with the snapshots of a job, and other functions with texts, in order.
+    """Calls `on_change` (None: a `ViewLog`) with the snapshots of a job, and other functions with texts.
 
     A waiting snapshot is replaced by a newer one of the same view: slow functions miss steps, not views. If a
     function raises, the exception is kept as `error`, and no function is called any more.
     """
 
     def __init__(self, on_change: News | None):
-        self._on_change = on_change
+        self._on_change = on_change or ViewLog()
         self._waiting: deque[tuple[Callable[[Any], None], Any, object]] = deque(maxlen=_MOST_WAITING)
         self._changed = threading.Condition()
         self._telling = False
@@ -55,8 +67,7 @@ class Teller:
 
     def tell(self, snapshot: dict[str, Any]) -> None:
         """Let `on_change` be called with a snapshot. Any thread may do this, and never waits."""
-        if self._on_change is not None:
-            self._put(self._on_change, snapshot, (snapshot["term"], snapshot["epoch"]))
+        self._put(self._on_change, snapshot, (snapshot["term"], snapshot["epoch"]))
 
     def say(self, function: Callable[[str], None], text: str) -> None:
         """Let another function be called with a text, in order with the snapshots."""

@@ -12,7 +12,7 @@ from bml.cluster.emulated.ray_nodes import OnStart
 from bml.cluster.fleets.fleet import Fleet
 from bml.cluster.fleets.placement import Reservation
 from bml.cluster.fleets.processes import ProcessFleet
-from bml.cluster.launcher.callbacks import News, Teller, log_views
+from bml.cluster.launcher.callbacks import News, Teller
 from bml.cluster.launcher.result import Result
 from bml.cluster.launcher.running import Job
 from bml.cluster.process.pickling import Train, pack
@@ -88,7 +88,7 @@ def start(
         kept_mib=kept_mib,
     )
     reserves = Reservation(resources or {})
-    teller = Teller(on_change or log_views())
+    teller = Teller(on_change)
     starting = _say_nothing if on_start is None else partial(teller.say, on_start)
     pickled = pack(train)  # before Ray or a fabric is started, as this may raise
     fleet = _fleet(spec, launcher, address, reserves, prints, starting)

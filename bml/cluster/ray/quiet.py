@@ -27,4 +27,4 @@ def quiet_ray() -> Iterator[None]:
     try:
         yield
     finally:
-        del os.environ[_SETTING]
+        os.environ.pop(_SETTING, None)  # another thread, with a job of its own, may have been first

@@ -1,12 +1,11 @@
 """The steps of one server: submitted by its training function, run by an engine, committed by a barrier.
 
-    idle       -- a submission of this epoch          -->  running
-    running    -- all outputs final                   -->  complete   (enters the barrier)
-    complete   -- every token is there                -->  committed  (the result goes to the training
-    function) running,   -- a view is in force, commit >= step  -->  committed  (it was complete, so were all)
-    complete   -- commit < step, contributors stay    -->  running    (with the elements that are not final
-    yet)
-               -- commit < step                       -->  idle       (the contribution is prepared again)
+    idle               -- a submission of this epoch        -->  running
+    running            -- all outputs final                 -->  complete   (enters the barrier)
+    complete           -- every token is there              -->  committed  (its user gets the result)
+    running, complete  -- a view is in force, commit >= step -->  committed  (it was complete, so were all)
+    running, complete  -- commit < step, contributors stay  -->  running    (with what is not final yet)
+    running, complete  -- commit < step                     -->  idle       (prepared again)
 
 A contribution is only read, so a step can be tried as often as the fabric breaks. "The user" means the
 training function and its thread.

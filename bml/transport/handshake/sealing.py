@@ -30,7 +30,7 @@ class Heartbeat(NamedTuple):
 
 
 def seal_heartbeat(token: bytes, job: bytes, heartbeat: Heartbeat) -> bytes:
-    """Return the datagram of a heartbeat, `BEAT_NBYTES` long."""
+    """Return the datagram of a heartbeat, `HEARTBEAT_NBYTES` long."""
     server, dest, level, sequence, incarnation, dest_incarnation = heartbeat
     body = _HEARTBEAT.pack(
         _HEARTBEAT_MAGIC, VERSION, 0, level, server, incarnation, dest, dest_incarnation, sequence
