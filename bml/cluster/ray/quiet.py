@@ -1,6 +1,6 @@
 """Hides the paragraph that Ray prints for every worker that dies: the launcher says the same in one line.
 
-See `bml.cluster.launcher.callbacks.log_views`, and `bml run`.
+See `bml.cluster.launcher.callbacks.ViewLog`, and `bml run`.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from typing import NamedTuple
 from bml.topology.errors import UsageError
 from bml.transport.interface import Endpoint
 
-VERSION = 3
+VERSION = 4
 NONCE_NBYTES = 32
 MAX_JOB_NBYTES = 64
 HANDSHAKE_NBYTES = 512
