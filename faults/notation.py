@@ -85,6 +85,7 @@ Trigger: TypeAlias = AtStep | AtPhase | AtTime | AtOnce
 _COORDINATOR = "coordinator"
 _TRIGGERS: tuple[str, ...] = ("step", "phase", "t")
 _FORMS = {"server": "server", "link": "server/level", "switch": "level/group"}
+_FORM = "it does not have the form kind:target@when,setting=value (only peer= stands before @)"
 _SHAPE = re.compile(
     r"(?P<kind>[a-z]+)(:(?P<target>[^@,=]+))?(?P<near>(,[a-z]+=[^@,=]+)*)((?P<mark>[@,])(?P<when>[^@]+))?"
 )
@@ -150,13 +151,13 @@ class Fault:
         """
         shape = _SHAPE.fullmatch(text.strip())
         if shape is None or (shape["mark"] != "@" and not at_once):
-            raise _wrong(text, "it does not have the form kind:target@when")
+            raise _wrong(text, _FORM)
         kind = _known_kind(text, shape["kind"])
         target = _target(text, kind, shape["target"])
         near, when = shape["near"], shape["when"] or ""
         given = _settings(text, ",".join(part for part in (near[1:], when) if part), kind)
         if shape["mark"] == "@" and not _by_target(near):
-            raise _wrong(text, "it does not have the form kind:target@when")
+            raise _wrong(text, _FORM)
         at = {name: given.pop(name) for name in _TRIGGERS if name in given}
         settings = _values(text, kind, given)
         return cls(kind, target, _trigger(text, kind, at, at_once), settings)

@@ -14,6 +14,7 @@ import pytest
 
 from bml.cluster.launcher.callbacks import Teller
 from bml.cluster.launcher.joining import Joining
+from bml.cluster.process import worker
 from bml.cluster.process.logs import LogsAside
 from bml.cluster.process.mail import Inbox, Outbox, receive
 from bml.errors import StartError
@@ -275,3 +276,10 @@ def test_a_bug_of_a_start_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
         until(joining.failed)
     joining.close()
+
+
+def test_a_process_whose_launcher_is_gone_ends_without_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    mine, other = socket.socketpair()
+    mine.close()
+    worker.serve(other.detach())
+    assert capsys.readouterr() == ("", "")

@@ -30,7 +30,10 @@ def without(name, server):
 
 @pytest.mark.parametrize(
     ("name", "algorithm"),
-    [*product(("torus:3x2", "bcube:3x2"), SIMULATED), ("torus:4x2", "auto"), ("torus:4x2", "ring")],
+    [
+        *product(("torus:3x2", "bcube:3x2"), SIMULATED),
+        *product(("torus:4x2",), ("auto", "mesh", "ring", "flextree")),
+    ],
 )
 def test_a_crash_and_a_silent_nic(name, algorithm):
     history = run(name, algorithm, 24, ("silent", (1, 0), 0.05), ("crash", (3,), 0.7))

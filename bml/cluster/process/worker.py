@@ -41,7 +41,11 @@ _LAST_LOGS_S = 1.0
 def serve(descriptor: int) -> None:
     """Serve the launcher at the other end of this socket, as a server or the coordinator."""
     sock = close_on_fork(socket.socket(fileno=descriptor))
-    role, place, *rest = receive(sock)
+    try:
+        role, place, *rest = receive(sock)
+    except (EOFError, OSError):
+        sock.close()
+        return  # the launcher has gone before it said anything
     if place.namespace is not None:
         namespace.enter(place.namespace)  # before any socket is opened or thread started
     logs = LogsAside()

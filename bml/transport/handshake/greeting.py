@@ -38,7 +38,7 @@ def address_family(host: str) -> socket.AddressFamily:
     try:
         version = ipaddress.ip_address(host).version
     except ValueError:
-        raise UsageError(f"not an IP address: {host!r}; give a numeric one") from None
+        raise UsageError(f"not an IP address: {host!r}; give a numeric one (NICs: BML_NICS)") from None
     return socket.AF_INET if version == 4 else socket.AF_INET6
 
 

@@ -64,7 +64,7 @@ def gid_of(address: str) -> str:
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:
-        raise UsageError(f"not an IP address: {address!r}; give a numeric one") from None
+        raise UsageError(f"not an IP address: {address!r}; give a numeric one (NICs: BML_NICS)") from None
     return (ipaddress.ip_address(f"::ffff:{address}") if ip.version == 4 else ip).exploded
 
 
