@@ -119,12 +119,20 @@ class Cell:
     @property
     def seen_as(self) -> set[str]:
         """The failures as which a broken cable or switch may show: of two ends, either explains it."""
+        if self.kind == "switch" and self._joiner_is_on_it():
+            # The joiner's end breaks as soon as it follows. Then the others send no state over this
+            # switch, and break nothing at their ends.
+            return {self.part, f"link:{self.joiner}/{self.level}"}
         two_left = self.shape.ports == 2 or self.phase == "recovery"
         if self.kind not in ("blackhole", "cut", "switch") or not two_left:
             return {self.part}
         group = self.shape.group(self.server, self.level)
         links = {f"link:{each}/{self.level}" for each in self.shape.members(self.level, group)}
         return {*links, f"switch:{self.level}/{group}"}
+
+    def _joiner_is_on_it(self) -> bool:
+        group = self.shape.group(self.server, self.level)
+        return self.joiner in self.shape.members(self.level, group)
 
     @property
     def survivors(self) -> list[set[int]]:
