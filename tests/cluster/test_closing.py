@@ -22,6 +22,7 @@ from bml.cluster.fleets.fork_server import ForkServer
 from bml.cluster.fleets.processes import ProcessFleet
 from bml.cluster.launcher.callbacks import Teller
 from bml.cluster.launcher.running import Job
+from bml.cluster.process.mail import Outbox
 from bml.cluster.spec.ending import packed
 from bml.cluster.spec.job import JobSpec, ServerReport
 
@@ -215,6 +216,31 @@ def test_a_death_is_dealt_with_although_the_fork_server_is_stopped() -> None:
         result = job.wait(30)
     assert result.values == {0: steps, 1: steps, 2: steps}
     assert result.dead == {3: "its process is gone"}
+
+
+@pytest.mark.real
+def test_a_job_ends_although_its_fork_server_is_stopped_and_a_report_is_late() -> None:
+    """The coordinator ends before the last report, and nobody can tell how; it had done its work."""
+
+    def train(session: bml.Session) -> object:
+        for _ in range(20):
+            session.allreduce(np.ones(3))
+            time.sleep(0.01)
+        put = Outbox.put
+
+        def late(outbox: Outbox, *message: Any) -> None:
+            time.sleep(message[0] == "report")
+            put(outbox, *message)
+
+        if session.server == 0:
+            Outbox.put = late  # type: ignore[method-assign]
+        return session.server
+
+    with bml.start(train, "bcube:2x2", launcher="processes", transport="tcp") as job:
+        the_fork_server().suspend()
+        result = job.wait(30)
+    assert sorted(result.values) == [0, 1, 2, 3]
+    assert not result.dead
 
 
 # --- a launcher and a coordinator that are stopped for good ------------------------------------------

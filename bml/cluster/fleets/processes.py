@@ -268,7 +268,8 @@ class ProcessFleet:
         if has_ended or coordinator.inbox.over:
             code, state = self._end_coordinator(), self._snapshot.get("state", "starting")
             why = f"was {state}, and {_cause(code)}"
-            succession.ended(succession.term, why, now, done=code == 0 and state == "stopped")
+            # Without a code the fork server is stopped too: it could not make a successor.
+            succession.ended(succession.term, why, now, done=code in (0, None) and state == "stopped")
         return events
 
     def _look_after_coordinator(self) -> None:

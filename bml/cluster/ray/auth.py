@@ -18,6 +18,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from bml.cluster.ray import environment
+
 _LOG = logging.getLogger("bml.cluster")
 
 SETTINGS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
@@ -57,18 +59,9 @@ def private() -> Iterator[None]:
     Afterwards the environment of this process is as before, so other processes that it starts do not know the
     token. This process itself uses the token until `forget`.
     """
-    settings = own_settings(os.environ)
-    before = {name: os.environ.get(name) for name in settings}
-    os.environ.update(settings)
-    try:
+    with environment.added(own_settings(os.environ)):
         forget()
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def forget() -> None:
@@ -92,12 +85,12 @@ def exposure(address: str) -> tuple[bool, str]:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
     except (OSError, ValueError) as error:
         return False, f"{address} cannot be asked: {error}"
-    environment = {name: value for name, value in os.environ.items() if name not in SETTINGS}
-    environment["RAY_AUTH_MODE"] = "disabled"
+    asks = {name: value for name, value in os.environ.items() if name not in SETTINGS}
+    asks["RAY_AUTH_MODE"] = "disabled"
     command = [sys.executable, "-c", _PROBE, address]
     try:
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=_PROBE_S, check=False
+            command, env=asks, capture_output=True, text=True, timeout=_PROBE_S, check=False
         )
     except subprocess.TimeoutExpired:
         return False, f"{address} does not answer as a Ray cluster"

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 
 import ray
 
 from bml.cluster.fleets.fork_server import LONG_COPIES, what_we_import
 from bml.cluster.fleets.ownfolder import OwnFolder
 from bml.cluster.ray import auth as ray_auth
+from bml.cluster.ray import environment
 
 NAMESPACE = "bml"
 OBJECT_STORE_NBYTES = 100 << 20
@@ -32,7 +31,7 @@ class OwnRay:
         defaults = {name: text for name, text in (_SETTINGS | LONG_COPIES).items() if name not in os.environ}
         try:
             # Its processes inherit these variables; this process does not keep them.
-            with ray_auth.private(), _environment(defaults | what_we_import()):
+            with ray_auth.private(), environment.added(defaults | what_we_import()):
                 ray.init(
                     address="local",
                     namespace=NAMESPACE,
@@ -52,18 +51,3 @@ class OwnRay:
             ray.shutdown()
         ray_auth.forget()
         self._folder.remove()
-
-
-@contextmanager
-def _environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """Add variables to the environment of this process inside of this context."""
-    before = {name: os.environ.get(name) for name in settings}
-    os.environ.update(settings)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

@@ -20,7 +20,7 @@ from bml.cluster.spec.trace import Trace
 from bml.cluster.steps.handover import Handover
 from bml.cluster.steps.host import StepHost
 from bml.cluster.steps.meeting import Meeting
-from bml.cluster.steps.runner import StepRunner, make_runner, programs
+from bml.cluster.steps.runner import make_runner, programs
 from bml.faults import Fault
 from bml.io.poller import Poller
 from bml.protocol.server import events as ev
@@ -74,7 +74,7 @@ class Assembly(ServerShell):
             time.monotonic(), joins, int(spec.kept_mib * 2**20),
         )  # fmt: skip
         self.injection = Injection(spec.fault_plan(), fabric, self._actuators(server, apply_to_fabric))
-        self.runner: StepRunner = make_runner(spec, self._step_host(), pages)
+        self.runner = make_runner(spec, self._step_host(), pages)
         self.execution = Execution(
             self.core, self.opened.transport, self.runner, self.peers, self.injection, self.handover,
             self.meeting, self.line.tell,

@@ -7,6 +7,7 @@ clock (`loop`). The parts are made in `assembly`.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 
@@ -24,7 +25,7 @@ from bml.protocol.server.core import ServerCore
 from bml.transport.choice import Opened
 
 
-class ServerShell:
+class ServerShell(ABC):
     """The parts of one server, and the ways in which events come to its core."""
 
     poller: Poller
@@ -73,10 +74,10 @@ class ServerShell:
         if self.injection.armed:
             self.injection.poll(self.core, time.monotonic())
 
+    @abstractmethod
     def tell_heard(self) -> None:
         """Tell the core which peers were heard since it was told last."""
-        raise NotImplementedError
 
+    @abstractmethod
     def close(self) -> None:
         """Free sockets and memory; only when the loop does not run."""
-        raise NotImplementedError
