@@ -58,23 +58,29 @@ def test_a_stopped_coordinator_is_replaced(faults: list[str], within_s: float) -
 
 
 def _claim(contact: Any, spec: JobSpec) -> None:
-    """Ask a server as a coordinator with a high term would, and hang up."""
+    """Ask a server as a coordinator with a high term would, and hang up.
+
+    The coordinator of the job dials again at once, which may end this connection before the answer.
+    """
     poller, said, opens = Poller(), list[bytes](), list[control.Channel]()
 
     def opened(channel: control.Channel) -> None:
         opens.append(channel)
-        channel.listen(said.append, lambda end: None)
+        channel.listen(said.append, lambda end: None if said else dial())
         channel.send(msg.encode(msg.Who(HIGH_TERM)))
 
-    control.dial(
-        *contact.control, identity=Identity.of(spec.token, spec.job, control.COORDINATOR), poller=poller,
-        on_open=opened, on_fail=lambda end: pytest.fail(str(end)), expect_server=contact.server,
-    )  # fmt: skip
+    def dial() -> None:
+        control.dial(
+            *contact.control, identity=Identity.of(spec.token, spec.job, control.COORDINATOR), poller=poller,
+            on_open=opened, on_fail=lambda end: pytest.fail(str(end)), expect_server=contact.server,
+        )  # fmt: skip
+
+    dial()
     deadline = time.monotonic() + 10
     while not said:
         assert time.monotonic() < deadline
         poller.poll(0.1)
-    opens[0].close()
+    opens[-1].close()
     poller.close()
 
 

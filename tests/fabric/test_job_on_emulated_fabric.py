@@ -106,8 +106,9 @@ def test_real_cut_black_hole_dead_switch_and_kill(emulated_fabric: BringUp) -> N
     # A dead switch takes its ports down one by one: a slow machine may notice them in several views.
     failures, expected = views[-1]["failures"], ["link:4/0", "link:2/1", "switch:1/0", "server:6"]
     assert works(network, failures) == works(network, expected), [view["reason"] for view in views]
-    for view in views:
-        assert view["noticed_s"] + view["recover_s"] < 1.5
+    assert views[-1]["recover_s"] is not None
+    for view in views:  # one that is followed by another before a commit has no recovery of its own
+        assert view["noticed_s"] + (view["recover_s"] or 0.0) < 1.5
     check_whole_again(network)
 
 
