@@ -127,7 +127,7 @@ def test_a_node_that_cannot_start_is_named_with_its_log(
 
 @pytest.mark.parametrize(
     ("sign", "until_said", "status"),
-    [(signal.SIGINT, "head", 1), (signal.SIGTERM, "head", 143), (signal.SIGKILL, "1 of 2 Ray nodes", -9)],
+    [(signal.SIGINT, "head", 1), (signal.SIGTERM, "head", 143), (signal.SIGKILL, "of 2 Ray nodes", -9)],
 )
 def test_a_launcher_that_is_ended_takes_everything_along(
     emulated_fabric: BringUp, tmp_path: Path, sign: signal.Signals, until_said: str, status: int
