@@ -226,7 +226,7 @@ class EmulatedRayFleet:
         assert driver is not None
         ready = wait([driver.sock, supervisor.connection], timeout_s)
         if driver.sock in ready:
-            # The driver first: it may have said why it ends. The supervisor reports its end.
+            # The driver first: its messages may say why it ends. The supervisor reports that it has ended.
             for message in (said := driver.inbox.take()):
                 self._heard(*message)
             if said or not driver.inbox.over:

@@ -126,7 +126,8 @@ class Injection:
     def add(self, text: str, core: Core, now: float) -> str:
         """Take a fault for a running job; returns what this server is going to do, "" if nothing.
 
-        It strikes when `poll` is called next, unless it says when. Raises UsageError if it cannot be.
+        It strikes when `poll` is called next, unless it has a moment of its own. Raises UsageError if `text`
+        is no fault of this fabric.
         """
         fault = Fault.parse(text, at_once=True)
         FaultPlan((fault,)).validate(self._fabric)
@@ -176,9 +177,10 @@ class Injection:
                 assert_never(never)
 
     def _take_over(self, core: Core) -> None:
-        """Have done what was left to a server that was lost in that very step: it may not have done it.
+        """Apply the faults that were left to a server that was lost in that very step.
 
-        All may be complete, and the step committed, although it died in it.
+        It may have died before it applied them. All servers may be complete, and the step committed, although
+        that server died in it.
         """
         if core.view is None:
             return

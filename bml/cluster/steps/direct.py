@@ -33,7 +33,7 @@ _NAP_S = 0.002
 
 
 class DirectSync:
-    """One step at a time: `sync` is the user's, `follow` that of a learner; each has a thread of its own.
+    """One step at a time. The training thread calls `sync`; the thread of a learner calls `follow`.
 
     `post` and `add` are called from inside them.
     """

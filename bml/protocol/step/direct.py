@@ -35,7 +35,7 @@ reports complete. The shared memory adds these points to the argument:
    missing, as it posts that only when the result has been taken. A view without it is later than the one that
    it has installed, and the members of that view have left the epochs before. So the result is whole if no
    member stands in a later epoch. If one does, the server waits for the view that it lacks; if it is not in
-   that view, it is evicted: its user gets that error, and no result.
+   that view, it is evicted: its training function gets that error, and no result.
    For 3 and 4 no load may overtake a load, and no store a store: x86 sees to that, and all that a server does
    between them takes and frees locks.
 5. *A result that a user reads in place is not written again* until the user has let go: every server says

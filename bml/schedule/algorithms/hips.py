@@ -98,7 +98,7 @@ def _thread(fabric: Fabric, grid: _Grid, flat: str, thread: int, turn: int, root
 
 
 def _mesh_stage(grid: _Grid, root: NDArray[np.int32], reduce: Way, dimension: int, order: int) -> None:
-    """A server that differs from the root in this dimension sends to its group's member with that digit."""
+    """A server whose digit differs from the root's in this dimension sends to the member that has it."""
     own, wanted = grid.at[None, :, dimension], grid.at[root, dimension][:, None]
     parent = np.arange(len(grid.at)) + (wanted - own) * grid.size**dimension
     np.copyto(reduce.peer, parent, where=wanted != own, casting="same_kind")

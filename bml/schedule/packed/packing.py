@@ -1,8 +1,8 @@
 """Packed spanning trees: on whatever is left of a fabric, trees that load all NICs alike.
 
 No server merely relays: one that passes a partial sum on adds its own first. Both phases use the same trees
-and run at the same time, so all that counts is how often each NIC is in a tree (see `packed_trees`), and
-the least possible maximum is what `bound` computes. We start from healthy trees, mend only what is broken
+and run at the same time. So the cost depends only on how often each NIC is in a tree (see `packed_trees`),
+and the least possible maximum is what `bound` computes. We start from healthy trees, mend only what is broken
 and then move subtrees off overloaded NICs.
 """
 

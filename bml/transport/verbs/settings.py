@@ -26,7 +26,7 @@ class VerbsSettings:
     slot_nbytes: int = 4096
     """Bytes of the longest message. Frames that fit are copied into one, others are written into place."""
     window_nbytes: int = 1 << 20
-    """Bytes of payload that a NIC has at once, per queue pair; the time-out must be longer than they take."""
+    """Bytes of payload that a NIC has at once per queue pair. The time-out must be longer than they take."""
     timeout: int = 16
     """The time to wait for an acknowledgement, as an exponent: 4.096 us x 2^timeout, so 0.27 s."""
     retries: int = 4
