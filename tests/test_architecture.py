@@ -73,6 +73,7 @@ PURE = (
     "bml.schedule",
     "bml.sim",
     "bml.train.batches",
+    "bml.train.bfloat16",
     "bml.train.ledger",
     "bml.train.ledgers",
     "bml.train.position",
