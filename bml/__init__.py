@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from bml.cluster.launcher.running import Job
     from bml.errors import (
         BmlError,
+        ContributorLost,
         Evicted,
         FabricError,
         InvariantError,
@@ -39,6 +40,7 @@ __all__ = [
     "Batch",
     "BmlError",
     "Bucket",
+    "ContributorLost",
     "Evicted",
     "FabricError",
     "InvariantError",

@@ -6,6 +6,7 @@ from bml.topology.errors import BmlError, FabricError, InvariantError, UsageErro
 
 __all__ = [
     "BmlError",
+    "ContributorLost",
     "Evicted",
     "FabricError",
     "InvariantError",
@@ -31,6 +32,10 @@ class Evicted(FabricError):
 
 class StartError(FabricError):
     """Not all servers appeared within `start_s`."""
+
+
+class ContributorLost(FabricError):
+    """The server whose values a collective needs was lost before the step; the session can go on."""
 
 
 class StateMismatch(BmlError):

@@ -48,6 +48,7 @@ ROOMS = (
     ("bml.cluster.emulated",),
     ("bml.cluster.launcher",),
     ("bml.cluster",),
+    ("bml.torch",),
     ("bml.sim.judge", "bml.sim.mishaps.chaos"),
     ("bml.sim.world",),
     ("bml.sim.server",),

@@ -1,0 +1,344 @@
+"""A process group of torch.distributed whose collectives are steps of bml: they survive the loss of ranks.
+
+Every method takes the arguments that torch.distributed gives, in PyTorch's words; it checks them, and returns
+a Work at once. Bad arguments raise UsageError in the caller, before anything is sent.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from bml.topology.errors import UsageError
+from bml.torch import movements
+from bml.torch.reductions import reduction
+from bml.torch.steps import GroupSteps
+from bml.torch.tensors import Tensor, check, check_alike
+from bml.torch.work import GroupWork, WorkThread
+from bml.train.communicator import Communicator
+
+_log = logging.getLogger("bml.torch")
+
+DEFAULT_TIMEOUT = timedelta(minutes=30)
+"""As torch.distributed's own for gloo."""
+
+
+class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyped here
+    """One rank's part in a group whose steps `communicator` carries out; rank r is its server r.
+
+    `timeout` limits waits for collectives that a live rank does not call. `on_shutdown` is called once, with
+    True if the group ends in order, when it is destroyed.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        rank: int,
+        size: int,
+        store: Any = None,
+        timeout: timedelta = DEFAULT_TIMEOUT,
+        on_shutdown: Callable[[bool], None] | None = None,
+    ):
+        if store is None:
+            super().__init__(rank, size)
+        else:
+            super().__init__(store, rank, size)
+        self._steps = GroupSteps(communicator, rank, size)
+        self._thread = WorkThread(f"bml-group-{rank}")
+        self._limit_s = timeout.total_seconds()
+        self._on_shutdown = on_shutdown
+        self._n_lost = 0
+
+    # --- what it is ------------------------------------------------------------------------------
+
+    def getBackendName(self) -> str:  # noqa: N802
+        """Its name in PyTorch."""
+        return "bml"
+
+    @property
+    def contributors(self) -> tuple[int, ...]:
+        """The ranks of the group whose parts are in the last result; at first all."""
+        return self._steps.contributors
+
+    # --- reductions ------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> GroupWork:
+        """Reduce each tensor over all ranks, in place."""
+        tensors = _listed(tensors)
+        how = reduction(_op(opts), tensors, "all_reduce")
+
+        def job(steps: GroupSteps) -> None:
+            how.store(how.run(steps, "all_reduce", tensors), tensors)
+
+        return self._begin("all_reduce", tensors, job, opts, timeout)
+
+    allreduce_coalesced = allreduce
+
+    def reduce(self, tensors: Any, opts: Any = None, *more: Any) -> GroupWork:
+        """Reduce the tensor to the root; the tensors of others stay as they are."""
+        tensors = _listed(tensors)
+        root = self._root(opts)
+        how = reduction(more[0] if more else _op(opts), tensors, "reduce")
+
+        def job(steps: GroupSteps) -> None:
+            values = how.run(steps, f"reduce to {root}", tensors)
+            if steps.rank == root:
+                how.store(values, tensors)
+
+        return self._begin("reduce", tensors, job, opts)
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> GroupWork:
+        """Reduce a list of tensors, one a rank, and give each rank its own."""
+        outputs = _listed(outputs)
+        inputs = inputs if inputs and isinstance(inputs[0], list | tuple) else [inputs]
+        return self._reduce_scatter(outputs, inputs, opts)
+
+    def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any = None) -> GroupWork:
+        """Reduce a tensor of one part a rank, and give each rank its own part."""
+        return self.reduce_scatter_single_coalesced([output], [given], opts)
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+    ) -> GroupWork:
+        """The same for several tensors."""
+        check([*outputs, *inputs], "reduce_scatter")
+        parts = [self._parts(each, "reduce_scatter", "input") for each in inputs]
+        return self._reduce_scatter(list(outputs), parts, opts)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> GroupWork:
+        call, n, rank = "reduce_scatter", self.size(), self.rank()
+        how = reduction(_op(opts), [*outputs, *(each for parts in inputs for each in parts)], call)
+        for output, parts in zip(outputs, inputs, strict=True):
+            if len(parts) != n or parts[rank].numel() != output.numel():
+                raise UsageError(f"{call} needs {n} inputs, that of this rank of the size of the output")
+
+        def job(steps: GroupSteps) -> None:
+            for output, parts in zip(outputs, inputs, strict=True):
+                ends = np.cumsum([0, *(each.numel() for each in parts)])
+                values = how.run(steps, call, parts)
+                how.store(values[ends[rank] : ends[rank + 1]], [output])
+
+        return self._begin(call, outputs, job, opts)
+
+    # --- movements -------------------------------------------------------------------------------
+
+    def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> GroupWork:
+        """Give all ranks the tensors of the root."""
+        tensors = _listed(tensors)
+        check(tensors, "broadcast")
+        check_alike(tensors, "broadcast")
+        job = movements.broadcast(tensors, self._root(opts))
+        return self._begin("broadcast", tensors, job, opts, timeout)
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> GroupWork:
+        """Give all ranks the tensors of all, as a list."""
+        inputs = _listed(inputs)
+        outputs = outputs if outputs and isinstance(outputs[0], list | tuple) else [outputs]
+        return self._all_gather(outputs, inputs, [each for into in outputs for each in into], opts)
+
+    def all_gather_single(self, output: Tensor, given: Tensor, opts: Any = None) -> GroupWork:
+        """Give all ranks the tensors of all, one after the other in one tensor."""
+        return self.all_gather_single_coalesced([output], [given], opts)
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+    ) -> GroupWork:
+        """The same for several tensors."""
+        check([*outputs, *inputs], "all_gather")
+        whole = [_contiguous(each) for each in outputs]
+        parts = [self._parts(each, "all_gather", "output") for each in whole]
+        return self._all_gather(parts, list(inputs), list(outputs), opts, whole)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> GroupWork:
+        """Give all ranks several tensors of all: `outputs[r][i]` is input i of rank r."""
+        by_input = [list(each) for each in zip(*outputs, strict=True)]
+        return self._all_gather(by_input, list(inputs), [each for row in outputs for each in row], opts)
+
+    def _all_gather(
+        self,
+        outputs: list[list[Tensor]],
+        inputs: list[Tensor],
+        results: list[Tensor],
+        opts: Any,
+        whole: Sequence[Tensor] = (),
+    ) -> GroupWork:
+        """`whole` are contiguous tensors of which `outputs` are parts, for `results` that may not be so."""
+        check([*results, *inputs], "all_gather")
+        self._check_fit("all_gather", outputs, inputs)
+        gathered = movements.all_gather(outputs, inputs)
+
+        def job(steps: GroupSteps) -> None:
+            gathered(steps)
+            for result, each in zip(results, whole, strict=False):
+                if each is not result:
+                    result.detach().copy_(each)
+
+        return self._begin("all_gather", results, job, opts)
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> GroupWork:
+        """Give the root the tensors of all ranks."""
+        root, into = self._root(opts), _inner(outputs)
+        (given,) = _listed(inputs)
+        check([*into, given], "gather")
+        if self.rank() == root and len(into) != self.size():
+            raise UsageError(f"gather needs {self.size()} outputs on the root, it has {len(into)}")
+        return self._begin("gather", into, movements.gather(into, given, root), opts)
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> GroupWork:
+        """Give each rank its one of the root's tensors."""
+        root, given = self._root(opts), _inner(inputs)
+        (output,) = _listed(outputs)
+        check([output, *given], "scatter")
+        if self.rank() == root and len(given) != self.size():
+            raise UsageError(f"scatter needs {self.size()} inputs on the root, it has {len(given)}")
+        return self._begin("scatter", [output], movements.scatter(output, given, root), opts)
+
+    def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> GroupWork:
+        """Give each rank its one of the tensors of every rank."""
+        outputs, inputs = list(outputs), list(inputs)
+        check([*outputs, *inputs], "all_to_all")
+        if not len(outputs) == len(inputs) == self.size():
+            raise UsageError(
+                f"all_to_all needs {self.size()} inputs and outputs, it has {len(inputs)} and {len(outputs)}"
+            )
+        return self._begin("all_to_all", outputs, movements.all_to_all(outputs, inputs), opts)
+
+    def all_to_all_single(
+        self, output: Tensor, given: Tensor, output_sizes: Any, input_sizes: Any, opts: Any = None
+    ) -> GroupWork:
+        """Give each rank its part of the tensor of every rank; sizes are along the first dimension."""
+        check([output, given], "all_to_all_single")
+        whole = _contiguous(output)
+        into = self._parts(whole, "all_to_all_single", "output", output_sizes)
+        parts = self._parts(given, "all_to_all_single", "input", input_sizes)
+        even = not output_sizes and not input_sizes
+        moved = movements.all_to_all(into, parts, even)
+
+        def job(steps: GroupSteps) -> None:
+            moved(steps)
+            if whole is not output:
+                output.detach().copy_(whole)
+
+        return self._begin("all_to_all_single", [output], job, opts)
+
+    alltoall_base = all_to_all_single
+
+    def barrier(self, opts: Any = None, timeout: Any = None) -> GroupWork:
+        """Wait for all live ranks."""
+        nothing = np.empty(0, np.uint8)
+
+        def job(steps: GroupSteps) -> None:
+            steps.step("barrier", "max", lambda contributors: nothing)
+
+        return self._begin("barrier", [], job, opts, timeout)
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Finish what was begun, then let the others know that this rank is done. Idempotent."""
+        self._end(True)
+
+    def abort(self) -> None:
+        """End at once: for the others this rank is lost. Idempotent."""
+        self._end(False)
+
+    def _end(self, in_order: bool) -> None:
+        on_shutdown, self._on_shutdown = self._on_shutdown, None
+        ended = self._thread.close(self._limit_s if in_order else 0)
+        if on_shutdown is not None:
+            on_shutdown(in_order and ended)
+
+    # --- small parts -----------------------------------------------------------------------------
+
+    def _begin(
+        self,
+        call: str,
+        outputs: Sequence[Tensor],
+        job: movements.Job,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> GroupWork:
+        limit = timeout if isinstance(timeout, timedelta) else getattr(opts, "timeout", None)
+        limit_s = limit.total_seconds() if limit is not None and limit > timedelta(0) else self._limit_s
+
+        def carry_out() -> int:
+            job(self._steps)
+            self._tell_losses()
+            return -1
+
+        return self._thread.begin(carry_out, GroupWork(call, outputs, limit_s))
+
+    def _tell_losses(self) -> None:
+        """Say once, on the lowest rank that is left, that others were lost."""
+        steps = self._steps
+        lost = sorted(set(range(steps.n_ranks)) - set(steps.contributors))
+        if len(lost) > self._n_lost and steps.rank == min(steps.contributors):
+            _log.warning(
+                "ranks %s are lost: sums of floating tensors are multiplied by %d/%d from now on",
+                *(lost, steps.n_ranks, len(steps.contributors)),
+            )
+        self._n_lost = len(lost)
+
+    def _root(self, opts: Any) -> int:
+        root = int(getattr(opts, "rootRank", opts if isinstance(opts, int) else 0))
+        if not 0 <= root < self.size():
+            raise UsageError(f"the root is rank {root}, the group has ranks 0 .. {self.size() - 1}")
+        return root
+
+    def _check_fit(self, call: str, outputs: list[list[Tensor]], inputs: list[Tensor]) -> None:
+        if len(outputs) != len(inputs) or any(len(into) != self.size() for into in outputs):
+            raise UsageError(f"{call} needs {self.size()} outputs for each input")
+        for into, given in zip(outputs, inputs, strict=True):
+            if into[self.rank()].nbytes != given.nbytes:
+                raise UsageError(
+                    f"{call}: the output for this rank has {into[self.rank()].nbytes} bytes, its input "
+                    f"{given.nbytes}"
+                )
+
+    def _parts(self, whole: Tensor, call: str, what: str, sizes: Sequence[int] = ()) -> list[Tensor]:
+        """The parts of a tensor for the ranks, along its first dimension, even unless sizes are given."""
+        n = self.size()
+        if sizes:
+            n_rows = whole.shape[0] if whole.dim() else 0
+            if len(sizes) != n or sum(sizes) != n_rows or min(sizes) < 0:
+                raise UsageError(
+                    f"{call}: {what} split sizes {list(sizes)} are not {n} that sum up to {n_rows} rows"
+                )
+            return list(torch.split(whole, list(sizes)))
+        if whole.numel() % n:
+            raise UsageError(f"{call}: {what} has {whole.numel()} elements, no multiple of the {n} ranks")
+        return list(whole.detach().reshape(n, -1).unbind())
+
+
+def _listed(tensors: Any) -> list[Tensor]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+def _inner(lists: Any) -> list[Tensor]:
+    """The tensors of a list that torch.distributed wraps into another, or leaves empty."""
+    return [each for inner in lists for each in _listed(inner)]
+
+
+def _contiguous(tensor: Tensor) -> Tensor:
+    return tensor if tensor.is_contiguous() else torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
+def _op(opts: Any) -> Any:
+    """The operation of the options, or `opts` itself if it is one; SUM by default."""
+    if opts is None:
+        return dist.ReduceOp.SUM
+    return getattr(opts, "reduceOp", opts)

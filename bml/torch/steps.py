@@ -1,0 +1,49 @@
+"""Carries out the collectives of one process group: each is one step of the communicator, or several.
+
+Ranks are the ids of the servers. The world stays what it was when ranks are lost: `contributors` says whose
+part is in a result.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from bml.train.communicator import Committed, Communicator
+
+Vector = npt.NDArray[np.generic]
+Prepare = Callable[[tuple[int, ...]], Vector]
+"""Prepares this rank's contribution for the ranks that contribute."""
+
+
+class GroupSteps:
+    """The steps of one rank of a group of `n_ranks`."""
+
+    def __init__(self, communicator: Communicator, rank: int, n_ranks: int):
+        self.rank = rank
+        self.n_ranks = n_ranks
+        self.contributors = communicator.servers
+        """The ranks whose parts are in the last result; at first all ranks."""
+        self._communicator = communicator
+
+    def empty(self, size: int, dtype: npt.DTypeLike) -> Vector:
+        """An uninitialised array of shape (size,) that is sent without a copy."""
+        return self._communicator.empty(size, dtype)
+
+    def step(self, text: str, op: str, prepare: Prepare, shared: bool = True) -> Committed:
+        """Reduce one vector of every rank; `text` describes the call, alike on all ranks.
+
+        With `shared` the result may be read-only. Raises the error that ends the job.
+        """
+        communicator = self._communicator
+        signature = zlib.crc32(text.encode())
+        while True:
+            view = communicator.view
+            vector = prepare(view.contributors)
+            outcome = communicator.sync(view.epoch, vector, op, text, signature, shared)
+            if isinstance(outcome, Committed):
+                self.contributors = outcome.contributors
+                return outcome

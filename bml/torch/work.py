@@ -1,0 +1,126 @@
+"""The thread of a process group: it carries out the collectives in the order in which they were called.
+
+Each call returns a `GroupWork` at once. Its future belongs to PyTorch: autograd's threads wait for it in C++,
+so an error must be set by a callback that raises, as `Future.set_exception` is seen by Python alone.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from bml.topology.errors import FabricError, UsageError
+from bml.torch.tensors import Tensor
+
+_END_S = 1.0
+"""How long the thread may take to see that the group is over."""
+
+
+class GroupWork(dist.Work):  # type: ignore[misc]  # PyTorch is untyped here
+    """One collective that was begun: torch.distributed.Work. Its tensors are not yours before it is over."""
+
+    def __init__(self, call: str, outputs: Sequence[Tensor], limit_s: float):
+        super().__init__()
+        self._call = call
+        self._outputs = list(outputs)
+        self._limit_s = limit_s
+        self._over = threading.Event()
+        self._error: BaseException | None = None
+        self._source = -1
+        self._settled = torch.futures.Future()
+        self._future = self._settled.then(self._value)
+
+    def settle(self, error: BaseException | None, source: int = -1) -> None:
+        """Say that it is over, or failed. `source` is the rank from which a message came."""
+        self._error = error
+        self._source = source
+        self._over.set()
+        self._settled.set_result(None)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait until it is over; raises its error, FabricError after `timeout` (0: that of the group)."""
+        limit_s = timeout.total_seconds() or self._limit_s
+        if not self._over.wait(limit_s):
+            raise FabricError(
+                f"{self._call} was not over within {limit_s:g} s: a rank that is alive has not called it"
+            )
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def get_future(self) -> Any:
+        """A torch.futures.Future of the list of output tensors."""
+        return self._future
+
+    def is_completed(self) -> bool:
+        """Whether it is over, or failed."""
+        return self._over.is_set()
+
+    def is_success(self) -> bool:
+        """Whether it is over and did not fail."""
+        return self._over.is_set() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """Its error, None if there is none yet."""
+        return self._error
+
+    def result(self) -> list[Tensor]:
+        """The output tensors."""
+        return self._outputs
+
+    def synchronize(self) -> None:
+        """Wait until it is over."""
+        self.wait()
+
+    def source_rank(self) -> int:
+        """The rank from which a message came; -1 for anything else."""
+        return self._source
+
+    _source_rank = source_rank
+
+    def _value(self, settled: Any) -> list[Tensor]:
+        if self._error is not None:
+            raise self._error
+        return self._outputs
+
+
+class WorkThread:
+    """A thread that carries out jobs one after the other."""
+
+    def __init__(self, name: str):
+        # A queue, not a condition: a signal's handler that raised in a condition would leave its lock wrong.
+        self._todo: queue.SimpleQueue[tuple[Callable[[], int], GroupWork] | None] = queue.SimpleQueue()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def begin(self, job: Callable[[], int], work: GroupWork) -> GroupWork:
+        """Put a job behind those that were begun before; it returns the source of its work, or -1."""
+        if self._closed:
+            raise UsageError("the process group was destroyed: nothing can begin in it any more")
+        self._todo.put((job, work))
+        return work
+
+    def close(self, limit_s: float = _END_S) -> bool:
+        """Let it end after what was begun; returns whether it ended within the limit. Idempotent."""
+        self._closed = True
+        self._todo.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(limit_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (next_one := self._todo.get()) is not None:
+            job, work = next_one
+            try:
+                source, error = job(), None
+            except BaseException as raised:
+                source, error = -1, raised
+            work.settle(error, source)
+            del next_one, job, work, error  # tensors are not held while it waits
