@@ -21,7 +21,7 @@ from bml.train.collectives import CHANGED, Collectives
 from bml.train.communicator import Committed
 from bml.train.ledger import Ledger
 from bml.train.pending import Pending
-from bml.train.vectors import Arrays, divide, flatten, unflatten
+from bml.train.vectors import Arrays, divide, flatten, given_back, unflatten
 
 Recompute = Callable[[Indices], Any]
 
@@ -179,6 +179,8 @@ class _Part:
         self._recompute = recompute
         empty = collectives.communicator.empty
         self._flat, self._shapes, self._dtype = flatten(gradient, empty, widened=True)
+        if self._dtype.kind == "b":
+            raise UsageError("a gradient of dtype bool has no mean: give numbers")
         self._many = isinstance(gradient, list | tuple)
         self._is_aside = False
         self._check_sum = zlib.crc32(self._flat.data) if collectives.debug else 0
@@ -196,7 +198,8 @@ class _Part:
         outcome = self._collectives.step(self._described, "sum", self._prepare, shared=True)
         used = self._batch.used(outcome, self._recompute is not None)
         n_used = sum(map(len, used.values()))
-        return _Done(outcome, used, divide(outcome.result, n_used, self._collectives.communicator.empty))
+        mean = divide(outcome.result, n_used, self._collectives.communicator.empty)
+        return _Done(outcome, used, given_back(mean, self._dtype))
 
     def finish(self, done: _Done) -> Any:
         """Return the user's result, in the training thread."""

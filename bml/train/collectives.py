@@ -2,26 +2,26 @@
 
 A collective is a pair of functions. `Work` synchronises a step with the other servers, in the thread that
 waits for the step. `Finish` makes the user's result of what the work returned, in the training thread.
-`Collectives.allreduce` makes the pair of a plain collective; a `Batch` makes its own.
+The modules of `bml.train.operations` make the pairs of plain collectives; a `Batch` makes its own.
 """
 
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from bml.protocol.step.workspace import OPS
+from bml.errors import ContributorLost
 from bml.topology.errors import UsageError
 from bml.train.agreement import Prepare
 from bml.train.calls import Calls
 from bml.train.communicator import Committed, Communicator
 from bml.train.pending import Finish, Pending, Steps, Work
 from bml.train.position import Position
-from bml.train.vectors import Arrays, describe, flatten, unflatten
+from bml.train.vectors import describe
 
 CHANGED = (
     "{what} was changed before its step was committed: what is given to allreduce_async is not yours until "
@@ -52,6 +52,11 @@ class Collectives:
         self.debug = os.environ.get("BML_DEBUG", "0") not in ("", "0")
         """Whether check sums show that an array was changed before its step was committed."""
 
+    @cached_property
+    def n_servers(self) -> int:
+        """See Session.n_servers."""
+        return self.communicator.n_servers
+
     def admit(self) -> None:
         """Count a call that the training function makes. Raises an error if it may not be made now."""
         self.n_calls += 1  # a refused call counts, as other servers may have made it
@@ -68,26 +73,6 @@ class Collectives:
                 "take part before its first session.batches or session.steps begins"
             )
 
-    def allreduce(self, arrays: Arrays, op: str, shared: bool) -> tuple[Work, Finish]:
-        """Make the collective of Session.allreduce. Raises UsageError for wrong arrays, or a wrong `op`."""
-        self.admit()
-        if op not in OPS:
-            raise UsageError(f"op is {op!r}: give one of {', '.join(OPS)}")
-        flat, shapes, dtype = flatten(arrays, self.communicator.empty, widened=op in ("sum", "prod"))
-        many = isinstance(arrays, list | tuple)
-        described = self.describe(f"allreduce {op}", dtype, shapes)
-        check_sum = zlib.crc32(flat.data) if self.debug else 0
-
-        def finish(outcome: Committed) -> Any:
-            if self.debug and zlib.crc32(flat.data) != check_sum:
-                raise UsageError(CHANGED.format(what="an array"))
-            self.contributors = outcome.contributors
-            if shared:
-                outcome.result.flags.writeable = False
-            return unflatten(outcome.result, shapes, many)
-
-        return lambda: self.step(described, op, lambda view: flat, shared), finish
-
     def describe(self, call: str, dtype: np.dtype[Any], shapes: tuple[tuple[int, ...], ...]) -> Called:
         """A call and its place in the program, in words and as the hash that all servers must agree on."""
         what, what_signature = describe(call, dtype, shapes)
@@ -96,9 +81,13 @@ class Collectives:
         return what + where, ((what_signature ^ where_signature) + self.n_calls) & 0xFFFFFFFF
 
     def run(self, work: Work, finish: Finish) -> Any:
-        """Carry out a collective, and return its result."""
+        """Carry out a collective, and return its result. A ContributorLost, as its result, is raised."""
         with self.calls:
-            return self.steps.run(work, finish)
+            result = self.steps.run(work, finish)
+            is_lost = type(result) is ContributorLost
+        if is_lost:  # no exception has left the call: the session can go on
+            raise result
+        return result
 
     def begin(self, work: Work, finish: Finish, whole: Sequence[Pending] | None = None) -> Pending:
         """Put a collective behind those that were begun before; see Steps.begin."""

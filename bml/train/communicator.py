@@ -46,6 +46,11 @@ class Communicator(Protocol):
         ...
 
     @property
+    def n_servers(self) -> int:
+        """See Session.n_servers."""
+        ...
+
+    @property
     def joins(self) -> bool:
         """Whether this server joins while the job runs."""
         ...

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from bml.errors import ContributorLost
 from bml.topology.errors import UsageError
 
 _END_S = 1.0
@@ -26,7 +27,7 @@ Finish = Callable[[Any], Any]
 
 
 class Pending:
-    """A step that was begun by `Session.allreduce_async` or `Batch.allreduce_async`.
+    """A step that was begun by `Session.allreduce_async`, `Batch.allreduce_async` or their kin.
 
     Its arrays must not change before `wait` has returned.
     """
@@ -53,16 +54,19 @@ class Pending:
 
         Steps that were begun before are waited for as well, and of a part of a batch those of its other
         parts. `recompute` is called in here, for any step that needs it. May be called again, also by other
-        threads. Raises the error that ends the job, UsageError for what `recompute` must not return, and
-        SessionBroken after an exception left a call.
+        threads. Raises the error that ends the job, UsageError for what `recompute` must not return,
+        ContributorLost as the blocking call does, and SessionBroken after an exception left a call.
         """
         with self._steps.waiting():
             self._steps.wait(self._last)
             result = self.finish()
+            is_lost = type(result) is ContributorLost
         # No call from here on: neither a handler of a signal nor another thread can come in between.
         if not self._is_given:
             self._is_given = True
             self._steps.n_owed -= 1
+        if is_lost:  # no exception has left the call: the session can go on
+            raise result
         return result
 
     @property

@@ -36,6 +36,8 @@ from bml.train.calls import warn_user
 from bml.train.collectives import Collectives
 from bml.train.communicator import Committed, Communicator
 from bml.train.ledgers import Ledgers, LedgerSummary
+from bml.train.operations.calls import CollectiveCalls
+from bml.train.operations.reducing import allreduce
 from bml.train.pending import Pending
 from bml.train.position import Loop
 from bml.train.snapshot import manifest_of, restore, snapshot
@@ -45,7 +47,7 @@ from bml.train.vectors import Arrays, Bucket, check_dtype
 __all__ = ["Arrays", "Batch", "Recompute", "Session"]
 
 
-class Session:
+class Session(CollectiveCalls):
     """A server's part in the job. The training function is given it, and calls it from one thread.
 
     Every call that takes part in steps raises the error that ends the job (`TooFewServers`, `Evicted`,
@@ -55,7 +57,7 @@ class Session:
 
     def __init__(self, communicator: Communicator):
         self._communicator = communicator
-        self._collectives = Collectives(communicator)
+        super().__init__(Collectives(communicator))
         self._position = self._collectives.position
         self._state = NamedState()
         self._ledgers = Ledgers()
@@ -70,6 +72,11 @@ class Session:
     def server(self) -> int:
         """This server's id, from 0 (the rank, in the words of MPI)."""
         return self._communicator.server
+
+    @property
+    def n_servers(self) -> int:
+        """How many servers the fabric has, lost and absent ones too (the world size, in the words of MPI)."""
+        return self._collectives.n_servers
 
     @property
     def joins(self) -> bool:
@@ -146,26 +153,31 @@ class Session:
         """
         self._state.name_function(key, load, save)
 
-    def allreduce(self, arrays: Arrays, op: str = "sum", *, shared: bool = False) -> Any:
+    def allreduce(self, arrays: Arrays, op: str = "sum", *, shared: bool = False, out: Any = None) -> Any:
         """Reduce the arrays of all servers elementwise; every server gets the same bits in new memory.
 
         `arrays` is one array of any shape, or a list of arrays of one dtype (one step, one commit; a list
-        of arrays of these shapes comes back): integers, floats or complex numbers in native byte order.
-        `op` is sum, min, max or prod. Sums and products of integers have 64 bits, others keep the dtype.
+        of arrays of these shapes comes back): integers, floats, bfloat16, complex numbers or bool in native
+        byte order. `op` is sum, avg (the mean over the contributors), min, max or prod. Sums and products of
+        integers have 64 bits, others keep the dtype; of bool, sum and max are "or", prod and min are "and".
         With `shared` the result is read-only, and servers that share memory read it where it lies, which
-        saves a copy. Its memory is in use until the last array made of it is dropped. The contributions of
-        servers that die during the step may be missing from the result; `contributors` has those in it.
+        saves a copy. Its memory is in use until the last array made of it is dropped. `out`, an array or a
+        list of arrays of these shapes, takes the result and is returned; it may be `arrays` itself, and is
+        written after the commit. The contributions of servers that die during the step may be missing from
+        the result; `contributors` has those in it.
 
         Raises UsageError for other arrays or operations, and on a joiner outside of its training loop;
         StepMismatch when servers call different collectives; the error that ends the job; SessionBroken.
         """
         collectives = self._collectives
-        work, finish = collectives.allreduce(arrays, op, shared)
+        work, finish = allreduce(collectives, arrays, op, shared, out)
         # Nothing follows the step: a signal's handler that raised after it would lose the result.
         with collectives.calls:
             return collectives.steps.run(work, finish)
 
-    def allreduce_async(self, arrays: Arrays, op: str = "sum", *, shared: bool = False) -> Pending:
+    def allreduce_async(
+        self, arrays: Arrays, op: str = "sum", *, shared: bool = False, out: Any = None
+    ) -> Pending:
         """Begin an `allreduce`, and return a handle whose `wait` returns the result.
 
         Steps go one after the other, in the order in which they were begun, which must be the same on every
@@ -173,7 +185,7 @@ class Session:
         has returned (a list is copied, a `bucket` is not). Wait for all handles before a training loop goes
         on. Raises UsageError as `allreduce` does; `wait` raises later errors.
         """
-        return self._collectives.begin(*self._collectives.allreduce(arrays, op, shared))
+        return self._collectives.begin(*allreduce(self._collectives, arrays, op, shared, out))
 
     def barrier(self) -> None:
         """Return once every live server has called it; raises what `allreduce` raises."""

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from bml.protocol.step.workspace import Array
 from bml.topology.errors import UsageError
+from bml.train.bfloat16 import from_float32, is_bfloat16, to_float32
 
 Arrays = npt.ArrayLike | Sequence[Array]
 """The argument of a collective: one array, or a list of arrays of one dtype."""
@@ -42,9 +43,9 @@ class Described(NamedTuple):
 def describe(call: str, dtype: np.dtype[Any], shapes: tuple[tuple[int, ...], ...]) -> Described:
     """Describe a call, without its place in the program: all servers must make it alike."""
     sizes = " ".join(map(str, shapes)) if len(shapes) < 20 else f"{len(shapes)} arrays"
-    return Described(
-        f"{call} {dtype.name} {sizes}", zlib.crc32(f"{call} {dtype.str} {list(shapes)}".encode())
-    )
+    narrow = is_bfloat16(dtype)
+    name, code = ("bfloat16", "bfloat16") if narrow else (dtype.name, dtype.str)
+    return Described(f"{call} {name} {sizes}", zlib.crc32(f"{call} {code} {list(shapes)}".encode()))
 
 
 def divide(total: Array, n: int, empty: Callable[[tuple[int, ...], npt.DTypeLike], Array]) -> Array:
@@ -67,57 +68,99 @@ def flatten(
 ) -> tuple[Array, tuple[tuple[int, ...], ...], np.dtype[Any]]:
     """One contiguous vector and the shapes in it: a copy of a list, one array or a bucket as it lies.
 
-    `widened`: integers narrower than 64 bits as such of 64, so that sums do not wrap round. Raises UsageError
-    for arrays that cannot be reduced together.
+    `widened`: integers narrower than 64 bits as such of 64, so that sums do not wrap round. bool is carried
+    as uint8, bfloat16 as float32. The dtype that is returned is the one to which `given_back` leads. Raises
+    UsageError for arrays that cannot be reduced together.
     """
     if type(arrays) is np.ndarray:  # most are such, and small steps are short
         dtype = arrays.dtype
         if (dtype is _FLOAT32 or dtype is _FLOAT64) and arrays.ndim == 1 and arrays.flags.c_contiguous:
             return arrays, (arrays.shape,), dtype
     if isinstance(arrays, Bucket):
-        vector = _in_64_bits(arrays.vector, empty) if widened else arrays.vector
-        return vector, tuple(part.shape for part in arrays), vector.dtype
+        vector = _carried(arrays.vector, widened, empty)
+        return vector, tuple(part.shape for part in arrays), _result(arrays.vector.dtype, vector)
     if not isinstance(arrays, list | tuple):
         array = np.asarray(arrays)
         check_dtype(array.dtype)
-        whole = _in_64_bits(array, empty) if widened else np.ascontiguousarray(array)
-        return whole if whole.ndim == 1 else whole.reshape(-1), (array.shape,), whole.dtype
+        whole = _carried(array, widened, empty)
+        return whole if whole.ndim == 1 else whole.reshape(-1), (array.shape,), _result(array.dtype, whole)
+    parts = as_arrays(arrays)
+    dtype = parts[0].dtype
+    check_dtype(dtype)
+    vector = empty(sum(part.size for part in parts), _wide(dtype, widened))
+    if is_bfloat16(dtype):
+        _widen(parts, vector)
+    else:
+        np.concatenate([part.reshape(-1) for part in parts], out=vector)
+    return vector, tuple(part.shape for part in parts), _result(dtype, vector)
+
+
+def as_arrays(arrays: Sequence[Any]) -> list[Array]:
+    """The arrays of a list. Raises UsageError if it is empty, or they have different dtypes."""
     parts = [np.asarray(array) for array in arrays]
     if not parts:
         raise UsageError("an empty list of arrays cannot be reduced: give at least one array")
-    dtype = parts[0].dtype
-    if any(part.dtype != dtype for part in parts[1:]):
+    if any(part.dtype != parts[0].dtype for part in parts[1:]):
         dtypes = sorted({part.dtype.str for part in parts})
         raise UsageError(f"arrays of one step must have one dtype, these have {', '.join(dtypes)}")
-    check_dtype(dtype)
-    dtype = _wide(dtype, widened)
-    vector = empty(sum(part.size for part in parts), dtype)
-    np.concatenate([part.reshape(-1) for part in parts], out=vector)
-    return vector, tuple(part.shape for part in parts), dtype
+    return parts
+
+
+def given_back(vector: Array, dtype: np.dtype[Any]) -> Array:
+    """The result of a step as an array of this dtype, if `vector` only carries it: bool, bfloat16."""
+    if dtype.kind == "b":
+        return vector.view(np.bool_)
+    if is_bfloat16(dtype):
+        return from_float32(vector.view(np.float32)).view(dtype)
+    return vector
+
+
+def _result(dtype: np.dtype[Any], vector: Array) -> np.dtype[Any]:
+    return vector.dtype if dtype.kind in "iufc" else dtype
 
 
 def _wide(dtype: np.dtype[Any], widened: bool) -> np.dtype[Any]:
-    if dtype.kind not in "iu" or not widened or dtype.itemsize >= 8:
+    if dtype.kind in "fc":
+        return dtype
+    if dtype.kind == "b":
+        return np.dtype(np.uint8)
+    if dtype.kind == "V":
+        return _FLOAT32
+    if not widened or dtype.itemsize >= 8:
         return dtype
     return np.dtype(np.int64 if dtype.kind == "i" else np.uint64)
 
 
-def _in_64_bits(array: Array, empty: Empty) -> Array:
-    """Return the array, contiguous, with integers of 64 bits, in memory that is sent without another copy."""
+def _carried(array: Array, widened: bool, empty: Empty) -> Array:
+    """Return the array, contiguous, in the dtype in which it is reduced; copies are made by `empty`."""
     dtype = array.dtype
-    wide = _wide(dtype, True)
+    wide = _wide(dtype, widened)
     if wide is dtype:
         return np.ascontiguousarray(array)
+    if dtype.kind == "b":
+        return np.ascontiguousarray(array).view(np.uint8)
     vector = empty(array.size, wide)
-    vector[...] = array.reshape(-1)
+    if wide is _FLOAT32:
+        _widen([array], vector)
+    else:
+        vector[...] = array.reshape(-1)
     return vector
+
+
+def _widen(parts: list[Array], vector: Array) -> None:
+    """Write the numbers of arrays of bfloat16 into a float32 vector, one array after the other."""
+    at = 0
+    for part in parts:
+        to_float32(part.reshape(-1).view(np.uint16), vector[at : at + part.size].view(np.float32))
+        at += part.size
 
 
 def check_dtype(dtype: np.dtype[Any]) -> None:
     """Raise UsageError for a dtype that cannot be reduced."""
-    if dtype.kind not in "iufc" or not dtype.isnative:
+    if (dtype.kind not in "biufc" and not is_bfloat16(dtype)) or not dtype.isnative:
         raise UsageError(
-            f"dtype {dtype} cannot be reduced: give integers, floats or complex numbers in native byte order"
+            f"dtype {dtype} cannot be reduced: give integers, floats (bfloat16 too), complex numbers or bool "
+            "in native byte order"
         )
 
 

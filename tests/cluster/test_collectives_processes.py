@@ -10,6 +10,7 @@ import pytest
 
 import bml
 from bml.errors import StepMismatch, UsageError
+from bml.train.bfloat16 import BFLOAT16, from_float32, to_float32
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 
@@ -29,6 +30,10 @@ def test_values_of_many_kinds() -> None:
         out["scalar"] = session.allreduce(np.float64(me))
         out["strided"] = session.allreduce(np.arange(12.0).reshape(3, 4).T + me)
         out["nan"] = session.allreduce(np.array([np.nan if me == 2 else 1.0, np.inf, 1.0]))
+        out["avg"] = session.allreduce(np.array([me, 3 * me], np.int32), op="avg")
+        out["bool"] = session.allreduce(np.array([me == 1, False, True]), op="sum")
+        narrow = from_float32(np.array([256 if me == 0 else 1, 0.5], np.float32)).view(BFLOAT16)
+        out["bfloat16"] = to_float32(session.allreduce(narrow, out=narrow).view(np.uint16))
         session.barrier()
         return out
 
@@ -51,6 +56,9 @@ def test_values_of_many_kinds() -> None:
         assert out["scalar"].shape == ()
         np.testing.assert_array_equal(out["strided"], 4 * np.arange(12.0).reshape(3, 4).T + 6)
         np.testing.assert_array_equal(out["nan"], [np.nan, np.inf, 4.0])
+        assert out["avg"].tolist() == [1.5, 4.5]
+        assert out["bool"].tolist() == [True, False, True]
+        assert out["bfloat16"].tolist() == [260.0, 2.0]
 
 
 def test_floats_have_the_same_bits_everywhere_and_in_every_run() -> None:
@@ -120,7 +128,9 @@ def test_a_server_that_makes_a_call_less_is_named(transport: str) -> None:
     [
         (lambda s: s.allreduce(np.array(["a"])), "dtype"),
         (lambda s: s.allreduce(np.ones(3, ">f4")), "native"),
-        (lambda s: s.allreduce(np.ones(3, bool)), "dtype bool"),
+        (lambda s: s.allreduce(np.ones(3, "m8[s]")), "dtype timedelta64"),
+        (lambda s: s.allreduce(np.ones(3, bool), op="avg"), "bool has no mean"),
+        (lambda s: s.broadcast(np.ones(3), root=2), "root is 2: give the id of a server, 0 to 1"),
         (lambda s: s.allreduce([]), "empty list"),
         (lambda s: s.allreduce([np.ones(2), np.ones(2, "f4")]), "one dtype"),
         (lambda s: s.allreduce(np.ones(2), op="mean"), "op is 'mean'"),

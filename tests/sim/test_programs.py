@@ -11,6 +11,7 @@ from bml.sim.programs.check import check, check_all
 from bml.topology import errors
 from bml.train import batch, calls, collectives, pending, session, snapshot, state, vectors
 from bml.train.ledgers import Ledgers
+from bml.train.operations import reducing
 from bml.train.position import Position
 
 SEEDS = range(250)
@@ -97,7 +98,7 @@ def a_list_of_one_is_not_copied(plant: pytest.MonkeyPatch) -> None:
         one = isinstance(arrays, list) and len(arrays) == 1
         return flatten(arrays[0] if one else arrays, memory, widened)
 
-    plant.setattr(collectives, "flatten", flat)
+    plant.setattr(reducing, "flatten", flat)
 
 
 def states_stay_different(plant: pytest.MonkeyPatch) -> None:

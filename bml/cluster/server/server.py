@@ -85,6 +85,11 @@ class Server:
         """The servers with which the job began, lost ones too."""
         return self._spec.servers
 
+    @property
+    def n_servers(self) -> int:
+        """See Session.n_servers."""
+        return self._spec.parsed_fabric().n_servers
+
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Array:
         """An uninitialised array in memory that the transport sends from without a copy."""
         return self._shell.opened.memory.empty(shape, dtype)

@@ -23,6 +23,7 @@ class ModelCommunicator:
         self.server = server
         self.joins = joins
         self.servers = group.servers
+        self.n_servers = len(group.servers)
         self._group = group
         self._request = StateRequest(server)
         self._step = 1

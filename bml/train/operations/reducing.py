@@ -1,0 +1,130 @@
+"""Collectives that reduce: every element of the result is made of the same element of all servers.
+
+Each function makes the `Work` and the `Finish` of one call; see bml.train.collectives. All raise UsageError
+for wrong arguments.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+
+from bml.protocol.step.workspace import Array
+from bml.topology.errors import UsageError
+from bml.train.collectives import CHANGED, Collectives
+from bml.train.communicator import Committed
+from bml.train.operations.arguments import checked_root, one_for_each
+from bml.train.operations.outputs import Outputs
+from bml.train.pending import Finish, Work
+from bml.train.vectors import Arrays, divide, flatten, given_back, unflatten
+
+OPERATIONS = ("sum", "avg", "min", "max", "prod")
+_OF_BOOL = {"sum": "max", "max": "max", "prod": "min", "min": "min"}
+"""Bool is carried as 0 and 1: a sum is "or", a product is "and"."""
+
+
+def allreduce(
+    collectives: Collectives, arrays: Arrays, op: str, shared: bool, out: Any
+) -> tuple[Work, Finish]:
+    """See Session.allreduce."""
+    collectives.admit()
+    reduction = _Reduction(collectives, "allreduce", arrays, op, shared or out is not None)
+    if out is None:
+        return reduction.work, reduction.finish
+    return reduction.work, reduction.into(out)
+
+
+def reduce(collectives: Collectives, arrays: Arrays, root: int, op: str, out: Any) -> tuple[Work, Finish]:
+    """See Session.reduce."""
+    collectives.admit()
+    root = checked_root(root, collectives)
+    is_root = collectives.communicator.server == root
+    reduction = _Reduction(collectives, f"reduce to {root},", arrays, op, not is_root or out is not None)
+    if not is_root:
+        return reduction.work, lambda outcome: _nothing(reduction.finish(outcome))
+    return reduction.work, reduction.finish if out is None else reduction.into(out)
+
+
+def reduce_scatter(collectives: Collectives, arrays: Any, op: str, out: Any) -> tuple[Work, Finish]:
+    """See Session.reduce_scatter."""
+    collectives.admit()
+    arrays = one_for_each(arrays, collectives, "reduce_scatter")
+    reduction = _Reduction(collectives, "reduce_scatter", arrays, op, True)
+    server = collectives.communicator.server
+    outputs = None if out is None else Outputs(out, reduction.shapes[:1], reduction.dtype, False)
+
+    def finish(outcome: Committed) -> Any:
+        part = reduction.finish(outcome)[server]
+        return part.copy() if outputs is None else outputs.take([part])  # it holds no memory of the others
+
+    return reduction.work, finish
+
+
+class _Reduction:
+    """One call, from the user's memory to the result, which has these `shapes` and this `dtype`."""
+
+    def __init__(self, collectives: Collectives, call: str, arrays: Arrays, op: str, shared: bool):
+        if op not in OPERATIONS:
+            raise UsageError(f"op is {op!r}: give one of {', '.join(OPERATIONS)}")
+        self._collectives = collectives
+        empty = collectives.communicator.empty
+        self._flat, self.shapes, given = flatten(arrays, empty, widened=op not in ("min", "max"))
+        self._many = isinstance(arrays, list | tuple)
+        self._shared = shared
+        self._op = "sum" if op == "avg" else op
+        self.dtype = given
+        self.work: Work = self._step
+        if op == "avg" or self._flat.dtype is not given:
+            self._convert(op, given)
+        self._described = collectives.describe(f"{call} {op}", given, self.shapes)
+        self._check_sum = zlib.crc32(self._flat.data) if collectives.debug else 0
+
+    def into(self, out: Any) -> Callable[[Committed], Any]:
+        """A `finish` that writes the result into the user's arrays."""
+        outputs, many = Outputs(out, self.shapes, self.dtype, self._many), self._many
+
+        def finish(outcome: Committed) -> Any:
+            result = self.finish(outcome)
+            outputs.take(result if many else [result])
+            return out
+
+        return finish
+
+    def finish(self, outcome: Committed) -> Any:
+        """The arrays of the result, in the training thread."""
+        collectives = self._collectives
+        if collectives.debug and zlib.crc32(self._flat.data) != self._check_sum:
+            raise UsageError(CHANGED.format(what="an array"))
+        collectives.contributors = outcome.contributors
+        if self._shared:
+            outcome.result.flags.writeable = False
+        return unflatten(outcome.result, self.shapes, self._many)
+
+    def _step(self) -> Committed:
+        return self._collectives.step(self._described, self._op, lambda view: self._flat, self._shared)
+
+    def _convert(self, op: str, given: np.dtype[Any]) -> None:
+        """Convert the vector of the step to the result, in the thread that waits for the step."""
+        if given.kind == "b":
+            if op == "avg":
+                raise UsageError("bool has no mean: give numbers, or op sum (or), prod (and), max or min")
+            self._op = _OF_BOOL[op]
+        if op == "avg" and given.kind in "iu":
+            self.dtype = np.dtype(np.float64)
+
+        def work() -> Committed:
+            outcome = self._step()
+            vector: Array = outcome.result
+            if op == "avg":
+                vector = divide(vector, len(outcome.contributors), self._collectives.communicator.empty)
+            return replace(outcome, result=given_back(vector, given))
+
+        self.work = work
+
+
+def _nothing(result: Any) -> None:
+    """The result of a server that is not the root."""
