@@ -47,8 +47,12 @@ class Assembly(ServerShell):
         control_host: str,
         apply_to_fabric: Callable[[Fault], None] | None,
         incarnation: int | None,
+        on_line: Callable[[], None],
     ):
         super().__init__()
+        self._on_line = on_line
+        self.n_told = 0
+        """How many messages of coordinators have come."""
         fabric = spec.parsed_fabric()
         _prepare(spec, fabric)
         self.handover = Handover(joins=incarnation is not None)
@@ -101,11 +105,14 @@ class Assembly(ServerShell):
         self.runner.close()
 
     def _told(self, message: msg.ToServer) -> None:
+        self.n_told += 1
         self.dispatch(ev.Control(message))
         self.apply_faults()
+        self._on_line()
 
     def _coordinator_lost(self) -> None:
         self.execution.coordinator_lost()
+        self._on_line()
 
     def _carrier_changed(self, level: int, up: bool, why: str) -> None:
         if not up:

@@ -49,6 +49,11 @@ class CoordinatorLine:
         """(host, port) to dial."""
         return self._listener.endpoint
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a coordinator is connected."""
+        return self._channel is not None
+
     def tell(self, message: msg.ToCoordinator) -> None:
         """Send a message; it is lost when no coordinator is there."""
         if self._channel is not None:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bml.cluster.server.assembly import Assembly
-from bml.cluster.server.status import link_stats, status, view_records
+from bml.cluster.server.status import Membership, link_stats, status, view_records
 from bml.cluster.spec.job import Contacts, JobSpec, Request
 from bml.cluster.spec.trace import ServerTrace
 from bml.faults import Fault
@@ -28,13 +28,17 @@ from bml.protocol.wire.call import Call
 from bml.topology.errors import BmlError, UsageError
 from bml.train.communicator import Committed, Outcome
 
+_DEPARTS_S = 0.5
+"""How long a server that departs waits for a view without it, in seconds; then it goes without one."""
+
 
 class Server:
     """One server of a job on this machine. `contact` is known at once; `start` needs those of all servers.
 
     `nics` are this server's own addresses, one per level. `incarnation` is the number of a server that joins
     a running job, None: the job begins with this server. `apply_to_fabric` applies a fault to real cables and
-    returns when it is in force; None where there are no real cables.
+    returns when it is in force; None where there are no real cables. `on_line` is called, in the thread that
+    polls, when a coordinator has said something or has hung up.
     """
 
     def __init__(
@@ -45,10 +49,13 @@ class Server:
         control_host: str = "127.0.0.1",
         apply_to_fabric: Callable[[Fault], None] | None = None,
         incarnation: int | None = None,
+        on_line: Callable[[], None] = lambda: None,
     ):
         self.server = server
         self._spec = spec
-        self._shell = shell = Assembly(spec, server, nics, control_host, apply_to_fabric, incarnation)
+        self._shell = shell = Assembly(
+            spec, server, nics, control_host, apply_to_fabric, incarnation, on_line
+        )
         self._meeting, self._handover = shell.meeting, shell.handover
         self.contact = shell.peers.contact
         # This thread adds, too, and an overflow is a result, also if the user has set it to raise.
@@ -227,6 +234,45 @@ class Server:
     def nbytes_copied(self) -> int:
         """Contributions that lay outside of shared memory and were copied into it, in bytes."""
         return self._shell.runner.nbytes_copied
+
+    # --- a group without a launcher ------------------------------------------------------------------
+
+    def membership(self) -> Membership:
+        """Return what this server knows of its coordinator and of the others; any thread may ask."""
+        shell = self._shell
+        with shell.poller.guard:
+            view, peers = shell.core.view, shell.peers
+            return Membership(
+                shell.core.coordinator_term,
+                shell.line.is_open,
+                shell.n_told,
+                None if view is None else view.members,
+                frozenset(each.peer for each in shell.core.suspicions if each.peer != self.server),
+                dict(peers.contacts),
+                dict(peers.incarnations),
+            )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job is over for this server, well or with an error."""
+        return self._meeting.stopped
+
+    def depart(self, why: str) -> None:
+        """Leave the job at once, whatever the training thread is doing; the others go on without this server.
+
+        They are told, so that none of them waits for it. No call is possible any more.
+        """
+        shell, left = self._shell, BmlError(f"server {self.server} has left the job: {why}")
+        shell.request(ev.Leaving(why))
+        self._meeting.out.wait(_DEPARTS_S)
+
+        def go() -> None:
+            shell.execution.stop(left)
+            shell.execution.user_ended()
+
+        shell.request(go)
+        shell.loop.join()
+        self._meeting.deferral.close()
 
     # --- requests from outside -------------------------------------------------------------------
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 from bml.cluster.server.shell import ServerShell
+from bml.cluster.spec.job import Contact
 from bml.protocol.server.core import ServerCore
 from bml.protocol.step.spans import size
 from bml.transport.interface import Transport
@@ -18,6 +19,23 @@ _COUNTERS = (
     "nbytes_zero_copy_sent",
     "nbytes_zero_copy_received",
 )
+
+
+class Membership(NamedTuple):
+    """What a server knows of its coordinator and of the other servers.
+
+    `term`: of the newest coordinator that it heard, -1 before any; `line_is_open`: whether one is connected;
+    `n_told`: how many messages of coordinators have come. `members`: those of the view, None before there is
+    one. `suspected`: the servers that do not answer it.
+    """
+
+    term: int
+    line_is_open: bool
+    n_told: int
+    members: tuple[int, ...] | None
+    suspected: frozenset[int]
+    contacts: dict[int, Contact]
+    incarnations: dict[int, int]
 
 
 def status(shell: ServerShell, now: float) -> dict[str, Any]:

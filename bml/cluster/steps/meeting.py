@@ -32,8 +32,8 @@ class Meeting:
     """`contribution` is the vector of the step that is under way, and how it is reduced.
 
     `error` ended the job early. `in_force`: the first view is in force, or there will be none;
-    `left`: the loop has ended. `deferral` puts off handlers of signals; `Signalled` among the replies says
-    that one came. `wake` makes the thread that polls look again.
+    `left`: the loop has ended; `out`: it has, or an error ended the job. `deferral` puts off handlers of
+    signals; `Signalled` among the replies says that one came. `wake` makes the thread that polls look again.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -43,6 +43,7 @@ class Meeting:
         self.error: BmlError | None = None
         self.in_force = threading.Event()
         self.left = threading.Event()
+        self.out = threading.Event()
         self.steps = 0
         self.commit_at_s: deque[float] = deque(maxlen=_COMMITS_KEPT)
         self._wake = wake
@@ -100,11 +101,13 @@ class Meeting:
         self.error = error
         self.replies.put(error)
         self.in_force.set()
+        self.out.set()
 
     def over(self) -> None:
         """The loop has ended: no thread is to wait for it."""
         self.left.set()
         self.in_force.set()
+        self.out.set()
 
     def _signalled(self) -> None:
         self._wake()

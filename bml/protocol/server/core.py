@@ -152,6 +152,11 @@ class ServerCore:
         return "complete" if step.entered else "reduce"
 
     @property
+    def coordinator_term(self) -> int:
+        """The highest term of a coordinator that was heard; -1 before any."""
+        return self._term
+
+    @property
     def suspicions(self) -> tuple[msg.Suspect, ...]:
         """The links that this server suspects."""
         return self._watch.suspicions

@@ -1,0 +1,161 @@
+"""A group of ranks that other programs started, as one of them sees it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from functools import partial
+from multiprocessing import util
+from typing import Literal
+
+from bml.cluster.formation.board import Board, Joined, Store
+from bml.cluster.formation.host import this_host
+from bml.cluster.formation.lookout import Lookout
+from bml.cluster.formation.settings import Settings, job_of, nics_of
+from bml.cluster.formation.standby import Standby
+from bml.cluster.server.server import Server
+from bml.cluster.spec.job import JobSpec
+from bml.errors import StartError, UsageError
+
+Outcome = Literal["done", "crashed"]
+
+_SPARES = 2
+"""The lowest ranks, which prepare a process for a coordinator while the group is formed."""
+_SWITCH_S = 0.0001
+"""See bml.cluster.process.training."""
+_ENDS_FIRST = 100
+"""The priority of closing among what a process does at its end: before its children are waited for."""
+
+
+class Group:
+    """A group that was formed. `server` is this rank's: a Communicator for bml.train.Session.
+
+    `rank` is its number among `size`; `incarnation` is 0 for a rank that was there from the beginning, else
+    the number of the joiner. The group is closed at the end of the process, if `close` was not called before.
+    """
+
+    def __init__(self, server: Server, lookout: Lookout, size: int, incarnation: int):
+        self.server = server
+        self.rank = server.server
+        self.size = size
+        self.incarnation = incarnation
+        self._lookout = lookout
+        self._process = os.getpid()
+        self._closed = False
+        # In a child of multiprocessing, too, where no handlers of atexit run.
+        self._at_end = util.Finalize(None, self._end_of_process, exitpriority=_ENDS_FIRST)
+
+    @property
+    def coordinator_process(self) -> int | None:
+        """The id of the process beside this one in which its coordinators run; None if it has none."""
+        return self._lookout.process
+
+    @property
+    def leads(self) -> bool:
+        """Whether the group's coordinator is that of this rank, as far as this rank knows."""
+        return self._lookout.leads
+
+    def close(self, outcome: Outcome = "done") -> None:
+        """End this rank's part, and leave nothing behind. Idempotent; without effect in a forked process.
+
+        With "done" it serves the others until all are done, which may take as long as they compute. With
+        "crashed" it leaves at once, and the others go on without it. Raises UsageError for another outcome.
+        """
+        if outcome not in ("done", "crashed"):
+            raise UsageError(f"outcome is {outcome!r}: give done or crashed")
+        if self._closed or os.getpid() != self._process:
+            return
+        self._closed = True
+        self._at_end.cancel()
+        try:
+            if outcome == "done":
+                self.server.end("done")
+            else:
+                self.server.depart("its program ended with an error")
+        finally:
+            self._lookout.close(waits=outcome == "done")
+
+    def _end_of_process(self) -> None:
+        """Close a group that the program did not close: if an error ended the program, it has crashed."""
+        raised = sys.exc_info()[1] or getattr(sys, "last_value", None)
+        crashed = raised is not None and not (isinstance(raised, SystemExit) and not raised.code)
+        self.close("crashed" if crashed else "done")
+
+
+def form(store: Store, rank: int, size: int, settings: Settings | None = None) -> Group:
+    """Form a group of `size` processes that reach one `store`; this one is `rank`, counted from 0.
+
+    Returns when the first view is in force. A process that has the number of a rank that was there before
+    joins the group: it returns at once, and is let in when it comes to its first boundary.
+
+    Raises StartError if not all ranks appear within `start_s`, with the missing ranks. Raises UsageError for
+    a rank, size or settings that cannot be, FabricError if this machine cannot open what the group needs.
+    """
+    settings = settings or Settings()
+    if not 0 <= rank < size:
+        raise UsageError(f"rank is {rank}: give 0 to {size - 1}, as there are {size} ranks")
+    deadline = time.monotonic() + settings.start_s
+    board = Board(store, size, deadline)
+    joins = board.has_contact(rank)
+    spec = board.job() if joins else _agreed(board, rank, settings)
+    incarnation = board.next_incarnation() if joins else None
+    standby = Standby(rank, size, spec.timeouts(), time.monotonic(), joins)
+    lookout = Lookout(spec, standby, partial(_own_board, store, size) if settings.rejoin else _no_board)
+    if not joins and rank < _SPARES:
+        lookout.prepare()
+    sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
+    try:
+        server = _server(board, spec, rank, incarnation, settings, lookout)
+    except BaseException:
+        lookout.close(waits=False)
+        raise
+    lookout.start(server)
+    group = Group(server, lookout, size, incarnation or 0)
+    if not joins:
+        try:
+            server.wait_for_view()
+        except BaseException:
+            group.close("crashed")
+            raise
+    return group
+
+
+def _agreed(board: Board, rank: int, settings: Settings) -> JobSpec:
+    """Meet the other ranks of the first formation; returns the job that rank 0 makes."""
+    board.came(rank, this_host(settings.host))
+    if rank == 0 and not board.has_job:
+        board.put_job(job_of(settings, board.hosts()))
+    return board.job()
+
+
+def _server(
+    board: Board, spec: JobSpec, rank: int, incarnation: int | None, settings: Settings, lookout: Lookout
+) -> Server:
+    """Make this rank's server, exchange addresses, and start it."""
+    hosts = board.hosts()
+    here = None if len({host.identity for host in hosts}) == 1 else hosts[rank].address
+    nics = nics_of(rank, spec.parsed_fabric().levels, here, os.environ)
+    server = Server(spec, rank, nics, here or "127.0.0.1", incarnation=incarnation, on_line=lookout.look)
+    if incarnation is None:
+        board.put_contact(server.contact)
+        server.start(board.contacts())
+        return server
+    board.put_join(Joined(incarnation, server.contact))
+    contacts = board.contacts()
+    contacts.update({each.contact.server: each.contact for each in board.joined()})
+    server.start(contacts)
+    return server
+
+
+def _own_board(store: Store, size: int) -> Board:
+    """The entries of the group over a connection of its own, if the store has such."""
+    clone = getattr(store, "clone", None)
+    return Board(store if clone is None else clone(), size, 0.0)
+
+
+def _no_board() -> None:
+    """No joiners are looked for."""
+
+
+__all__ = ["Group", "Outcome", "Settings", "StartError", "form"]

@@ -1,0 +1,189 @@
+"""A rank's thread that looks after the coordinator of its group; standby.py decides, this carries out."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from bml.cluster.formation import spare
+from bml.cluster.formation.board import Board
+from bml.cluster.formation.standby import Order, Prepare, Seen, Standby, Start
+from bml.cluster.server.server import Server
+from bml.cluster.spec.job import JobSpec
+
+_LOG = logging.getLogger("bml.cluster")
+
+#: How often the store is asked for joiners, in seconds.
+_JOINERS_EVERY_S = 0.2
+#: How long a coordinator of this rank may take to tell the others of the end, in seconds.
+_LAST_WORDS_S = 3.0
+
+
+class Lookout:
+    """Prepares processes for the coordinator of one group, and starts coordinators in them; see `Standby`.
+
+    `look` is the callback of the server for news of its line; `open_board` returns the entries of the group
+    in its store, for a thread of its own, or None if joiners are not let in.
+    """
+
+    def __init__(self, spec: JobSpec, standby: Standby, open_board: Callable[[], Board | None]):
+        self._spec = spec
+        self._group = spec.job
+        self._standby = standby
+        self._open_board = open_board
+        self._events: queue.SimpleQueue[spare.Event] = queue.SimpleQueue()
+        self._news = threading.Event()
+        self._spare: spare.SpareProcess | None = None
+        self._was_ready = False
+        self._running = 0
+        """The term of this rank's coordinator while it runs; 0: none runs."""
+        self._watch: JoinWatch | None = None
+        self._closing_at: float | None = None
+        self._thread: threading.Thread | None = None
+
+    def look(self) -> None:
+        """Have the thread look at once; any thread may call it."""
+        self._news.set()
+
+    def prepare(self) -> None:
+        """Start the process for coordinators now: it imports while the group is formed."""
+        self._carry_out(Prepare(), None)
+
+    def start(self, server: Server) -> None:
+        """Begin to look after the coordinator."""
+        self._thread = threading.Thread(target=self._run, args=(server,), name="bml-lookout", daemon=True)
+        self._thread.start()
+
+    @property
+    def process(self) -> int | None:
+        """The id of the process for coordinators; None if this rank has none."""
+        return None if self._spare is None else self._spare.number
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank runs the coordinator, as far as it knows."""
+        return self._standby.leads and self._running > 0
+
+    def close(self, waits: bool) -> None:
+        """End the thread and, with the last group, the process; the server must not run any more.
+
+        With `waits` a coordinator of this rank may tell the others of the end first.
+        """
+        self._closing_at = time.monotonic() + (_LAST_WORDS_S if waits else 0.0)
+        self._news.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._watch is not None:
+            self._watch.close()
+        if self._spare is not None:
+            spare.release(self._group, self._spare)
+
+    # --- the thread ------------------------------------------------------------------------------
+
+    def _run(self, server: Server) -> None:
+        while not self._is_over(time.monotonic()):
+            self._news.clear()
+            now = time.monotonic()
+            self._take_events(now)
+            due = now + _LAST_WORDS_S
+            if not server.is_over:
+                self._look(server, now)
+                due = self._standby.next_deadline(now)
+            if self._closing_at is not None:
+                due = min(due, self._closing_at)
+            self._news.wait(max(0.0, due - time.monotonic()))
+
+    def _is_over(self, now: float) -> bool:
+        return self._closing_at is not None and (not self._running or now >= self._closing_at)
+
+    def _look(self, server: Server, now: float) -> None:
+        term, is_open, n_told, members, suspected, _, _ = server.membership()
+        self._standby.saw(Seen(term, is_open, n_told, members, suspected), now)
+        while (order := self._standby.look(now)) is not None:
+            self._carry_out(order, server)
+        if not self.leads and self._watch is not None:
+            self._watch.close()
+            self._watch = None
+        elif self.leads and self._watch is None:
+            self._watch = JoinWatch(self._open_board, self._joins)
+
+    def _take_events(self, now: float) -> None:
+        while not self._events.empty():
+            match self._events.get():
+                case ("ready",):
+                    self._was_ready = True
+                    self._standby.ready()
+                case ("ended", term) if term == self._running:
+                    self._running = 0
+                    self._standby.ended(now)
+                case ("lost",):
+                    self._lost(now)
+
+    def _lost(self, now: float) -> None:
+        _LOG.info("the process for coordinators of group %s is gone", self._group)
+        was_ready, self._was_ready, self._running = self._was_ready, False, 0
+        lost, self._spare = self._spare, None
+        if lost is not None:
+            spare.release(self._group, lost)
+        if was_ready:
+            self._standby.lost_process(now)
+        else:
+            self._standby.not_prepared(now)
+
+    def _carry_out(self, order: Order, server: Server | None) -> None:
+        match order:
+            case Prepare():
+                try:
+                    self._spare = spare.of_this_process(self._group, self._heard)
+                except OSError as error:
+                    _LOG.warning("no process for coordinators could be started: %s", error)
+                    self._standby.not_prepared(time.monotonic())
+            case Start(term):
+                assert self._spare is not None
+                assert server is not None
+                found = server.membership()
+                self._running = term
+                self._spare.send("start", self._group, self._spec, found.contacts, found.incarnations, term)
+
+    def _heard(self, event: spare.Event) -> None:
+        self._events.put(event)
+        self._news.set()
+
+    def _joins(self, *joined: Any) -> None:
+        process = self._spare
+        if process is not None:
+            process.send("join", self._group, *joined)
+
+
+class JoinWatch:
+    """A thread that asks the store for joiners, while the coordinator is this rank's.
+
+    An error of the store ends it: the store may be gone with the rank that had it, and the group goes on.
+    """
+
+    def __init__(self, open_board: Callable[[], Board | None], joins: Callable[[int, int, object], None]):
+        self._joins = joins
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(open_board,), name="bml-joiners", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End it; a call of the store that hangs is not waited for."""
+        self._ended.set()
+        self._thread.join(_JOINERS_EVERY_S)
+
+    def _run(self, open_board: Callable[[], Board | None]) -> None:
+        try:
+            board = open_board()
+            known: set[int] = set()
+            while board is not None and not self._ended.is_set():
+                for incarnation, contact in board.joined(known):
+                    known.add(incarnation)
+                    self._joins(contact.server, incarnation, contact)
+                self._ended.wait(_JOINERS_EVERY_S)
+        except Exception as error:  # each store has errors of its own
+            _LOG.info("the store of the group cannot be asked for joiners any more: %s", error)

@@ -1,0 +1,159 @@
+"""The side of the rank of the process for its coordinators (bml.cluster.formation.desk)."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from bml.cluster.formation.desk import ALIVE_EVERY_S
+from bml.cluster.process.mail import Outbox, receive
+from bml.io.forks import close_on_fork
+
+_ENTRY = "from bml.cluster.formation import desk; desk.main()"
+_MOST_UNSENT = 1000
+_SILENT_TURNS = 12
+"""For so many waits of ALIVE_EVERY_S each it may say nothing; then it is taken for stopped and is killed."""
+_ENDS_S = 2.0
+
+Event = tuple[Any, ...]
+"""("ready",); ("lost",), the process is gone; ("ended", term), the coordinator of the group has ended."""
+Listener = Callable[[Event], None]
+
+
+class SpareProcess:
+    """A process that runs coordinators of this process's groups; see `of_this_process`."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        environment = {
+            **os.environ,
+            "OPENBLAS_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        }
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _ENTRY, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is the rank's to handle
+            )
+        self._sock = close_on_fork(ours)
+        self._outbox = Outbox(ours, _MOST_UNSENT)
+        self._changed = threading.Lock()
+        self._listeners: dict[str, Listener] = {}
+        self._is_ready = False
+        self.is_lost = False
+        """Whether the process is gone."""
+        self._thread = threading.Thread(target=self._listen, name="bml-spare", daemon=True)
+        self._thread.start()
+
+    @property
+    def number(self) -> int:
+        """The id of the process."""
+        return self._process.pid
+
+    def add(self, group: str, listener: Listener) -> None:
+        """Tell a group what happens, in another thread; what has happened already is told at once."""
+        with self._changed:
+            self._listeners[group] = listener
+            is_ready, is_lost = self._is_ready, self.is_lost
+        if is_lost:
+            listener(("lost",))
+        elif is_ready:
+            listener(("ready",))
+
+    def remove(self, group: str) -> bool:
+        """Tell a group no more; returns whether no group is left."""
+        with self._changed:
+            self._listeners.pop(group, None)
+            return not self._listeners
+
+    def send(self, *message: Any) -> None:
+        """Send a message; without effect if the process is gone."""
+        self._outbox.put(*message)
+
+    def close(self) -> None:
+        """End the process, with the coordinators that still run in it. Idempotent."""
+        self._outbox.close()  # it ends by itself then
+        self._thread.join()
+
+    def _listen(self) -> None:
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        silent = 0
+        with suppress(EOFError, OSError):
+            while silent < _SILENT_TURNS:  # while this process is stopped, these waits do not go on
+                if not poll.poll(ALIVE_EVERY_S * 1000):
+                    silent += self._is_ready
+                    continue
+                silent = 0
+                self._heard(*receive(self._sock))
+        self._outbox.close()
+        try:
+            self._process.wait(_ENDS_S if silent < _SILENT_TURNS else 0.0)
+        except subprocess.TimeoutExpired:  # it is stopped
+            self._process.kill()
+            self._process.wait()
+        self._sock.close()
+        with self._changed:
+            self.is_lost = True
+            listeners = list(self._listeners.values())
+        for listener in listeners:
+            listener(("lost",))
+
+    def _heard(self, what: str, *rest: Any) -> None:
+        event: Event
+        with self._changed:
+            if what == "ready":
+                self._is_ready = True
+                listeners, event = list(self._listeners.values()), (what,)
+            elif what == "ended" and rest[0] in self._listeners:
+                listeners, event = [self._listeners[rest[0]]], (what, rest[1])
+            else:
+                return
+        for listener in listeners:
+            listener(event)
+
+
+class _Shared:
+    """The process that all groups of this process use; a process that was forked has none."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.spare: SpareProcess | None = None
+
+    def forked(self) -> None:
+        self.lock, self.spare = threading.Lock(), None
+
+
+_shared = _Shared()
+os.register_at_fork(after_in_child=_shared.forked)
+
+
+def of_this_process(group: str, listener: Listener) -> SpareProcess:
+    """Return the process for coordinators, started if there is none, for one more group."""
+    with _shared.lock:
+        if _shared.spare is None or _shared.spare.is_lost:
+            _shared.spare = SpareProcess()
+        spare = _shared.spare
+        spare.add(group, listener)
+    return spare
+
+
+def release(group: str, spare: SpareProcess) -> None:
+    """A group needs the process no more; it ends with the last group."""
+    with _shared.lock:
+        if not spare.remove(group):
+            return
+        if _shared.spare is spare:
+            _shared.spare = None
+    spare.close()

@@ -1,0 +1,182 @@
+"""The decision of a rank to run the coordinator, and under which term. Pure.
+
+Every rank decides for itself. State table, as a rank sees the coordinator of its group:
+
+    state     event                                              becomes   and
+    --------  -------------------------------------------------  --------  ------------------------------
+    without   the line to a coordinator is open                  attended
+    without   this rank's turn has come, its process is ready    leading   Start with a term of its own
+    attended  the line is lost                                   without   the turns begin
+    attended  the rank of the coordinator is suspected, and the  without   the turns begin
+              coordinator says nothing for `answer_s`
+    leading   the line to this coordinator is open               attended
+    leading   it has ended, or has no line within `starts_s`     without   the turns begin
+    any       this rank is one of the two lowest that are left   same      Prepare a process, if it has none
+
+**Turns.** The ranks take turns in the order of their numbers, `slot_s` seconds apart; those that are
+suspected are passed over. In the first formation rank 0 starts at once, and the turns are long, as processes
+start late.
+
+**Terms.** A coordinator of rank r in a group of n ranks has the term round * n + r + 1. So two ranks never
+use one term, a newer coordinator can have a higher term than all before it, and the term names its rank. Two
+coordinators at a time are safe: servers obey the one with the higher term (bml.protocol.server.member).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from bml.protocol.timeouts import Timeouts
+
+#: Among so many of the lowest ranks that are left, each has a process ready for a coordinator.
+_SPARES = 2
+_FIRST_SLOT_S = 5.0
+_RETRY_S = 1.0
+_STARTS_S = 5.0
+
+
+class Seen(NamedTuple):
+    """What a rank sees of its group.
+
+    `term`: the highest known one, -1 before any. `is_open`: whether the line to a coordinator is open;
+    `n_messages`: how many have come over it. `members`: the ranks of the view; None before there is one.
+    `suspected`: the ranks that do not answer this one.
+    """
+
+    term: int
+    is_open: bool
+    n_messages: int
+    members: tuple[int, ...] | None
+    suspected: frozenset[int]
+
+
+class Prepare(NamedTuple):
+    """Start a process for a coordinator."""
+
+
+class Start(NamedTuple):
+    """Start a coordinator with this term in the process that is ready."""
+
+    term: int
+
+
+Order = Prepare | Start
+
+
+class Standby:
+    """See the module's text; of `rank` in a group of `size`. Times are in seconds on one clock.
+
+    `joins`: this rank joins a group that has a coordinator already.
+    """
+
+    def __init__(self, rank: int, size: int, timeouts: Timeouts, now: float, joins: bool = False):
+        self._rank, self._size = rank, size
+        self._answer_s, self._slot_s = timeouts.answer_s, timeouts.heartbeat_s
+        self._joins = joins
+        self._state = "without"
+        self._since = now
+        self._term = 0
+        """The highest term that this rank has used or heard of."""
+        self._own_term = 0
+        self._ready = False
+        self._prepare_at = now
+        self._silent: tuple[int, float] | None = None
+        """How many messages had come when the coordinator's rank was first suspected, and when that was."""
+        self._given_up = -1
+        """How many messages had come when the coordinator at the open line was given up."""
+        self._seen = Seen(-1, False, 0, None, frozenset())
+
+    @property
+    def leads(self) -> bool:
+        """Whether the newest coordinator of which this rank knows is its own."""
+        return self._own_term > 0 and self._own_term == self._term
+
+    def ready(self) -> None:
+        """The process that was to be prepared can take a coordinator."""
+        self._ready = True
+
+    def lost_process(self, now: float) -> None:
+        """The process is gone, with the coordinator if one ran in it."""
+        self._ready, self._prepare_at = False, now
+        self.ended(now)
+
+    def not_prepared(self, now: float) -> None:
+        """The process did not start: it is tried again, a little later."""
+        self._ready, self._prepare_at = False, now + _RETRY_S
+
+    def ended(self, now: float) -> None:
+        """The coordinator of this rank has ended, or was deposed."""
+        if self._state == "leading":
+            self._become_without(now)
+        self._own_term = 0
+
+    def saw(self, seen: Seen, now: float) -> None:
+        """The present state of things."""
+        self._seen = seen
+        self._term = max(self._term, seen.term)
+        if self._state != "attended":
+            if seen.is_open and seen.n_messages != self._given_up and seen.term >= self._own_term:
+                self._state = "attended"
+        elif not seen.is_open:
+            self._become_without(now)
+        elif self._falls_silent(seen, now):
+            self._given_up = seen.n_messages
+            self._become_without(now)
+        if self._state == "leading" and now >= self._since + _STARTS_S:
+            self._become_without(now)
+
+    def look(self, now: float) -> Order | None:
+        """Return the order to carry out now, if any. It counts as carried out."""
+        place = self._place()
+        if place is None:
+            return None
+        turn = self._state == "without" and now >= self._turn_at(place)
+        if turn and self._ready:
+            self._state, self._since = "leading", now
+            self._own_term = self._term = self._next_term()
+            return Start(self._own_term)
+        if (place < _SPARES or turn) and not self._ready and now >= self._prepare_at:
+            self._prepare_at = float("inf")
+            return Prepare()
+        return None
+
+    def next_deadline(self, now: float) -> float:
+        """Until when, at the latest, this rank is to look again."""
+        due = now + self._answer_s / 4
+        place = self._place()
+        if place is not None and self._state == "without" and self._ready:
+            due = min(due, self._turn_at(place))
+        return max(now, due)
+
+    def _become_without(self, now: float) -> None:
+        self._state, self._since, self._silent = "without", now, None
+
+    def _falls_silent(self, seen: Seen, now: float) -> bool:
+        """Whether the coordinator has said nothing since its rank is suspected: its machine may be off."""
+        host = (seen.term - 1) % self._size
+        if seen.term < 1 or host == self._rank or host not in seen.suspected:
+            self._silent = None
+            return False
+        if self._silent is None or self._silent[0] != seen.n_messages:
+            self._silent = seen.n_messages, now
+        return now - self._silent[1] >= self._answer_s
+
+    def _place(self) -> int | None:
+        """Return this rank's place among those that are left; None if it may run no coordinator."""
+        members = self._seen.members
+        if members is None and self._joins:
+            return None
+        left: Iterable[int] = range(self._size) if members is None else members
+        if self._rank not in left:
+            return None
+        return sum(each < self._rank for each in left if each not in self._seen.suspected)
+
+    def _turn_at(self, place: int) -> float:
+        if self._term == 0 and self._seen.members is None:  # no coordinator was ever heard of
+            return self._since + _FIRST_SLOT_S * place
+        return self._since + self._slot_s * (place + 1)
+
+    def _next_term(self) -> int:
+        rounds = (self._term - self._rank - 1) // self._size + 1
+        return max(0, rounds) * self._size + self._rank + 1

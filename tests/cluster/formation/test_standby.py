@@ -1,0 +1,212 @@
+"""Which rank runs the coordinator: one rank alone, and all ranks of a group on a virtual clock."""
+
+import random
+
+import pytest
+
+from bml.cluster.formation.standby import Prepare, Seen, Standby, Start
+from bml.protocol.timeouts import Timeouts
+
+TIMEOUTS = Timeouts.of(0.5)
+ALL = (0, 1, 2, 3)
+
+
+def seen(term: int = -1, is_open: bool = False, n: int = 0, members=None, suspected=()) -> Seen:
+    return Seen(term, is_open, n, members, frozenset(suspected))
+
+
+def one(rank: int, now: float = 0.0, *, joins: bool = False) -> Standby:
+    """A rank with a process that is ready."""
+    standby = Standby(rank, 4, TIMEOUTS, now, joins)
+    standby.saw(seen(), now)
+    standby.look(now)
+    standby.ready()
+    return standby
+
+
+def attended(rank: int, term: int = 1) -> Standby:
+    standby = one(rank)
+    standby.saw(seen(term, True, 1, ALL), 1.0)
+    standby.look(1.0)
+    standby.ready()
+    return standby
+
+
+def first_start(standby: Standby, state: Seen, start_s: float, stop_s: float) -> tuple[float, int] | None:
+    """The time and term of its first coordinator, if it looks every 10 ms."""
+    for tick in range(int(start_s * 100), int(stop_s * 100)):
+        now = tick / 100
+        standby.saw(state, now)
+        order = standby.look(now)
+        if isinstance(order, Start):
+            return now, order.term
+    return None
+
+
+def test_rank_0_starts_at_once_and_the_others_wait_for_it() -> None:
+    assert one(0).look(0.0) == Start(1)
+    assert first_start(one(1), seen(), 0.0, 4.9) is None
+    assert first_start(one(1), seen(), 0.0, 6.0) == (5.0, 2)
+
+
+@pytest.mark.parametrize(("rank", "prepares"), [(0, True), (1, True), (2, False), (3, False)])
+def test_the_two_lowest_ranks_have_a_process_ready(rank: int, prepares: bool) -> None:
+    standby = Standby(rank, 4, TIMEOUTS, 0.0)
+    standby.saw(seen(1, True, 1, ALL), 0.0)
+    assert (standby.look(0.0) == Prepare()) == prepares
+    standby.saw(seen(1, True, 1, ALL, {0, 1}), 0.1)
+    assert (standby.look(0.1) == Prepare()) == (not prepares)  # in place of the two, and once only
+    assert standby.look(0.2) is None
+
+
+@pytest.mark.parametrize(
+    ("rank", "suspected", "after_s"), [(1, {0}, 0.1), (1, set(), 0.2), (3, {0, 1, 2}, 0.1)]
+)
+def test_a_lost_line_starts_the_turns(rank: int, suspected: set[int], after_s: float) -> None:
+    start = first_start(attended(rank), seen(1, False, 1, ALL, suspected), 2.0, 9.0)
+    assert start is not None
+    assert start[0] == pytest.approx(2.0 + after_s, abs=0.015)
+    assert (start[1] - 1) % 4 == rank
+    assert start[1] > 1
+
+
+def test_another_coordinator_ends_the_turns() -> None:
+    standby = attended(2)
+    standby.saw(seen(1, False, 1, ALL, {0}), 2.0)
+    standby.saw(seen(2, True, 2, ALL, {0}), 2.1)  # that of rank 1
+    assert first_start(standby, seen(2, True, 2, ALL, {0}), 2.1, 20.0) is None
+
+
+def test_a_coordinator_is_silent_whose_rank_is_suspected() -> None:
+    standby = attended(1)
+    start = first_start(standby, seen(1, True, 7, ALL, {0}), 2.0, 9.0)
+    assert start == (pytest.approx(2.0 + TIMEOUTS.answer_s + TIMEOUTS.heartbeat_s, abs=0.03), 2)
+
+
+@pytest.mark.parametrize("suspected", [{2}, {1}])
+def test_a_coordinator_may_be_silent_while_its_rank_is_heard(suspected: set[int]) -> None:
+    assert first_start(attended(3), seen(1, True, 7, ALL, suspected), 2.0, 60.0) is None
+
+
+def test_a_message_shows_that_the_coordinator_lives() -> None:
+    standby = attended(1)
+    for n in range(100):
+        standby.saw(seen(1, True, n, ALL, {0}), 2.0 + n * 0.5)
+        assert standby.look(2.0 + n * 0.5) is None
+
+
+@pytest.mark.parametrize("members", [None, (0, 1, 3)])
+def test_a_rank_outside_of_the_view_starts_none(members: tuple[int, ...] | None) -> None:
+    standby = Standby(2, 4, TIMEOUTS, 0.0, joins=True)
+    standby.ready()
+    assert first_start(standby, seen(1, False, 1, members), 0.0, 100.0) is None
+
+
+def test_a_lost_process_is_prepared_again() -> None:
+    standby = attended(0)
+    standby.lost_process(3.0)
+    standby.saw(seen(1, False, 1, ALL), 3.0)
+    assert standby.look(3.0) == Prepare()
+    assert standby.look(9.0) is None  # nothing can be started in it yet
+    standby.ready()
+    assert standby.look(9.0) == Start(5)
+    assert standby.leads
+
+
+def test_a_process_that_does_not_start_is_not_tried_all_the_time() -> None:
+    standby = Standby(0, 4, TIMEOUTS, 0.0)
+    n_tries = 0
+    for tick in range(500):
+        standby.saw(seen(), tick / 100)
+        if standby.look(tick / 100) == Prepare():
+            n_tries += 1
+            standby.not_prepared(tick / 100)
+    assert n_tries == 5
+
+
+def test_a_coordinator_that_never_calls_is_replaced() -> None:
+    standby = one(0)
+    assert standby.look(0.0) == Start(1)
+    start = first_start(standby, seen(), 0.0, 20.0)
+    assert start == (pytest.approx(5.0, abs=0.2), 5)
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_terms_grow_and_name_their_rank(rank: int) -> None:
+    for highest in range(40):
+        standby = attended(rank, highest)
+        start = first_start(standby, seen(highest, False, 1, ALL), 2.0, 9.0)
+        assert start is not None
+        assert highest < start[1] <= highest + 4
+        assert (start[1] - 1) % 4 == rank
+
+
+class Group:
+    """Ranks on a virtual clock; a coordinator calls every rank `CALLS_S` after its start."""
+
+    CALLS_S = 0.03
+
+    def __init__(self, rng: random.Random, size: int):
+        self.rng, self.size = rng, size
+        self.ranks = {rank: Standby(rank, size, TIMEOUTS, 0.0) for rank in range(size)}
+        self.prepared: dict[int, float] = {}
+        self.started: list[tuple[float, int]] = []
+        self.dead_terms: set[int] = set()
+        self.heard = dict.fromkeys(range(size), -1)
+
+    def running(self, now: float) -> int:
+        """The highest term of a coordinator that calls, -1 if there is none."""
+        living = [
+            term for at, term in self.started if term not in self.dead_terms and now >= at + self.CALLS_S
+        ]
+        return max(living, default=-1)
+
+    def step(self, now: float) -> None:
+        term = self.running(now)
+        dead = frozenset(range(self.size)) - self.ranks.keys()
+        for rank, standby in self.ranks.items():
+            if self.prepared.get(rank, now + 1) <= now:
+                del self.prepared[rank]
+                standby.ready()
+            self.heard[rank] = max(self.heard[rank], term)
+            # A rank may notice deaths a little later than others.
+            noticed = frozenset(each for each in dead if self.rng.random() < 0.9)
+            standby.saw(Seen(self.heard[rank], term > 0, 0, tuple(range(self.size)), noticed), now)
+            while (order := standby.look(now)) is not None:
+                if isinstance(order, Start):
+                    self.started.append((now, order.term))
+                else:
+                    self.prepared[rank] = now + self.rng.uniform(0.3, 0.8)
+
+    def kill(self, now: float, whole_rank: bool) -> None:
+        """Kill the coordinator, and with it its rank or not."""
+        term = self.running(now)
+        rank = (term - 1) % self.size
+        self.dead_terms |= {each for _, each in self.started if (each - 1) % self.size == rank}
+        if whole_rank:
+            del self.ranks[rank]
+            self.prepared.pop(rank, None)
+        else:
+            self.ranks[rank].lost_process(now)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_group_always_gets_another_coordinator(seed: int) -> None:
+    rng = random.Random(seed)
+    group = Group(rng, rng.randint(2, 9))
+    now, kill_at, gaps = 0.0, 3.0, []
+    lost_at: float | None = None
+    while now < 60 and (len(group.ranks) > 1 or lost_at is not None):
+        now += 0.01
+        group.step(now)
+        if lost_at is not None and group.running(now) > 0:
+            gaps.append(now - lost_at)
+            lost_at, kill_at = None, now + rng.uniform(1.5, 4.0)
+        elif lost_at is None and now >= kill_at:
+            group.kill(now, whole_rank=rng.random() < 0.6)
+            lost_at = now
+    terms = [term for _, term in group.started]
+    assert len(terms) == len(set(terms))
+    assert gaps
+    # With a process ready, the lowest rank that is left takes over within two turns and a call.
+    assert max(gaps) < 3 * TIMEOUTS.heartbeat_s + 0.1
