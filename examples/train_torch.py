@@ -9,17 +9,16 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional
 
+import bml.torch
+
 TEST_SAMPLES = 357
 GLOBAL_BATCH = 288
 EPOCHS = 14
-
-Indices = npt.NDArray[np.int64]
 
 
 def load() -> tuple[torch.Tensor, torch.Tensor]:
@@ -29,51 +28,25 @@ def load() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(images[order] / 8 - 0.6, dtype=torch.float32), torch.tensor(labels[order])
 
 
-def model_of_a_seed() -> nn.Module:
-    """The same on every server, so that nothing need be broadcast."""
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 10))
+def summed_loss(model: nn.Module, samples: Any) -> torch.Tensor:
+    """The cross-entropy, SUMMED over the samples."""
+    images, labels = samples
+    return functional.cross_entropy(model(images), labels, reduction="sum")
 
 
 def train(session: Any) -> dict[str, float]:
     """Runs on every server of the fabric; `session` is a bml.Session."""
     images, labels = load()
-    model = model_of_a_seed()
-    parameters = list(model.parameters())
-    optimizer = torch.optim.SGD(parameters, lr=0.2, momentum=0.9)
-    for parameter in parameters:  # made here, as a server that joins gets the others' values in these arrays
-        optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    session.state(
-        params=[parameter.detach().numpy() for parameter in parameters],
-        momentum=[optimizer.state[parameter]["momentum_buffer"].numpy() for parameter in parameters],
-    )
-    # Gradients that lie one after the other, in memory that is sent as it is.
-    gradients = session.bucket([tuple(parameter.shape) for parameter in parameters])
+    torch.manual_seed(0)  # the same model on every server
+    model = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
 
-    def loss(indices: Indices) -> torch.Tensor:
-        """The cross-entropy, SUMMED over training samples."""
-        chosen = torch.tensor(indices) + TEST_SAMPLES
-        return functional.cross_entropy(model(images[chosen]), labels[chosen], reduction="sum")
-
-    def again(indices: Indices) -> list[npt.NDArray[np.float32]]:
-        """The gradient over samples of a server that was lost; the bucket must stay as it is meanwhile."""
-        return [gradient.numpy() for gradient in torch.autograd.grad(loss(indices), parameters)]
-
-    for batch in session.batches(
-        len(labels) - TEST_SAMPLES, global_batch=GLOBAL_BATCH, epochs=EPOCHS, seed=0
-    ):
-        gradients.vector[:] = 0
-        point_to(parameters, gradients)
-        loss(batch.indices).backward()  # which adds to the gradients that are there
-        point_to(parameters, batch.allreduce(gradients, recompute=again))
+    run = bml.torch.attach(session, model, optimizer, loss=summed_loss)
+    samples = images[TEST_SAMPLES:], labels[TEST_SAMPLES:]
+    for batch in run.batches(samples, global_batch=GLOBAL_BATCH, epochs=EPOCHS, seed=0):
+        summed_loss(model, batch).backward()
         optimizer.step()
 
     with torch.no_grad():
         right = model(images[:TEST_SAMPLES]).argmax(dim=1) == labels[:TEST_SAMPLES]
     return {"accuracy": float(right.float().mean())}
-
-
-def point_to(parameters: list[nn.Parameter], arrays: Any) -> None:
-    """Let the gradients of the parameters be these arrays."""
-    for parameter, array in zip(parameters, arrays, strict=True):
-        parameter.grad = torch.from_numpy(array)

@@ -1,4 +1,4 @@
-"""bml in PyTorch: process groups of torch.distributed whose collectives survive the loss of ranks."""
+"""bml in PyTorch: training on a session, and process groups of torch.distributed, that survive lost servers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ except ImportError as _error:
     raise ImportError("bml.torch needs PyTorch: pip install 'bml[torch]'") from _error
 
 if TYPE_CHECKING:
+    from bml.torch.attached.run import Run, attach
+    from bml.torch.attached.share import Share
     from bml.torch.process_group import ProcessGroup
 
-__all__ = ["ProcessGroup"]
+__all__ = ["ProcessGroup", "Run", "Share", "attach"]
 
 _HOMES = {
     "ProcessGroup": "bml.torch.process_group",
+    "Run": "bml.torch.attached.run",
+    "Share": "bml.torch.attached.share",
+    "attach": "bml.torch.attached.run",
 }
 """Where public names are defined."""
 

@@ -1,0 +1,74 @@
+"""Worker processes load the shares of batches to come, which are those of now unless a server is lost."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from bml.torch.attached.source import Source
+from bml.train.batches import Indices
+
+Foretell = Callable[[int], Indices]
+"""Returns the samples that this server will probably compute in a step."""
+
+
+class Ahead:
+    """Shares of one loop in order of steps, of which torch's workers load some in advance.
+
+    A share that turns out to be another one, after a change of the servers, is loaded in this process.
+    """
+
+    def __init__(self, source: Source, n_steps: int, foretell: Foretell, n_workers: int, seed: int):
+        self._source, self._n_steps, self._foretell = source, n_steps, foretell
+        self._n_workers, self._seed = n_workers, seed
+        self._foretold: deque[tuple[int, Indices]] = deque()
+        self._loaded: Iterator[Any] | None = None
+
+    def fetch(self, step: int, indices: Indices) -> Any:
+        """Return the samples of a step, collated; steps only grow."""
+        if self._loaded is None or not self._foretold or self._foretold[0][0] != step:
+            self._begin(step)
+        assert self._loaded is not None
+        samples = next(self._loaded)
+        _, foretold = self._foretold.popleft()
+        return samples if np.array_equal(foretold, indices) else self._source.fetch(indices)
+
+    def close(self) -> None:
+        """End the workers."""
+        self._loaded = None
+        self._foretold.clear()
+
+    def _begin(self, step: int) -> None:
+        self.close()
+        generator = torch.Generator()
+        generator.manual_seed(self._seed)
+        self._loaded = iter(
+            DataLoader(
+                self._source.dataset,
+                batch_sampler=_Shares(self._foretell, step, self._n_steps, self._foretold),
+                num_workers=self._n_workers,
+                collate_fn=self._source.collate,
+                generator=generator,  # not torch's own numbers, of which all servers must draw alike
+            )
+        )
+
+
+class _Shares:
+    """The samples of each step from one on, noted when they are asked for."""
+
+    def __init__(self, foretell: Foretell, start: int, stop: int, noted: deque[tuple[int, Indices]]):
+        self._foretell, self._steps, self._noted = foretell, range(start, stop), noted
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for step in self._steps:
+            indices = self._foretell(step)
+            self._noted.append((step, indices))
+            yield indices.tolist()
+
+    def __len__(self) -> int:
+        return len(self._steps)

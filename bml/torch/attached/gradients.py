@@ -1,0 +1,116 @@
+"""From backward to the means: hooks on gradients fill the buckets, and full buckets begin their steps.
+
+Every server begins the same steps in the same order, whatever the order in which its gradients come: a bucket
+waits for those before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from bml.topology.errors import UsageError
+from bml.torch.attached.bucket import Again, GradientBucket
+from bml.torch.attached.layout import buckets
+from bml.torch.attached.memory import Named, reduced_dtype
+from bml.torch.attached.statistics import Statistics
+from bml.train.batch import Batch
+from bml.train.session import Session
+
+
+class Gradients:
+    """The gradients of the trained parameters. Raises UsageError where one cannot be reduced as it should."""
+
+    def __init__(
+        self,
+        session: Session,
+        trained: Sequence[Named],
+        statistics: Statistics,
+        bucket_nbytes: int,
+        allow_unused: bool,
+    ):
+        self._statistics = statistics
+        self._allow_unused = allow_unused
+        self._known = {id(each.parameter) for each in trained}
+        sizes = [(str(p.dtype), p.numel() * reduced_dtype(p.dtype).itemsize) for _, p in trained]
+        self._buckets = [
+            GradientBucket(session, [trained[number] for number in numbers], numbers)
+            for numbers in buckets(sizes, bucket_nbytes)
+        ]
+        for bucket in self._buckets:
+            for place, (_, parameter) in enumerate(bucket.members):
+                parameter.register_post_accumulate_grad_hook(partial(self._made, bucket, place))
+        self._batch: Batch | None = None
+        self._again: Again | None = None
+        self._n_begun = 0
+        self.is_reduced = False
+        """Whether the gradients are the means of the open batch."""
+        self.is_last_part = True
+        """Whether the next backward pass is the last one of the batch."""
+
+    def open(self, batch: Batch, again: Again | None) -> None:
+        """Begin a batch, without gradients."""
+        self._batch, self._again = batch, again
+        self._n_begun, self.is_reduced, self.is_last_part = 0, False, True
+        for bucket in self._buckets:
+            bucket.clear()
+
+    def close(self) -> None:
+        """End the batch: later backward passes are none of ours."""
+        self._batch = self._again = None
+
+    def reduce(self, optimizer: Any) -> None:
+        """Wait for all steps of the batch; the gradients are the means then. Does nothing a second time."""
+        batch = self._batch
+        if batch is None:
+            raise UsageError(
+                "optimizer.step() outside of a loop over run.batches: its gradients would differ between "
+                "servers; step in the loop only"
+            )
+        if self.is_reduced:
+            return
+        if not self.is_last_part:
+            raise UsageError(
+                f"the loop over the parts of {batch} (batch.micro) was left before its last part"
+            )
+        self._check_strangers(optimizer)
+        for bucket in self._buckets:
+            if not bucket.is_ready:
+                bucket.complete(self._allow_unused or not len(batch.indices))
+        self._begin_ready(batch)
+        for bucket in self._buckets:
+            bucket.check()
+        for bucket in self._buckets:
+            bucket.finish()
+        self._statistics.finish()
+        self.is_reduced = True
+
+    def _made(self, bucket: GradientBucket, place: int, _: torch.Tensor) -> None:
+        """A hook: backward has added to the gradient of a parameter."""
+        batch = self._batch
+        if batch is None:
+            return
+        bucket.take(place, self.is_last_part)
+        if self.is_last_part and bucket.is_ready:
+            self._begin_ready(batch)
+
+    def _begin_ready(self, batch: Batch) -> None:
+        """Begin the steps of the buckets that are full, as far as all before them are."""
+        while self._n_begun < len(self._buckets) and self._buckets[self._n_begun].is_ready:
+            if self._n_begun == 0:
+                self._statistics.begin(batch, self._again is not None)
+            self._buckets[self._n_begun].begin(batch, self._again)
+            self._n_begun += 1
+
+    def _check_strangers(self, optimizer: Any) -> None:
+        for number, group in enumerate(optimizer.param_groups):
+            for place, parameter in enumerate(group["params"]):
+                if parameter.grad is not None and id(parameter) not in self._known:
+                    raise UsageError(
+                        f"parameter {place} of group {number} of the optimizer, of shape "
+                        f"{tuple(parameter.shape)}, has a gradient and was frozen or absent when it was "
+                        "attached: give attach every parameter that is trained later"
+                    )

@@ -1,0 +1,88 @@
+"""Tensors as numpy arrays over the same memory, and the parameters that cannot be trained here."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from bml.protocol.step.workspace import Array
+from bml.topology.errors import UsageError
+
+_SAME_SIZE = {1: torch.int8, 2: torch.int16}
+"""Integers in whose place numpy sees dtypes that it has not, such as bfloat16."""
+_REDUCED = {
+    torch.float32: torch.float32,
+    torch.float64: torch.float64,
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+}
+"""The dtypes of parameters that can be trained, and those in which their gradients are summed."""
+
+
+class Named(NamedTuple):
+    """A parameter and its name in the model."""
+
+    name: str
+    parameter: torch.nn.Parameter
+
+
+def array_of(tensor: torch.Tensor, name: str) -> Array:
+    """Return an array over the memory of a tensor. Raises UsageError if numpy cannot see that memory."""
+    plain = tensor.detach()
+    try:
+        try:
+            found: Array = plain.numpy()
+        except TypeError:  # a dtype that numpy has not
+            found = plain.view(_SAME_SIZE[tensor.element_size()]).numpy()
+    except (TypeError, RuntimeError, KeyError, NotImplementedError):
+        raise UsageError(
+            f"{name} is a tensor of {tensor.dtype}, {tensor.layout}, on {tensor.device}: only dense tensors "
+            "on the CPU can be given to servers that join"
+        ) from None
+    return found
+
+
+def reduced_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which gradients of parameters of this dtype are summed."""
+    return _REDUCED[dtype]
+
+
+def check_trainable(named: Named) -> None:
+    """Raise UsageError for a parameter whose gradients cannot be reduced."""
+    parameter = named.parameter
+    if parameter.device.type != "cpu":
+        raise UsageError(
+            f"the parameter {named.name!r} is on the device {parameter.device}: attach reduces gradients of "
+            "the CPU; call model.cpu() first"
+        )
+    if parameter.layout != torch.strided:
+        raise UsageError(f"the parameter {named.name!r} is {parameter.layout}: make it dense")
+    if parameter.dtype not in _REDUCED:
+        names = ", ".join(str(each).removeprefix("torch.") for each in _REDUCED)
+        raise UsageError(
+            f"the parameter {named.name!r} is {str(parameter.dtype).removeprefix('torch.')}: gradients can "
+            f"be {names}; keep it in one of these, or freeze it with requires_grad_(False)"
+        )
+
+
+def trained(model: Any, optimizer: Any) -> list[Named]:
+    """Return the parameters that the optimizer changes, each once, in the order in which the model has them.
+
+    Those that the model does not have come last, under the names of their places in the optimizer. Raises
+    UsageError for parameters that cannot be trained here, and if there is none.
+    """
+    wanted = {
+        id(parameter): Named(f"param_groups[{number}][{place}]", parameter)
+        for number, group in enumerate(optimizer.param_groups)
+        for place, parameter in enumerate(group["params"])
+        if parameter.requires_grad
+    }
+    of_the_model = [Named(*each) for each in model.named_parameters() if id(each[1]) in wanted]
+    known = {id(each.parameter) for each in of_the_model}
+    found = [*of_the_model, *(named for key, named in wanted.items() if key not in known)]
+    if not found:
+        raise UsageError("the optimizer has no parameter that requires a gradient: there is nothing to train")
+    for named in found:
+        check_trainable(named)
+    return found

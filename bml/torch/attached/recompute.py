@@ -1,0 +1,88 @@
+"""Computes again what a lost server had not contributed, and changes nothing by it.
+
+Gradients of the parameters, running statistics and random numbers are as before. Dropout draws its masks from
+a seed of the run, the batch and the samples, so they are the same on whichever server computes these samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from bml.topology.errors import UsageError
+from bml.torch.attached.bucket import Again
+from bml.torch.attached.layout import seed_of
+from bml.torch.attached.memory import Named
+from bml.train.batches import Indices
+
+Loss = Callable[[Any, Any], torch.Tensor]
+"""`loss(model, samples)`: the loss summed over these samples, a scalar."""
+Fetch = Callable[[Indices], Any]
+"""Returns the samples of these indices, collated."""
+
+
+class Recompute:
+    """The gradients of a user's loss; of every set of samples they are computed once for all buckets."""
+
+    def __init__(self, model: Any, loss: Loss, trained: Sequence[Named]):
+        self._model, self._loss = model, loss
+        self._parameters = [each.parameter for each in trained]
+
+    def of_batch(self, seed: int, step: int, fetch: Fetch) -> Again:
+        """Return the function for one batch. It raises UsageError if the loss is no scalar."""
+        cached: dict[bytes, list[torch.Tensor]] = {}
+
+        def again(indices: Indices) -> list[torch.Tensor]:
+            key = indices.tobytes()
+            if key not in cached:
+                cached.clear()
+                cached[key] = self._gradients(seed_of(seed, step, indices), fetch, indices)
+            return cached[key]
+
+        return again
+
+    def _gradients(self, seed: int, fetch: Fetch, indices: Indices) -> list[torch.Tensor]:
+        with torch.enable_grad(), torch.random.fork_rng(devices=[]), _unchanged(self._model, len(indices)):
+            torch.default_generator.manual_seed(seed)
+            loss = self._loss(self._model, fetch(indices))
+            if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+                raise UsageError(
+                    "loss(model, samples) must return one number as a tensor, the loss summed over the "
+                    f"samples; it returned {_shown(loss)}"
+                )
+            if not loss.requires_grad:
+                return [torch.zeros_like(parameter) for parameter in self._parameters]
+            found = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+        return [
+            torch.zeros_like(parameter) if grad is None else grad.detach()
+            for parameter, grad in zip(self._parameters, found, strict=True)
+        ]
+
+
+@contextmanager
+def _unchanged(model: Any, n_samples: int) -> Iterator[None]:
+    """Keep the buffers of a model. A single sample has no statistics of its own: it gets the running ones."""
+    kept = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    alone = [
+        module
+        for module in model.modules()
+        if n_samples < 2 and isinstance(module, _BatchNorm) and module.training and module.track_running_stats
+    ]
+    for module in alone:
+        module.eval()
+    try:
+        yield
+    finally:
+        for module in alone:
+            module.train()
+        with torch.no_grad():
+            for buffer, value in kept:
+                buffer.copy_(value)
+
+
+def _shown(value: Any) -> str:
+    return f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"

@@ -1,0 +1,218 @@
+"""`bml.torch.attach`: a torch training loop on a session."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+from weakref import WeakSet
+
+import torch
+
+from bml.topology.errors import UsageError
+from bml.torch.attached.ahead import Ahead
+from bml.torch.attached.gradients import Gradients
+from bml.torch.attached.layout import seed_of
+from bml.torch.attached.memory import trained
+from bml.torch.attached.optimizers import prime
+from bml.torch.attached.recompute import Fetch, Loss, Recompute
+from bml.torch.attached.share import Share
+from bml.torch.attached.source import Source
+from bml.torch.attached.state import TrainingState
+from bml.torch.attached.statistics import Statistics
+from bml.train.batch import Batch
+from bml.train.batches import BatchPlan, Indices, shares
+from bml.train.session import Session
+
+BUCKET_MIB = 8.0
+_STAND_INS = 2
+"""How many samples a server computes that has none: batch normalisation needs two."""
+_attached: WeakSet[Session] = WeakSet()
+
+
+def attach(
+    session: Session,
+    model: Any,
+    optimizer: Any,
+    scheduler: Any = None,
+    loss: Loss | None = None,
+    *,
+    bucket_mib: float = BUCKET_MIB,
+    allow_unused: bool = False,
+) -> Run:
+    """Train a model in step with all servers of the session: `run.batches` gives the data.
+
+    `model` is an nn.Module on the CPU, `optimizer` a torch optimizer of its parameters, `scheduler` anything
+    with `state_dict` and `load_state_dict`. Call it once, after checkpoints were loaded and before the
+    training loop. Backward must be that of a loss SUMMED over the samples of the share; `optimizer.step()`
+    then sees the mean over the global batch.
+
+    `loss(model, samples)` returns the loss summed over any collated samples, as the loop computes it. With
+    it, the others compute the samples of a server that is lost; without it they are left out of that step.
+    Gradients are sent in buckets of about `bucket_mib` MiB while backward computes the next ones. With
+    `allow_unused` a parameter that got no gradient counts as one with zeros, without it is an error.
+
+    Raises UsageError for parameters that are sparse, not on the CPU, complex or of 8 bits, for state that a
+    server that joins could not be given, and if the session has a model already.
+    """
+    _check(session, model, optimizer, scheduler, loss)
+    named = trained(model, optimizer)
+    if not 0 < bucket_mib < 1 << 20:
+        raise UsageError(f"bucket_mib is {bucket_mib}: give a number of MiB above 0")
+    prime(optimizer)
+    state = TrainingState(model, optimizer, scheduler)
+    state.name(session)
+    gradients = Gradients(
+        session, named, Statistics(session, model), int(bucket_mib * (1 << 20)), bool(allow_unused)
+    )
+    _attached.add(session)
+    recompute = Recompute(model, loss, named) if loss is not None else None
+    return Run(session, optimizer, state, gradients, recompute)
+
+
+class Run:
+    """The training of one model; `attach` makes it."""
+
+    def __init__(
+        self,
+        session: Session,
+        optimizer: Any,
+        state: TrainingState,
+        gradients: Gradients,
+        recompute: Recompute | None,
+    ):
+        self._session = session
+        self._optimizer = optimizer
+        self._state = state
+        self._gradients = gradients
+        self._recompute = recompute
+        self._batch: Batch | None = None
+        self._has_warned = False
+        optimizer.register_step_pre_hook(self._before_step)
+
+    def batches(
+        self,
+        dataset: Any,
+        *,
+        global_batch: int,
+        epochs: int,
+        seed: int = 0,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+    ) -> Iterator[Share]:
+        """Iterate over this server's shares of the global batches, as `Session.batches` divides them.
+
+        `dataset` has samples by index and a length, or is a tensor, a tuple or a dict of tensors with a row
+        for each sample. Samples are collated by `collate_fn`, by default as torch's DataLoader does, and
+        loaded in advance by `num_workers` processes. Each share begins without gradients, and with torch's
+        random numbers seeded by `seed`, the batch and the share. It must be ended with `optimizer.step()`, or
+        with `reduce()` where a step is skipped.
+
+        Raises UsageError for numbers out of range, for other data sets, and where a share was not ended.
+        """
+        source = Source(dataset, collate_fn)
+        plan = BatchPlan(len(source), global_batch, epochs, seed)
+        fetch, end = self._fetch(source, plan, num_workers)
+        loop = self._session.batches(len(source), global_batch=global_batch, epochs=epochs, seed=seed)
+        try:
+            for batch in loop:
+                yield self._begin(batch, plan.seed, source.fetch, fetch)
+                if not self._gradients.is_reduced:
+                    raise UsageError(
+                        f"{batch} was not ended: call optimizer.step(), or run.reduce() where the step is "
+                        "skipped, before the loop goes on"
+                    )
+                self._state.check()
+        finally:
+            self._batch = None
+            self._gradients.close()
+            end()
+            loop.close()  # type: ignore[attr-defined]
+
+    def reduce(self) -> None:
+        """Wait for the sums over all servers: gradients are the means over the global batch from here on.
+
+        Call it before anything that reads or changes gradients: `clip_grad_norm_`, `scaler.unscale_`,
+        `scaler.step`. `optimizer.step()` calls it otherwise. A second call for a batch does nothing. Raises
+        UsageError outside of the loop, for gradients that are missing or were changed, and the error that
+        ends the job.
+        """
+        self._gradients.reduce(self._optimizer)
+        self._warn_of_left_out()
+
+    def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.reduce()
+
+    def _begin(self, batch: Batch, seed: int, fetch: Fetch, fetch_ahead: Callable[[Batch], Any]) -> Share:
+        again = self._recompute.of_batch(seed, batch.whole.step, fetch) if self._recompute else None
+        samples = fetch_ahead(batch)
+        self._batch = batch
+        self._gradients.open(batch, again)
+        # Last, as a data set may draw random numbers.
+        torch.default_generator.manual_seed(seed_of(seed, batch.whole.step, batch.indices))
+        n_samples = len(_computed(batch.indices, batch.whole.indices))
+        return Share(batch, samples, n_samples, self._gradients)
+
+    def _fetch(
+        self, source: Source, plan: BatchPlan, n_workers: int
+    ) -> tuple[Callable[[Batch], Any], Callable[[], None]]:
+        """A function that returns the samples of a batch, and one that ends the workers."""
+        if isinstance(n_workers, bool) or not isinstance(n_workers, int) or n_workers < 0:
+            raise UsageError(f"num_workers must be a whole number, at least 0; it is {n_workers!r}")
+        if not n_workers or source.is_in_memory:
+            return lambda batch: source.fetch(_computed(batch.indices, batch.whole.indices)), lambda: None
+        session = self._session
+
+        def foretell(step: int) -> Indices:
+            whole = plan.batch(step).indices
+            return _computed(shares(whole, session.contributors).get(session.server, whole[:0]), whole)
+
+        ahead = Ahead(source, len(plan), foretell, n_workers, plan.seed)
+
+        def fetch(batch: Batch) -> Any:
+            return ahead.fetch(batch.whole.step, _computed(batch.indices, batch.whole.indices))
+
+        return fetch, ahead.close
+
+    def _warn_of_left_out(self) -> None:
+        batch = self._batch
+        if self._recompute is not None or self._has_warned or batch is None:
+            return
+        contributors = self._session.contributors
+        lost = sorted(set(batch.base) - set(contributors))
+        if lost and self._session.server == min(contributors):
+            self._has_warned = True
+            warnings.warn(
+                f"the samples of server {lost[0]} are left out of {batch}, and so it is in every batch in "
+                "which a server is lost: give attach a loss, and the others compute them",
+                stacklevel=2,
+            )
+
+
+def _computed(own: Indices, whole: Indices) -> Indices:
+    """The samples that a server computes: its own, or some of the batch that do not count, if it has none."""
+    return own if len(own) else whole[:_STAND_INS]
+
+
+def _check(session: Any, model: Any, optimizer: Any, scheduler: Any, loss: Any) -> None:
+    if not isinstance(session, Session):
+        raise UsageError(
+            f"attach takes the session that a training function is given, not a {type(session).__name__}"
+        )
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"attach takes a torch.nn.Module as its model, not a {type(model).__name__}")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(
+            f"attach takes a torch.optim.Optimizer as its optimizer, not a {type(optimizer).__name__}"
+        )
+    if scheduler is not None and not hasattr(scheduler, "load_state_dict"):
+        raise UsageError(
+            f"the scheduler, a {type(scheduler).__name__}, has no state_dict and load_state_dict: pass None, "
+            "and name its state with session.state_fn"
+        )
+    if loss is not None and not callable(loss):
+        raise UsageError("loss must be a function loss(model, samples), or None")
+    if session in _attached:
+        raise UsageError(
+            "this session has a model already: put the models into one nn.Module, with one optimizer"
+        )

@@ -1,0 +1,115 @@
+"""The training state of a model, its optimizer and its scheduler, as a session names it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from bml.topology.errors import UsageError
+from bml.torch.attached.memory import array_of
+from bml.torch.attached.plain import packed, unpacked
+from bml.train.session import Session
+
+KEY = "bml.torch"
+"""The name of all values that are no tensors."""
+_PARAMS = "params"
+
+
+class TrainingState:
+    """Parameters, buffers and the optimizer's tensors are filled in place, all other values are loaded."""
+
+    def __init__(self, model: Any, optimizer: Any, scheduler: Any):
+        self._optimizer, self._scheduler = optimizer, scheduler
+        self._parameters = dict(model.named_parameters())
+        known = {id(each): name for name, each in self._parameters.items()}
+        for number, group in enumerate(optimizer.param_groups):
+            for place, each in enumerate(group[_PARAMS]):
+                if id(each) not in known:
+                    known[id(each)] = f"param_groups[{number}][{place}]"
+                    self._parameters[known[id(each)]] = each
+        self._buffers = {
+            f"{path}.{name}".lstrip("."): (module, name, buffer)
+            for path, module in model.named_modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        }
+        self._tensors = {
+            name: {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
+            for name, state in self._states()
+        }
+        self._places = {name: each.data_ptr() for name, each in self._parameters.items()}
+
+    def name(self, session: Session) -> None:
+        """Name everything. Raises UsageError for what servers that join cannot be given."""
+        session.state(
+            params={
+                name: array_of(each, f"the parameter {name!r}") for name, each in self._parameters.items()
+            },
+            buffers={
+                name: array_of(each, f"the buffer {name!r}") for name, (*_, each) in self._buffers.items()
+            },
+            optimizer={
+                name: {key: array_of(each, f"{key!r} of {name!r}") for key, each in tensors.items()}
+                for name, tensors in self._tensors.items()
+            },
+        )
+        session.state_fn(KEY, self.load, self.save)
+
+    def save(self) -> Any:
+        """Return all other values: parameter groups, scheduler, numbers of the optimizer's state."""
+        groups = [
+            {key: value for key, value in group.items() if key != _PARAMS}
+            for group in self._optimizer.param_groups
+        ]
+        numbers = {
+            name: {key: value for key, value in state.items() if not isinstance(value, torch.Tensor)}
+            for name, state in self._states()
+        }
+        scheduler = self._scheduler.state_dict() if self._scheduler is not None else None
+        return packed([groups, numbers, scheduler])
+
+    def load(self, saved: Any) -> None:
+        """Take what `save` returned on another server. Raises UsageError for other parameter groups."""
+        groups, numbers, scheduler = unpacked(saved)
+        if len(groups) != len(self._optimizer.param_groups):
+            raise UsageError(
+                f"this optimizer has {len(self._optimizer.param_groups)} parameter groups, those of the "
+                f"others have {len(groups)}: make the same groups on all servers"
+            )
+        for group, values in zip(self._optimizer.param_groups, groups, strict=True):
+            for key, value in values.items():
+                if isinstance(group.get(key), torch.Tensor):
+                    group[key].copy_(value)
+                else:
+                    group[key] = value
+        for name, values in numbers.items():
+            self._optimizer.state[self._parameters[name]].update(values)
+        if self._scheduler is not None:
+            self._scheduler.load_state_dict(scheduler)
+
+    def _states(self) -> list[tuple[str, dict[str, Any]]]:
+        """Names of parameters, and what the optimizer has of each."""
+        state = self._optimizer.state
+        return [(name, state[each]) for name, each in self._parameters.items() if each in state]
+
+    def check(self) -> None:
+        """Raise UsageError if a tensor was replaced by another one, which the session does not know."""
+        for name, each in self._parameters.items():
+            if each.data_ptr() != self._places[name]:
+                raise _replaced(f"the memory of the parameter {name!r}")
+        for name, (module, short, buffer) in self._buffers.items():
+            if module._buffers.get(short) is not buffer:
+                raise _replaced(f"the buffer {name!r}")
+        for name, tensors in self._tensors.items():
+            state = self._optimizer.state[self._parameters[name]]
+            for key, tensor in tensors.items():
+                if state.get(key) is not tensor:
+                    raise _replaced(f"{key!r} of the optimizer's state of {name!r}")
+
+
+def _replaced(what: str) -> UsageError:
+    return UsageError(
+        f"{what} was replaced since it was attached, and servers that join would get the old one: change "
+        "tensors in place (copy_), and load checkpoints before attach"
+    )
