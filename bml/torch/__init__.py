@@ -1,4 +1,4 @@
-"""bml in PyTorch: training on a session, and process groups of torch.distributed, that survive lost servers."""
+"""bml in PyTorch: training on a session, and process groups of torch.distributed that outlive their ranks."""
 
 from __future__ import annotations
 
