@@ -11,15 +11,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from jobs_in_threads import N_CLASSES, N_FEATURES, initialised, on_servers, oracle, samples
-from torch import nn
-from torch.nn import functional
-from torch.optim import lr_scheduler
+from jobs_in_threads import N_CLASSES, N_FEATURES, initialised, on_servers, oracle, samples  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+from torch.optim import lr_scheduler  # noqa: E402
 
-import bml.torch
-from bml.sim.programs.faults import Faults
-from bml.topology.errors import UsageError
-from bml.train.batches import BatchPlan
+import bml.torch  # noqa: E402
+from bml.sim.programs.faults import Faults  # noqa: E402
+from bml.topology.errors import UsageError  # noqa: E402
+from bml.train.batches import BatchPlan  # noqa: E402
 
 PLAN = BatchPlan(90, 24, 4, 3)
 """16 batches; the last one of an epoch is smaller."""

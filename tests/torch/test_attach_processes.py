@@ -10,10 +10,10 @@ import pytest
 torch = pytest.importorskip("torch")
 load_digits = pytest.importorskip("sklearn.datasets").load_digits
 
-from torch import nn
-from torch.nn import functional
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
 
-import bml.torch
+import bml.torch  # noqa: E402
 
 pytestmark = pytest.mark.real
 

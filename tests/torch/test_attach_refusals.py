@@ -10,11 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from jobs_in_threads import initialised, on_servers, samples
-from torch import nn
+from jobs_in_threads import initialised, on_servers, samples  # noqa: E402
+from torch import nn  # noqa: E402
 
-import bml.torch
-from bml.topology.errors import UsageError
+import bml.torch  # noqa: E402
+from bml.topology.errors import UsageError  # noqa: E402
 
 
 def linear() -> Any:
