@@ -22,6 +22,6 @@ class SentGradient(torch.Tensor):  # type: ignore[misc]
         )
 
 
-def sent(grad: torch.Tensor) -> SentGradient:
+def sent(grad: torch.Tensor) -> torch.Tensor:
     """Return the same memory as a tensor that cannot be used."""
     return torch.Tensor._make_subclass(SentGradient, grad.detach())
