@@ -43,9 +43,14 @@ class Described(NamedTuple):
 def describe(call: str, dtype: np.dtype[Any], shapes: tuple[tuple[int, ...], ...]) -> Described:
     """Describe a call, without its place in the program: all servers must make it alike."""
     sizes = " ".join(map(str, shapes)) if len(shapes) < 20 else f"{len(shapes)} arrays"
-    narrow = is_bfloat16(dtype)
-    name, code = ("bfloat16", "bfloat16") if narrow else (dtype.name, dtype.str)
+    name = name_of(dtype)
+    code = name if is_bfloat16(dtype) else dtype.str
     return Described(f"{call} {name} {sizes}", zlib.crc32(f"{call} {code} {list(shapes)}".encode()))
+
+
+def name_of(dtype: np.dtype[Any]) -> str:
+    """The name of a dtype, for people."""
+    return "bfloat16" if is_bfloat16(dtype) else dtype.name
 
 
 def divide(total: Array, n: int, empty: Callable[[tuple[int, ...], npt.DTypeLike], Array]) -> Array:
@@ -84,8 +89,13 @@ def flatten(
         check_dtype(array.dtype)
         whole = _carried(array, widened, empty)
         return whole if whole.ndim == 1 else whole.reshape(-1), (array.shape,), _result(array.dtype, whole)
-    parts = as_arrays(arrays)
+    parts = [np.asarray(array) for array in arrays]
+    if not parts:
+        raise UsageError("an empty list of arrays cannot be reduced: give at least one array")
     dtype = parts[0].dtype
+    if any(part.dtype != dtype for part in parts[1:]):
+        dtypes = sorted({part.dtype.str for part in parts})
+        raise UsageError(f"arrays of one step must have one dtype, these have {', '.join(dtypes)}")
     check_dtype(dtype)
     vector = empty(sum(part.size for part in parts), _wide(dtype, widened))
     if is_bfloat16(dtype):
@@ -93,17 +103,6 @@ def flatten(
     else:
         np.concatenate([part.reshape(-1) for part in parts], out=vector)
     return vector, tuple(part.shape for part in parts), _result(dtype, vector)
-
-
-def as_arrays(arrays: Sequence[Any]) -> list[Array]:
-    """The arrays of a list. Raises UsageError if it is empty, or they have different dtypes."""
-    parts = [np.asarray(array) for array in arrays]
-    if not parts:
-        raise UsageError("an empty list of arrays cannot be reduced: give at least one array")
-    if any(part.dtype != parts[0].dtype for part in parts[1:]):
-        dtypes = sorted({part.dtype.str for part in parts})
-        raise UsageError(f"arrays of one step must have one dtype, these have {', '.join(dtypes)}")
-    return parts
 
 
 def given_back(vector: Array, dtype: np.dtype[Any]) -> Array:

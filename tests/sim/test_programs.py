@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from bml.errors import ContributorLost
 from bml.sim.programs.check import check, check_all
 from bml.topology import errors
 from bml.train import batch, calls, collectives, pending, session, snapshot, state, vectors
 from bml.train.ledgers import Ledgers
-from bml.train.operations import reducing
+from bml.train.operations import moving, reducing
 from bml.train.position import Position
 
 SEEDS = range(250)
@@ -101,6 +102,34 @@ def a_list_of_one_is_not_copied(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(reducing, "flatten", flat)
 
 
+def a_lost_root_sends_nothing(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(moving, "min", lambda servers: -1, raising=False)
+
+
+def lost_servers_are_said_to_have_sent_zeros(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(moving, "_of_contributors", lambda parts, outcome, outputs: parts)
+
+
+def a_lost_root_breaks_the_session(plant: pytest.MonkeyPatch) -> None:
+    def run(self: collectives.Collectives, work: Any, finish: Any) -> Any:
+        with self.calls:
+            result = self.steps.run(work, finish)
+            if isinstance(result, ContributorLost):
+                raise result
+            return result
+
+    plant.setattr(collectives.Collectives, "run", run)
+
+
+def every_root_is_taken_for_server_0(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(moving, "checked_root", lambda root, collectives: 0)
+
+
+def means_are_over_all_servers(plant: pytest.MonkeyPatch) -> None:
+    divide = reducing.divide
+    plant.setattr(reducing, "divide", lambda total, n, empty: divide(total, 4, empty))
+
+
 def states_stay_different(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(session, "agree", lambda *given: None)
 
@@ -125,6 +154,11 @@ def values_behind_functions_are_not_given(plant: pytest.MonkeyPatch) -> None:
         errors_are_caught_round_samples,
         narrow_integers_wrap_round,
         a_list_of_one_is_not_copied,
+        a_lost_root_sends_nothing,
+        lost_servers_are_said_to_have_sent_zeros,
+        a_lost_root_breaks_the_session,
+        every_root_is_taken_for_server_0,
+        means_are_over_all_servers,
         states_stay_different,
         values_behind_functions_are_not_given,
     ],

@@ -60,7 +60,7 @@ def test_every_bit_of_every_dtype_comes_through(kind: str) -> None:
         me = session.server
         return (
             session.broadcast(of(me, kind), 2),
-            session.broadcast([of(me, kind), of(me + 1, kind)]),
+            session.broadcast([of(me, kind), of(me + 1, "int8"), of(me + 2, kind)]),
             session.all_gather(of(me, kind)),
             session.gather(of(me, kind), 3),
             session.all_to_all([of(10 * me + to, kind) for to in range(N)]),
@@ -69,7 +69,10 @@ def test_every_bit_of_every_dtype_comes_through(kind: str) -> None:
 
     for me, (sent, sent_list, gathered, at_root, exchanged, scattered) in results(train).items():
         assert same(sent, of(2, kind))
-        assert all(same(found, of(number, kind)) for number, found in enumerate(sent_list))
+        assert len(sent_list) == 3
+        for number, (found, its) in enumerate(zip(sent_list, (kind, "int8", kind), strict=True)):
+            assert same(found, of(number, its))
+            assert found.flags.aligned
         assert all(same(found, of(server, kind)) for server, found in enumerate(gathered))
         assert len(gathered) == len(exchanged) == N
         if me == 3:
@@ -333,6 +336,10 @@ DIFFER = [
     (lambda s: s.all_gather(np.ones(2, ("<i4", ">i4")[s.server % 2])), "all_gather int32"),
     (lambda s: s.all_to_all([np.ones((2, 1 + s.server % 2))] * 4), r"all_to_all .*\(2, 1\).*\(2, 2\)"),
     (lambda s: s.reduce_scatter([np.ones(2)] * 4, ("sum", "avg")[s.server % 2]), "reduce_scatter avg.*sum"),
+    (
+        lambda s: s.broadcast([np.ones(2, "i4"), np.ones(1, ("f4", "i4")[s.server % 2])]),
+        "of int32, float32 as uint8",
+    ),
     (lambda s: s.broadcast([np.ones(2), np.ones(1 + s.server % 2)]), r"\(2,\) \(1,\).*\(2,\) \(2,\)"),
     (lambda s: s.allreduce(np.ones(2, ("f4", BFLOAT16)[s.server % 2])), "sum bfloat16.*sum float32"),
 ]

@@ -66,6 +66,7 @@ class OracleSession:
     def __init__(self, servers: Sequence[int], server: int):
         self.server = server
         self.contributors = tuple(servers)
+        self.n_servers = len(self.contributors)
         self.loops: list[_Loop] = []
         self._open: list[tuple[_Loop, OracleBatch]] = []
 
@@ -87,20 +88,55 @@ class OracleSession:
         made.vector = vector
         return made
 
-    def allreduce(self, array: Any, op: str = "sum", *, shared: bool = False) -> Any:
-        """As if every server had brought this."""
+    def allreduce(self, array: Any, op: str = "sum", *, shared: bool = False, out: Any = None) -> Any:
+        """As if every server had brought this. `out` has it already, as it is given in place only."""
         if isinstance(array, list):
             return [self.allreduce(each, op) for each in array]
         whole, n = np.array(array), len(self.contributors)
-        if op in ("min", "max"):
+        if op in ("min", "max", "avg") or whole.dtype == bool:
             return whole
         if whole.dtype.kind in "iu":
             whole = whole.astype(np.int64)
         return whole * n if op == "sum" else whole**n
 
-    def allreduce_async(self, array: Any, op: str = "sum", *, shared: bool = False) -> _Over:
+    def allreduce_async(self, array: Any, op: str = "sum", *, shared: bool = False, out: Any = None) -> _Over:
         """The result, already."""
         return _Over(self.allreduce(np.array(array), op))
+
+    def broadcast(self, array: Any, root: int = 0, *, out: Any = None) -> Any:
+        """As if the root had brought this."""
+        return [np.array(each) for each in array] if isinstance(array, list) else np.array(array)
+
+    def all_gather(self, array: Any, *, out: Any = None) -> Any:
+        """As if every server had brought this."""
+        return [np.array(array) for _ in self.contributors]
+
+    def gather(self, array: Any, root: int = 0) -> Any:
+        """As if every server had brought this."""
+        return self.all_gather(array) if self.server == root else None
+
+    def all_to_all(self, arrays: Any) -> Any:
+        """As if every server had sent what this one sends to itself."""
+        return self.all_gather(arrays[self.server])
+
+    def reduce(self, array: Any, root: int = 0, op: str = "sum") -> Any:
+        """As if every server had brought this."""
+        return self.allreduce(array, op) if self.server == root else None
+
+    def reduce_scatter(self, arrays: Any, op: str = "sum") -> Any:
+        """As if every server had brought these."""
+        return self.allreduce(arrays[self.server], op)
+
+    def scatter(self, arrays: Any, root: int = 0) -> Any:
+        """As if the root had these."""
+        return arrays[self.server]
+
+    def __getattr__(self, name: str) -> Any:
+        """The forms NAME_async of these: the result, already."""
+        called, _, rest = name.rpartition("_")
+        if rest != "async":
+            raise AttributeError(name)
+        return lambda *given, **named: _Over(getattr(self, called)(*given, **named))
 
     def barrier(self) -> None:
         """All servers contribute."""

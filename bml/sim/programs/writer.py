@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bml.sim.programs.collectives import LINES, NAMES, ROOTS
 from bml.sim.programs.faults import Interrupted
 
 LAYERS = 2
@@ -65,7 +66,7 @@ class Program(NamedTuple):
 
     def compiled(self) -> Callable[[Any], Any]:
         """The function."""
-        names: dict[str, Any] = {"np": np, "gradient": gradient, "Interrupted": Interrupted}
+        names: dict[str, Any] = {"np": np, "gradient": gradient, "Interrupted": Interrupted, **NAMES}
         exec(compile(self.text, "<program>", "exec"), names)
         train: Callable[[Any], Any] = names["train"]
         return train
@@ -221,6 +222,12 @@ class Writer:
                 self._say("session.allreduce(np.ones(3))")
             self._say("momentum += session.allreduce(np.zeros(3))")
             return
+        if self._now("roots differ"):
+            self._say("momentum += session.broadcast(w[0], session.server % 2)")
+            return
+        if chance.random() < 0.5:
+            self._collective()
+            return
         kind = chance.choice(["max", "sum", "async", "one", "scalar", "list", "barrier"])
         if kind == "max":
             self._say("momentum += session.allreduce(w[0], 'max', shared=True)")
@@ -242,6 +249,13 @@ class Writer:
             self._say("momentum += session.allreduce([np.ones(3), np.ones(2)], 'prod')[0]")
         else:
             self._say("session.barrier()")
+
+    def _collective(self) -> None:
+        """One of the collectives beside a plain allreduce, blocking or begun."""
+        begins, waits = self._chance.choice([("", ""), ("_async", ".wait()")])
+        root, got = self._chance.choice(ROOTS), self._name("got")
+        for line in self._chance.choice(LINES):
+            self._say(line.format(a=begins, w=waits, root=root, got=got))
 
     def _reduce(self, batch: str) -> None:
         """A step of training, in one of the ways in which users write it."""
@@ -371,10 +385,11 @@ FLAWS: dict[str, tuple[str, ...]] = {
     "a batch after its loop": ("UsageError", "UnboundLocalError"),
     "a server skips a batch": ("UsageError", "StepMismatch"),
     "a server skips a call": ("StepMismatch",),
+    "roots differ": ("StepMismatch",),
     "recompute raises": ("SessionBroken",),
     "changed before it is committed": ("UsageError",),
     "recompute makes a call": ("UsageError",),
 }
 """The mistakes of a program, and the errors that name them. A mistake without harm has none."""
-BY_SERVER = ("plans differ", "a server skips a batch", "a server skips a call")
+BY_SERVER = ("plans differ", "a server skips a batch", "a server skips a call", "roots differ")
 """Flaws of one server only."""

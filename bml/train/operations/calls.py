@@ -27,11 +27,11 @@ class CollectiveCalls:
         self._collectives = collectives
 
     def broadcast(self, arrays: Arrays, root: int = 0, *, out: Any = None) -> Any:
-        """Give the arrays of server `root` to all servers, bit by bit; all bring the same shapes and dtype.
+        """Give the arrays of server `root` to all servers, bit by bit; all bring the same shapes and dtypes.
 
-        If the root is lost before the step, the lowest contributor takes its place. The result is new
-        memory, or `out`, which may be `arrays` itself. Raises UsageError for a root that is no server and for
-        arrays that cannot be sent.
+        The arrays of a list may have different dtypes. If the root is lost before the step, the lowest
+        contributor takes its place. The result is new memory, or `out`, which may be `arrays` itself. Raises
+        UsageError for a root that is no server and for arrays that cannot be sent.
         """
         return self._collectives.run(*moving.broadcast(self._collectives, arrays, root, out))
 

@@ -25,7 +25,7 @@ from bml.train.operations.outputs import Outputs
 from bml.train.operations.parcel import PARCEL_WORDS, pack, unpack
 from bml.train.operations.words import Raw, from_words, in_place, words, zeros
 from bml.train.pending import Finish, Work
-from bml.train.vectors import Arrays
+from bml.train.vectors import Arrays, name_of
 
 
 def broadcast(collectives: Collectives, arrays: Arrays, root: int, out: Any) -> tuple[Work, Finish]:
@@ -35,14 +35,14 @@ def broadcast(collectives: Collectives, arrays: Arrays, root: int, out: Any) -> 
     server, empty = collectives.communicator.server, collectives.communicator.empty
     many = isinstance(arrays, list | tuple)
     raw = Raw.of(arrays, empty)
-    outputs = None if out is None else Outputs(out, raw.shapes, raw.dtype, many)
+    outputs = None if out is None else Outputs(out, raw.shapes, raw.dtypes, many)
 
     def prepare(view: View) -> Array:
         source = root if root in view.contributors else min(view.contributors)
         return words(raw.data, empty) if server == source else zeros(raw.data.size, empty)
 
     def give(outcome: Committed) -> Any:
-        parts = from_words(outcome.result, raw.shapes, raw.dtype)
+        parts = from_words(outcome.result, raw.shapes, raw.dtypes)
         if outputs is not None:
             outputs.take(parts)
             return out
@@ -68,12 +68,12 @@ def gather(collectives: Collectives, array: Any, root: int, out: Any) -> tuple[W
 def _gathered(collectives: Collectives, array: Any, call: str, out: Any, gets: bool) -> tuple[Work, Finish]:
     server, empty, n = collectives.communicator.server, collectives.communicator.empty, collectives.n_servers
     raw = Raw.of(np.asarray(array), empty)
-    outputs = None if out is None else Outputs(out, raw.shapes * n, raw.dtype, True)
+    outputs = None if out is None else Outputs(out, raw.shapes * n, raw.dtypes * n, True)
 
     def give(outcome: Committed) -> Any:
         if not gets:
             return None
-        parts = from_words(outcome.result, raw.shapes * n, raw.dtype)
+        parts = from_words(outcome.result, raw.shapes * n, raw.dtypes * n)
         return _of_contributors(parts, outcome, outputs)
 
     # The vector is prepared when its step begins, not before: it is n times as large.
@@ -86,12 +86,12 @@ def all_to_all(collectives: Collectives, arrays: Any, out: Any) -> tuple[Work, F
     collectives.admit()
     server, empty, n = collectives.communicator.server, collectives.communicator.empty, collectives.n_servers
     raw = Raw.of(one_for_each(arrays, collectives, "all_to_all"), empty)
-    outputs = None if out is None else Outputs(out, raw.shapes, raw.dtype, True)
+    outputs = None if out is None else Outputs(out, raw.shapes, raw.dtypes, True)
 
     def give(outcome: Committed) -> Any:
         table = outcome.result.view(np.uint8).reshape(n, n, raw.data.size // n)  # from, to, bytes
         mine = np.ascontiguousarray(table[:, server]).reshape(-1)
-        return _of_contributors(from_words(mine, raw.shapes, raw.dtype), outcome, outputs)
+        return _of_contributors(from_words(mine, raw.shapes, raw.dtypes), outcome, outputs)
 
     return _pair(
         collectives, "all_to_all", raw, lambda view: in_place(raw.data, server, n, empty), True, give
@@ -111,7 +111,7 @@ def scatter(collectives: Collectives, arrays: Any, root: int, out: Any) -> tuple
     server, empty, n = collectives.communicator.server, collectives.communicator.empty, collectives.n_servers
     is_root = server == root
     raw = Raw.of(one_for_each(arrays, collectives, "scatter"), empty) if is_root else None
-    head = zeros(8 * PARCEL_WORDS, empty) if raw is None else pack(raw.shapes[0], raw.dtype)
+    head = zeros(8 * PARCEL_WORDS, empty) if raw is None else pack(raw.shapes[0], raw.dtypes[0])
     call = f"scatter from {root}"
     described = collectives.describe(call, head.dtype, (head.shape,))
 
@@ -124,13 +124,13 @@ def scatter(collectives: Collectives, arrays: Any, root: int, out: Any) -> tuple
         if isinstance(first, _Lost):
             return first
         shape, dtype = unpack(first.result)
-        arrays_of_root = f", then {n} arrays {dtype.name} {shape}"
+        arrays_of_root = f", then {n} arrays {name_of(dtype)} {shape}"
         nbytes = n * int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         second = (described[0] + arrays_of_root, zlib.crc32(arrays_of_root.encode(), described[1]))
         done = step(second, zeros(nbytes, empty) if raw is None else words(raw.data, empty))
         if isinstance(done, _Lost):
             return done
-        mine = from_words(done.result, (shape,) * n, dtype)[server].copy()
+        mine = from_words(done.result, (shape,) * n, (dtype,) * n)[server].copy()
         return replace(done, result=mine)
 
     def finish(done: Committed | _Lost) -> Any:
@@ -140,7 +140,7 @@ def scatter(collectives: Collectives, arrays: Any, root: int, out: Any) -> tuple
         collectives.contributors = done.contributors
         if out is None:
             return done.result
-        return Outputs(out, (done.result.shape,), done.result.dtype, False).take([done.result])
+        return Outputs(out, (done.result.shape,), (done.result.dtype,), False).take([done.result])
 
     return work, finish
 
@@ -160,7 +160,10 @@ def _pair(
     give: Callable[[Committed], Any],
 ) -> tuple[Work, Finish]:
     """One step of words; `shared`: its result is only read, and not kept."""
-    described = collectives.describe(call, raw.dtype, raw.shapes)
+    dtype = raw.dtypes[0]
+    if any(each != dtype for each in raw.dtypes):
+        call, dtype = f"{call} of {', '.join(map(name_of, raw.dtypes))} as", np.dtype(np.uint8)
+    described = collectives.describe(call, dtype, raw.shapes)
     check_sum = zlib.crc32(raw.data.data) if collectives.debug else 0
 
     def finish(outcome: Committed) -> Any:

@@ -17,19 +17,21 @@ from bml.train.bfloat16 import is_bfloat16
 
 
 class Outputs:
-    """`given` is an array, or a list of arrays, for results of these shapes and this dtype.
+    """`given` is an array, or a list of arrays, for results of these shapes and dtypes.
 
     Raises UsageError for arrays that cannot take them.
     """
 
-    def __init__(self, given: Any, shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any], many: bool):
+    def __init__(
+        self, given: Any, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[np.dtype[Any]], many: bool
+    ):
         if isinstance(given, list | tuple) is not many:
             raise UsageError(f"out must be {'a list of arrays' if many else 'one array'}, as the result is")
         self._given = given
         self._arrays: list[Array] = list(given) if many else [given]
         if len(self._arrays) != len(shapes):
             raise UsageError(f"out has {len(self._arrays)} arrays, the result {len(shapes)}")
-        for array, shape in zip(self._arrays, shapes, strict=True):
+        for array, shape, dtype in zip(self._arrays, shapes, dtypes, strict=True):
             _check(array, shape, dtype)
 
     def take(self, result: Sequence[Array | None]) -> Any:

@@ -55,7 +55,7 @@ def reduce_scatter(collectives: Collectives, arrays: Any, op: str, out: Any) -> 
     arrays = one_for_each(arrays, collectives, "reduce_scatter")
     reduction = _Reduction(collectives, "reduce_scatter", arrays, op, True)
     server = collectives.communicator.server
-    outputs = None if out is None else Outputs(out, reduction.shapes[:1], reduction.dtype, False)
+    outputs = None if out is None else Outputs(out, reduction.shapes[:1], (reduction.dtype,), False)
 
     def finish(outcome: Committed) -> Any:
         part = reduction.finish(outcome)[server]
@@ -85,7 +85,8 @@ class _Reduction:
 
     def into(self, out: Any) -> Callable[[Committed], Any]:
         """A `finish` that writes the result into the user's arrays."""
-        outputs, many = Outputs(out, self.shapes, self.dtype, self._many), self._many
+        many, dtypes = self._many, (self.dtype,) * len(self.shapes)
+        outputs = Outputs(out, self.shapes, dtypes, many)
 
         def finish(outcome: Committed) -> Any:
             result = self.finish(outcome)

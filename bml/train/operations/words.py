@@ -14,7 +14,7 @@ import numpy.typing as npt
 from bml.protocol.step.workspace import Array
 from bml.topology.errors import UsageError
 from bml.train.bfloat16 import is_bfloat16
-from bml.train.vectors import Empty, as_arrays
+from bml.train.vectors import Empty
 
 Shape = tuple[int, ...]
 _WORD = np.dtype(np.uint64)
@@ -22,27 +22,30 @@ _BYTE = np.dtype(np.uint8)
 
 
 class Raw(NamedTuple):
-    """Arrays of one dtype as bytes, shape (n,), one array after the other."""
+    """Arrays as bytes, shape (n,), one array after the other; `dtypes` has the dtype of each."""
 
     data: npt.NDArray[np.uint8]
     shapes: tuple[Shape, ...]
-    dtype: np.dtype[Any]
+    dtypes: tuple[np.dtype[Any], ...]
 
     @classmethod
     def of(cls, arrays: Any, empty: Empty) -> Raw:
         """Those of one array, as it lies if it is contiguous, or of a list, which is copied.
 
-        Raises UsageError for arrays that cannot be moved together.
+        Raises UsageError for arrays that cannot be moved.
         """
         if not isinstance(arrays, list | tuple):
             array = np.asarray(arrays)
             check_movable(array.dtype)
-            return cls(_bytes(array), (array.shape,), array.dtype)
-        parts = as_arrays(arrays)
-        check_movable(parts[0].dtype)
+            return cls(_bytes(array), (array.shape,), (array.dtype,))
+        parts = [np.asarray(array) for array in arrays]
+        if not parts:
+            raise UsageError("an empty list of arrays cannot be sent: give at least one array")
+        for part in parts:
+            check_movable(part.dtype)
         data = empty(sum(part.nbytes for part in parts), _BYTE).view(np.uint8)
         np.concatenate([_bytes(part) for part in parts], out=data)
-        return cls(data, tuple(part.shape for part in parts), parts[0].dtype)
+        return cls(data, tuple(part.shape for part in parts), tuple(part.dtype for part in parts))
 
 
 def check_movable(dtype: np.dtype[Any]) -> None:
@@ -85,12 +88,16 @@ def in_place(data: npt.NDArray[np.uint8], place: int, n_places: int, empty: Empt
     return vector
 
 
-def from_words(vector: Array, shapes: tuple[Shape, ...], dtype: np.dtype[Any]) -> list[Array]:
-    """The arrays of these shapes that lie one after the other in a vector of words, in its memory."""
+def from_words(vector: Array, shapes: tuple[Shape, ...], dtypes: tuple[np.dtype[Any], ...]) -> list[Array]:
+    """The arrays of these shapes and dtypes that lie one after the other in a vector of words.
+
+    They share its memory, unless they would not be aligned.
+    """
     data, at, found = vector.view(np.uint8), 0, []
-    for shape in shapes:
+    for shape, dtype in zip(shapes, dtypes, strict=True):
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        found.append(data[at : at + nbytes].view(dtype).reshape(shape))
+        part = data[at : at + nbytes].view(dtype).reshape(shape)
+        found.append(part if part.flags.aligned else part.copy())
         at += nbytes
     return found
 
