@@ -1,4 +1,7 @@
-"""bml in PyTorch: training on a session, and process groups of torch.distributed that outlive their ranks."""
+"""bml in PyTorch: training on a session, and process groups of torch.distributed that outlive their ranks.
+
+`import bml.torch` makes `torch.distributed.init_process_group("bml")` known.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,23 @@ try:
 except ImportError as _error:
     raise ImportError("bml.torch needs PyTorch: pip install 'bml[torch]'") from _error
 
+from bml.torch.backend import register
+
 if TYPE_CHECKING:
     from bml.torch.attached.run import Run, attach
     from bml.torch.attached.share import Share
+    from bml.torch.group_info import contributors, is_writer
     from bml.torch.process_group import ProcessGroup
 
-__all__ = ["ProcessGroup", "Run", "Share", "attach"]
+__all__ = ["ProcessGroup", "Run", "Share", "attach", "contributors", "is_writer"]
 
 _HOMES = {
     "ProcessGroup": "bml.torch.process_group",
     "Run": "bml.torch.attached.run",
     "Share": "bml.torch.attached.share",
     "attach": "bml.torch.attached.run",
+    "contributors": "bml.torch.group_info",
+    "is_writer": "bml.torch.group_info",
 }
 """Where public names are defined."""
 
@@ -32,3 +40,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value = getattr(import_module(_HOMES[name]), name)
     return value
+
+
+register()

@@ -45,10 +45,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
         timeout: timedelta = DEFAULT_TIMEOUT,
         on_shutdown: Callable[[bool], None] | None = None,
     ):
-        if store is None:
-            super().__init__(rank, size)
-        else:
-            super().__init__(store, rank, size)
+        super().__init__(rank, size)  # PyTorch keeps no store of a group in Python
+        self._store = store
         self._steps = GroupSteps(communicator, rank, size)
         self._thread = WorkThread(f"bml-group-{rank}")
         self._limit_s = timeout.total_seconds()
@@ -60,6 +58,10 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
     def getBackendName(self) -> str:  # noqa: N802
         """Its name in PyTorch."""
         return "bml"
+
+    def get_group_store(self) -> Any:
+        """The store over which the group was formed."""
+        return self._store
 
     @property
     def contributors(self) -> tuple[int, ...]:

@@ -1,0 +1,57 @@
+"""Registers the backend "bml" with torch.distributed, and makes its process groups.
+
+PyTorch 2.14 and newer calls `register` itself, by the entry point `torch.distributed.backends`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from bml.topology.errors import UsageError
+
+if TYPE_CHECKING:
+    from bml.torch.process_group import ProcessGroup
+
+NAME = "bml"
+
+
+def register() -> None:
+    """Make `torch.distributed.init_process_group("bml")` known. Idempotent."""
+    if NAME.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu"])
+
+
+def create(given: Any, options: Any) -> ProcessGroup:
+    """Form a group of processes that have a store in common; torch.distributed calls it.
+
+    `given` has the store, this rank, the number of ranks and the time-out. Returns a group once all ranks are
+    there. Raises StartError if one does not appear in time, UsageError if one is known to be lost.
+    """
+    from bml.cluster.formation.group import form
+    from bml.cluster.formation.settings import Settings
+    from bml.torch.process_group import ProcessGroup
+
+    _check_members(given.global_ranks_in_group)
+    rank, size, timeout = given.group_rank, given.group_size, given.timeout
+    start_s = min(timeout.total_seconds(), Settings.start_s)
+    group = form(given.store, rank, size, Settings(start_s=start_s))
+    return ProcessGroup(
+        *(group.server, rank, size, given.store, timeout),
+        on_shutdown=lambda in_order: group.close("done" if in_order else "crashed"),
+    )
+
+
+def _check_members(ranks: list[int]) -> None:
+    """Raise UsageError if one of these ranks is lost in the default group. For that group there are none."""
+    from bml.torch.process_group import ProcessGroup
+
+    default = dist.group.WORLD
+    if isinstance(default, ProcessGroup):
+        lost = [rank for rank in ranks if rank not in default.contributors]
+        if lost:
+            raise UsageError(
+                f"new_group with ranks {ranks}, of which {lost} are lost: give ranks out of "
+                f"{default.contributors} (see bml.torch.contributors)"
+            )
