@@ -63,7 +63,7 @@ def _help(text: str) -> str:
 
 def _row(option: click.Option, context: click.Context) -> str:
     value = "" if option.is_flag else " " + option.make_metavar(context).replace("|", "\\|")
-    names = ", ".join(f"`{name}{value}`" for name in option.opts)
+    names = ", ".join(f"`{name}{value}`" for name in option.opts if "_" not in name)
     told = re.search(r"\s*\[default: (.*?)\]", option.help or "")
     known = isinstance(option.default, str | int | float) and option.default not in ("", False)
     default = told[1] if told else f"`{option.default}`" if known else ""

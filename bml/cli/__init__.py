@@ -22,6 +22,7 @@ from bml.cli.output import taken
 from bml.cli.plan import plan
 from bml.cli.run import run
 from bml.cli.status import status
+from bml.cli.torchrun import own_words, torchrun
 from bml.cli.values import shortened
 from bml.cluster.spec.ending import text_of
 from bml.errors import BmlError, StateMismatch, UsageError
@@ -41,7 +42,7 @@ class Shell(click.Group):
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
         """Run a command and end with its exit status."""
-        words = set(sys.argv[1:] if args is None else args)
+        words = set(own_words(sys.argv[1:] if args is None else args))
         as_json = "--json" in words and not words & _SHOWS_TEXT
         extra["standalone_mode"] = False
         with taken(as_json, for_good=args is None) as output, _terminable():
@@ -135,3 +136,4 @@ main.add_command(inject)
 main.add_command(plan)
 main.add_command(run)
 main.add_command(status)
+main.add_command(torchrun)

@@ -22,6 +22,7 @@ from bml.cluster.process.coordinator import CoordinatorLoop
 from bml.cluster.server import status
 from bml.cluster.server.rates import Traffic
 from bml.cluster.spec.job import JobSpec
+from bml.cluster.torchrun import launcher as torchrun
 from bml.fabric.network import EmulatedFabric
 from bml.transport.interface import LinkStats
 
@@ -73,6 +74,7 @@ COMMANDS = {
     "bml check": lambda: {*_strings(command("check", "check_command"), "keys")},
     "bml bench allreduce": lambda: keys(command("bench", "_answer")) | MACHINE | {"seconds"},
     "bml bench calibrate": lambda: keys(command("bench", "_calibration_json"), -1) | MACHINE,
+    "bml torchrun": lambda: keys(torchrun._Launcher.leave),
     "bml fabric up, status, …": lambda: keys(EmulatedFabric.status),
 }
 

@@ -1,0 +1,112 @@
+"""The two helpers of the launcher: the keeper of the ranks, and the process that holds the store."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from bml.cluster.fleets.fork_server import what_we_import
+from bml.cluster.torchrun import keeper
+from bml.cluster.torchrun.store import MOST_NBYTES, Wanted
+from bml.errors import FabricError, UsageError
+
+_STORE = "from bml.cluster.torchrun import store; store.main()"
+_ENDS_S = 10.0
+"""How long a helper may take to end once it is asked to, in seconds."""
+
+
+class Helper:
+    """A process that speaks JSON, one message a packet, and ends when the launcher is gone."""
+
+    def __init__(self, arguments: Sequence[str], inherited: Sequence[int], environment: Mapping[str, str]):
+        """`arguments` are those of Python; the descriptor of the socket replaces "SOCKET" in them."""
+        self.sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            number = theirs.fileno()
+            self._process = subprocess.Popen(
+                [sys.executable, *(str(number) if each == "SOCKET" else each for each in arguments)],
+                pass_fds=[number, *inherited],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is the launcher's to handle
+            )
+
+    def send(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
+        """Send a message. If the process is gone, the next read shows it."""
+        with suppress(OSError):
+            socket.send_fds(self.sock, [json.dumps(message).encode()], list(descriptors))
+
+    def receive(self) -> dict[str, Any] | None:
+        """Return the next message, for which it waits; None if the process is gone."""
+        try:
+            data = self.sock.recv(MOST_NBYTES)
+        except ConnectionError:
+            return None
+        found: dict[str, Any] | None = json.loads(data) if data else None
+        return found
+
+    def hang_up(self) -> None:
+        """Close the socket, which ends the process, and wait until it has ended. Idempotent."""
+        self.sock.close()
+        try:
+            self._process.wait(_ENDS_S)
+        except subprocess.TimeoutExpired:  # it is stopped, or stuck
+            self.kill()
+
+    def kill(self) -> None:
+        """Kill the process, which has nothing to save. Idempotent."""
+        self.sock.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def start_keeper(command: Sequence[str]) -> Helper:
+    """Start the parent of the ranks, each of which runs `command`."""
+    # Isolated from PYTHONPATH and the like; the ranks inherit these as they are.
+    return Helper(["-I", keeper.__file__, "SOCKET", *command], (), os.environ)
+
+
+def start_store(wanted: Wanted) -> Helper:
+    """Start the process that hosts the store, or meets the other nodes in that of node 0."""
+    inherited = () if wanted.listening is None else (wanted.listening,)
+    environment = {**os.environ, **what_we_import()}
+    return Helper(["-c", _STORE, "SOCKET", wanted.argument()], inherited, environment)
+
+
+def listen(host: str, port: int, node: int | None) -> socket.socket | None:
+    """Return a socket that listens for the store at this address; None if another node is to host it.
+
+    That is so on all nodes but 0. Where no node has a rank, it is the first on the machine of this address.
+    Raises UsageError if the address cannot be used.
+    """
+    if node not in (0, None):
+        return None
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise UsageError(f"the host {host} is not known: {error.strerror or error}") from None
+    try:
+        return socket.create_server(address[:2], family=family, backlog=1024)
+    except OSError as error:
+        if node is None and error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+            return None
+        if error.errno == errno.EADDRNOTAVAIL:  # a name for this machine that is not on its own interfaces
+            return _listen_everywhere(port, family)
+        raise UsageError(
+            f"{host}:{port} cannot be listened at: {error.strerror}; give another --master-port"
+        ) from None
+
+
+def _listen_everywhere(port: int, family: int) -> socket.socket:
+    try:
+        return socket.create_server(("", port), family=family, backlog=1024)
+    except OSError as error:
+        raise FabricError(f"port {port} cannot be listened at: {error.strerror}") from None

@@ -1,0 +1,323 @@
+"""The decisions of `bml torchrun`: environment, restarts, exit status, faults, lines, nodes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from bml.cli.torchrun import _meeting, _n_nodes, own_words
+from bml.cluster.torchrun.layout import Layout, command_of, read_endpoint, threads_of
+from bml.cluster.torchrun.lines import LONGEST_NBYTES, Lines
+from bml.cluster.torchrun.nodes import GONE_S, Beats, Card, mismatch
+from bml.cluster.torchrun.ranks import Ranks
+from bml.cluster.torchrun.strikes import Strikes, strikes_of
+from bml.errors import UsageError
+
+# --- environment and command ---------------------------------------------------------------------
+
+
+def test_ranks_of_nodes_of_different_sizes_are_counted_through() -> None:
+    layouts = [Layout((2, 3, 1), node, "job", ("10.0.0.1", 29500), 2) for node in range(3)]
+    assert [list(each.ranks) for each in layouts] == [[0, 1], [2, 3, 4], [5]]
+    found = layouts[1].environment(3, restarts=1, threads=4)
+    assert found == {
+        "RANK": "3",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "6",
+        "LOCAL_WORLD_SIZE": "3",
+        "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "3",
+        "ROLE_NAME": "default",
+        "ROLE_RANK": "3",
+        "ROLE_WORLD_SIZE": "6",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "29500",
+        "TORCHELASTIC_RUN_ID": "job",
+        "TORCHELASTIC_RESTART_COUNT": "1",
+        "TORCHELASTIC_MAX_RESTARTS": "2",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "OMP_NUM_THREADS": "4",
+    }
+
+
+def test_only_the_restart_count_differs_between_incarnations() -> None:
+    layout = Layout((2,), 0, "job", ("127.0.0.1", 1), 3)
+    first, second = (set(layout.environment(1, count, None).items()) for count in (0, 1))
+    assert {key for key, _ in first ^ second} == {"TORCHELASTIC_RESTART_COUNT"}
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "environment", "threads"),
+    [
+        (8, 2, {}, 4),
+        (8, 3, {}, 2),
+        (2, 4, {}, 1),
+        (8, 1, {}, None),
+        (8, 2, {"OMP_NUM_THREADS": "3"}, None),
+        (8, 2, {"OMP_NUM_THREADS": ""}, 4),
+    ],
+)
+def test_cores_are_divided(cores: int, ranks: int, environment: dict[str, str], threads: int | None) -> None:
+    assert threads_of(cores, ranks, environment) == threads
+
+
+def test_commands() -> None:
+    assert command_of("a.py", ["-x"], "python") == ["python", "-u", "a.py", "-x"]
+    assert command_of("a.b", ["-x"], "python", module=True) == ["python", "-u", "-m", "a.b", "-x"]
+    assert command_of("prog", ["-x"], "python", no_python=True) == ["prog", "-x"]
+    with pytest.raises(UsageError, match="do not go together"):
+        command_of("prog", [], "python", module=True, no_python=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "endpoint"),
+    [
+        ("a:1", ("a", 1)),
+        ("a", ("a", 7)),
+        ("[::1]:80", ("::1", 80)),
+        ("[::1]", ("::1", 7)),
+        ("::1", ("::1", 7)),
+    ],
+)
+def test_endpoints(text: str, endpoint: tuple[str, int]) -> None:
+    assert read_endpoint(text, 7) == endpoint
+
+
+@pytest.mark.parametrize("text", ["", ":1", "a:b", "a:70000", "[::1", "[::1]80", "a:²"])
+def test_bad_endpoints(text: str) -> None:
+    with pytest.raises(UsageError, match="is no endpoint"):
+        read_endpoint(text, 7)
+
+
+# --- options -------------------------------------------------------------------------------------
+
+NONE = {
+    "node_rank": None,
+    "rdzv_endpoint": None,
+    "rdzv_backend": "static",
+    "rdzv_id": "none",
+    "master_addr": None,
+    "master_port": None,
+    "standalone": False,
+}
+
+
+def test_where_nodes_meet() -> None:
+    assert _meeting(1, **NONE)["endpoint"] == ("127.0.0.1", 0)
+    assert _meeting(1, **NONE)["node"] == 0
+    two = _meeting(2, **{**NONE, "rdzv_endpoint": "host"})
+    assert (two["endpoint"], two["node"], two["n_nodes"]) == (("host", 29500), None, 2)
+    two = _meeting(2, **{**NONE, "master_addr": "host", "master_port": 5, "node_rank": 1})
+    assert (two["endpoint"], two["node"]) == (("host", 5), 1)
+    assert _meeting(1, **{**NONE, "standalone": True, "rdzv_endpoint": "far:1"}).keys() == {"run_id"}
+
+
+@pytest.mark.parametrize(
+    ("n_nodes", "options", "says"),
+    [
+        (2, {}, "need --rdzv-endpoint"),
+        (2, {"standalone": True}, "one node"),
+        (2, {"node_rank": 2, "master_addr": "a"}, "0 to 1"),
+        (2, {"rdzv_endpoint": "a:0"}, "must know the port"),
+    ],
+)
+def test_meetings_that_cannot_be(n_nodes: int, options: dict[str, object], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        _meeting(n_nodes, **{**NONE, **options})  # type: ignore[arg-type]
+
+
+def test_numbers_of_nodes() -> None:
+    assert [_n_nodes(text) for text in ("1", "2:2", "3")] == [1, 2, 3]
+    for text in ("1:4", "0", "x", "-1", ""):
+        with pytest.raises(UsageError, match="--nnodes"):
+            _n_nodes(text)
+
+
+@pytest.mark.parametrize(
+    ("words", "n_own"),
+    [
+        ("torchrun train.py --json", 1),
+        ("torchrun --json train.py", 2),
+        ("torchrun --nproc-per-node 2 -m train --json", 4),
+        ("torchrun --nproc_per_node=2 train.py --help", 2),
+        ("torchrun -- train.py --json", 1),
+        ("run train.py --json", 3),
+        ("torchrun --nproc-per-node", 2),
+    ],
+)
+def test_options_of_the_script_are_not_the_launchers(words: str, n_own: int) -> None:
+    assert list(own_words(words.split())) == words.split()[:n_own]
+
+
+# --- ends of ranks -------------------------------------------------------------------------------
+
+
+def test_a_death_that_others_outlive_is_survived() -> None:
+    ranks = Ranks(range(4), 0)
+    assert not ranks.ended(2, -9)
+    assert ranks.running == [0, 1, 3]
+    for rank in (0, 1, 3):
+        assert not ranks.ended(rank, 0)
+    assert (ranks.running, ranks.status()) == ([], 0)
+    assert ranks.line() == "rank 2 died (signal 9), 3 ranks finished"
+
+
+def test_the_first_end_that_nobody_survived_is_the_status() -> None:
+    ranks = Ranks(range(3), 0)
+    ranks.ended(1, -9)
+    ranks.ended(0, 5)
+    ranks.ended(2, 1)
+    assert ranks.status() == 137
+    assert ranks.line().endswith("rank 2 failed (exit status 1), no ranks finished")
+
+
+def test_an_end_after_the_last_rank_that_finished_is_not_survived() -> None:
+    ranks = Ranks(range(4), 0)
+    for rank, code in ((3, -9), (0, 0), (1, 7), (2, 6)):
+        ranks.ended(rank, code)
+    assert ranks.status() == 7
+
+
+def test_restarts_are_counted_for_each_rank() -> None:
+    ranks = Ranks(range(3), 2)
+    assert [ranks.ended(1, -9), ranks.ended(1, 1), ranks.ended(1, -9)] == [True, True, False]
+    assert ranks.ended(2, 1)
+    assert ranks.running == [0, 2]
+    assert (ranks.restarts(1), ranks.restarts(2)) == (2, 1)
+    ranks.ended(2, 0)
+    ranks.ended(0, 0)
+    assert ranks.status() == 0
+    said = "rank 1 died (signal 9), rank 2 failed (exit status 1) and was started again, 2 ranks finished"
+    assert ranks.line() == said
+
+
+def test_no_restart_when_one_has_finished_or_the_job_is_ended() -> None:
+    ranks = Ranks(range(2), 9)
+    ranks.ended(0, 0)
+    assert not ranks.ended(1, -9)
+    stopped = Ranks(range(2), 9)
+    stopped.stop()
+    assert not stopped.ended(1, -9)
+    assert Ranks(range(1), 9).ended(0, 1), "a job of one rank is started again"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_status_is_by_its_definition(seed: int) -> None:
+    rng = random.Random(seed)
+    ends = [(rank, rng.choice((0, 0, 1, 3, -9, -15))) for rank in rng.sample(range(6), 6)]
+    ranks = Ranks(range(6), 0)
+    for rank, code in ends:
+        ranks.ended(rank, code)
+    codes = [code for _, code in ends]
+    not_survived = [code for at, code in enumerate(codes) if code and 0 not in codes[at:]]
+    first = not_survived[0] if not_survived else 0
+    assert ranks.status() == (first if first >= 0 else 128 - first)
+
+
+# --- faults --------------------------------------------------------------------------------------
+
+
+def test_faults_strike_in_the_order_of_time() -> None:
+    strikes = Strikes(strikes_of(["kill:1@t=3s", "freeze:0@t=1s,for=4s"], 4), range(2))
+    assert strikes.wait_s(0.25) == 0.75
+    assert [each.act for each in strikes.due(1.0, [0, 1])] == ["freeze"]
+    assert [each.rank for each in strikes.due(3.5, [0, 1])] == [1]
+    strikes.ended(1)
+    assert [each.act for each in strikes.due(5.0, [0])] == ["thaw"]
+    assert (strikes.wait_s(9.0), strikes.rest()) == (None, [])
+
+
+def test_only_ranks_of_this_node_are_struck() -> None:
+    strikes = Strikes(strikes_of(["kill:1@t=1s", "kill:2@t=1s"], 4), range(2, 4))
+    assert [each.rank for each in strikes.due(2.0, [2, 3])] == [2]
+
+
+def test_faults_that_never_struck_are_known() -> None:
+    strikes = Strikes(strikes_of(["kill:0@t=1s", "kill:1@t=9s"], 2), range(2))
+    assert strikes.due(2.0, [1]) == []
+    assert strikes.rest() == ["kill:0@t=1s", "kill:1@t=9s"]
+
+
+def test_ranks_that_nothing_lets_go_are_known_when_no_other_runs() -> None:
+    strikes = Strikes(strikes_of(["freeze:0@t=1s", "freeze:1@t=1s,for=5s"], 3), range(3))
+    strikes.due(2.0, [0, 1, 2])
+    assert strikes.for_good([0, 2]) == strikes.for_good([0, 1]) == []
+    assert strikes.for_good([0]) == [0]
+    strikes.ended(0)  # it was killed and started again
+    assert strikes.for_good([0]) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("cut:1/0@t=1s", "no fault of a process"),
+        ("coordinator@t=1s", "no fault of a process"),
+        ("freeze:coordinator@t=1s", "no fault of a process"),
+        ("exit:1@t=1s", "no fault of a process"),
+        ("kill:1@step=3", "needs a time"),
+        ("kill:4@t=1s", "ranks are 0 to 3"),
+        ("kill 1", "is not a fault"),
+    ],
+)
+def test_faults_that_cannot_be(text: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        strikes_of([text], 4)
+
+
+# --- lines ---------------------------------------------------------------------------------------
+
+
+def test_lines_have_the_rank_before_them() -> None:
+    lines = Lines("> ")
+    assert lines.take(b"one\ntw") == b"> one\n"
+    assert lines.take(b"o\n\nthree") == b"> two\n> \n"
+    assert lines.end() == b"> three\n"
+    assert lines.end() == b""
+
+
+def test_progress_bars_keep_their_carriage_returns() -> None:
+    lines = Lines("> ")
+    assert lines.take(b"\r10%\r20%") == b"> \r> 10%\r"
+    assert lines.take(b"\r") == b"", "a line feed may follow"
+    assert lines.take(b"\ndone\r\n") == b"> 20%\r\n> done\r\n"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_lines_do_not_depend_on_how_they_come(seed: int) -> None:
+    rng = random.Random(seed)
+    text = b"".join(rng.choice((b"a", b"bc", b"\n", b"\r", b"\r\n")) for _ in range(200)) + b"end"
+    whole = Lines("> ")
+    wanted = whole.take(text) + whole.end()
+    pieces, found = Lines("> "), b""
+    while text:
+        n = rng.randint(1, 5)
+        found, text = found + pieces.take(text[:n]), text[n:]
+    assert found + pieces.end() == wanted
+
+
+def test_a_line_without_end_does_not_fill_the_memory() -> None:
+    lines = Lines("> ")
+    shown = b"".join(lines.take(b"x" * 1000) for _ in range(1000)) + lines.end()
+    assert shown.count(b"x") == 1_000_000
+    assert max(map(len, shown.split(b"\n"))) <= LONGEST_NBYTES + 2
+
+
+# --- nodes ---------------------------------------------------------------------------------------
+
+
+def test_nodes_of_another_job_are_refused() -> None:
+    card = Card("job", 2, 4, "a")
+    assert mismatch(1, card, Card("job", 2, 3, "b")) == ""
+    assert "--rdzv-id other" in mismatch(1, card, Card("other", 2, 4, "b"))
+    assert "--nnodes 3" in mismatch(1, card, Card("job", 3, 4, "b"))
+
+
+def test_a_node_whose_number_stands_still_is_gone() -> None:
+    beats = Beats()
+    assert beats.gone({1: 5, 2: 5}, 100.0) == []
+    assert not beats.moved
+    assert beats.gone({1: 5, 2: 6}, 100.0 + GONE_S - 1) == []
+    assert beats.moved
+    assert beats.gone({1: 5, 2: 6}, 100.0 + GONE_S) == [1]
+    assert beats.gone({1: 6, 2: 6}, 100.0 + GONE_S + 1) == []
