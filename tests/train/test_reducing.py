@@ -116,6 +116,30 @@ def test_one_rounding_keeps_what_roundings_between_would_lose() -> None:
     assert all(numbers_in(each).tolist() == [260.0] for each in found.values())  # 259, to the nearest
 
 
+def test_arrays_of_ml_dtypes_come_back_as_such() -> None:
+    narrow = np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
+
+    def train(session: Any) -> Any:
+        mine = np.array([256 if session.server == 0 else 1, -0.0]).astype(narrow)
+        listed = session.allreduce([mine, mine[:1]], "avg")
+        parts = session.scatter(
+            [mine + narrow.type(each) for each in range(N)] if session.server == 2 else None, 2
+        )
+        mine_too = mine.copy()
+        session.allreduce(mine_too, out=mine_too)
+        bits = session.broadcast(mine.view(np.uint16), 0).view(narrow)
+        return session.allreduce(mine), mine_too, listed[0], session.all_gather(mine)[3], parts, bits
+
+    for me, found in results(train).items():
+        assert all(each.dtype == narrow for each in found)
+        total, in_place, mean, gathered, part, bits = (each.astype(np.float64).tolist() for each in found)
+        assert total == in_place == [260.0, 0.0]
+        assert mean == [65.0, 0.0]  # 259 / 4 lies in the middle of 64.5 and 65, which is even
+        assert gathered == [1.0, 0.0]
+        assert part == [1.0 + me, float(me)]
+        assert bits == [256.0, 0.0]
+
+
 def test_the_mean_gradient_of_a_batch_may_be_bfloat16() -> None:
     def train(session: Any) -> Any:
         found = []
