@@ -143,6 +143,47 @@ def train_smoke(session: bml.Session) -> dict[str, Any]:
     return train(session, plain_model, 3, 1)
 
 
+class Digits(torch.utils.data.Dataset):  # type: ignore[misc]
+    """Samples one by one; `n_here` counts those that were loaded in the server's own process."""
+
+    def __init__(self) -> None:
+        self._x, self._y = samples()
+        self.n_here = 0
+
+    def __len__(self) -> int:
+        return N_SAMPLES
+
+    def __getitem__(self, number: int) -> tuple[Any, int]:
+        self.n_here += torch.utils.data.get_worker_info() is None
+        return self._x[number], int(self._y[number])
+
+
+def train_with_workers(session: bml.Session) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    model = plain_model()
+    optimizer, scheduler = optimizer_and_scheduler(model)
+    dataset = Digits()
+    run = bml.torch.attach(session, model, optimizer, scheduler, summed_loss, bucket_mib=BUCKET_MIB)
+    losses = {}
+    for epoch in session.steps(4):
+        for batch in run.batches(dataset, global_batch=GLOBAL_BATCH, epochs=1, seed=epoch, num_workers=1):
+            summed_loss(model, batch).backward()
+            optimizer.step()
+            scheduler.step()
+            losses[epoch, batch.batch_no] = evaluate(model)[0]
+    return {"losses": losses, "n_here": dataset.n_here}
+
+
+@pytest.mark.timeout(120)
+def test_workers_load_samples_also_where_a_server_dies() -> None:
+    result = launched(train_with_workers, "bcube:2x2", faults=["kill:1@step=20"])
+    assert sorted(result.values) == [0, 2, 3]
+    for value in result.values.values():
+        assert_same_curve(value)
+        # Its part of the lost share, and the batches that were loaded for four servers.
+        assert 0 < value["n_here"] < 0.25 * 4 * N_SAMPLES / 3, value["n_here"]
+
+
 FAULTS = [
     "kill:4@step=20",
     "freeze:7@step=45",
