@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import NamedTuple
 
 from bml.cluster.spec.job import JobSpec, default_nics
@@ -50,6 +51,12 @@ def job_of(settings: Settings, hosts: Sequence[Host], environ: Mapping[str, str]
     """Make the job of ranks on these hosts, one for each rank. Raises UsageError if there can be none."""
     size = len(hosts)
     one_host = len({host.identity for host in hosts}) == 1
+    local = [rank for rank, host in enumerate(hosts) if ip_address(host.address).is_loopback]
+    if local and not one_host and not environ.get("BML_NICS"):
+        raise UsageError(
+            f"rank {local[0]} knows only its address {hosts[local[0]].address}, which other machines cannot "
+            "reach: give its addresses in BML_NICS (or host=)"
+        )
     spec = JobSpec(
         fabric=fabric_of(settings, size, environ),
         detect_s=settings.detect_s,

@@ -1,0 +1,81 @@
+"""One rank of a group, for tests: `rank_program.py folder rank size options`, with options in JSON.
+
+It prints a line of JSON for each step: the sum, who contributed, and when. Rank r contributes r + 1.
+"""
+
+import json
+import multiprocessing
+import os
+import sys
+import time
+
+import numpy as np
+from file_store import FileStore
+
+from bml.cluster.formation.group import form
+from bml.cluster.formation.settings import Settings
+from bml.errors import BmlError
+from bml.train.session import Session
+
+
+def say(**what: object) -> None:
+    print(json.dumps(what | {"at": time.monotonic()}), flush=True)
+
+
+class BrokenStore(FileStore):
+    """A store that fails once the group is formed."""
+
+    broken = False
+
+    def check(self, keys: list[str]) -> bool:
+        if self.broken:
+            raise RuntimeError("the store is gone")
+        return super().check(keys)
+
+    def add(self, key: str, amount: int) -> int:
+        self.check([])
+        return super().add(key, amount)
+
+    def clone(self) -> "BrokenStore":
+        return self
+
+
+def main() -> None:
+    folder, rank, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    options = json.loads(sys.argv[4])
+    store = BrokenStore(folder)
+    began_s = time.monotonic()
+    try:
+        group = form(store, rank, size, Settings(**options.get("settings", {})))
+    except BmlError as error:
+        say(error=f"{type(error).__name__}: {error}", took_s=time.monotonic() - began_s)
+        sys.exit(3)
+    store.broken = options.get("store_breaks", False)
+    say(formed=group.incarnation, coordinator=group.coordinator_process, took_s=time.monotonic() - began_s)
+    if options.get("forks"):
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
+        child.start()
+        say(child=child.pid)
+    session = Session(group.server)
+    total = session.empty(1, "float64")
+    total[:] = 0
+    session.state(total=total)
+    for step in session.steps(options.get("steps", 300)):
+        if step == options.get("raises", {}).get(str(rank)):
+            raise ValueError("a mistake in the program of this rank")
+        found = session.allreduce(np.full(1000, rank + 1, "float32"), op="sum")
+        total += found[0]
+        contributors = list(session.contributors)
+        leads = group.coordinator_process if group.leads else 0
+        say(
+            leads=leads, step=step, sum=float(found[0]), same=bool((found == found[0]).all()), by=contributors
+        )
+        time.sleep(options.get("pause_s", 0.005))
+    say(total=float(total[0]))
+    if options.get("closes", True):
+        group.close()
+        say(closed=os.getpid(), error=str(group.server.error or ""))
+
+
+if __name__ == "__main__":
+    main()
