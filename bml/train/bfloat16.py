@@ -22,7 +22,7 @@ _QUIET_NAN = np.uint16(0x0040)
 
 def is_bfloat16(dtype: np.dtype[Any]) -> bool:
     """Whether a dtype is `BFLOAT16`, or the bfloat16 of ml_dtypes."""
-    return dtype == BFLOAT16 or (dtype.kind == "V" and dtype.name == "bfloat16")
+    return dtype.kind == "V" and (dtype == BFLOAT16 or dtype.name == "bfloat16")
 
 
 def to_float32(bits: Bits, out: npt.NDArray[np.float32] | None = None) -> npt.NDArray[np.float32]:

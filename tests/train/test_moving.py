@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import weakref
 from typing import Any
 
 import numpy as np
@@ -353,6 +355,39 @@ def test_calls_that_differ_are_named_with_both_texts(call: Any, message: str) ->
         assert isinstance(end, StepMismatch)
         text = str(end)
         assert re.search(message, text), text
+
+
+CALLS = [
+    lambda session, x: session.allreduce(x, "avg", out=x),
+    lambda session, x: session.reduce(x, 1),
+    lambda session, x: session.broadcast(x, 1),
+    lambda session, x: session.all_gather(x),
+    lambda session, x: session.gather(x, 1),
+    lambda session, x: session.all_gather_async(x).wait(),
+]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_contribution_is_let_go_with_its_call(call: Any) -> None:
+    """Its memory is used again for other steps: it is not to wait for a garbage collection."""
+
+    class Vector(np.ndarray[Any, Any]):
+        pass
+
+    def train(session: Any) -> bool:
+        x = np.zeros(3).view(Vector)
+        seen = weakref.ref(x)
+        call(session, x)
+        del x
+        session.barrier()  # the model keeps what was brought to a step until the next one
+        session.barrier()
+        return seen() is None
+
+    gc.disable()
+    try:
+        assert all(results(train).values())
+    finally:
+        gc.enable()
 
 
 def test_a_contribution_that_changes_is_found_in_tests(monkeypatch: pytest.MonkeyPatch) -> None:

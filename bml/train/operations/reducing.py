@@ -22,9 +22,10 @@ from bml.train.operations.outputs import Outputs
 from bml.train.pending import Finish, Work
 from bml.train.vectors import Arrays, divide, flatten, given_back, unflatten
 
-OPERATIONS = ("sum", "avg", "min", "max", "prod")
+_OPS = {"sum": "sum", "avg": "sum", "min": "min", "max": "max", "prod": "prod"}
+"""Operation -> how the vector of the step is reduced."""
 _OF_BOOL = {"sum": "max", "max": "max", "prod": "min", "min": "min"}
-"""Bool is carried as 0 and 1: a sum is "or", a product is "and"."""
+"""The same for bool, which is carried as 0 and 1: a sum is "or", a product is "and"."""
 
 
 def allreduce(
@@ -67,21 +68,60 @@ def reduce_scatter(collectives: Collectives, arrays: Any, op: str, out: Any) -> 
 class _Reduction:
     """One call, from the user's memory to the result, which has these `shapes` and this `dtype`."""
 
+    __slots__ = (
+        "_check_sum",
+        "_collectives",
+        "_described",
+        "_flat",
+        "_given",
+        "_is_mean",
+        "_many",
+        "_op",
+        "_shared",
+        "dtype",
+        "shapes",
+    )
+
     def __init__(self, collectives: Collectives, call: str, arrays: Arrays, op: str, shared: bool):
-        if op not in OPERATIONS:
-            raise UsageError(f"op is {op!r}: give one of {', '.join(OPERATIONS)}")
+        if op not in _OPS:
+            raise UsageError(f"op is {op!r}: give one of {', '.join(_OPS)}")
         self._collectives = collectives
         empty = collectives.communicator.empty
         self._flat, self.shapes, given = flatten(arrays, empty, widened=op not in ("min", "max"))
         self._many = isinstance(arrays, list | tuple)
         self._shared = shared
-        self._op = "sum" if op == "avg" else op
-        self.dtype = given
-        self.work: Work = self._step
-        if op == "avg" or self._flat.dtype is not given:
-            self._convert(op, given)
+        self._op = _OPS[op]
+        self._is_mean = op == "avg"
+        self.dtype = self._given = given
+        if given.kind == "b":
+            if op not in _OF_BOOL:
+                raise UsageError("bool has no mean: give numbers, or op sum (or), prod (and), max or min")
+            self._op = _OF_BOOL[op]
+        elif self._is_mean and given.kind in "iu":
+            self.dtype = np.dtype(np.float64)
         self._described = collectives.describe(f"{call} {op}", given, self.shapes)
         self._check_sum = zlib.crc32(self._flat.data) if collectives.debug else 0
+
+    def work(self) -> Committed:
+        """Synchronise the step, and make the result of its vector, in the thread that waits for the step."""
+        flat = self._flat
+        outcome = self._collectives.step(self._described, self._op, lambda view: flat, self._shared)
+        if not self._is_mean and flat.dtype is self._given:
+            return outcome
+        vector: Array = outcome.result
+        if self._is_mean:
+            vector = divide(vector, len(outcome.contributors), self._collectives.communicator.empty)
+        return replace(outcome, result=given_back(vector, self._given))
+
+    def finish(self, outcome: Committed) -> Any:
+        """The arrays of the result, in the training thread."""
+        collectives = self._collectives
+        if collectives.debug and zlib.crc32(self._flat.data) != self._check_sum:
+            raise UsageError(CHANGED.format(what="an array"))
+        collectives.contributors = outcome.contributors
+        if self._shared:
+            outcome.result.flags.writeable = False
+        return unflatten(outcome.result, self.shapes, self._many)
 
     def into(self, out: Any) -> Callable[[Committed], Any]:
         """A `finish` that writes the result into the user's arrays."""
@@ -94,37 +134,6 @@ class _Reduction:
             return out
 
         return finish
-
-    def finish(self, outcome: Committed) -> Any:
-        """The arrays of the result, in the training thread."""
-        collectives = self._collectives
-        if collectives.debug and zlib.crc32(self._flat.data) != self._check_sum:
-            raise UsageError(CHANGED.format(what="an array"))
-        collectives.contributors = outcome.contributors
-        if self._shared:
-            outcome.result.flags.writeable = False
-        return unflatten(outcome.result, self.shapes, self._many)
-
-    def _step(self) -> Committed:
-        return self._collectives.step(self._described, self._op, lambda view: self._flat, self._shared)
-
-    def _convert(self, op: str, given: np.dtype[Any]) -> None:
-        """Convert the vector of the step to the result, in the thread that waits for the step."""
-        if given.kind == "b":
-            if op == "avg":
-                raise UsageError("bool has no mean: give numbers, or op sum (or), prod (and), max or min")
-            self._op = _OF_BOOL[op]
-        if op == "avg" and given.kind in "iu":
-            self.dtype = np.dtype(np.float64)
-
-        def work() -> Committed:
-            outcome = self._step()
-            vector: Array = outcome.result
-            if op == "avg":
-                vector = divide(vector, len(outcome.contributors), self._collectives.communicator.empty)
-            return replace(outcome, result=given_back(vector, given))
-
-        self.work = work
 
 
 def _nothing(result: Any) -> None:
