@@ -135,6 +135,10 @@ class GradientBucket:
                     "before backward"
                 )
 
+    def norm(self) -> float:
+        """The norm of what is contributed."""
+        return float(torch.linalg.vector_norm(self._flat))
+
     def finish(self) -> None:
         """Wait for the step: the gradients of the parameters become the means over the global batch."""
         assert self._pending is not None

@@ -6,6 +6,7 @@ waits for those before it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -61,17 +62,16 @@ class Gradients:
     def close(self) -> None:
         """End the batch: later backward passes are none of ours."""
         self._batch = self._again = None
+        self.is_reduced = False
 
-    def reduce(self, optimizer: Any) -> None:
-        """Wait for all steps of the batch; the gradients are the means then. Does nothing a second time."""
+    def begin_all(self, optimizer: Any) -> None:
+        """Begin the steps that backward has not begun, once all gradients of the batch are there."""
         batch = self._batch
         if batch is None:
             raise UsageError(
                 "optimizer.step() outside of a loop over run.batches: its gradients would differ between "
                 "servers; step in the loop only"
             )
-        if self.is_reduced:
-            return
         if not self.is_last_part:
             raise UsageError(
                 f"the loop over the parts of {batch} (batch.micro) was left before its last part"
@@ -83,6 +83,13 @@ class Gradients:
         self._begin_ready(batch)
         for bucket in self._buckets:
             bucket.check()
+
+    def norm(self) -> float:
+        """The norm of the gradients that this server contributes."""
+        return math.hypot(*(bucket.norm() for bucket in self._buckets))
+
+    def finish(self) -> None:
+        """Wait for all steps of the batch: the gradients are the means from here on."""
         for bucket in self._buckets:
             bucket.finish()
         self._statistics.finish()

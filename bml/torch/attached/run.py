@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 
 from bml.topology.errors import UsageError
 from bml.torch.attached.ahead import Ahead
+from bml.torch.attached.bucket import Again
 from bml.torch.attached.gradients import Gradients
 from bml.torch.attached.layout import seed_of
 from bml.torch.attached.memory import trained
@@ -27,6 +29,8 @@ from bml.train.session import Session
 BUCKET_MIB = 8.0
 _STAND_INS = 2
 """How many samples a server computes that has none: batch normalisation needs two."""
+_COMPARED, _FACTOR = 8, 4.0
+"""From so many samples on the norms of a sum and of a mean differ by more than this factor."""
 _attached: WeakSet[Session] = WeakSet()
 
 
@@ -87,7 +91,9 @@ class Run:
         self._gradients = gradients
         self._recompute = recompute
         self._batch: Batch | None = None
-        self._has_warned = False
+        self._share: Share | None = None
+        self._again: Again | None = None
+        self._has_warned, self._has_compared = False, session.joins
         optimizer.register_step_pre_hook(self._before_step)
 
     def batches(
@@ -124,7 +130,7 @@ class Run:
                     )
                 self._state.check()
         finally:
-            self._batch = None
+            self._batch = self._share = self._again = None
             self._gradients.close()
             end()
             loop.close()  # type: ignore[attr-defined]
@@ -137,21 +143,26 @@ class Run:
         UsageError outside of the loop, for gradients that are missing or were changed, and the error that
         ends the job.
         """
-        self._gradients.reduce(self._optimizer)
+        if self._gradients.is_reduced:
+            return
+        self._gradients.begin_all(self._optimizer)
+        self._compare()
+        self._gradients.finish()
         self._warn_of_left_out()
 
     def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.reduce()
 
     def _begin(self, batch: Batch, seed: int, fetch: Fetch, fetch_ahead: Callable[[Batch], Any]) -> Share:
-        again = self._recompute.of_batch(seed, batch.whole.step, fetch) if self._recompute else None
+        self._again = self._recompute.of_batch(seed, batch.whole.step, fetch) if self._recompute else None
         samples = fetch_ahead(batch)
         self._batch = batch
-        self._gradients.open(batch, again)
+        self._gradients.open(batch, self._again)
         # Last, as a data set may draw random numbers.
         torch.default_generator.manual_seed(seed_of(seed, batch.whole.step, batch.indices))
         n_samples = len(_computed(batch.indices, batch.whole.indices))
-        return Share(batch, samples, n_samples, self._gradients)
+        self._share = Share(batch, samples, n_samples, self._gradients)
+        return self._share
 
     def _fetch(
         self, source: Source, plan: BatchPlan, n_workers: int
@@ -174,6 +185,22 @@ class Run:
 
         return fetch, ahead.close
 
+    def _compare(self) -> None:
+        """Compare the first gradient with that of `loss`, while it is sent: one may be a sum, one a mean."""
+        batch, share, again = self._batch, self._share, self._again
+        if self._has_compared or again is None or batch is None or share is None:
+            return
+        self._has_compared = True
+        if not share.is_whole or len(batch.indices) < _COMPARED:
+            return
+        found, wanted = self._gradients.norm(), math.hypot(*map(_norm, again(batch.indices)))
+        if found and wanted and not 1 / _FACTOR < found / wanted < _FACTOR:
+            raise UsageError(
+                f"the first gradient has the norm {found:.3g}, but that of `loss` over the same "
+                f"{len(batch.indices)} samples has {wanted:.3g}: both must be of the same loss, SUMMED over "
+                'the samples (reduction="sum")'
+            )
+
     def _warn_of_left_out(self) -> None:
         batch = self._batch
         if self._recompute is not None or self._has_warned or batch is None:
@@ -192,6 +219,10 @@ class Run:
 def _computed(own: Indices, whole: Indices) -> Indices:
     """The samples that a server computes: its own, or some of the batch that do not count, if it has none."""
     return own if len(own) else whole[:_STAND_INS]
+
+
+def _norm(gradient: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(gradient.float()))
 
 
 def _check(session: Any, model: Any, optimizer: Any, scheduler: Any, loss: Any) -> None:

@@ -22,11 +22,16 @@ class Share:
         """The numbers of its samples in the data set: int64, shape (n,); empty if it has none."""
         self.epoch_no, self.batch_no = batch.epoch_no, batch.batch_no
         """The epoch and the number in that epoch, from 0."""
+        self.is_whole = True
+        """Whether the samples were not cut into parts."""
         self._n_samples = n_samples
         self._gradients = gradients
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.samples)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.samples[key]
 
     def micro(self, n: int) -> Iterator[Any]:
         """Cut the samples into at most `n` parts, for a backward pass each: gradients are accumulated.
@@ -37,7 +42,7 @@ class Share:
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise UsageError(f"micro takes a whole number of parts, at least 1; it is {n!r}")
         parts = cuts(self._n_samples, n)
-        self._gradients.is_last_part = False
+        self._gradients.is_last_part = self.is_whole = False
         for number, (start, stop) in enumerate(parts, 1):
             samples = part(self.samples, start, stop, self._n_samples)
             self._gradients.is_last_part = number == len(parts)
