@@ -34,14 +34,13 @@ class Pending:
 
     def __init__(self, steps: Steps, work: Work, finish: Finish, whole: Sequence[Pending] | None = None):
         self._steps = steps
-        self._finish = finish
+        self._finish: Finish | None = finish
         self._whole = whole
         self.work: Work | None = work
         self.outcome: Any = None
         self.error: BaseException | None = None
         self.over = False
         self._result: Any = None
-        self._finished = False
         self._is_given = False
 
     @property
@@ -77,9 +76,9 @@ class Pending:
         """The result of a step that is over."""
         if self.error is not None:
             raise self.error
-        if not self._finished:
+        if self._finish is not None:
             self._result = self._finish(self.outcome)
-            self._finished, self.outcome = True, None
+            self._finish = self.outcome = None  # the contribution need not be kept any longer
         return self._result
 
 
@@ -209,7 +208,7 @@ class Steps:
 
     def _do(self, step: Pending) -> None:
         assert step.work is not None
-        work, step.work = step.work, None  # the contribution need not be kept any longer
+        work, step.work = step.work, None
         if self._failed is not None:
             step.error = self._failed
             return
