@@ -281,6 +281,31 @@ def test_arrays_of_the_user_take_the_result_after_the_commit() -> None:
     assert results(train, N, dies(2, "before")) == {0: True, 1: True, 3: True}
 
 
+def test_a_bucket_is_sent_as_it_lies() -> None:
+    def train(session: Any) -> Any:
+        me, bucket = session.server, session.bucket([2] * N, "int32")
+        brought = []
+        sync = session._communicator.sync
+
+        def spied(epoch: int, contribution: Any, *rest: Any) -> Any:
+            brought.append(np.shares_memory(contribution, bucket.vector))
+            return sync(epoch, contribution, *rest)
+
+        session._communicator.sync = spied
+        bucket.vector[:] = 10 * me + np.arange(N).repeat(2)
+        exchanged = session.all_to_all(bucket)
+        assert [each.tolist() for each in exchanged] == [[10 * server + me] * 2 for server in range(N)]
+        session.broadcast(bucket, 2, out=bucket)
+        assert bucket.vector.tolist() == [20, 20, 21, 21, 22, 22, 23, 23]
+        wide = session.bucket([1] * N, "float64")
+        wide.vector[:] = np.arange(N)
+        assert session.reduce_scatter(wide).tolist() == [4.0 * me]
+        return brought
+
+    for me, (_, broadcast, _) in results(train).items():
+        assert broadcast is (me == 2)
+
+
 WRONG = [
     (lambda s: s.broadcast(np.ones(2), 4), "root is 4: give the id of a server, 0 to 3"),
     (lambda s: s.reduce(np.ones(2), -1), "root is -1"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from bml.protocol.step.workspace import Array
 from bml.topology.errors import UsageError
 from bml.train.collectives import Collectives
+from bml.train.vectors import Bucket
 
 
 def checked_root(root: Any, collectives: Collectives) -> int:
@@ -24,8 +26,11 @@ def checked_root(root: Any, collectives: Collectives) -> int:
     return found
 
 
-def one_for_each(arrays: Any, collectives: Collectives, what: str) -> list[Array]:
-    """The arrays of a list, one for each server. Raises UsageError unless they have one shape and dtype."""
+def one_for_each(arrays: Any, collectives: Collectives, what: str) -> Sequence[Array]:
+    """The arrays of a list, one for each server, or the bucket that was given.
+
+    Raises UsageError unless they have one shape and dtype.
+    """
     n = collectives.n_servers
     if not isinstance(arrays, list | tuple):
         raise UsageError(f"{what} takes a list of {n} arrays, one for each server: it was given one thing")
@@ -36,4 +41,4 @@ def one_for_each(arrays: Any, collectives: Collectives, what: str) -> list[Array
     if len(kinds) > 1:
         texts = sorted(f"{dtype} {shape}" for shape, dtype in kinds)
         raise UsageError(f"{what} takes arrays of one shape and dtype, these are {' and '.join(texts)}")
-    return found
+    return arrays if isinstance(arrays, Bucket) else found

@@ -20,7 +20,8 @@ class CollectiveCalls:
     """Calls that all servers make alike, with the same root, operation, shapes and dtypes.
 
     Ranks are ids of servers. A list "for each server" has `Session.n_servers` entries, also for servers that
-    are lost. All raise what `Session.allreduce` raises; `NAME_async` begins a step as `allreduce_async` does.
+    are lost; it may be a bucket, which is not copied. All raise what `Session.allreduce` raises; `NAME_async`
+    begins a step as `allreduce_async` does.
     """
 
     def __init__(self, collectives: Collectives):

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from bml.protocol.step.workspace import Array
 from bml.topology.errors import UsageError
 from bml.train.bfloat16 import is_bfloat16
-from bml.train.vectors import Empty
+from bml.train.vectors import Bucket, Empty
 
 Shape = tuple[int, ...]
 _WORD = np.dtype(np.uint64)
@@ -30,10 +30,13 @@ class Raw(NamedTuple):
 
     @classmethod
     def of(cls, arrays: Any, empty: Empty) -> Raw:
-        """Those of one array, as it lies if it is contiguous, or of a list, which is copied.
+        """Those of one array or of a bucket, as it lies if it is contiguous, or of a list, which is copied.
 
         Raises UsageError for arrays that cannot be moved.
         """
+        if isinstance(arrays, Bucket):
+            dtypes = (arrays.vector.dtype,) * len(arrays)
+            return cls(_bytes(arrays.vector), tuple(part.shape for part in arrays), dtypes)
         if not isinstance(arrays, list | tuple):
             array = np.asarray(arrays)
             check_movable(array.dtype)
