@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
-import numpy as np
 import torch
 
 from bml.protocol.step.workspace import Array
@@ -24,34 +22,26 @@ Again = Callable[[Indices], list[torch.Tensor]]
 class GradientBucket:
     """The gradients of `members`, numbered `numbers` among all parameters; they have one dtype.
 
-    A gradient lies in the bucket as soon as backward has made it. Gradients of 16 bits are summed in float32,
-    so they are copied when the step begins.
+    They are copied into the bucket when all of them are there. Gradients of 16 bits are summed in float32.
     """
 
     def __init__(self, session: Session, members: Sequence[Named], numbers: Sequence[int]):
         self.members, self.numbers = members, numbers
-        first = members[0].parameter.dtype
-        self._dtype = reduced_dtype(first)
-        self._is_copied = self._dtype != first
-        shapes = [tuple(each.parameter.shape) for each in members]
-        self._arrays = session.bucket(shapes, str(self._dtype).removeprefix("torch."))
-        self._flat = torch.from_numpy(self._arrays.vector)
-        stops = np.cumsum([0, *(each.parameter.numel() for each in members)]).tolist()
-        self._views = [
-            self._flat[start:stop].view(shape)
-            for (start, stop), shape in zip(pairwise(stops), shapes, strict=True)
-        ]
+        self._parameters = [each.parameter for each in members]
+        self._dtype = reduced_dtype(self._parameters[0].dtype)
+        self._sizes = [each.numel() for each in self._parameters]
+        self._vector = session.empty(sum(self._sizes), str(self._dtype).removeprefix("torch."))
+        self._flat = torch.from_numpy(self._vector)
+        self._views = self._shaped(self._flat)
+        self._sent: list[torch.Tensor] = []
         self._pending: Pending | None = None
         self._to_come: set[int] = set()
-        self._is_filled = [False] * len(members)
-        self._sent: list[torch.Tensor] = []
 
     def clear(self) -> None:
         """Begin a batch: no parameter has a gradient."""
-        self._pending, self._sent = None, []
+        self._pending = None
         self._to_come = set(range(len(self.members)))
-        self._is_filled = [False] * len(self.members)
-        for _, parameter in self.members:
+        for parameter in self._parameters:
             parameter.grad = None
 
     @property
@@ -59,35 +49,21 @@ class GradientBucket:
         """Whether every gradient was made in the last backward pass of the batch."""
         return not self._to_come
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether the step of this bucket has begun."""
-        return self._pending is not None
+    def made(self, place: int, is_last: bool) -> bool:
+        """Note that backward has added to a gradient; returns whether that makes the bucket ready.
 
-    def take(self, place: int, is_last: bool) -> None:
-        """Take the gradient that backward has just added to a parameter.
-
-        Raises UsageError if it is sparse, or if the step has begun.
+        Raises UsageError if the step has begun.
         """
-        name, parameter = self.members[place]
-        grad = parameter.grad
         if self._pending is not None:
             raise UsageError(
-                f"backward made another gradient of {name!r} after the last one of this batch: add the "
-                "losses up and call backward() once, or take the share in parts (`for samples in "
-                "batch.micro(n)`)"
+                f"backward made another gradient of {self.members[place].name!r} after the last one of this "
+                "batch: add the losses up and call backward() once, or take the share in parts (`for samples "
+                "in batch.micro(n)`)"
             )
-        if grad.layout != torch.strided:
-            raise UsageError(
-                f"the gradient of {name!r} is {grad.layout}: only dense gradients can be reduced; give the "
-                "layer sparse=False"
-            )
-        if not self._is_copied and grad is not self._views[place]:
-            self._views[place].copy_(grad.detach())
-            parameter.grad = self._views[place]
-        self._is_filled[place] = True
-        if is_last:
-            self._to_come.discard(place)
+        if not is_last:
+            return False
+        self._to_come.discard(place)
+        return not self._to_come
 
     def complete(self, allow_unused: bool) -> None:
         """Make the bucket ready. Raises UsageError for a missing gradient, unless zeros may be sent."""
@@ -99,37 +75,34 @@ class GradientBucket:
                     "optimizer.step() (not in a closure); freeze it with requires_grad_(False) before attach "
                     "if it is not used, or give attach allow_unused=True to send zeros for it"
                 )
-            if not self._is_filled[place]:
-                self._views[place].zero_()
-                parameter.grad = (
-                    torch.zeros_like(parameter.detach()) if self._is_copied else self._views[place]
-                )
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter.detach())
         self._to_come.clear()
 
     def begin(self, batch: Batch, again: Again | None) -> None:
-        """Begin the step. A server without samples sends zeros."""
-        grads = [each.parameter.grad for each in self.members]
-        if not len(batch.indices):
+        """Begin the step. A server without samples sends zeros. Raises UsageError for sparse gradients."""
+        grads = [parameter.grad for parameter in self._parameters]
+        for (name, _), grad in zip(self.members, grads, strict=True):
+            if grad.layout != torch.strided:
+                raise UsageError(
+                    f"the gradient of {name!r} is {grad.layout}: only dense gradients can be reduced; give "
+                    "the layer sparse=False"
+                )
+        if len(batch.indices):
+            with torch.no_grad():
+                torch._foreach_copy_(self._views, grads)
+        else:
             self._flat.zero_()
-        elif self._is_copied:
-            for view, grad in zip(self._views, grads, strict=True):
-                view.copy_(grad.detach())
-        self._sent = [sent(grad) for grad in grads]
-        for (_, parameter), grad in zip(self.members, self._sent, strict=True):
-            parameter.grad = grad
-        self._pending = batch.allreduce_async(self._arrays, again and self._recompute(again))
-
-    def _recompute(self, again: Again) -> Callable[[Indices], list[Array]]:
-        def recompute(indices: Indices) -> list[Array]:
-            found = again(indices)
-            return [found[number].to(self._dtype).numpy() for number in self.numbers]
-
-        return recompute
+        if not self._sent or self._dtype != grads[0].dtype:
+            self._sent = [sent(each) for each in (self._views if self._dtype == grads[0].dtype else grads)]
+        for parameter, marker in zip(self._parameters, self._sent, strict=True):
+            parameter.grad = marker
+        self._pending = batch.allreduce_async(self._vector, again and self._recompute(again))
 
     def check(self) -> None:
         """Raise UsageError if a gradient was taken away after its step had begun."""
-        for (name, parameter), grad in zip(self.members, self._sent, strict=True):
-            if parameter.grad is not grad:
+        for (name, parameter), marker in zip(self.members, self._sent, strict=True):
+            if parameter.grad is not marker:
                 raise UsageError(
                     f"the gradient of {name!r} was replaced between backward and the step: call zero_grad() "
                     "before backward"
@@ -142,6 +115,20 @@ class GradientBucket:
     def finish(self) -> None:
         """Wait for the step: the gradients of the parameters become the means over the global batch."""
         assert self._pending is not None
-        means = self._pending.wait()
-        for (_, parameter), mean in zip(self.members, means, strict=True):
-            parameter.grad = torch.from_numpy(mean).to(parameter.dtype)
+        mean = torch.from_numpy(self._pending.wait()).to(self._parameters[0].dtype)
+        for parameter, part in zip(self._parameters, self._shaped(mean), strict=True):
+            parameter.grad = part
+
+    def _recompute(self, again: Again) -> Callable[[Indices], Array]:
+        def recompute(indices: Indices) -> Array:
+            found = again(indices)
+            parts = [found[number].to(self._dtype).reshape(-1) for number in self.numbers]
+            gathered: Array = torch.cat(parts).numpy()
+            return gathered
+
+        return recompute
+
+    def _shaped(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """The tensors of the parameters' shapes that lie in a flat one."""
+        parts = flat.split(self._sizes)
+        return [part.view(each.shape) for part, each in zip(parts, self._parameters, strict=True)]

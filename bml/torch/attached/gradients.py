@@ -100,8 +100,7 @@ class Gradients:
         batch = self._batch
         if batch is None:
             return
-        bucket.take(place, self.is_last_part)
-        if self.is_last_part and bucket.is_ready:
+        if bucket.made(place, self.is_last_part):
             self._begin_ready(batch)
 
     def _begin_ready(self, batch: Batch) -> None:
