@@ -197,6 +197,30 @@ def test_a_bucket_begins_inside_of_backward_in_the_same_order_everywhere() -> No
     assert set(map(tuple, orders.values())) == {(True, True, True, False) * len(PLAN)}
 
 
+def test_a_checkpoint_that_was_loaded_before_goes_on() -> None:
+    adam = OPTIMIZERS["AdamW"]
+
+    def half(session: Any, checkpoint: Any, epochs: int) -> Any:
+        model = mlp()
+        optimizer = adam(model)
+        if checkpoint is not None:
+            model.load_state_dict(checkpoint[0])
+            optimizer.load_state_dict(copy.deepcopy(checkpoint[1]))  # torch would share the tensors
+        run = bml.torch.attach(session, model, optimizer, None, cross_entropy)
+        for batch in run.batches(samples(), global_batch=24, epochs=epochs, seed=3):
+            cross_entropy(model, batch).backward()
+            optimizer.step()
+        return copy.deepcopy((model.state_dict(), optimizer.state_dict())), parameters_of(model)
+
+    checkpoint, _ = on_servers(lambda session: half(session, None, 2)).value
+    _, found = on_servers(lambda session: half(session, checkpoint, 2)).value
+    model = mlp()
+    optimizer = adam(model)
+    for _ in range(2):
+        oracle(model, optimizer, cross_entropy, BatchPlan(90, 24, 2, 3))
+    assert_close(found, parameters_of(model))
+
+
 class Tied(nn.Module):
     """A frozen layer, one that is used twice, and one that is not used."""
 

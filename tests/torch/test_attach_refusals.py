@@ -14,7 +14,7 @@ from jobs_in_threads import initialised, on_servers, samples  # noqa: E402
 from torch import nn  # noqa: E402
 
 import bml.torch  # noqa: E402
-from bml.topology.errors import UsageError  # noqa: E402
+from bml.errors import StepMismatch, UsageError  # noqa: E402
 
 
 def linear() -> Any:
@@ -144,6 +144,20 @@ def test_a_parameter_that_is_trained_later_is_refused() -> None:
         step(model, optimizer, run, batch)
 
     assert "was frozen or absent when it was attached" in one(thaw, frozen)
+
+
+def test_models_that_differ_are_refused_before_anything_is_summed() -> None:
+    def train(session: Any) -> None:
+        model = initialised(nn.Linear(6, 3 + session.server))
+        optimizer = sgd(model)
+        run = bml.torch.attach(session, model, optimizer, None, loss)
+        for batch in run.batches(samples(), global_batch=30, epochs=1):
+            step(model, optimizer, run, batch)
+
+    errors = on_servers(train, 2).errors
+    assert {type(error) for error in errors.values()} == {StepMismatch}
+    assert "params.weight <f4[3, 6]" in str(errors[0])
+    assert "params.weight <f4[4, 6]" in str(errors[0])
 
 
 def test_sparse_gradients_are_refused() -> None:
