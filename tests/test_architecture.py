@@ -70,6 +70,7 @@ PURE = (
     "bml.faults",
     "bml.bench.fit",
     "bml.bench.rows",
+    "bml.cluster.formation.letters",
     "bml.cluster.formation.standby",
     "bml.cluster.launcher.restarts",
     "bml.cluster.torchrun.layout",

@@ -5,18 +5,22 @@ from __future__ import annotations
 import os
 import sys
 import time
+from concurrent.futures import Future
 from functools import partial
 from multiprocessing import util
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from bml.cluster.formation.board import Board, Joined, Store
+from bml.cluster.formation.exchange import Exchange
 from bml.cluster.formation.host import this_host
+from bml.cluster.formation.letters import ANY
 from bml.cluster.formation.lookout import Lookout
 from bml.cluster.formation.settings import Settings, job_of, nics_of
 from bml.cluster.formation.standby import Standby
 from bml.cluster.server.server import Server
 from bml.cluster.spec.job import JobSpec
 from bml.errors import StartError, UsageError
+from bml.protocol.step.workspace import Array
 
 Outcome = Literal["done", "crashed"]
 
@@ -28,6 +32,13 @@ _ENDS_FIRST = 100
 """The priority of closing among what a process does at its end: before its children are waited for."""
 
 
+class Parts(NamedTuple):
+    """What a rank has beside its server."""
+
+    lookout: Lookout
+    exchange: Exchange
+
+
 class Group:
     """A group that was formed. `server` is this rank's: a Communicator for bml.train.Session.
 
@@ -35,12 +46,12 @@ class Group:
     the number of the joiner. The group is closed at the end of the process, if `close` was not called before.
     """
 
-    def __init__(self, server: Server, lookout: Lookout, size: int, incarnation: int):
+    def __init__(self, server: Server, parts: Parts, size: int, incarnation: int):
         self.server = server
         self.rank = server.server
         self.size = size
         self.incarnation = incarnation
-        self._lookout = lookout
+        self._lookout, self._exchange = parts
         self._process = os.getpid()
         self._closed = False
         # In a child of multiprocessing, too, where no handlers of atexit run.
@@ -55,6 +66,34 @@ class Group:
     def leads(self) -> bool:
         """Whether the group's coordinator is that of this rank, as far as this rank knows."""
         return self._lookout.leads
+
+    # --- messages between two ranks --------------------------------------------------------------
+
+    def send(self, array: Array, to: int, tag: int = 0) -> None:
+        """Send the bytes of a contiguous array to another rank; returns when all of them are there.
+
+        Raises ContributorLost if that rank is lost, UsageError for a rank or an array that cannot be, and the
+        error that ended the group.
+        """
+        self.begin_send(array, to, tag).result()
+
+    def recv(self, array: Array, source: int = ANY, tag: int = 0) -> int:
+        """Receive a message with this tag of a rank, or of any, into a contiguous array; returns the rank.
+
+        Messages of one rank with one tag come in the order in which they were sent. Raises UsageError if
+        the message has another length than the array, and the errors of `send`.
+        """
+        return self.begin_recv(array, source, tag).result()
+
+    def begin_send(self, array: Array, to: int, tag: int = 0) -> Future[int]:
+        """The same without waiting: the array must not change until the future is done."""
+        return self._exchange.send(array, to, tag)
+
+    def begin_recv(self, array: Array, source: int = ANY, tag: int = 0) -> Future[int]:
+        """The same without waiting: the array is not filled until the future is done."""
+        return self._exchange.receive(array, source, tag)
+
+    # --- the end ---------------------------------------------------------------------------------
 
     def close(self, outcome: Outcome = "done") -> None:
         """End this rank's part, and leave nothing behind. Idempotent; without effect in a forked process.
@@ -74,6 +113,7 @@ class Group:
             else:
                 self.server.depart("its program ended with an error")
         finally:
+            self._exchange.close()
             self._lookout.close(waits=outcome == "done")
 
     def _end_of_process(self) -> None:
@@ -102,16 +142,17 @@ def form(store: Store, rank: int, size: int, settings: Settings | None = None) -
     incarnation = board.next_incarnation() if joins else None
     standby = Standby(rank, size, spec.timeouts(), time.monotonic(), joins)
     lookout = Lookout(spec, standby, partial(_own_board, store, size) if settings.rejoin else _no_board)
+    parts = Parts(lookout, Exchange(rank, size))
     if not joins and rank < _SPARES:
         lookout.prepare()
     sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
     try:
-        server = _server(board, spec, rank, incarnation, settings, lookout)
+        server = _server(board, spec, rank, incarnation, settings, parts)
     except BaseException:
         lookout.close(waits=False)
         raise
     lookout.start(server)
-    group = Group(server, lookout, size, incarnation or 0)
+    group = Group(server, parts, size, incarnation or 0)
     if not joins:
         try:
             server.wait_for_view()
@@ -130,20 +171,22 @@ def _agreed(board: Board, rank: int, settings: Settings) -> JobSpec:
 
 
 def _server(
-    board: Board, spec: JobSpec, rank: int, incarnation: int | None, settings: Settings, lookout: Lookout
+    board: Board, spec: JobSpec, rank: int, incarnation: int | None, settings: Settings, parts: Parts
 ) -> Server:
     """Make this rank's server, exchange addresses, and start it."""
     hosts = board.hosts()
     here = None if len({host.identity for host in hosts}) == 1 else hosts[rank].address
     nics = nics_of(rank, spec.parsed_fabric().levels, here, os.environ)
-    server = Server(spec, rank, nics, here or "127.0.0.1", incarnation=incarnation, on_line=lookout.look)
+    host, on_line = here or "127.0.0.1", parts.lookout.look
+    server = Server(spec, rank, nics, host, incarnation=incarnation, on_line=on_line)
+    parts.exchange.open(server)
     if incarnation is None:
         board.put_contact(server.contact)
-        server.start(board.contacts())
-        return server
-    board.put_join(Joined(incarnation, server.contact))
-    contacts = board.contacts()
-    contacts.update({each.contact.server: each.contact for each in board.joined()})
+        contacts = board.contacts()
+    else:
+        board.put_join(Joined(incarnation, server.contact))
+        contacts = board.contacts()
+        contacts.update({each.contact.server: each.contact for each in board.joined()})
     server.start(contacts)
     return server
 

@@ -39,6 +39,8 @@ class CoordinatorLine:
         self._told = told
         self._lost = lost
         self._channel: control.Channel | None = None
+        self._on_peer: Callable[[control.Channel, Hello], None] | None = None
+        self._on_close: Callable[[], None] = lambda: None
         self._listener = control.ControlListener(
             host, identity=Identity.of(spec.token, spec.job, server, incarnation), poller=poller,
             on_connect=self._connected,
@@ -54,6 +56,12 @@ class CoordinatorLine:
         """Whether a coordinator is connected."""
         return self._channel is not None
 
+    def take_peers(
+        self, on_peer: Callable[[control.Channel, Hello], None], on_close: Callable[[], None]
+    ) -> None:
+        """From now on, give connections of other servers to `on_peer`; `on_close` is called in `close`."""
+        self._on_peer, self._on_close = on_peer, on_close
+
     def tell(self, message: msg.ToCoordinator) -> None:
         """Send a message; it is lost when no coordinator is there."""
         if self._channel is not None:
@@ -63,9 +71,13 @@ class CoordinatorLine:
         """Hang up, and take no call any more."""
         if self._channel is not None:
             self._channel.close()
+        self._on_close()
         self._listener.close()
 
     def _connected(self, channel: control.Channel, hello: Hello) -> None:
+        if hello.server != control.COORDINATOR and self._on_peer is not None:
+            self._on_peer(channel, hello)
+            return
         if hello.server != control.COORDINATOR:
             _LOG.warning("server %d: closed a control connection of server %d", self._server, hello.server)
             channel.close()

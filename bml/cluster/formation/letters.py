@@ -1,0 +1,174 @@
+"""Messages between two ranks: what is sent and waits, what has come, and who waits for it. Pure.
+
+A message travels in parts. The receiver confirms each part, so that few bytes wait in queues, and the sender
+knows when all have arrived. A rank sends its messages to another one at a time, in order. A message that
+nobody waits for lies in the memory of its receiver.
+
+    part      kind 0, tag, length of the message in bytes, bytes of the part
+    received  kind 1: a part has arrived
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from bml.errors import BmlError, ContributorLost
+from bml.topology.errors import UsageError
+
+ANY = -1
+"""As the source of a message: any rank."""
+_PART = struct.Struct(">BqQ")
+_RECEIVED = b"\x01"
+_PART_NBYTES = 1 << 20
+_WINDOW = 4
+"""How many parts may be on their way to a rank."""
+
+Done = Callable[[int | BmlError], None]
+"""Called once: with the rank of the other side, or with the error."""
+
+
+@dataclass
+class _Outgoing:
+    tag: int
+    data: memoryview
+    done: Done
+    n_sent: int = 0
+    n_unconfirmed: int = 0
+
+    @property
+    def n_parts(self) -> int:
+        return max(1, -(-self.data.nbytes // _PART_NBYTES))
+
+    def next_part(self) -> bytes:
+        start = self.n_sent * _PART_NBYTES
+        self.n_sent += 1
+        self.n_unconfirmed += 1
+        part = self.data[start : start + _PART_NBYTES]
+        return _PART.pack(0, self.tag, self.data.nbytes) + part
+
+
+@dataclass
+class _Wanted:
+    source: int
+    tag: int
+    into: memoryview
+    done: Done
+
+
+@dataclass(eq=False)
+class _Arriving:
+    source: int
+    tag: int
+    nbytes: int
+    data: bytearray = field(default_factory=bytearray)
+
+
+class Letters:
+    """The messages of one rank; `post(rank, message)` brings bytes on their way."""
+
+    def __init__(self, post: Callable[[int, bytes], None]):
+        self._post = post
+        self._outgoing: dict[int, deque[_Outgoing]] = {}
+        self._arriving: dict[int, _Arriving] = {}
+        self._here: list[_Arriving] = []
+        self._wanted: list[_Wanted] = []
+
+    @property
+    def partners(self) -> set[int]:
+        """The ranks that something here waits for; ANY is among them if it may be any."""
+        return {rank for rank, queue in self._outgoing.items() if queue} | {
+            each.source for each in self._wanted
+        }
+
+    def send(self, to: int, tag: int, data: memoryview, done: Done) -> None:
+        """Send bytes, which must not change before `done` is called: then they are at the receiver."""
+        queue = self._outgoing.setdefault(to, deque())
+        queue.append(_Outgoing(tag, data, done))
+        if len(queue) == 1:
+            self._send_parts(to)
+
+    def receive(self, source: int, tag: int, into: memoryview, done: Done) -> None:
+        """Receive the next message with this tag of a rank, or of ANY, into memory of just its length."""
+        self._wanted.append(_Wanted(source, tag, into, done))
+        self._match()
+
+    def came(self, source: int, message: bytes, answer: Callable[[bytes], None]) -> None:
+        """A message of another rank's letters has arrived; `answer` brings bytes back to it."""
+        if message == _RECEIVED:
+            self._confirmed(source)
+            return
+        _, tag, nbytes = _PART.unpack_from(message)
+        arriving = self._arriving.setdefault(source, _Arriving(source, tag, nbytes))
+        arriving.data += memoryview(message)[_PART.size :]
+        answer(_RECEIVED)
+        if len(arriving.data) >= arriving.nbytes:
+            del self._arriving[source]
+            self._here.append(arriving)
+            self._match()
+
+    def lost(self, rank: int, why: str, forever: bool) -> None:
+        """A rank's connection has ended, and what was on its way is lost; `forever`: the rank is gone.
+
+        What arrived before can still be received. Receivers wait on for a rank that is there.
+        """
+        was_arriving = self._arriving.pop(rank, None) is not None
+        error = ContributorLost(f"{'all others' if rank == ANY else f'rank {rank}'} cannot be reached: {why}")
+        for each in self._outgoing.pop(rank, ()):
+            each.done(error)
+        if forever or was_arriving:
+            gone = [each for each in self._wanted if each.source == rank]
+            self._wanted = [each for each in self._wanted if each.source != rank]
+            for wanted in gone:
+                wanted.done(error)
+
+    def fail(self, error: BmlError) -> None:
+        """Nothing can be sent or received any more."""
+        waiting = [each.done for queue in self._outgoing.values() for each in queue]
+        waiting += [each.done for each in self._wanted]
+        self._outgoing.clear()
+        self._wanted.clear()
+        for done in waiting:
+            done(error)
+
+    def _send_parts(self, to: int) -> None:
+        first = self._outgoing[to][0]
+        while first.n_sent < first.n_parts and first.n_unconfirmed < _WINDOW:
+            self._post(to, first.next_part())
+
+    def _confirmed(self, to: int) -> None:
+        queue = self._outgoing.get(to)
+        if not queue:
+            return  # it was given up
+        first = queue[0]
+        first.n_unconfirmed -= 1
+        if first.n_sent == first.n_parts and first.n_unconfirmed == 0:
+            queue.popleft()
+            first.done(to)
+        if queue:
+            self._send_parts(to)
+
+    def _match(self) -> None:
+        for here in list(self._here):
+            fitting = (
+                each for each in self._wanted if each.tag == here.tag and each.source in (here.source, ANY)
+            )
+            wanted = next(fitting, None)
+            if wanted is None:
+                continue
+            self._wanted.remove(wanted)
+            if wanted.into.nbytes == here.nbytes:
+                self._here.remove(here)
+                wanted.into[:] = here.data
+                wanted.done(here.source)
+            else:
+                wanted.done(_misfit(here, wanted))
+
+
+def _misfit(here: _Arriving, wanted: _Wanted) -> UsageError:
+    return UsageError(
+        f"rank {here.source} sent {here.nbytes} bytes with tag {here.tag}, and {wanted.into.nbytes} are to "
+        "be received: give an array of the same size and dtype"
+    )
