@@ -41,13 +41,18 @@ def of(server: int, kind: str) -> Any:
         return np.zeros((3, 0), np.int16)
     if kind == "number":
         return np.float16(-server)
+    if kind == "unaligned":
+        found = np.empty(33, np.uint8)[1:].view(np.float64)
+        found[:] = server
+        assert not found.flags.aligned
+        return found
     if kind == "swapped":
         return np.arange(5, dtype=">i4") * server
     return (np.arange(35) * 37 + server).astype(kind).reshape(5, 7)
 
 
 KINDS = ("nan", "text", "time", "bool", "bfloat16", "strided", "none", "number", "swapped", "int8", "uint64")
-KINDS += ("float32", "complex128", "int16")
+KINDS += ("float32", "complex128", "int16", "unaligned")
 
 
 def same(found: Any, expected: Any) -> bool:
@@ -354,7 +359,7 @@ DIFFER = [
     (lambda s: s.reduce(np.ones(2), s.server % 2), "reduce to 0, sum float64.*reduce to 1, sum float64"),
     (lambda s: s.reduce(np.ones(2), 0, ("min", "max")[s.server % 2]), "reduce to 0, max.*reduce to 0, min"),
     (lambda s: s.gather(np.ones(2), s.server % 2), "gather to 0 .*gather to 1 "),
-    (lambda s: s.scatter([np.ones(2)] * 4, s.server % 2), "scatter from 0 .*scatter from 1 "),
+    (lambda s: s.scatter([np.ones(2)] * 4, s.server % 2), "scatter from 0: .*scatter from 1: "),
     (
         lambda s: s.all_gather(np.ones(2 + s.server % 2)),
         r"all_gather float64 \(2,\).*all_gather float64 \(3,\)",
@@ -411,15 +416,17 @@ def test_a_contribution_is_let_go_with_its_call(call: Any) -> None:
         gc.enable()
 
 
-def test_a_contribution_that_changes_is_found_in_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["all_gather", "all_to_all", "broadcast", "reduce", "scatter"])
+def test_a_contribution_that_changes_is_found_in_tests(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BML_DEBUG", "1")
 
     def train(session: Any) -> None:
-        x = np.ones(3)
-        handle = session.all_gather_async(x)
-        x[:] = 2
+        bucket = session.bucket([3] * N)
+        bucket.vector[:] = 1
+        handle = getattr(session, f"{name}_async")(bucket if name in ("all_to_all", "scatter") else bucket[0])
+        bucket.vector[:] = 2
         handle.wait()
 
-    assert all(
-        "an array was changed before its step was committed" in str(end) for end in job(train).values()
-    )
+    ends = job(train)
+    brought = [0] if name == "scatter" else range(N)
+    assert all("an array was changed before its step was committed" in str(ends[each]) for each in brought)

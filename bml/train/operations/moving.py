@@ -112,8 +112,8 @@ def scatter(collectives: Collectives, arrays: Any, root: int, out: Any) -> tuple
     is_root = server == root
     raw = Raw.of(one_for_each(arrays, collectives, "scatter"), empty) if is_root else None
     head = zeros(8 * PARCEL_WORDS, empty) if raw is None else pack(raw.shapes[0], raw.dtypes[0])
-    call = f"scatter from {root}"
-    described = collectives.describe(call, head.dtype, (head.shape,))
+    described = collectives.describe(f"scatter from {root}: shape and dtype as", head.dtype, (head.shape,))
+    check = _no_check if raw is None else _check_of(collectives, raw)
 
     def step(called: Called, contribution: Array) -> Committed | _Lost:
         outcome = collectives.step(called, "sum", lambda view: contribution, True)
@@ -134,6 +134,7 @@ def scatter(collectives: Collectives, arrays: Any, root: int, out: Any) -> tuple
         return replace(done, result=mine)
 
     def finish(done: Committed | _Lost) -> Any:
+        check()
         if isinstance(done, _Lost):
             collectives.contributors = done.outcome.contributors
             return ContributorLost(f"server {root}, the root of a scatter, was lost before it could send")
@@ -164,12 +165,28 @@ def _pair(
     if any(each != dtype for each in raw.dtypes):
         call, dtype = f"{call} of {', '.join(map(name_of, raw.dtypes))} as", np.dtype(np.uint8)
     described = collectives.describe(call, dtype, raw.shapes)
-    check_sum = zlib.crc32(raw.data.data) if collectives.debug else 0
+    check = _check_of(collectives, raw)
 
     def finish(outcome: Committed) -> Any:
-        if collectives.debug and zlib.crc32(raw.data.data) != check_sum:
-            raise UsageError(CHANGED.format(what="an array"))
+        check()
         collectives.contributors = outcome.contributors
         return give(outcome)
 
     return lambda: collectives.step(described, "sum", prepare, shared), finish
+
+
+def _check_of(collectives: Collectives, raw: Raw) -> Callable[[], None]:
+    """A function that raises UsageError if the arrays have changed since now, in tests (BML_DEBUG)."""
+    if not collectives.debug:
+        return _no_check
+    check_sum = zlib.crc32(raw.data.data)
+
+    def check() -> None:
+        if zlib.crc32(raw.data.data) != check_sum:
+            raise UsageError(CHANGED.format(what="an array"))
+
+    return check
+
+
+def _no_check() -> None:
+    """Nothing is checked."""
