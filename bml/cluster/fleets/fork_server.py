@@ -12,6 +12,7 @@ the launcher, and nothing of the job. It ends when the launcher is gone.
 from __future__ import annotations
 
 import gc
+import json
 import os
 import select
 import signal
@@ -22,8 +23,10 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from bml.cluster.fleets.preloading import preload
 from bml.cluster.process.exiting import end_children, end_process
 from bml.cluster.process.output import outlive_readers
 from bml.errors import StartError
@@ -36,7 +39,8 @@ ENDING_S = 2.0
 _ANSWERS_S = 2.0
 #: How long its last messages may take to arrive after it was stopped, in seconds.
 _STOPS_S = 0.1
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+_OPENMP, _MKL = "OMP_NUM_THREADS", "MKL_NUM_THREADS"
+ONE_THREAD = dict.fromkeys((_OPENMP, "OPENBLAS_NUM_THREADS", _MKL), "1")
 """Environment of a process that shares its machine with many: one BLAS thread."""
 LONG_COPIES = {"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x400000"}
 """Environment of a process whose copies of 4 MiB and more bypass the cache. The default of glibc is the size
@@ -54,6 +58,16 @@ fork_server.main()
 """
 
 
+def threads_of(n_cores: int, n_servers: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the numbers of threads of each of the servers of a machine, as variables.
+
+    They share the cores for OpenMP and MKL, which PyTorch uses; numpy has one thread. A variable that is set
+    in `environment` is left as it is, and MKL follows OpenMP.
+    """
+    openmp = environment.get(_OPENMP) or str(max(1, n_cores // max(1, n_servers)))
+    return {**ONE_THREAD, _MKL: openmp, **environment, _OPENMP: openmp}
+
+
 def what_we_import() -> dict[str, str]:
     """Environment of a process that can import all modules of this one, also the user's own."""
     return {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
@@ -66,14 +80,19 @@ class ForkServer:
     their descriptors.
     """
 
-    def __init__(self, prints: bool):
+    def __init__(self, prints: bool, modules: Sequence[str] = (), n_servers: int | None = None):
+        """`modules` are imported before anything is forked.
+
+        Each of `n_servers` servers has its share of the cores; None: each process has one thread.
+        """
         ours, theirs = socket.socketpair()
-        # Many servers share the cores of this machine: one BLAS thread each, unless the user sets it.
-        environment = {**ONE_THREAD, **LONG_COPIES, **os.environ, **what_we_import()}
+        n_cores = len(os.sched_getaffinity(0))
+        threads = threads_of(n_cores, n_servers or n_cores, os.environ)
+        environment = {**LONG_COPIES, **threads, **what_we_import()}
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _LAUNCHERS)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _ENTRY, str(theirs.fileno())],
+                [sys.executable, "-c", _ENTRY, str(theirs.fileno()), json.dumps(list(modules))],
                 pass_fds=[theirs.fileno()],
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -198,7 +217,11 @@ class ForkServer:
 
 
 def main() -> None:
-    """Fork processes for the launcher at the other end of the socket given as the first argument."""
+    """Fork processes for the launcher at the other end of the socket given as the first argument.
+
+    The second argument has the modules that are imported before that, see `preload`.
+    """
+    preload(sys.argv[2])
     sock = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGCHLD, lambda *_: None)  # so that the end of a child wakes it
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from bml.cluster.fleets.fleet import (
     reachable,
 )
 from bml.cluster.fleets.fork_server import ENDING_S, ForkServer
+from bml.cluster.fleets.preloading import worth_preloading
 from bml.cluster.process.mail import Inbox, Outbox
 from bml.cluster.spec.job import Contact, JobSpec, Place, Request, default_nics
 from bml.errors import StartError, UsageError
@@ -114,7 +116,8 @@ class ProcessFleet:
     def start(self, train: bytes) -> None:
         """See Fleet."""
         self._train = train
-        self._fork_server = ForkServer(self._prints)
+        modules = worth_preloading(list(sys.modules))
+        self._fork_server = ForkServer(self._prints, modules, len(self._spec.servers))
         for server in self._spec.servers:
             self._servers[server] = self._spawn()
         for server, child in self._servers.items():

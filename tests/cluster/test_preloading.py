@@ -1,0 +1,116 @@
+"""The fork server imports the slow modules of a training function once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bml
+from bml.cluster.fleets.fork_server import threads_of
+from bml.cluster.fleets.preloading import worth_preloading
+
+
+def test_slow_modules_are_preloaded_in_their_order() -> None:
+    loaded = [
+        "os",
+        "torch",
+        "numpy",
+        "torch._C",
+        "torch.nn",
+        "torch.nn.modules.conv.deep",
+        "sklearn.datasets",
+    ]
+    loaded += ["torchvisionary", "scipy", "ray", "bml", "bml.torch", "bml.train", "torch._dynamo"]
+    assert worth_preloading(loaded) == [
+        "torch",
+        "torch._C",
+        "torch.nn",
+        "sklearn.datasets",
+        "bml.torch",
+        "torch._dynamo",
+    ]
+
+
+def test_optimizers_of_torch_are_preloaded_and_nothing_where_torch_is_not_used() -> None:
+    assert worth_preloading(["torch", "torch.optim"]) == ["torch", "torch.optim", "torch._dynamo"]
+    assert worth_preloading(["numpy", "scipy.sparse", "bml.schedule", "ray._private"]) == []
+
+
+@pytest.mark.parametrize(
+    ("n_cores", "n_servers", "environment", "openmp", "mkl"),
+    [
+        (2, 9, {}, "1", "1"),
+        (16, 4, {}, "4", "4"),
+        (16, 5, {}, "3", "3"),
+        (16, 4, {"OMP_NUM_THREADS": "2"}, "2", "2"),
+        (16, 4, {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "7"}, "2", "7"),
+        (16, 4, {"OMP_NUM_THREADS": ""}, "4", "4"),
+    ],
+)
+def test_servers_share_the_cores(
+    n_cores: int, n_servers: int, environment: dict[str, str], openmp: str, mkl: str
+) -> None:
+    found = threads_of(n_cores, n_servers, {**environment, "HOME": "/"})
+    assert found == {
+        "OMP_NUM_THREADS": openmp,
+        "MKL_NUM_THREADS": mkl,
+        "OPENBLAS_NUM_THREADS": "1",
+        "HOME": "/",
+    }
+
+
+PRELOADS = """
+import json, os, sys
+from bml.cluster.fleets.preloading import preload
+preload(sys.argv[1])
+there = [name for name in ("ends", "fine") if name in sys.modules]
+print(json.dumps([os.getpid(), len(os.listdir("/proc/self/task")), there]))
+"""
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_nothing_is_preloaded_if_that_starts_a_thread(tmp_path: Path, threads: bool) -> None:
+    (tmp_path / "fine.py").write_text("")
+    (tmp_path / "ends.py").write_text("import sys; sys.exit('one that ends the process')")
+    starts = "import threading, time; threading.Thread(target=time.sleep, args=(100,), daemon=True).start()"
+    (tmp_path / "starts.py").write_text(starts)
+    modules = ["none.such", "ends", "fine", *(["starts"] if threads else [])]
+    path = ":".join(filter(None, [str(tmp_path), *sys.path]))
+    process = subprocess.Popen(
+        [sys.executable, "-c", PRELOADS, json.dumps(modules)],
+        env={"PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert json.loads(out) == [process.pid, 1, [] if threads else ["fine"]]
+
+
+def uses_torch(session: bml.Session) -> dict[str, Any]:
+    """Says what was there before it imported anything, and computes in OpenMP and in autograd."""
+    there = "torch._dynamo" in sys.modules
+    import torch
+
+    x = torch.full((600, 600), 2.0, requires_grad=True)
+    (x @ x).sum().backward()  # type: ignore[no-untyped-call]
+    assert x.grad is not None
+    gradient = session.allreduce(x.grad.numpy()[:10].ravel())
+    return {"there": there, "threads": torch.get_num_threads(), "sum": float(gradient[0]), "argv": sys.argv}
+
+
+@pytest.mark.real
+@pytest.mark.smoke
+def test_servers_have_torch_from_the_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    result = bml.launch(uses_torch, "bcube:2x2", launcher="processes")
+    assert [each["there"] for each in result.values.values()] == [True] * 4
+    assert [each["threads"] for each in result.values.values()] == [2] * 4
+    assert [each["sum"] for each in result.values.values()] == [4 * 2 * 2 * 600.0] * 4
+    assert [each["argv"] for each in result.values.values()] == [sys.argv] * 4
