@@ -12,6 +12,7 @@ import time
 import numpy as np
 from file_store import FileStore
 
+from bml.cluster.formation.board import Store
 from bml.cluster.formation.group import form
 from bml.cluster.formation.settings import Settings
 from bml.errors import BmlError
@@ -40,17 +41,28 @@ class BrokenStore(FileStore):
         return self
 
 
+def torch_store(port: int, rank: int, size: int) -> Store:
+    """The store of PyTorch that rank 0 holds, as in `init_process_group` without a launcher."""
+    from datetime import timedelta
+
+    from torch.distributed import PrefixStore, TCPStore
+
+    limit = timedelta(seconds=30)
+    store = TCPStore("127.0.0.1", port, size, is_master=rank == 0, timeout=limit, wait_for_workers=False)
+    return PrefixStore("default_pg", store)
+
+
 def main() -> None:
     folder, rank, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     options = json.loads(sys.argv[4])
-    store = BrokenStore(folder)
+    store = BrokenStore(folder) if "port" not in options else torch_store(options["port"], rank, size)
     began_s = time.monotonic()
     try:
         group = form(store, rank, size, Settings(**options.get("settings", {})))
     except BmlError as error:
         say(error=f"{type(error).__name__}: {error}", took_s=time.monotonic() - began_s)
         sys.exit(3)
-    store.broken = options.get("store_breaks", False)
+    BrokenStore.broken = options.get("store_breaks", False)
     say(formed=group.incarnation, coordinator=group.coordinator_process, took_s=time.monotonic() - began_s)
     if options.get("forks"):
         child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
@@ -61,6 +73,8 @@ def main() -> None:
     total[:] = 0
     session.state(total=total)
     for step in session.steps(options.get("steps", 300)):
+        if step == options.get("ends", {}).get(str(rank)):
+            break
         if step == options.get("raises", {}).get(str(rank)):
             raise ValueError("a mistake in the program of this rank")
         found = session.allreduce(np.full(1000, rank + 1, "float32"), op="sum")

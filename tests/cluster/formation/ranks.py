@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 _PROGRAM = Path(__file__).with_name("rank_program.py")
-_MARK = "BML_TEST_RANKS"
+_MARK = "RANKS_OF_A_TEST"
 DEADLINE_S = 40.0
 
 

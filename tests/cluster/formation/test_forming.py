@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -43,13 +44,15 @@ def test_without_a_fault_all_contribute_to_every_step(tmp_path: Path) -> None:
         ranks.check_nothing_left()
 
 
-@pytest.mark.parametrize("victim", ["rank 3", "rank 1", "coordinator", "both lowest ranks"])
+@pytest.mark.parametrize("victim", ["rank 3", "rank 1", "coordinator", "both lowest ranks", "all but 2"])
 def test_survivors_go_on(tmp_path: Path, victim: str) -> None:
     with Ranks(tmp_path, 4, steps=300) as ranks:
         ranks.start()
         ranks.wait_for("step", n=20)
         killed_s = time.monotonic()
-        dead = {"rank 3": [3], "rank 1": [1], "coordinator": [], "both lowest ranks": [0, 1]}[victim]
+        dead = {"rank 3": [3], "rank 1": [1], "both lowest ranks": [0, 1], "all but 2": [0, 1, 3]}.get(
+            victim, []
+        )
         if victim == "coordinator":
             os.kill(ranks.coordinator(0), signal.SIGKILL)
         for rank in dead:
@@ -171,4 +174,78 @@ def test_a_forked_child_holds_nothing_of_its_rank(tmp_path: Path) -> None:
             assert ranks.longest_gap_s(rank, killed_s) < 0.6  # before its silence would be noticed
         os.kill(ranks.get(0, "child")[0], signal.SIGKILL)
         ranks.check_sums()
+        ranks.check_nothing_left()
+
+
+def test_the_store_of_pytorch_may_die_with_rank_0(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with Ranks(tmp_path, 4, steps=300, port=port, pause_s=0.05) as ranks:
+        ranks.start()
+        ranks.wait_for("step", n=20)
+        ranks.processes[2].kill()
+        ranks.end(2)
+        ranks.start(2)
+        ranks.wait_until(lambda: ranks.get(2, "formed") == [0, 1] and ranks.said[2][-1].get("step", 0) > 30)
+        killed_s = time.monotonic()
+        ranks.processes[0].kill()
+        for rank in (1, 2, 3):
+            code, errors = ranks.end(rank)
+            print(rank, errors)
+            assert code == 0
+            assert ranks.longest_gap_s(rank, killed_s) < _RECOVERS_S
+        assert ranks.get(1, "by")[-1] == [1, 2, 3]
+        ranks.check_sums()
+        ranks.check_nothing_left()
+
+
+def test_with_fewer_ranks_than_the_least_number_all_end(tmp_path: Path) -> None:
+    with Ranks(tmp_path, 4, settings={"min_servers": 3}) as ranks:
+        ranks.start()
+        ranks.wait_for("step", n=20)
+        for rank in (0, 3):
+            ranks.processes[rank].kill()
+        for rank in (1, 2):
+            code, errors = ranks.end(rank)
+            assert code == 1
+            assert "TooFewServers" in errors
+            assert "min_servers is 3" in errors
+        ranks.check_sums()
+        ranks.check_nothing_left()
+
+
+def test_frozen_ranks_do_not_go_on_beside_the_others(tmp_path: Path) -> None:
+    """Rank 0 and its coordinator are frozen; when they wake, they are out."""
+    with Ranks(tmp_path, 4, steps=600, pause_s=0.01) as ranks:
+        ranks.start()
+        ranks.wait_for("step", n=20)
+        frozen_s = time.monotonic()
+        processes = [ranks.processes[0].pid, ranks.coordinator(0)]
+        for process in processes:
+            os.kill(process, signal.SIGSTOP)
+        ranks.wait_until(lambda: ranks.said[1][-1].get("by") == [1, 2, 3])
+        print(f"longest gap beside frozen processes: {ranks.longest_gap_s(1, frozen_s):.3f} s")
+        for process in processes:
+            os.kill(process, signal.SIGCONT)
+        code, errors = ranks.end(0)
+        assert code == 1
+        assert "Evicted" in errors
+        for rank in (1, 2, 3):
+            assert ranks.end(rank)[0] == 0
+        assert ranks.get(1, "by")[-1] == [1, 2, 3]
+        ranks.check_sums()
+        ranks.check_nothing_left()
+
+
+def test_a_rank_that_ends_early_is_named_to_the_others(tmp_path: Path) -> None:
+    with Ranks(tmp_path, 3, steps=100, ends={"2": 50}) as ranks:
+        ranks.start()
+        for rank in (0, 1):
+            code, errors = ranks.end(rank)
+            assert code == 1
+            assert "StepMismatch" in errors
+            assert "server 2 returned after step" in errors
+        assert ranks.end(2) == (0, "")
         ranks.check_nothing_left()
