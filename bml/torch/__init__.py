@@ -20,16 +20,19 @@ if TYPE_CHECKING:
     from bml.torch.attached.share import Share
     from bml.torch.group_info import contributors, is_writer
     from bml.torch.process_group import ProcessGroup
+    from bml.torch.resumable import Resumable, resumable
 
-__all__ = ["ProcessGroup", "Run", "Share", "attach", "contributors", "is_writer"]
+__all__ = ["ProcessGroup", "Resumable", "Run", "Share", "attach", "contributors", "is_writer", "resumable"]
 
 _HOMES = {
     "ProcessGroup": "bml.torch.process_group",
+    "Resumable": "bml.torch.resumable",
     "Run": "bml.torch.attached.run",
     "Share": "bml.torch.attached.share",
     "attach": "bml.torch.attached.run",
     "contributors": "bml.torch.group_info",
     "is_writer": "bml.torch.group_info",
+    "resumable": "bml.torch.resumable",
 }
 """Where public names are defined."""
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from bml.protocol.server.transfer import SegmentedBytes
 from bml.topology.errors import UsageError
 from bml.torch import movements
 from bml.torch.reductions import reduction
@@ -24,6 +25,10 @@ from bml.torch.work import GroupWork, WorkThread
 from bml.train.communicator import Communicator
 
 _log = logging.getLogger("bml.torch")
+
+Value = TypeVar("Value")
+
+_REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 """As torch.distributed's own for gloo."""
@@ -248,6 +253,44 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
 
         return self._begin("barrier", [], job, opts, timeout)
 
+    # --- a rank that was started again -------------------------------------------------------------
+
+    @property
+    def joins(self) -> bool:
+        """Whether this rank was started again, while the others went on."""
+        return self._steps.communicator.joins
+
+    def joined(self) -> memoryview | None:
+        """Wait for the others' training state, if this rank joins and needs one now; else None.
+
+        Raises the error that ended the group.
+        """
+        return self._between(lambda: self._steps.communicator.joined())
+
+    def is_among(self, contributors: tuple[int, ...]) -> None:
+        """The state was taken: from now on this rank takes part in the others' steps."""
+        self._steps.contributors, self._steps.is_alone = contributors, False
+
+    def boundary(self, state: Callable[[], SegmentedBytes]) -> None:
+        """Pass the boundary between two iterations: ranks that join are sent `state()`."""
+
+        def between() -> None:
+            self._steps.communicator.boundary(state)
+            self._steps.communicator.begin_iteration()
+
+        self._between(between)
+
+    def _between(self, function: Callable[[], Value]) -> Value:
+        """Call a function in the thread of the group, after all that was begun, and return its result."""
+        found = list[Value]()
+
+        def carry_out() -> int:
+            found.append(function())
+            return -1
+
+        self._thread.begin(carry_out, GroupWork("a boundary", [], self._limit_s)).wait()
+        return found[0]
+
     # --- the end ---------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
@@ -274,6 +317,11 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> GroupWork:
+        if self._steps.is_alone and call in _REDUCTIONS:
+            raise UsageError(
+                f"rank {self.rank()} was started again and joins: it takes part in {call} only in the "
+                "loops of bml.torch.resumable, which every rank must use"
+            )
         limit = timeout if isinstance(timeout, timedelta) else getattr(opts, "timeout", None)
         limit_s = limit.total_seconds() if limit is not None and limit > timedelta(0) else self._limit_s
 

@@ -27,18 +27,23 @@ class GroupSteps:
         self.n_ranks = n_ranks
         self.contributors = communicator.servers
         """The ranks whose parts are in the last result; at first all ranks."""
-        self._communicator = communicator
+        self.is_alone = communicator.joins
+        """Whether this rank joins and is not among the others yet: results are its own values then."""
+        self.communicator = communicator
 
     def empty(self, size: int, dtype: npt.DTypeLike) -> Vector:
         """An uninitialised array of shape (size,) that is sent without a copy."""
-        return self._communicator.empty(size, dtype)
+        return self.communicator.empty(size, dtype)
 
     def step(self, text: str, op: str, prepare: Prepare, shared: bool = True) -> Committed:
         """Reduce one vector of every rank; `text` describes the call, alike on all ranks.
 
         With `shared` the result may be read-only. Raises the error that ends the job.
         """
-        communicator = self._communicator
+        communicator = self.communicator
+        if self.is_alone:
+            own = (self.rank,)
+            return Committed(0, 0, own, prepare(own))
         signature = zlib.crc32(text.encode())
         while True:
             view = communicator.view

@@ -13,29 +13,43 @@ _LIMIT_S = 30
 
 
 def run_ranks(
-    n: int, function: Callable[[ProcessGroup], Any], kills: dict[int, tuple[int, str]] | None = None
+    n: int,
+    function: Callable[[ProcessGroup], Any],
+    kills: dict[int, tuple[int, str]] | None = None,
+    joins: list[tuple[int, int]] | None = None,
 ) -> list[Any]:
     """What `function(group)` returned, or raised, by rank; "dead" for ranks that were killed.
 
-    `kills`: by rank, in which step and when (see Faults).
+    `kills`: by rank, in which step and when (see Faults). `joins`: after which step a rank that was killed is
+    started again; its last end counts.
     """
-    model = Group(range(n), Faults(kills=kills or {}), lambda server: None)
+    threads: list[threading.Thread] = []
+
+    def start(number: int, joins: bool) -> None:
+        threads.append(threading.Thread(target=rank, args=[number, joins], daemon=True))
+        threads[-1].start()
+
+    model = Group(
+        range(n), Faults(kills=kills or {}, joins=joins or []), lambda server: start(server, joins=True)
+    )
     found: list[Any] = [None] * n
 
-    def rank(number: int) -> None:
-        group = ProcessGroup(ModelCommunicator(model, number), number, n)
+    def rank(number: int, joins: bool) -> None:
+        group = ProcessGroup(ModelCommunicator(model, number, joins), number, n)
         try:
             found[number] = function(group)
         except Dead:
-            found[number] = "dead"
+            found[number] = found[number] or "dead"
+            group.shutdown()
+            return
         except Exception as error:
             found[number] = error
         group.shutdown()
+        model.end(number, None)
 
-    threads = [threading.Thread(target=rank, args=[number], daemon=True) for number in range(n)]
-    for each in threads:
-        each.start()
-    for each in threads:
+    for number in range(n):
+        start(number, joins=False)
+    for each in threads:  # joiners come at its end
         each.join(_LIMIT_S)
         assert not each.is_alive(), "a rank hangs"
     return found

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from bml.topology.errors import UsageError
 from bml.torch.attached.memory import array_of
 from bml.torch.attached.plain import packed, unpacked
-from bml.train.session import Session
+from bml.train.state import Load, Save
 
 KEY = "bml.torch"
 """The name of all values that are no tensors."""
 _PARAMS = "params"
 
 
-class TrainingState:
-    """Parameters, buffers and the optimizer's tensors are filled in place, all other values are loaded."""
+class Names(Protocol):
+    """Takes names of training state, as a Session does."""
 
-    def __init__(self, model: Any, optimizer: Any, scheduler: Any):
+    def state(self, **arrays: Any) -> None: ...  # noqa: D102
+
+    def state_fn(self, key: str, load: Load, save: Save) -> None: ...  # noqa: D102
+
+
+class TrainingState:
+    """Parameters, buffers and the optimizer's tensors are filled in place, all other values are loaded.
+
+    Without `buffers` those of the model are left as they are.
+    """
+
+    def __init__(self, model: Any, optimizer: Any, scheduler: Any, buffers: bool = True):
         self._optimizer, self._scheduler = optimizer, scheduler
         self._parameters = dict(model.named_parameters())
         known = {id(each): name for name, each in self._parameters.items()}
@@ -32,7 +43,7 @@ class TrainingState:
             f"{path}.{name}".lstrip("."): (module, name, buffer)
             for path, module in model.named_modules()
             for name, buffer in module._buffers.items()
-            if buffer is not None
+            if buffer is not None and buffers
         }
         self._tensors = {
             name: {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
@@ -40,7 +51,7 @@ class TrainingState:
         }
         self._places = {name: each.data_ptr() for name, each in self._parameters.items()}
 
-    def name(self, session: Session) -> None:
+    def name(self, session: Names) -> None:
         """Name everything. Raises UsageError for what servers that join cannot be given."""
         session.state(
             params={
