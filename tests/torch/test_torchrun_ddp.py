@@ -1,0 +1,124 @@
+"""DDP on backend bml, started by `bml torchrun`, by two of them, and by hand: any rank may be killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from commands import begun, left_of
+
+pytest.importorskip("torch")
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(110)]
+N_RANKS, STEPS, WITHIN_S = 4, 150, 90.0
+GAP_S = 1.5
+"""Longest time between two steps of a survivor, at the default `detect_s`."""
+
+TRAIN = f"""
+import os, time
+import torch, torch.distributed as dist
+import bml.torch
+torch.manual_seed(0)
+dist.init_process_group("bml")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+last, longest = time.monotonic(), 0.0
+for step in range({STEPS}):
+    optimizer.zero_grad()
+    model(torch.ones(8, 64)).square().mean().backward()
+    optimizer.step()
+    last, before = time.monotonic(), last
+    if step > 10:
+        longest = max(longest, last - before)
+    elif step == 10:
+        print("at step 10: process", os.getpid())
+    time.sleep(0.02)
+digest = sum(parameter.double().sum().item() for parameter in model.parameters())
+print(f"rank {{dist.get_rank()}} longest {{longest}} digest {{digest!r}}")
+dist.destroy_process_group()
+"""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+def commands(way: str) -> list[tuple[list[str], dict[str, str]]]:
+    """The commands that start four ranks, and the environment of each."""
+    launcher = [sys.executable, "-m", "bml", "torchrun"]
+    port = str(free_port())
+    if way == "one launcher":
+        return [([*launcher, "--nproc-per-node", "4", "train.py"], {})]
+    if way == "two launchers":
+        each = ["--nnodes", "2", "--nproc-per-node", "2", "--rdzv-endpoint", f"127.0.0.1:{port}"]
+        return [([*launcher, *each, "--node-rank", str(node), "train.py"], {}) for node in range(2)]
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "4", "OMP_NUM_THREADS": "1"}
+    return [([sys.executable, "-u", "train.py"], {**common, "RANK": str(rank)}) for rank in range(N_RANKS)]
+
+
+@contextmanager
+def started(folder: Path, way: str) -> Iterator[list[subprocess.Popen[str]]]:
+    (folder / "train.py").write_text(TRAIN)
+    base = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(begun(*command, cwd=folder, env={**base, **environment}))
+            for command, environment in commands(way)
+        ]
+
+
+def processes_of(started: Sequence[subprocess.Popen[str]], way: str) -> dict[int, int]:
+    """The process of each rank, once all have made ten steps."""
+    found: dict[int, int] = {}
+    for number, process in enumerate(started):
+        assert process.stdout is not None
+        wanted = {"one launcher": 4, "two launchers": 2}.get(way, 1)
+        while wanted:
+            line = process.stdout.readline()
+            assert line, process.communicate(timeout=10)[1]
+            if said := re.search(r"(?:\[rank (\d)\] )?at step 10: process (\d+)", line):
+                found[int(said[1] or number)] = int(said[2])
+                wanted -= 1
+    return found
+
+
+WAYS = [
+    *(("one launcher", rank) for rank in range(N_RANKS)),
+    *(("two launchers", rank) for rank in (0, 3)),
+    *(("by hand", rank) for rank in (0, 2)),
+]
+
+
+@pytest.mark.parametrize(("way", "killed"), WAYS)
+def test_any_rank_may_be_killed(way: str, killed: int, tmp_path: Path) -> None:
+    with started(tmp_path, way) as processes:
+        of_ranks = processes_of(processes, way)
+        assert sorted(of_ranks) == [0, 1, 2, 3]
+        os.kill(of_ranks[killed], signal.SIGKILL)
+        outputs = [process.communicate(timeout=WITHIN_S) for process in processes]
+        statuses = [process.returncode for process in processes]
+    out, err = ("".join(each) for each in zip(*outputs, strict=True))
+    said = re.findall(r"rank (\d) longest (\S+) digest (\S+)", out)
+    assert sorted(int(rank) for rank, _, _ in said) == [rank for rank in range(N_RANKS) if rank != killed], (
+        err
+    )
+    assert len({digest for _, _, digest in said}) == 1
+    longest = max(float(each) for _, each, _ in said)
+    print(f"{way}, rank {killed} killed: longest time between two steps {longest:.3f} s")
+    assert longest <= GAP_S
+    if way == "by hand":
+        assert [status for rank, status in enumerate(statuses) if rank != killed] == [0, 0, 0]
+    else:
+        assert statuses == [0] * len(statuses)
+        finished = "3 ranks finished" if way == "one launcher" else "1 rank finished"
+        assert f"rank {killed} died (signal 9), {finished}" in err
+    assert left_of(tmp_path) == []
