@@ -131,7 +131,7 @@ def assert_same_curve(value: dict[str, Any]) -> None:
 
 
 @pytest.mark.smoke
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_a_kill_changes_no_loss() -> None:
     result = launched(train_smoke, "bcube:2x2", faults=["kill:1@step=20"])
     assert sorted(result.values) == [0, 2, 3]
