@@ -82,6 +82,7 @@ PURE = (
     "bml.protocol",
     "bml.schedule",
     "bml.sim",
+    "bml.torch.attached.layout",
     "bml.train.batches",
     "bml.train.bfloat16",
     "bml.train.ledger",
