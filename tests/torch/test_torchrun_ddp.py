@@ -122,3 +122,25 @@ def test_any_rank_may_be_killed(way: str, killed: int, tmp_path: Path) -> None:
         finished = "3 ranks finished" if way == "one launcher" else "1 rank finished"
         assert f"rank {killed} died (signal 9), {finished}" in err
     assert left_of(tmp_path) == []
+
+
+def test_a_rank_of_another_node_is_started_again_and_contributes(tmp_path: Path) -> None:
+    """Rank 2 is of node 1, whose launcher does not hold the store."""
+    script = str(Path(__file__).parent / "rejoining_script.py")
+    each = ["--nnodes", "2", "--nproc-per-node", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    command = [sys.executable, "-m", "bml", "torchrun", *each, "--max-restarts", "1", "--node-rank"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "VICTIM": "2"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    with ExitStack() as stack:
+        nodes = [
+            stack.enter_context(begun(*command, node, script, cwd=tmp_path, env=environment)) for node in "01"
+        ]
+        outputs = [process.communicate(timeout=WITHIN_S) for process in nodes]
+    out, err = ("".join(part) for part in zip(*outputs, strict=True))
+    assert [process.returncode for process in nodes] == [0, 0], err
+    ends = {words[1]: words[2:] for line in out.splitlines() if (words := line[9:].split())[:1] == ["END"]}
+    assert sorted(ends) == ["0", "1", "2", "3"]
+    assert len({tuple(end) for end in ends.values()}) == 1
+    assert ends["2"][-1] == "4", "all four contribute at the end"
+    assert "rank 2 died (signal 9) and was started again, 2 ranks finished" in err
+    assert left_of(tmp_path) == []
