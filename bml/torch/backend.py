@@ -40,6 +40,7 @@ def create(given: Any, options: Any) -> ProcessGroup:
     return ProcessGroup(
         *(group.server, rank, size, given.store, timeout),
         on_shutdown=lambda in_order: group.close("done" if in_order else "crashed"),
+        messenger=group,
     )
 
 

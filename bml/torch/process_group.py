@@ -12,12 +12,13 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 import torch.distributed as dist
 
 from bml.protocol.server.transfer import SegmentedBytes
 from bml.topology.errors import UsageError
 from bml.torch import movements
+from bml.torch.arguments import check_fit, contiguous, inner_of, listed, operation, parts_of, root_of
+from bml.torch.messages import ANY, Messages, Messenger
 from bml.torch.reductions import reduction
 from bml.torch.steps import GroupSteps
 from bml.torch.tensors import Tensor, check, check_alike
@@ -38,8 +39,10 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
     """One rank's part in a group whose steps `communicator` carries out; rank r is its server r.
 
     `timeout` limits waits for collectives that a live rank does not call. `on_shutdown` is called once, with
-    True if the group ends in order, when it is destroyed.
+    True if the group ends in order, when it is destroyed. `messenger` carries messages between two ranks.
     """
+
+    supports_coalescing = supports_splitting = False
 
     def __init__(
         self,
@@ -49,13 +52,16 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
         store: Any = None,
         timeout: timedelta = DEFAULT_TIMEOUT,
         on_shutdown: Callable[[bool], None] | None = None,
+        messenger: Messenger | None = None,
     ):
         super().__init__(rank, size)  # PyTorch keeps no store of a group in Python
         self._store = store
+        self._group_name = self._group_desc = "undefined"
         self._steps = GroupSteps(communicator, rank, size)
         self._thread = WorkThread(f"bml-group-{rank}")
         self._limit_s = timeout.total_seconds()
         self._on_shutdown = on_shutdown
+        self._messages = Messages(messenger, rank, self._limit_s)
         self._n_lost = 0
 
     # --- what it is ------------------------------------------------------------------------------
@@ -63,6 +69,28 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
     def getBackendName(self) -> str:  # noqa: N802
         """Its name in PyTorch."""
         return "bml"
+
+    # PyTorch keeps these two with the C++ backends of a group, of which this one has none.
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """Name the group, as PyTorch finds it by this name."""
+        self._group_name = name
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """The name that PyTorch gave it."""
+        return self._group_name
+
+    def setGroupDesc(self, text: str) -> None:  # noqa: N802
+        """Describe the group."""
+        self._group_desc = text
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """The description that PyTorch gave it."""
+        return self._group_desc
+
+    def _get_backend(self, device: Any) -> ProcessGroup:
+        """PyTorch asks it what it supports."""
+        return self
 
     def get_group_store(self) -> Any:
         """The store over which the group was formed."""
@@ -77,8 +105,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> GroupWork:
         """Reduce each tensor over all ranks, in place."""
-        tensors = _listed(tensors)
-        how = reduction(_op(opts), tensors, "all_reduce")
+        tensors = listed(tensors)
+        how = reduction(operation(opts), tensors, "all_reduce")
 
         def job(steps: GroupSteps) -> None:
             how.store(how.run(steps, "all_reduce", tensors), tensors)
@@ -89,9 +117,9 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
 
     def reduce(self, tensors: Any, opts: Any = None, *more: Any) -> GroupWork:
         """Reduce the tensor to the root; the tensors of others stay as they are."""
-        tensors = _listed(tensors)
-        root = self._root(opts)
-        how = reduction(more[0] if more else _op(opts), tensors, "reduce")
+        tensors = listed(tensors)
+        root = root_of(opts, self.size())
+        how = reduction(more[0] if more else operation(opts), tensors, "reduce")
 
         def job(steps: GroupSteps) -> None:
             values = how.run(steps, f"reduce to {root}", tensors)
@@ -102,7 +130,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> GroupWork:
         """Reduce a list of tensors, one a rank, and give each rank its own."""
-        outputs = _listed(outputs)
+        outputs = listed(outputs)
         inputs = inputs if inputs and isinstance(inputs[0], list | tuple) else [inputs]
         return self._reduce_scatter(outputs, inputs, opts)
 
@@ -117,14 +145,14 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
     ) -> GroupWork:
         """The same for several tensors."""
         check([*outputs, *inputs], "reduce_scatter")
-        parts = [self._parts(each, "reduce_scatter", "input") for each in inputs]
+        parts = [parts_of(each, self.size(), "reduce_scatter", "input") for each in inputs]
         return self._reduce_scatter(list(outputs), parts, opts)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def _reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> GroupWork:
         call, n, rank = "reduce_scatter", self.size(), self.rank()
-        how = reduction(_op(opts), [*outputs, *(each for parts in inputs for each in parts)], call)
+        how = reduction(operation(opts), [*outputs, *(each for parts in inputs for each in parts)], call)
         for output, parts in zip(outputs, inputs, strict=True):
             if len(parts) != n or parts[rank].numel() != output.numel():
                 raise UsageError(f"{call} needs {n} inputs, that of this rank of the size of the output")
@@ -141,15 +169,15 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> GroupWork:
         """Give all ranks the tensors of the root."""
-        tensors = _listed(tensors)
+        tensors = listed(tensors)
         check(tensors, "broadcast")
         check_alike(tensors, "broadcast")
-        job = movements.broadcast(tensors, self._root(opts))
+        job = movements.broadcast(tensors, root_of(opts, self.size()))
         return self._begin("broadcast", tensors, job, opts, timeout)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> GroupWork:
         """Give all ranks the tensors of all, as a list."""
-        inputs = _listed(inputs)
+        inputs = listed(inputs)
         outputs = outputs if outputs and isinstance(outputs[0], list | tuple) else [outputs]
         return self._all_gather(outputs, inputs, [each for into in outputs for each in into], opts)
 
@@ -164,8 +192,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
     ) -> GroupWork:
         """The same for several tensors."""
         check([*outputs, *inputs], "all_gather")
-        whole = [_contiguous(each) for each in outputs]
-        parts = [self._parts(each, "all_gather", "output") for each in whole]
+        whole = [contiguous(each) for each in outputs]
+        parts = [parts_of(each, self.size(), "all_gather", "output") for each in whole]
         return self._all_gather(parts, list(inputs), list(outputs), opts, whole)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -185,7 +213,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
     ) -> GroupWork:
         """`whole` are contiguous tensors of which `outputs` are parts, for `results` that may not be so."""
         check([*results, *inputs], "all_gather")
-        self._check_fit("all_gather", outputs, inputs)
+        check_fit("all_gather", self.rank(), self.size(), outputs, inputs)
         gathered = movements.all_gather(outputs, inputs)
 
         def job(steps: GroupSteps) -> None:
@@ -198,8 +226,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> GroupWork:
         """Give the root the tensors of all ranks."""
-        root, into = self._root(opts), _inner(outputs)
-        (given,) = _listed(inputs)
+        root, into = root_of(opts, self.size()), inner_of(outputs)
+        (given,) = listed(inputs)
         check([*into, given], "gather")
         if self.rank() == root and len(into) != self.size():
             raise UsageError(f"gather needs {self.size()} outputs on the root, it has {len(into)}")
@@ -207,8 +235,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> GroupWork:
         """Give each rank its one of the root's tensors."""
-        root, given = self._root(opts), _inner(inputs)
-        (output,) = _listed(outputs)
+        root, given = root_of(opts, self.size()), inner_of(inputs)
+        (output,) = listed(outputs)
         check([output, *given], "scatter")
         if self.rank() == root and len(given) != self.size():
             raise UsageError(f"scatter needs {self.size()} inputs on the root, it has {len(given)}")
@@ -229,9 +257,9 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
     ) -> GroupWork:
         """Give each rank its part of the tensor of every rank; sizes are along the first dimension."""
         check([output, given], "all_to_all_single")
-        whole = _contiguous(output)
-        into = self._parts(whole, "all_to_all_single", "output", output_sizes)
-        parts = self._parts(given, "all_to_all_single", "input", input_sizes)
+        whole = contiguous(output)
+        into = parts_of(whole, self.size(), "all_to_all_single", "output", output_sizes)
+        parts = parts_of(given, self.size(), "all_to_all_single", "input", input_sizes)
         even = not output_sizes and not input_sizes
         moved = movements.all_to_all(into, parts, even)
 
@@ -243,6 +271,22 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
         return self._begin("all_to_all_single", [output], job, opts)
 
     alltoall_base = all_to_all_single
+
+    # --- messages between two ranks ----------------------------------------------------------------
+
+    def send(self, tensors: Any, to: int, tag: int = 0) -> GroupWork:
+        """Send a tensor to one rank; messages pass collectives by."""
+        return self._messages.send(tensors, to, tag)
+
+    def recv(self, tensors: Any, source: int, tag: int = 0) -> GroupWork:
+        """Receive a tensor of the same size from one rank, in the order in which it was sent."""
+        return self._messages.recv(tensors, source, tag)
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> GroupWork:
+        """The same from any rank; the work's `source_rank` says from which."""
+        return self.recv(tensors, ANY, tag)
+
+    # --- the barrier -----------------------------------------------------------------------------
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> GroupWork:
         """Wait for all live ranks."""
@@ -306,6 +350,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
         ended = self._thread.close(self._limit_s if in_order else 0)
         if on_shutdown is not None:
             on_shutdown(in_order and ended)
+        self._messages.close()
 
     # --- small parts -----------------------------------------------------------------------------
 
@@ -342,53 +387,3 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
                 *(lost, steps.n_ranks, len(steps.contributors)),
             )
         self._n_lost = len(lost)
-
-    def _root(self, opts: Any) -> int:
-        root = int(getattr(opts, "rootRank", opts if isinstance(opts, int) else 0))
-        if not 0 <= root < self.size():
-            raise UsageError(f"the root is rank {root}, the group has ranks 0 .. {self.size() - 1}")
-        return root
-
-    def _check_fit(self, call: str, outputs: list[list[Tensor]], inputs: list[Tensor]) -> None:
-        if len(outputs) != len(inputs) or any(len(into) != self.size() for into in outputs):
-            raise UsageError(f"{call} needs {self.size()} outputs for each input")
-        for into, given in zip(outputs, inputs, strict=True):
-            if into[self.rank()].nbytes != given.nbytes:
-                raise UsageError(
-                    f"{call}: the output for this rank has {into[self.rank()].nbytes} bytes, its input "
-                    f"{given.nbytes}"
-                )
-
-    def _parts(self, whole: Tensor, call: str, what: str, sizes: Sequence[int] = ()) -> list[Tensor]:
-        """The parts of a tensor for the ranks, along its first dimension, even unless sizes are given."""
-        n = self.size()
-        if sizes:
-            n_rows = whole.shape[0] if whole.dim() else 0
-            if len(sizes) != n or sum(sizes) != n_rows or min(sizes) < 0:
-                raise UsageError(
-                    f"{call}: {what} split sizes {list(sizes)} are not {n} that sum up to {n_rows} rows"
-                )
-            return list(torch.split(whole, list(sizes)))
-        if whole.numel() % n:
-            raise UsageError(f"{call}: {what} has {whole.numel()} elements, no multiple of the {n} ranks")
-        return list(whole.detach().reshape(n, -1).unbind())
-
-
-def _listed(tensors: Any) -> list[Tensor]:
-    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-
-
-def _inner(lists: Any) -> list[Tensor]:
-    """The tensors of a list that torch.distributed wraps into another, or leaves empty."""
-    return [each for inner in lists for each in _listed(inner)]
-
-
-def _contiguous(tensor: Tensor) -> Tensor:
-    return tensor if tensor.is_contiguous() else torch.empty(tensor.shape, dtype=tensor.dtype)
-
-
-def _op(opts: Any) -> Any:
-    """The operation of the options, or `opts` itself if it is one; SUM by default."""
-    if opts is None:
-        return dist.ReduceOp.SUM
-    return getattr(opts, "reduceOp", opts)

@@ -36,7 +36,7 @@ def check(tensors: Sequence[Tensor], call: str) -> None:
     if devices and devices != ["cpu"]:
         raise UsageError(
             f"{call} was given a tensor on {devices[0]}: the backend bml takes tensors in host memory, give "
-            'tensor.cpu(), or init_process_group("cpu:bml,cuda:nccl")'
+            "tensor.cpu()"
         )
 
 

@@ -48,7 +48,8 @@ class GroupWork(dist.Work):  # type: ignore[misc]  # PyTorch is untyped here
         limit_s = timeout.total_seconds() or self._limit_s
         if not self._over.wait(limit_s):
             raise FabricError(
-                f"{self._call} was not over within {limit_s:g} s: a rank that is alive has not called it"
+                f"{self._call} did not end within its timeout of {limit_s:g} s: a rank that is alive has not "
+                "called it"
             )
         if self._error is not None:
             raise self._error

@@ -1,0 +1,76 @@
+"""Messages between two ranks: send and recv of torch.distributed. They pass the collectives by."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from bml.topology.errors import UsageError
+from bml.torch.arguments import contiguous, listed
+from bml.torch.tensors import Tensor, check, raw
+from bml.torch.work import GroupWork, WorkThread
+
+ANY = -1
+"""The source of a message that may come from any rank."""
+
+
+class Messenger(Protocol):
+    """Carries the bytes of arrays between two ranks; futures give the rank from which they came."""
+
+    def begin_send(self, array: Any, to: int, tag: int = 0, /) -> Future[int]:
+        """Send to one rank; the array must not change until the future is done."""
+        ...
+
+    def begin_recv(self, array: Any, source: int, tag: int = 0, /) -> Future[int]:
+        """Receive from one rank or from ANY; the array is not filled until the future is done."""
+        ...
+
+
+class Messages:
+    """The messages of one rank; `limit_s` is how long a wait may take."""
+
+    def __init__(self, messenger: Messenger | None, rank: int, limit_s: float):
+        self._messenger = messenger
+        self._limit_s = limit_s
+        self._receipts = WorkThread(f"bml-messages-{rank}")
+
+    def send(self, tensors: Any, to: int, tag: int) -> GroupWork:
+        """Begin to send one tensor."""
+        tensor = _single(tensors, "send")
+        return self._settle_later(self._ready().begin_send(raw(tensor), to, tag), "send", tensor, tensor)
+
+    def recv(self, tensors: Any, source: int, tag: int) -> GroupWork:
+        """Begin to receive one tensor; the `source_rank` of the work is the rank that sent it."""
+        tensor = _single(tensors, "recv")
+        into = contiguous(tensor)
+        return self._settle_later(self._ready().begin_recv(raw(into), source, tag), "recv", tensor, into)
+
+    def close(self) -> None:
+        """End the thread, once the messenger has ended what still waited."""
+        self._receipts.close()
+
+    def _ready(self) -> Messenger:
+        if self._messenger is None:
+            raise UsageError("this group has no channels for messages between two ranks")
+        return self._messenger
+
+    def _settle_later(self, begun: Future[int], call: str, tensor: Tensor, into: Tensor) -> GroupWork:
+        work = GroupWork(call, [tensor], self._limit_s)
+
+        def receipt() -> int:
+            source = begun.result()
+            if into is not tensor:
+                tensor.detach().copy_(into)
+            return source
+
+        # Not in the thread that says so: it polls for this rank, and a user's callback may take long.
+        begun.add_done_callback(lambda begun: self._receipts.begin(receipt, work))
+        return work
+
+
+def _single(tensors: Any, call: str) -> Tensor:
+    found = listed(tensors)
+    check(found, call)
+    if len(found) != 1:
+        raise UsageError(f"{call} takes one tensor, it was given {len(found)}")
+    return found[0]
