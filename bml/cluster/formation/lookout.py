@@ -85,10 +85,12 @@ class Lookout:
     # --- the thread ------------------------------------------------------------------------------
 
     def _run(self, server: Server) -> None:
-        while not self._is_over(time.monotonic()):
-            self._news.clear()
+        while True:
+            self._news.clear()  # news that come from here on end the wait below
             now = time.monotonic()
             self._take_events(now)
+            if self._is_over(now):
+                return
             due = now + _LAST_WORDS_S
             if not server.is_over:
                 self._look(server, now)

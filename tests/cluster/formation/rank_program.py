@@ -5,7 +5,6 @@ It prints a line of JSON for each step: the sum, who contributed, and when. Rank
 
 import json
 import multiprocessing
-import os
 import sys
 import time
 
@@ -87,8 +86,9 @@ def main() -> None:
         time.sleep(options.get("pause_s", 0.005))
     say(total=float(total[0]))
     if options.get("closes", True):
+        began_s = time.monotonic()
         group.close()
-        say(closed=os.getpid(), error=str(group.server.error or ""))
+        say(closed_s=time.monotonic() - began_s, error=str(group.server.error or ""))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ _RECOVERS_S = 1.5
 @pytest.mark.smoke
 def test_four_ranks_add_survive_a_death_and_leave_nothing_behind(tmp_path: Path) -> None:
     """The death of rank 0, and of the coordinator with it, is the hardest one."""
-    with Ranks(tmp_path, 4, steps=150) as ranks:
+    with Ranks(tmp_path, 4, steps=80) as ranks:
         ranks.start()
         ranks.wait_for("step", n=20)
         killed_s = time.monotonic()
@@ -40,6 +40,7 @@ def test_without_a_fault_all_contribute_to_every_step(tmp_path: Path) -> None:
         for rank in range(4):
             assert ranks.end(rank) == (0, "")
             assert ranks.get(rank, "total") == [50 * 10.0]
+            assert ranks.get(rank, "closed_s")[0] < 1.5  # no wait of a fixed length
         ranks.check_sums()
         ranks.check_nothing_left()
 
@@ -248,4 +249,28 @@ def test_a_rank_that_ends_early_is_named_to_the_others(tmp_path: Path) -> None:
             assert "StepMismatch" in errors
             assert "server 2 returned after step" in errors
         assert ranks.end(2) == (0, "")
+        ranks.check_nothing_left()
+
+
+@pytest.mark.parametrize("fabric", ["bcube:2x2", "switch:4"])
+def test_ranks_survive_over_tcp(tmp_path: Path, fabric: str) -> None:
+    with Ranks(tmp_path, 4, steps=200, settings={"transport": "tcp", "fabric": fabric}) as ranks:
+        ranks.start()
+        ranks.wait_for("step", n=20)
+        killed_s = time.monotonic()
+        ranks.processes[0].kill()
+        for rank in (1, 2, 3):
+            assert ranks.end(rank) == (0, "")
+            assert ranks.longest_gap_s(rank, killed_s) < _RECOVERS_S
+        assert ranks.get(1, "by")[-1] == [1, 2, 3]
+        ranks.check_sums()
+        ranks.check_nothing_left()
+
+
+def test_a_rank_alone_is_a_group(tmp_path: Path) -> None:
+    with Ranks(tmp_path, 1, steps=20) as ranks:
+        ranks.start()
+        assert ranks.end(0) == (0, "")
+        assert ranks.get(0, "total") == [20.0]
+        assert ranks.get(0, "closed_s")[0] < 1.5
         ranks.check_nothing_left()
