@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
-from ranks import run_ranks  # noqa: E402
+from modelled_ranks import run_ranks  # noqa: E402
 
 from bml.errors import ContributorLost, StepMismatch, UsageError  # noqa: E402
 from bml.torch.process_group import ProcessGroup  # noqa: E402
