@@ -70,7 +70,7 @@ PURE = (
     "bml.faults",
     "bml.bench.fit",
     "bml.bench.rows",
-    "bml.cluster.formation.letters",
+    "bml.cluster.formation.point_to_point",
     "bml.cluster.formation.standby",
     "bml.cluster.launcher.restarts",
     "bml.cluster.torchrun.layout",

@@ -9,7 +9,7 @@ import pytest
 from bml.cli.torchrun import _meeting, _n_nodes, own_words
 from bml.cluster.torchrun.layout import Layout, command_of, read_endpoint, threads_of
 from bml.cluster.torchrun.lines import LONGEST_NBYTES, Lines
-from bml.cluster.torchrun.nodes import GONE_S, Beats, Card, mismatch
+from bml.cluster.torchrun.nodes import GONE_S, Heartbeats, NodeRecord, mismatch
 from bml.cluster.torchrun.ranks import Ranks
 from bml.cluster.torchrun.strikes import Strikes, strikes_of
 from bml.errors import UsageError
@@ -307,17 +307,17 @@ def test_a_line_without_end_does_not_fill_the_memory() -> None:
 
 
 def test_nodes_of_another_job_are_refused() -> None:
-    card = Card("job", 2, 4, "a")
-    assert mismatch(1, card, Card("job", 2, 3, "b")) == ""
-    assert "--rdzv-id other" in mismatch(1, card, Card("other", 2, 4, "b"))
-    assert "--nnodes 3" in mismatch(1, card, Card("job", 3, 4, "b"))
+    record = NodeRecord("job", 2, 4, "a")
+    assert mismatch(1, record, NodeRecord("job", 2, 3, "b")) == ""
+    assert "--rdzv-id other" in mismatch(1, record, NodeRecord("other", 2, 4, "b"))
+    assert "--nnodes 3" in mismatch(1, record, NodeRecord("job", 3, 4, "b"))
 
 
 def test_a_node_whose_number_stands_still_is_gone() -> None:
-    beats = Beats()
-    assert beats.gone({1: 5, 2: 5}, 100.0) == []
-    assert not beats.moved
-    assert beats.gone({1: 5, 2: 6}, 100.0 + GONE_S - 1) == []
-    assert beats.moved
-    assert beats.gone({1: 5, 2: 6}, 100.0 + GONE_S) == [1]
-    assert beats.gone({1: 6, 2: 6}, 100.0 + GONE_S + 1) == []
+    heartbeats = Heartbeats()
+    assert heartbeats.gone({1: 5, 2: 5}, 100.0) == []
+    assert not heartbeats.moved
+    assert heartbeats.gone({1: 5, 2: 6}, 100.0 + GONE_S - 1) == []
+    assert heartbeats.moved
+    assert heartbeats.gone({1: 5, 2: 6}, 100.0 + GONE_S) == [1]
+    assert heartbeats.gone({1: 6, 2: 6}, 100.0 + GONE_S + 1) == []

@@ -1,6 +1,6 @@
-"""Messages between two ranks for the threads of a program; letters.py decides, this carries out.
+"""Messages between two ranks for the threads of a program; point_to_point.py decides, this carries out.
 
-`Letters` belongs to the thread that polls for the server: calls of other threads are carried out there.
+`PointToPoint` belongs to the thread that polls for the server: calls of other threads are carried out there.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from bml.cluster.formation.letters import ANY, Done, Letters
+from bml.cluster.formation.point_to_point import ANY, Done, PointToPoint
 from bml.cluster.server.peer_lines import PeerLines
 from bml.cluster.server.server import Server
 from bml.errors import BmlError, FabricError, UsageError
@@ -26,7 +26,7 @@ class Exchange:
 
     def __init__(self, rank: int, size: int):
         self._rank, self._size = rank, size
-        self._letters = Letters(self._post)
+        self._point_to_point = PointToPoint(self._post)
         self._looks = False
         self._changed = threading.Lock()
         self._futures: set[Future[int]] = set()
@@ -37,13 +37,13 @@ class Exchange:
     def open(self, server: Server) -> None:
         """Use the channels of this server, which has not started yet."""
         self._server = server
-        self._lines = server.peer_lines(self._letters.came, self._lost)
+        self._lines = server.peer_lines(self._point_to_point.came, self._lost)
 
     def send(self, array: Array, to: int, tag: int) -> Future[int]:
         """See Group.begin_send."""
         self._check(to, "to")
         data = _bytes_of(array)
-        return self._begin(lambda done: self._letters.send(to, tag, data, done))
+        return self._begin(lambda done: self._point_to_point.send(to, tag, data, done))
 
     def receive(self, array: Array, source: int, tag: int) -> Future[int]:
         """See Group.begin_recv."""
@@ -52,7 +52,7 @@ class Exchange:
         if not array.flags.writeable:
             raise UsageError("the array to receive into is read-only: give one of your own")
         into = _bytes_of(array)
-        return self._begin(lambda done: self._letters.receive(source, tag, into, done))
+        return self._begin(lambda done: self._point_to_point.receive(source, tag, into, done))
 
     def close(self) -> None:
         """End all that still waits, with an error."""
@@ -107,22 +107,22 @@ class Exchange:
 
     def _lost(self, rank: int, why: str) -> None:
         assert self._lines is not None
-        self._letters.lost(rank, why, forever=bool(self._lines.why_lost(rank)))
+        self._point_to_point.lost(rank, why, forever=bool(self._lines.why_lost(rank)))
 
     def _look(self) -> None:
         """See whether the ranks are there of which something is awaited, now and again."""
         assert self._server is not None
         assert self._lines is not None
         if self._server.is_over:
-            self._letters.fail(self._over())
-        for rank in self._letters.partners - {ANY}:
+            self._point_to_point.fail(self._over())
+        for rank in self._point_to_point.partners - {ANY}:
             why = self._lines.why_lost(rank)
             if why:
-                self._letters.lost(rank, why, forever=True)
+                self._point_to_point.lost(rank, why, forever=True)
         others = [rank for rank in range(self._size) if rank != self._rank]
-        if ANY in self._letters.partners and all(map(self._lines.why_lost, others)):
-            self._letters.lost(ANY, "they are out of the view", forever=True)
-        self._looks = bool(self._letters.partners)
+        if ANY in self._point_to_point.partners and all(map(self._lines.why_lost, others)):
+            self._point_to_point.lost(ANY, "they are out of the view", forever=True)
+        self._looks = bool(self._point_to_point.partners)
         if self._looks:
             self._lines.after(_LOOK_S, self._look)
 

@@ -10,11 +10,11 @@ from functools import partial
 from multiprocessing import util
 from typing import Literal, NamedTuple
 
-from bml.cluster.formation.board import Board, Joined, Store
+from bml.cluster.formation.entries import Entries, Joined, Store
 from bml.cluster.formation.exchange import Exchange
 from bml.cluster.formation.host import this_host
-from bml.cluster.formation.letters import ANY
-from bml.cluster.formation.lookout import Lookout
+from bml.cluster.formation.monitor import Monitor
+from bml.cluster.formation.point_to_point import ANY
 from bml.cluster.formation.settings import Settings, job_of, nics_of
 from bml.cluster.formation.standby import Standby
 from bml.cluster.server.server import Server
@@ -35,7 +35,7 @@ _ENDS_FIRST = 100
 class Parts(NamedTuple):
     """What a rank has beside its server."""
 
-    lookout: Lookout
+    monitor: Monitor
     exchange: Exchange
 
 
@@ -51,7 +51,7 @@ class Group:
         self.rank = server.server
         self.size = size
         self.incarnation = incarnation
-        self._lookout, self._exchange = parts
+        self._monitor, self._exchange = parts
         self._process = os.getpid()
         self._closed = False
         # In a child of multiprocessing, too, where no handlers of atexit run.
@@ -60,12 +60,12 @@ class Group:
     @property
     def coordinator_process(self) -> int | None:
         """The id of the process beside this one in which its coordinators run; None if it has none."""
-        return self._lookout.process
+        return self._monitor.process
 
     @property
     def leads(self) -> bool:
         """Whether the group's coordinator is that of this rank, as far as this rank knows."""
-        return self._lookout.leads
+        return self._monitor.leads
 
     # --- messages between two ranks --------------------------------------------------------------
 
@@ -114,7 +114,7 @@ class Group:
                 self.server.depart("its program ended with an error")
         finally:
             self._exchange.close()
-            self._lookout.close(waits=outcome == "done")
+            self._monitor.close(waits=outcome == "done")
 
     def _end_of_process(self) -> None:
         """Close a group that the program did not close: if an error ended the program, it has crashed."""
@@ -136,22 +136,22 @@ def form(store: Store, rank: int, size: int, settings: Settings | None = None) -
     if not 0 <= rank < size:
         raise UsageError(f"rank is {rank}: give 0 to {size - 1}, as there are {size} ranks")
     deadline = time.monotonic() + settings.start_s
-    board = Board(store, size, deadline)
-    joins = board.has_contact(rank)
-    spec = board.job() if joins else _agreed(board, rank, settings)
-    incarnation = board.next_incarnation() if joins else None
+    entries = Entries(store, size, deadline)
+    joins = entries.has_contact(rank)
+    spec = entries.job() if joins else _agreed(entries, rank, settings)
+    incarnation = entries.next_incarnation() if joins else None
     standby = Standby(rank, size, spec.timeouts(), time.monotonic(), joins)
-    lookout = Lookout(spec, standby, partial(_own_board, store, size) if settings.rejoin else _no_board)
-    parts = Parts(lookout, Exchange(rank, size))
+    monitor = Monitor(spec, standby, partial(_own_entries, store, size) if settings.rejoin else _no_entries)
+    parts = Parts(monitor, Exchange(rank, size))
     if not joins and rank < _SPARES:
-        lookout.prepare()
+        monitor.prepare()
     sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
     try:
-        server = _server(board, spec, rank, incarnation, settings, parts)
+        server = _server(entries, spec, rank, incarnation, settings, parts)
     except BaseException:
-        lookout.close(waits=False)
+        monitor.close(waits=False)
         raise
-    lookout.start(server)
+    monitor.start(server)
     group = Group(server, parts, size, incarnation or 0)
     if not joins:
         try:
@@ -162,42 +162,42 @@ def form(store: Store, rank: int, size: int, settings: Settings | None = None) -
     return group
 
 
-def _agreed(board: Board, rank: int, settings: Settings) -> JobSpec:
+def _agreed(entries: Entries, rank: int, settings: Settings) -> JobSpec:
     """Meet the other ranks of the first formation; returns the job that rank 0 makes."""
-    board.came(rank, this_host(settings.host))
-    if rank == 0 and not board.has_job:
-        board.put_job(job_of(settings, board.hosts()))
-    return board.job()
+    entries.came(rank, this_host(settings.host))
+    if rank == 0 and not entries.has_job:
+        entries.put_job(job_of(settings, entries.hosts()))
+    return entries.job()
 
 
 def _server(
-    board: Board, spec: JobSpec, rank: int, incarnation: int | None, settings: Settings, parts: Parts
+    entries: Entries, spec: JobSpec, rank: int, incarnation: int | None, settings: Settings, parts: Parts
 ) -> Server:
     """Make this rank's server, exchange addresses, and start it."""
-    hosts = board.hosts()
+    hosts = entries.hosts()
     here = None if len({host.identity for host in hosts}) == 1 else hosts[rank].address
     nics = nics_of(rank, spec.parsed_fabric().levels, here, os.environ)
-    host, on_line = here or "127.0.0.1", parts.lookout.look
+    host, on_line = here or "127.0.0.1", parts.monitor.look
     server = Server(spec, rank, nics, host, incarnation=incarnation, on_line=on_line)
     parts.exchange.open(server)
     if incarnation is None:
-        board.put_contact(server.contact)
-        contacts = board.contacts()
+        entries.put_contact(server.contact)
+        contacts = entries.contacts()
     else:
-        board.put_join(Joined(incarnation, server.contact))
-        contacts = board.contacts()
-        contacts.update({each.contact.server: each.contact for each in board.joined()})
+        entries.put_join(Joined(incarnation, server.contact))
+        contacts = entries.contacts()
+        contacts.update({each.contact.server: each.contact for each in entries.joined()})
     server.start(contacts)
     return server
 
 
-def _own_board(store: Store, size: int) -> Board:
+def _own_entries(store: Store, size: int) -> Entries:
     """The entries of the group over a connection of its own, if the store has such."""
     clone = getattr(store, "clone", None)
-    return Board(store if clone is None else clone(), size, 0.0)
+    return Entries(store if clone is None else clone(), size, 0.0)
 
 
-def _no_board() -> None:
+def _no_entries() -> None:
     """No joiners are looked for."""
 
 

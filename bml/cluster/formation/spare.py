@@ -1,4 +1,4 @@
-"""The side of the rank of the process for its coordinators (bml.cluster.formation.desk)."""
+"""The side of the rank of the process for its coordinators (bml.cluster.formation.coordinator_host)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from bml.cluster.formation.desk import ALIVE_EVERY_S
+from bml.cluster.formation.coordinator_host import ALIVE_EVERY_S
 from bml.cluster.process.mail import Outbox, receive
 from bml.io.forks import close_on_fork
 
-_ENTRY = "from bml.cluster.formation import desk; desk.main()"
+_ENTRY = "from bml.cluster.formation import coordinator_host; coordinator_host.main()"
 _MOST_UNSENT = 1000
 _SILENT_TURNS = 12
 """For so many waits of ALIVE_EVERY_S each it may say nothing; then it is taken for stopped and is killed."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from bml.cluster.torchrun.layout import THREADS, Layout, threads_of
 from bml.cluster.torchrun.output import Pipe, Show
-from bml.cluster.torchrun.processes import Helper, listen, start_keeper, start_store
+from bml.cluster.torchrun.processes import Helper, listen, start_store, start_subreaper
 from bml.cluster.torchrun.ranks import Ranks, how
 from bml.cluster.torchrun.store import Wanted
 from bml.cluster.torchrun.strikes import Strikes, strikes_of
@@ -92,10 +92,10 @@ class _Launcher:
         self._store: Helper | None = self._start_store(listening)
         stack.callback(self._store.kill)
         self._met = False
-        self._keeper = start_keeper(request.command)
-        stack.callback(self._keeper.hang_up)
+        self._subreaper = start_subreaper(request.command)
+        stack.callback(self._subreaper.hang_up)
         stack.callback(self._close_pipes)
-        for helper in (self._store, self._keeper):
+        for helper in (self._store, self._subreaper):
             self._selector.register(helper.sock, selectors.EVENT_READ)
         self._pipes: dict[int, list[Pipe]] = {}
         """Of the running process of each rank."""
@@ -144,7 +144,7 @@ class _Launcher:
     def _start(self, rank: int) -> None:
         pipes = [Pipe(rank, number, self._show) for number in (1, 2)]
         environment = self._layout.environment(rank, self._ranks.restarts(rank), self._threads)
-        self._keeper.send(
+        self._subreaper.send(
             {"do": "start", "rank": rank, "environment": environment}, [pipe.writes for pipe in pipes]
         )
         self._pipes[rank] = pipes
@@ -168,7 +168,7 @@ class _Launcher:
             self._look(self._strikes.wait_s(now_s))
 
     def _signal(self, rank: int, number: int) -> None:
-        self._keeper.send({"do": "signal", "rank": rank, "number": number})
+        self._subreaper.send({"do": "signal", "rank": rank, "number": number})
 
     def _look(self, within_s: float | None) -> None:
         """Wait for output and messages, and handle them."""
@@ -179,10 +179,10 @@ class _Launcher:
             elif self._store is not None and key.fileobj is self._store.sock:
                 self._heard_of_store()
             else:
-                self._heard_of_keeper()
+                self._heard_of_subreaper()
 
-    def _heard_of_keeper(self) -> None:
-        message = self._keeper.receive()
+    def _heard_of_subreaper(self) -> None:
+        message = self._subreaper.receive()
         if message is None:
             self._ranks.stop()
             raise FabricError("the process that is the parent of the ranks was killed, and they with it")
@@ -255,11 +255,11 @@ class _Launcher:
         if not self._pipes:
             return
         self._ranks.stop()
-        self._keeper.send({"do": "end", "grace_s": self._request.grace_s})
+        self._subreaper.send({"do": "end", "grace_s": self._request.grace_s})
         while self._ranks.running:
             try:
                 self._look(None)
-            except FabricError:  # the keeper is gone: everything has ended
+            except FabricError:  # the subreaper is gone: everything has ended
                 return
 
     def leave(self) -> Outcome:

@@ -13,7 +13,7 @@ GONE_S = 10.0
 
 
 @dataclass(frozen=True)
-class Card:
+class NodeRecord:
     """What the launcher of a node tells the others.
 
     Attributes:
@@ -29,11 +29,11 @@ class Card:
     launcher: str
 
     def as_json(self) -> dict[str, Any]:
-        """Return the card as a JSON object."""
+        """Return the record as a JSON object."""
         return asdict(self)
 
 
-def mismatch(node: int, mine: Card, other: Card) -> str:
+def mismatch(node: int, mine: NodeRecord, other: NodeRecord) -> str:
     """Say why the launcher of another node is not of this job; empty if it is."""
     if other.run_id != mine.run_id:
         return f"node {node} was started with --rdzv-id {other.run_id}, this one with {mine.run_id}"
@@ -42,7 +42,7 @@ def mismatch(node: int, mine: Card, other: Card) -> str:
     return ""
 
 
-class Beats:
+class Heartbeats:
     """The numbers that the launchers count up, as one of them sees them."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The two helpers of the launcher: the keeper of the ranks, and the process that holds the store."""
+"""The two helpers of the launcher: the subreaper of the ranks, and the process that holds the store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from bml.cluster.fleets.fork_server import what_we_import
-from bml.cluster.torchrun import keeper
+from bml.cluster.torchrun import subreaper
 from bml.cluster.torchrun.store import MOST_NBYTES, Wanted
 from bml.errors import FabricError, UsageError
 
@@ -68,10 +68,10 @@ class Helper:
         self._process.wait()
 
 
-def start_keeper(command: Sequence[str]) -> Helper:
+def start_subreaper(command: Sequence[str]) -> Helper:
     """Start the parent of the ranks, each of which runs `command`."""
     # Isolated from PYTHONPATH and the like; the ranks inherit these as they are.
-    return Helper(["-I", keeper.__file__, "SOCKET", *command], (), os.environ)
+    return Helper(["-I", subreaper.__file__, "SOCKET", *command], (), os.environ)
 
 
 def start_store(wanted: Wanted) -> Helper:

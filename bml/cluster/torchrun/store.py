@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
-from bml.cluster.torchrun.nodes import BEAT_S, Beats, Card, mismatch
+from bml.cluster.torchrun.nodes import BEAT_S, Heartbeats, NodeRecord, mismatch
 
 MOST_NBYTES = 1 << 16
 MEET_S = 600.0
@@ -115,7 +115,7 @@ class _Node:
     def __init__(self, store: Any, wanted: Wanted, launcher: socket.socket, say: Callable[..., None]):
         self._store, self._launcher, self._say = store, launcher, say
         self._n_nodes = wanted.n_nodes
-        self._card = Card(wanted.run_id, wanted.n_nodes, wanted.n_ranks, uuid.uuid4().hex)
+        self._record = NodeRecord(wanted.run_id, wanted.n_nodes, wanted.n_ranks, uuid.uuid4().hex)
         if wanted.node is not None:
             self._node = wanted.node
         else:  # the node that hosts the store is 0
@@ -124,7 +124,7 @@ class _Node:
             raise _Refused(f"all {self._n_nodes} nodes are there already")
 
     def meet(self) -> None:
-        """Show this node's card, and wait for those of the others."""
+        """Show this node's record, and wait for those of the others."""
         self._show()
         began = time.monotonic()
         said: list[int] = []
@@ -136,12 +136,12 @@ class _Node:
                 self._say(**{"is": "waits", "nodes": missing})
                 said = missing
             self._beat_until_asked(0.1)
-        cards = {each: self._card_of(each) for each in self._others()}
-        for each, card in cards.items():
-            if why := mismatch(each, self._card, card):
+        records = {each: self._record_of(each) for each in self._others()}
+        for each, record in records.items():
+            if why := mismatch(each, self._record, record):
                 raise _Refused(why)
-        cards[self._node] = self._card
-        sizes = [cards[each].n_ranks for each in range(self._n_nodes)]
+        records[self._node] = self._record
+        sizes = [records[each].n_ranks for each in range(self._n_nodes)]
         self._say(**{"is": "met", "sizes": sizes, "node": self._node})
 
     def follow(self) -> None:
@@ -154,29 +154,29 @@ class _Node:
         self._say(**{"is": "over"})
 
     def _wait_for_others(self) -> None:
-        beats, gone = Beats(), set[int]()
+        heartbeats, gone = Heartbeats(), set[int]()
         said = False
         while left := [each for each in self._others() if not self._store.check([f"done/{each}"])]:
             if not said:
                 self._say(**{"is": "waits", "nodes": left})
                 said = True
-            counts = {each: int(self._store.add(f"beats/{each}", 0)) for each in left}
-            gone = set(beats.gone(counts, time.monotonic()))
+            counts = {each: int(self._store.add(f"heartbeats/{each}", 0)) for each in left}
+            gone = set(heartbeats.gone(counts, time.monotonic()))
             if gone >= set(left):
                 self._say(**{"is": "gone", "nodes": sorted(gone)})
                 return
             self._beat_until_asked(0.1)
 
     def _show(self) -> None:
-        """Show this node's card. The launcher of a node that is gone may be replaced."""
-        key, own = f"node/{self._node}", json.dumps(self._card.as_json())
+        """Show this node's record. The launcher of a node that is gone may be replaced."""
+        key, own = f"node/{self._node}", json.dumps(self._record.as_json())
         if self._store.compare_set(key, "", own).decode() == own:
             return
-        beats = Beats()
-        while not beats.gone({0: int(self._store.add(f"beats/{self._node}", 0))}, time.monotonic()):
+        heartbeats = Heartbeats()
+        while not heartbeats.gone({0: int(self._store.add(f"heartbeats/{self._node}", 0))}, time.monotonic()):
             if self._store.check([f"done/{self._node}"]):
                 break
-            if beats.moved:
+            if heartbeats.moved:
                 raise _Refused(f"another launcher is node {self._node} already: give each its --node-rank")
             self._asked(0.1)
         self._store.delete_key(f"done/{self._node}")
@@ -185,12 +185,12 @@ class _Node:
     def _others(self) -> list[int]:
         return [each for each in range(self._n_nodes) if each != self._node]
 
-    def _card_of(self, node: int) -> Card:
-        return Card(**json.loads(self._store.get(f"node/{node}").decode()))
+    def _record_of(self, node: int) -> NodeRecord:
+        return NodeRecord(**json.loads(self._store.get(f"node/{node}").decode()))
 
     def _beat_until_asked(self, within_s: float) -> bool:
         """Count up once and wait so long; returns True if the ranks have ended."""
-        self._store.add(f"beats/{self._node}", 1)
+        self._store.add(f"heartbeats/{self._node}", 1)
         return self._asked(within_s)
 
     def _asked(self, within_s: float) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from file_store import FileStore
 
 from bml.cluster.formation.group import Group, form
-from bml.cluster.formation.letters import ANY
+from bml.cluster.formation.point_to_point import ANY
 from bml.errors import BmlError
 
 

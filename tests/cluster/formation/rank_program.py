@@ -11,7 +11,7 @@ import time
 import numpy as np
 from file_store import FileStore
 
-from bml.cluster.formation.board import Store
+from bml.cluster.formation.entries import Store
 from bml.cluster.formation.group import form
 from bml.cluster.formation.settings import Settings
 from bml.errors import BmlError

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bml.cluster.formation import spare
-from bml.cluster.formation.board import Board
+from bml.cluster.formation.entries import Entries
 from bml.cluster.formation.standby import Order, Prepare, Seen, Standby, Start
 from bml.cluster.server.server import Server
 from bml.cluster.spec.job import JobSpec
@@ -23,18 +23,18 @@ _JOINERS_EVERY_S = 0.2
 _LAST_WORDS_S = 3.0
 
 
-class Lookout:
+class Monitor:
     """Prepares processes for the coordinator of one group, and starts coordinators in them; see `Standby`.
 
-    `look` is the callback of the server for news of its line; `open_board` returns the entries of the group
+    `look` is the callback of the server for news of its line; `open_entries` returns the entries of the group
     in its store, for a thread of its own, or None if joiners are not let in.
     """
 
-    def __init__(self, spec: JobSpec, standby: Standby, open_board: Callable[[], Board | None]):
+    def __init__(self, spec: JobSpec, standby: Standby, open_entries: Callable[[], Entries | None]):
         self._spec = spec
         self._group = spec.job
         self._standby = standby
-        self._open_board = open_board
+        self._open_entries = open_entries
         self._events: queue.SimpleQueue[spare.Event] = queue.SimpleQueue()
         self._news = threading.Event()
         self._spare: spare.SpareProcess | None = None
@@ -55,7 +55,7 @@ class Lookout:
 
     def start(self, server: Server) -> None:
         """Begin to look after the coordinator."""
-        self._thread = threading.Thread(target=self._run, args=(server,), name="bml-lookout", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(server,), name="bml-monitor", daemon=True)
         self._thread.start()
 
     @property
@@ -111,7 +111,7 @@ class Lookout:
             self._watch.close()
             self._watch = None
         elif self.leads and self._watch is None:
-            self._watch = JoinWatch(self._open_board, self._joins)
+            self._watch = JoinWatch(self._open_entries, self._joins)
 
     def _take_events(self, now: float) -> None:
         while not self._events.empty():
@@ -167,10 +167,12 @@ class JoinWatch:
     An error of the store ends it: the store may be gone with the rank that had it, and the group goes on.
     """
 
-    def __init__(self, open_board: Callable[[], Board | None], joins: Callable[[int, int, object], None]):
+    def __init__(self, open_entries: Callable[[], Entries | None], joins: Callable[[int, int, object], None]):
         self._joins = joins
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(open_board,), name="bml-joiners", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(open_entries,), name="bml-joiners", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -178,12 +180,12 @@ class JoinWatch:
         self._ended.set()
         self._thread.join(_JOINERS_EVERY_S)
 
-    def _run(self, open_board: Callable[[], Board | None]) -> None:
+    def _run(self, open_entries: Callable[[], Entries | None]) -> None:
         try:
-            board = open_board()
+            entries = open_entries()
             known: set[int] = set()
-            while board is not None and not self._ended.is_set():
-                for incarnation, contact in board.joined(known):
+            while entries is not None and not self._ended.is_set():
+                for incarnation, contact in entries.joined(known):
                     known.add(incarnation)
                     self._joins(contact.server, incarnation, contact)
                 self._ended.wait(_JOINERS_EVERY_S)

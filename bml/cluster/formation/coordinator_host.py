@@ -28,7 +28,7 @@ ALIVE_EVERY_S = 0.25
 _MOST_UNSENT = 1000
 
 
-class Desk:
+class CoordinatorHost:
     """The coordinators of one rank, one for each of its groups, each in a thread of its own."""
 
     def __init__(self, outbox: Outbox):
@@ -64,13 +64,13 @@ def main() -> None:
     sock = socket.socket(fileno=int(sys.argv[1]))
     LogsAside().start()
     outbox = Outbox(sock, _MOST_UNSENT)
-    desk = Desk(outbox)
+    coordinator_host = CoordinatorHost(outbox)
     outbox.put("ready")
     threading.Thread(target=_say_alive, args=(outbox,), name="bml-alive", daemon=True).start()
     try:
         while True:
             what, *rest = receive(sock)
-            (desk.start if what == "start" else desk.join)(*rest)
+            (coordinator_host.start if what == "start" else coordinator_host.join)(*rest)
     except (EOFError, OSError):
         os._exit(0)
 

@@ -6,7 +6,7 @@ from collections import deque
 import numpy as np
 import pytest
 
-from bml.cluster.formation.letters import ANY, Letters
+from bml.cluster.formation.point_to_point import ANY, PointToPoint
 from bml.errors import BmlError, ContributorLost, UsageError
 
 MIB = 1 << 20
@@ -18,7 +18,7 @@ class Net:
     def __init__(self, size: int):
         self.wires: dict[tuple[int, int], deque[bytes]] = {}
         self.most_queued = 0
-        self.ranks = [Letters(self._poster(rank)) for rank in range(size)]
+        self.ranks = [PointToPoint(self._poster(rank)) for rank in range(size)]
 
     def _poster(self, rank: int):
         def post(to: int, message: bytes) -> None:
@@ -46,15 +46,15 @@ class Net:
             pass
 
 
-def receive(letters: Letters, source: int, tag: int, nbytes: int) -> tuple[bytearray, list[int | BmlError]]:
+def receive(of: PointToPoint, source: int, tag: int, nbytes: int) -> tuple[bytearray, list[int | BmlError]]:
     into, done = bytearray(nbytes), []
-    letters.receive(source, tag, memoryview(into), done.append)
+    of.receive(source, tag, memoryview(into), done.append)
     return into, done
 
 
-def send(letters: Letters, to: int, tag: int, data: bytes) -> list[int | BmlError]:
+def send(of: PointToPoint, to: int, tag: int, data: bytes) -> list[int | BmlError]:
     done: list[int | BmlError] = []
-    letters.send(to, tag, memoryview(data), done.append)
+    of.send(to, tag, memoryview(data), done.append)
     return done
 
 

@@ -58,7 +58,7 @@ class Joined(NamedTuple):
     contact: Contact
 
 
-class Board:
+class Entries:
     """The entries of a group of `size` ranks in its store. Every method may raise an error of the store.
 
     Methods that wait raise StartError, with the missing ranks, at `deadline` on the clock of time.monotonic.

@@ -1,15 +1,15 @@
-"""The keeper: a small process that is the parent of a node's ranks, and leaves none behind.
+"""The subreaper: a small process that is the parent of a node's ranks, and leaves none behind.
 
 It is run as a file and imports nothing but the standard library, so that it is there in 50 ms. Each rank
 leads a session of its own. When a rank ends, all processes of its session get SIGKILL, such as workers that
-load data. Processes that have left the session become children of the keeper when their parent ends; they
-are ended with the job. When the launcher is gone, everything is killed; when the keeper is killed, so are
+load data. Processes that have left the session become children of the subreaper when their parent ends; they
+are ended with the job. When the launcher is gone, everything is killed; when the subreaper is killed, so are
 the ranks. Messages are JSON, one a packet.
 
     launcher  {"do": "start", "rank", "environment"}, with two descriptors: standard output and error
               {"do": "signal", "rank", "number"}    to all processes of the rank's session
               {"do": "end", "grace_s"}              SIGTERM to all, and SIGKILL after so long
-    keeper    {"is": "started", "rank", "process"}, {"is": "ended", "rank", "code"}, negative for a signal,
+    subreaper    {"is": "started", "rank", "process"}, {"is": "ended", "rank", "code"}, negative for a signal,
               {"is": "cannot", "rank", "why"}       the command cannot be run
 """
 
@@ -32,10 +32,10 @@ MOST_NBYTES = 1 << 16
 """Longest message."""
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36
 _GONE_S = 5.0
-"""How long processes may take to end after SIGKILL; then the keeper gives up on them."""
+"""How long processes may take to end after SIGKILL; then the subreaper gives up on them."""
 
 
-class Keeper:
+class Subreaper:
     """See the beginning of this module."""
 
     def __init__(self, launcher: socket.socket, command: list[str]):
@@ -87,11 +87,11 @@ class Keeper:
         return True
 
     def _start(self, rank: int, environment: dict[str, str], descriptors: list[int]) -> None:
-        keeper = os.getpid()
+        subreaper = os.getpid()
 
-        def die_with_keeper() -> None:
+        def die_with_subreaper() -> None:
             self._prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != keeper:
+            if os.getppid() != subreaper:
                 os._exit(1)
 
         try:
@@ -102,7 +102,7 @@ class Keeper:
                 stdout=descriptors[0],
                 stderr=descriptors[1],
                 start_new_session=True,
-                preexec_fn=die_with_keeper,  # safe, as this process has one thread
+                preexec_fn=die_with_subreaper,  # safe, as this process has one thread
             )
         except OSError as error:
             self._say({"is": "cannot", "rank": rank, "why": error.strerror or str(error)})
@@ -169,7 +169,7 @@ def main() -> None:
     """Keep ranks for the launcher at the other end of the socket in the first argument; then the command."""
     launcher = socket.socket(fileno=int(sys.argv[1]))
     launcher.set_inheritable(False)
-    Keeper(launcher, sys.argv[2:]).run()
+    Subreaper(launcher, sys.argv[2:]).run()
 
 
 if __name__ == "__main__":

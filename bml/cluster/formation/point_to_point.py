@@ -66,7 +66,7 @@ class _Arriving:
     data: bytearray = field(default_factory=bytearray)
 
 
-class Letters:
+class PointToPoint:
     """The messages of one rank; `post(rank, message)` brings bytes on their way."""
 
     def __init__(self, post: Callable[[int, bytes], None]):
@@ -96,7 +96,7 @@ class Letters:
         self._match()
 
     def came(self, source: int, message: bytes, answer: Callable[[bytes], None]) -> None:
-        """A message of another rank's letters has arrived; `answer` brings bytes back to it."""
+        """A message of another rank has arrived; `answer` brings bytes back to it."""
         if message == _RECEIVED:
             self._confirmed(source)
             return
