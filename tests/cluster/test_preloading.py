@@ -6,13 +6,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import bml
 from bml.cluster.fleets.fork_server import threads_of
-from bml.cluster.fleets.preloading import worth_preloading
+from bml.cluster.fleets.preloading import referenced, worth_preloading
+from bml.cluster.process.pickling import pack
 
 
 def test_slow_modules_are_preloaded_in_their_order() -> None:
@@ -26,7 +28,7 @@ def test_slow_modules_are_preloaded_in_their_order() -> None:
         "sklearn.datasets",
     ]
     loaded += ["torchvisionary", "scipy", "ray", "bml", "bml.torch", "bml.train", "torch._dynamo"]
-    assert worth_preloading(loaded) == [
+    assert worth_preloading(loaded, ["torch", "sklearn", "bml.torch"]) == [
         "torch",
         "torch._C",
         "torch.nn",
@@ -37,8 +39,44 @@ def test_slow_modules_are_preloaded_in_their_order() -> None:
 
 
 def test_optimizers_of_torch_are_preloaded_and_nothing_where_torch_is_not_used() -> None:
-    assert worth_preloading(["torch", "torch.optim"]) == ["torch", "torch.optim", "torch._dynamo"]
-    assert worth_preloading(["numpy", "scipy.sparse", "bml.schedule", "ray._private"]) == []
+    loaded = ["torch", "torch.optim"]
+    assert worth_preloading(loaded, ["torch.nn"]) == ["torch", "torch.optim", "torch._dynamo"]
+    assert worth_preloading(loaded, ["torchvisionary", "numpy"]) == []
+    assert (
+        worth_preloading(["numpy", "scipy.sparse", "bml.schedule", "ray._private"], ["torch", "numpy"]) == []
+    )
+
+
+def helper(session: Any) -> Any:
+    return models.make()
+
+
+models = ModuleType("models_of_a_user")
+
+
+def lazily(session: Any) -> Any:
+    import torch
+
+    return torch.ones(3)
+
+
+@pytest.mark.parametrize(
+    ("train", "has_layers", "uses_torch"),
+    [(helper, True, True), (helper, False, False), (lazily, False, True)],
+)
+def test_a_function_refers_to_modules_by_way_of_others(
+    train: Any, has_layers: bool, uses_torch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`sys.path`, which is sent along, names folders that may be called torch."""
+    layers = ModuleType("torch.nn")
+    models.__dict__.pop("layers", None)
+    if has_layers:
+        models.layers = layers
+    monkeypatch.syspath_prepend("/somewhere/torch")
+    known = {**sys.modules, "models_of_a_user": models, "torch": ModuleType("torch"), "torch.nn": layers}
+    monkeypatch.setitem(sys.modules, "models_of_a_user", models)
+    found = referenced(pack(train), known)
+    assert any(name.partition(".")[0] == "torch" for name in found) == uses_torch
 
 
 @pytest.mark.parametrize(

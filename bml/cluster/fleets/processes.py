@@ -23,7 +23,7 @@ from bml.cluster.fleets.fleet import (
     reachable,
 )
 from bml.cluster.fleets.fork_server import ENDING_S, ForkServer
-from bml.cluster.fleets.preloading import worth_preloading
+from bml.cluster.fleets.preloading import referenced, worth_preloading
 from bml.cluster.process.mail import Inbox, Outbox
 from bml.cluster.spec.job import Contact, JobSpec, Place, Request, default_nics
 from bml.errors import StartError, UsageError
@@ -116,7 +116,8 @@ class ProcessFleet:
     def start(self, train: bytes) -> None:
         """See Fleet."""
         self._train = train
-        modules = worth_preloading(list(sys.modules))
+        loaded = dict(sys.modules)
+        modules = worth_preloading(loaded, referenced(train, loaded))
         self._fork_server = ForkServer(self._prints, modules, len(self._spec.servers))
         for server in self._spec.servers:
             self._servers[server] = self._spawn()
