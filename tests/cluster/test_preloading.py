@@ -152,3 +152,28 @@ def test_servers_have_torch_from_the_fork_server(monkeypatch: pytest.MonkeyPatch
     assert [each["threads"] for each in result.values.values()] == [2] * 4
     assert [each["sum"] for each in result.values.values()] == [4 * 2 * 2 * 600.0] * 4
     assert [each["argv"] for each in result.values.values()] == [sys.argv] * 4
+
+
+_DRAWS = """
+import os, random, sys
+import numpy as np, torch
+from bml.cluster.fleets.fork_server import draw_anew
+
+for _ in range(2):
+    reads, writes = os.pipe()
+    if os.fork() == 0:
+        draw_anew()
+        numbers = [random.random(), np.random.rand(), torch.rand(1, dtype=torch.float64).item()]
+        os.write(writes, repr(numbers).encode())
+        os._exit(0)
+    os.wait()
+    print(os.read(reads, 1000).decode())
+"""
+
+
+def test_forked_processes_draw_different_numbers() -> None:
+    pytest.importorskip("torch")
+    told = subprocess.run([sys.executable, "-c", _DRAWS], capture_output=True, text=True, timeout=60)
+    assert told.returncode == 0, told.stderr
+    first, second = map(json.loads, told.stdout.splitlines())
+    assert all(one != other for one, other in zip(first, second, strict=True)), (first, second)

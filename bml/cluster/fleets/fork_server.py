@@ -275,12 +275,22 @@ def _end_all(children: set[int], sock: socket.socket, wake_read: int) -> None:
         os.kill(child, signal.SIGKILL)
 
 
-def _run_forked(serve: object, descriptor: int) -> None:
-    """Run like a process of its own, with random numbers and an end of its own."""
+def draw_anew() -> None:
+    """Seed the random numbers of numpy and torch, else all forked servers would draw the same ones.
+
+    Python seeds its own in every process that it forks.
+    """
     import numpy as np
 
+    np.random.seed()
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.seed()
+
+
+def _run_forked(serve: object, descriptor: int) -> None:
+    """Run like a process of its own, with random numbers and an end of its own."""
     try:
-        np.random.seed()  # else all servers would draw the same unseeded numbers
+        draw_anew()
         outlive_readers()
         assert callable(serve)
         serve(descriptor)
