@@ -19,6 +19,7 @@ from torch.optim import lr_scheduler  # noqa: E402
 import bml.torch  # noqa: E402
 from bml.sim.programs.faults import Faults  # noqa: E402
 from bml.topology.errors import UsageError  # noqa: E402
+from bml.torch.attached.layout import NO_SAMPLES, seed_of  # noqa: E402
 from bml.train.batches import BatchPlan  # noqa: E402
 
 PLAN = BatchPlan(90, 24, 4, 3)
@@ -358,6 +359,38 @@ def test_gradients_of_other_dtypes_are_summed_in_float32_at_least(dtype: Any) ->
     rtol = {torch.float64: 1e-7, torch.bfloat16: 0.2, torch.float16: 0.05}[dtype]
     for one, other in zip(job.value, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=rtol, atol=rtol)
+
+
+def test_a_parameter_may_be_used_in_some_parts_only() -> None:
+    def train(session: Any) -> list[Any]:
+        model = mlp()
+        optimizer = sgd(model)
+        run = bml.torch.attach(session, model, optimizer)
+        for batch in batches_of(run):
+            for number, part in enumerate(batch.micro(2)):
+                (cross_entropy(model, part) if number == 0 else model[2].bias.sum()).backward()
+            optimizer.step()
+        return parameters_of(model)
+
+    assert on_servers(train, 1).value
+
+
+def test_what_an_optimizer_draws_is_seeded_by_the_batch_alone() -> None:
+    seeds: list[tuple[int, int]] = []
+
+    def train(session: Any) -> None:
+        model = mlp()
+        optimizer = sgd(model)
+        run = bml.torch.attach(session, model, optimizer, None, cross_entropy)
+        for step, batch in enumerate(batches_of(run)):
+            assert torch.initial_seed() == seed_of(3, step, batch.indices)
+            cross_entropy(model, batch).backward()
+            optimizer.step()
+            seeds.append((step, torch.initial_seed()))
+
+    job = on_servers(train, 1)
+    assert not job.errors
+    assert seeds == [(step, seed_of(3, step, NO_SAMPLES)) for step in range(len(PLAN))]
 
 
 class Rows(torch.utils.data.Dataset):  # type: ignore[misc]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -14,7 +17,11 @@ torch = pytest.importorskip("torch")
 from bml.topology.errors import UsageError  # noqa: E402
 from bml.torch.attached import layout, plain  # noqa: E402
 from bml.torch.attached.ahead import Ahead  # noqa: E402
+from bml.torch.attached.memory import Named  # noqa: E402
+from bml.torch.attached.optimizers import prime  # noqa: E402
+from bml.torch.attached.recompute import Recompute  # noqa: E402
 from bml.torch.attached.source import Source, part  # noqa: E402
+from bml.torch.attached.statistics import Statistics  # noqa: E402
 from bml.train import state  # noqa: E402
 
 KIB = 1 << 10
@@ -129,3 +136,126 @@ def test_collated_samples_are_cut_along_their_first_dimension() -> None:
     for wrong in (torch.zeros(5), (torch.zeros(6), torch.zeros(2)), 3, {"x": torch.tensor(1)}):
         with pytest.raises(UsageError, match="cannot cut"):
             part(wrong, 0, 3, 6)
+
+
+class Doubled(torch.utils.data.TensorDataset):  # type: ignore[misc]
+    def __getitem__(self, number: int) -> Any:
+        return tuple(2 * each for each in super().__getitem__(number))
+
+
+def test_samples_are_those_that_the_data_set_gives() -> None:
+    x, two = torch.arange(12.0).view(6, 2), np.array([1, 4])
+    (found,) = Source(Doubled(x)).fetch(two)
+    assert found.tolist() == [[4, 6], [16, 18]], "of a subclass"
+    assert Source([*x]).fetch(two).tolist() == [[2, 3], [8, 9]], "a list has samples, no columns"
+    assert Source({"x": x}).fetch(two)["x"].tolist() == [[2, 3], [8, 9]]
+
+
+@pytest.mark.parametrize("columns", [torch.arange(6.0), (torch.arange(6.0),), {"x": torch.arange(6.0)}])
+def test_collate_fn_gets_rows_of_columns(columns: Any) -> None:
+    rows = Source(columns, list).fetch(np.array([1, 4]))
+    wanted = {"Tensor": [1, 4], "tuple": [(1,), (4,)], "dict": [{"x": 1}, {"x": 4}]}
+    assert rows == wanted[type(columns).__name__]
+
+
+class Noisy(torch.utils.data.Dataset):  # type: ignore[misc]
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, number: int) -> Any:
+        return number + torch.rand(1, dtype=torch.float64)
+
+
+def test_random_transforms_are_the_same_whoever_loads_a_share() -> None:
+    source = Source(Noisy())
+    linear = torch.nn.Linear(1, 1, dtype=torch.float64)
+    seen: list[Any] = []
+
+    def loss(model: Any, batch: Any) -> Any:
+        seen.append((batch, torch.rand(1)))
+        return model(batch).sum()
+
+    recompute = Recompute(linear, loss, [Named(*each) for each in linear.named_parameters()])
+    ahead = Ahead(source, 10, share, 0, 7)
+    for step in range(3):
+        torch.manual_seed(step)
+        loaded = ahead.fetch(step, share(step))
+        recompute.of_batch(7, step, source.fetch)(share(step))
+        batch, drawn = seen[-1]
+        assert torch.equal(loaded, batch)
+        torch.manual_seed(layout.seed_of(7, step, share(step)))
+        assert torch.equal(drawn, torch.rand(1)), "what loading draws does not count"
+    ahead.close()
+
+
+def adam(*parameters: Any, **settings: Any) -> Any:
+    return torch.optim.Adam(parameters, lr=0.1, **settings)
+
+
+def test_a_checkpoint_and_a_new_parameter_both_have_state() -> None:
+    old, new = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    optimizer = adam(old)
+    old.grad = torch.ones(2)
+    optimizer.step()
+    before = copy.deepcopy(optimizer.state[old])
+    optimizer.add_param_group({"params": [new]})
+    value = old.detach().clone()
+    prime(optimizer)
+    assert optimizer.state[old].keys() == optimizer.state[new].keys() == before.keys()
+    assert all(torch.equal(each, optimizer.state[old][key]) for key, each in before.items())
+    assert not any(each.any() for each in optimizer.state[new].values())
+    assert torch.equal(old, value)
+    assert torch.equal(new, torch.ones(2))
+    assert torch.equal(old.grad, torch.ones(2))
+    assert new.grad is None
+
+
+class Counting(torch.optim.SGD):  # type: ignore[misc]
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["n"] = group.get("n", 0) + 1
+            group["lr"] *= 0.5
+            group["scale"] += 1
+        return super().step(closure)
+
+
+def test_the_values_of_groups_are_as_before() -> None:
+    scale = torch.ones(1)
+    optimizer = Counting([torch.nn.Parameter(torch.ones(2))], lr=0.5, momentum=0.9, weight_decay=0.1)
+    (group,) = optimizer.param_groups
+    group["scale"] = scale
+    before = {**group, "scale": scale.clone()}
+    prime(optimizer)
+    assert group == before
+    assert group["scale"] is scale
+    assert optimizer.state
+
+
+def test_running_statistics_are_kept_if_no_sample_counted() -> None:
+    norm = torch.nn.BatchNorm1d(3)
+    norm(torch.randn(8, 3))
+    before = copy.deepcopy(norm.state_dict())
+    session: Any = SimpleNamespace(empty=np.empty)
+    statistics = Statistics(session, norm)
+    for n_used in (0, 2):
+        mean = np.concatenate([np.full(7, 5.0), [1.0]]) if n_used else np.zeros(8)
+        pending = SimpleNamespace(wait=mean.copy)
+        batch: Any = SimpleNamespace(indices=layout.NO_SAMPLES, allreduce_async=Mock(return_value=pending))
+        statistics.open(batch)
+        norm(torch.randn(2, 3))  # of samples that do not count
+        statistics.begin(batch, True)
+        statistics.finish()
+        wanted = {key: torch.full_like(each, 5) for key, each in before.items()} if n_used else before
+        for key in ("running_mean", "running_var", "num_batches_tracked"):
+            assert torch.equal(norm.state_dict()[key], wanted[key])
+
+
+def test_a_parameter_that_was_frozen_since_is_computed_as_zeros() -> None:
+    model = torch.nn.Linear(2, 2)
+    recompute = Recompute(
+        model, lambda model, x: model(x).sum(), [Named(*each) for each in model.named_parameters()]
+    )
+    model.weight.requires_grad_(False)
+    weight, bias = recompute.of_batch(0, 0, lambda indices: torch.ones(len(indices), 2))(np.arange(3))
+    assert weight.tolist() == [[0, 0], [0, 0]]
+    assert bias.tolist() == [3, 3]

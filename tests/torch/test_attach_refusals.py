@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -160,6 +161,71 @@ def test_models_that_differ_are_refused_before_anything_is_summed() -> None:
     assert "params.weight <f4[4, 6]" in str(errors[0])
 
 
+def test_a_parameter_that_the_optimizer_does_not_have_is_named() -> None:
+    def make() -> Any:
+        return initialised(nn.Sequential(nn.Linear(6, 3), nn.Linear(3, 3)))
+
+    text = one(make=make, optimize=lambda model: sgd(model[1]))
+    assert "'0.weight' requires a gradient, and the optimizer does not have it" in text
+    assert "freeze it with requires_grad_(False), or give it to the optimizer" in text
+
+
+def test_state_that_the_optimizer_makes_later_is_named() -> None:
+    def momentum(model: Any, optimizer: Any, run: Any, batch: Any) -> None:
+        optimizer.param_groups[0]["momentum"] = 0.9
+        step(model, optimizer, run, batch)
+
+    text = one(momentum, optimize=lambda model: torch.optim.SGD(model.parameters(), lr=0.1))
+    assert "has made 'momentum_buffer' of the parameter 'weight' since it was attached" in text
+
+
+class Unused(nn.Module):
+    """A layer that is used, and one before it that is not: its buckets are the last ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused, self.used = nn.Linear(6, 3), nn.Linear(6, 3)
+        initialised(self)
+
+    def forward(self, x: Any) -> Any:
+        return self.used(x)
+
+
+def allowing_unused(do: Callable[[Any, Any, Any], None], bucket_mib: float) -> str:
+    def train(session: Any) -> None:
+        model = Unused()
+        optimizer = sgd(model)
+        run = bml.torch.attach(
+            session, model, optimizer, None, loss, bucket_mib=bucket_mib, allow_unused=True
+        )
+        for batch in run.batches(samples(), global_batch=30, epochs=2):
+            loss(model, batch).backward()
+            do(session, model, optimizer)
+            optimizer.step()
+
+    job = on_servers(train, 2)
+    assert {type(error) for error in job.errors.values()} == {UsageError}, job.errors
+    return "\n".join(sorted({str(error) for error in job.errors.values()}))
+
+
+def test_a_gradient_that_was_made_cannot_be_changed_while_others_are_missing() -> None:
+    def clip(session: Any, model: Any, optimizer: Any) -> None:
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+    def zero(session: Any, model: Any, optimizer: Any) -> None:
+        optimizer.zero_grad()
+
+    assert "is not summed over all servers yet: call run.reduce()" in allowing_unused(clip, 8.0)
+    assert "the gradient of 'used.bias' was replaced" in allowing_unused(zero, 8.0)
+
+
+def test_another_call_between_backward_and_the_step_says_what_to_call_first() -> None:
+    def other(session: Any, model: Any, optimizer: Any) -> None:
+        session.allreduce(np.ones(1))
+
+    assert "call run.reduce() before other calls of the session" in allowing_unused(other, 1e-6)
+
+
 def test_sparse_gradients_are_refused() -> None:
     class Words(nn.Module):
         def __init__(self) -> None:
@@ -195,6 +261,9 @@ def test_parameters_that_cannot_be_reduced_are_named(parameter: Callable[[], Any
 def test_optimizers_that_cannot_be_used_say_why() -> None:
     assert "takes no step with zero gradients" in one(
         optimize=lambda model: torch.optim.LBFGS(model.parameters())
+    )
+    assert "SGD with dampening takes its first gradient without it" in one(
+        optimize=lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, dampening=0.5)
     )
     assert "there is nothing to train" in one(make=lambda: linear().requires_grad_(False))
 

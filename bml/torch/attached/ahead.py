@@ -1,4 +1,7 @@
-"""Worker processes load the shares of batches to come, which are those of now unless a server is lost."""
+"""Worker processes load the shares of batches to come, which are those of now unless a server is lost.
+
+Each share is loaded with random numbers of its own, as in the process that computes it.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
-from bml.torch.attached.source import Source
+from bml.torch.attached.layout import seed_of
+from bml.torch.attached.source import Source, rows_of
 from bml.train.batches import Indices
 
 Foretell = Callable[[int], Indices]
@@ -49,7 +53,7 @@ class Ahead:
         generator.manual_seed(self._seed)
         self._loaded = iter(
             DataLoader(
-                self._source.dataset,
+                _Seeded(self._source.dataset, self._seed),
                 batch_sampler=_Shares(self._foretell, step, self._n_steps, self._foretold),
                 num_workers=self._n_workers,
                 collate_fn=self._source.collate,
@@ -58,17 +62,29 @@ class Ahead:
         )
 
 
+class _Seeded(Dataset):  # type: ignore[misc]
+    """A data set whose samples are loaded a share at a time, with the random numbers of that share."""
+
+    def __init__(self, dataset: Any, seed: int):
+        self._dataset, self._seed = dataset, seed
+
+    def __getitems__(self, share: tuple[int, Indices]) -> list[Any]:
+        step, indices = share
+        torch.default_generator.manual_seed(seed_of(self._seed, step, indices))
+        return rows_of(self._dataset, indices.tolist())
+
+
 class _Shares:
-    """The samples of each step from one on, noted when they are asked for."""
+    """Each step from one on and its samples, which are noted when they are asked for."""
 
     def __init__(self, foretell: Foretell, start: int, stop: int, noted: deque[tuple[int, Indices]]):
         self._foretell, self._steps, self._noted = foretell, range(start, stop), noted
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[tuple[int, Indices]]:
         for step in self._steps:
             indices = self._foretell(step)
             self._noted.append((step, indices))
-            yield indices.tolist()
+            yield step, indices
 
     def __len__(self) -> int:
         return len(self._steps)

@@ -22,7 +22,8 @@ Again = Callable[[Indices], list[torch.Tensor]]
 class GradientBucket:
     """The gradients of `members`, numbered `numbers` among all parameters; they have one dtype.
 
-    They are copied into the bucket when all of them are there. Gradients of 16 bits are summed in float32.
+    They are taken from the parameters when they are made, and copied into the bucket when all of them are
+    there. Gradients of 16 bits are summed in float32.
     """
 
     def __init__(self, session: Session, members: Sequence[Named], numbers: Sequence[int]):
@@ -33,7 +34,11 @@ class GradientBucket:
         self._vector = session.empty(sum(self._sizes), str(self._dtype).removeprefix("torch."))
         self._flat = torch.from_numpy(self._vector)
         self._views = self._shaped(self._flat)
-        self._sent: list[torch.Tensor] = []
+        self._markers = [sent(each) for each in self._views]
+        self._taken: dict[int, torch.Tensor] = {}
+        """The gradients that were made, by place."""
+        self._sent: dict[int, torch.Tensor] = {}
+        """What stands in their places."""
         self._pending: Pending | None = None
         self._to_come: set[int] = set()
 
@@ -41,6 +46,7 @@ class GradientBucket:
         """Begin a batch: no parameter has a gradient."""
         self._pending = None
         self._to_come = set(range(len(self.members)))
+        self._taken, self._sent = {}, {}
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -52,9 +58,9 @@ class GradientBucket:
     def made(self, place: int, is_last: bool) -> bool:
         """Note that backward has added to a gradient; returns whether that makes the bucket ready.
 
-        Raises UsageError if the step has begun.
+        Raises UsageError if the last one was made before.
         """
-        if self._pending is not None:
+        if place not in self._to_come:
             raise UsageError(
                 f"backward made another gradient of {self.members[place].name!r} after the last one of this "
                 "batch: add the losses up and call backward() once, or take the share in parts (`for samples "
@@ -62,14 +68,14 @@ class GradientBucket:
             )
         if not is_last:
             return False
-        self._to_come.discard(place)
+        self._take(place)
         return not self._to_come
 
     def complete(self, allow_unused: bool) -> None:
         """Make the bucket ready. Raises UsageError for a missing gradient, unless zeros may be sent."""
         for place in sorted(self._to_come):
             name, parameter = self.members[place]
-            if not allow_unused:
+            if parameter.grad is None and not allow_unused:
                 raise UsageError(
                     f"the parameter {name!r} got no gradient in this batch: call backward() before "
                     "optimizer.step() (not in a closure); freeze it with requires_grad_(False) before attach "
@@ -77,31 +83,22 @@ class GradientBucket:
                 )
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter.detach())
-        self._to_come.clear()
+            self._take(place)
 
     def begin(self, batch: Batch, again: Again | None) -> None:
-        """Begin the step. A server without samples sends zeros. Raises UsageError for sparse gradients."""
-        grads = [parameter.grad for parameter in self._parameters]
-        for (name, _), grad in zip(self.members, grads, strict=True):
-            if grad.layout != torch.strided:
-                raise UsageError(
-                    f"the gradient of {name!r} is {grad.layout}: only dense gradients can be reduced; give "
-                    "the layer sparse=False"
-                )
+        """Begin the step of a bucket that is ready. A server without samples sends zeros."""
         if len(batch.indices):
             with torch.no_grad():
-                torch._foreach_copy_(self._views, grads)
+                torch._foreach_copy_(self._views, [self._taken[place] for place in range(len(self.members))])
         else:
             self._flat.zero_()
-        if not self._sent or self._dtype != grads[0].dtype:
-            self._sent = [sent(each) for each in (self._views if self._dtype == grads[0].dtype else grads)]
-        for parameter, marker in zip(self._parameters, self._sent, strict=True):
-            parameter.grad = marker
+        self._taken.clear()
         self._pending = batch.allreduce_async(self._vector, again and self._recompute(again))
 
     def check(self) -> None:
-        """Raise UsageError if a gradient was taken away after its step had begun."""
-        for (name, parameter), marker in zip(self.members, self._sent, strict=True):
+        """Raise UsageError if a gradient was taken away after it had been made."""
+        for place, marker in self._sent.items():
+            name, parameter = self.members[place]
             if parameter.grad is not marker:
                 raise UsageError(
                     f"the gradient of {name!r} was replaced between backward and the step: call zero_grad() "
@@ -118,6 +115,20 @@ class GradientBucket:
         mean = torch.from_numpy(self._pending.wait()).to(self._parameters[0].dtype)
         for parameter, part in zip(self._parameters, self._shaped(mean), strict=True):
             parameter.grad = part
+
+    def _take(self, place: int) -> None:
+        """Take a gradient that is whole from its parameter. Raises UsageError for a sparse one."""
+        name, parameter = self.members[place]
+        grad = parameter.grad
+        assert grad is not None
+        if grad.layout != torch.strided:
+            raise UsageError(
+                f"the gradient of {name!r} is {grad.layout}: only dense gradients can be reduced; give the "
+                "layer sparse=False"
+            )
+        self._to_come.discard(place)
+        self._taken[place] = grad
+        parameter.grad = self._sent[place] = self._markers[place] if grad.dtype == self._dtype else sent(grad)
 
     def _recompute(self, again: Again) -> Callable[[Indices], Array]:
         def recompute(indices: Indices) -> Array:

@@ -56,6 +56,7 @@ class Gradients:
         """Begin a batch, without gradients."""
         self._batch, self._again = batch, again
         self._n_begun, self.is_reduced, self.is_last_part = 0, False, True
+        self._statistics.open(batch)
         for bucket in self._buckets:
             bucket.clear()
 
@@ -78,11 +79,10 @@ class Gradients:
             )
         self._check_strangers(optimizer)
         for bucket in self._buckets:
+            bucket.check()
             if not bucket.is_ready:
                 bucket.complete(self._allow_unused or not len(batch.indices))
         self._begin_ready(batch)
-        for bucket in self._buckets:
-            bucket.check()
 
     def norm(self) -> float:
         """The norm of the gradients that this server contributes."""
@@ -106,6 +106,11 @@ class Gradients:
     def _begin_ready(self, batch: Batch) -> None:
         """Begin the steps of the buckets that are full, as far as all before them are."""
         while self._n_begun < len(self._buckets) and self._buckets[self._n_begun].is_ready:
+            if batch.committed:
+                raise UsageError(
+                    f"{batch} ended before all of its gradients were sent: call run.reduce() before other "
+                    "calls of the session"
+                )
             if self._n_begun == 0:
                 self._statistics.begin(batch, self._again is not None)
             self._buckets[self._n_begun].begin(batch, self._again)

@@ -10,6 +10,7 @@ import numpy as np
 
 from bml.train.batches import Indices
 
+NO_SAMPLES: Indices = np.empty(0, np.int64)
 FIRST_NBYTES = 1 << 20
 """The most bytes of the first bucket: the sooner it is full, the sooner communication begins."""
 

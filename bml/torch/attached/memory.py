@@ -70,7 +70,8 @@ def trained(model: Any, optimizer: Any) -> list[Named]:
     """Return the parameters that the optimizer changes, each once, in the order in which the model has them.
 
     Those that the model does not have come last, under the names of their places in the optimizer. Raises
-    UsageError for parameters that cannot be trained here, and if there is none.
+    UsageError for parameters that cannot be trained here, for those that require a gradient and that the
+    optimizer does not have, and if there is none.
     """
     wanted = {
         id(parameter): Named(f"param_groups[{number}][{place}]", parameter)
@@ -78,11 +79,19 @@ def trained(model: Any, optimizer: Any) -> list[Named]:
         for place, parameter in enumerate(group["params"])
         if parameter.requires_grad
     }
-    of_the_model = [Named(*each) for each in model.named_parameters() if id(each[1]) in wanted]
+    require = [Named(*each) for each in model.named_parameters() if each[1].requires_grad]
+    of_the_model = [each for each in require if id(each.parameter) in wanted]
     known = {id(each.parameter) for each in of_the_model}
     found = [*of_the_model, *(named for key, named in wanted.items() if key not in known)]
     if not found:
         raise UsageError("the optimizer has no parameter that requires a gradient: there is nothing to train")
     for named in found:
         check_trainable(named)
+    for named in require:
+        if id(named.parameter) not in wanted:
+            raise UsageError(
+                f"the parameter {named.name!r} requires a gradient, and the optimizer does not have it: its "
+                "gradient would differ between servers; freeze it with requires_grad_(False), or give it to "
+                "the optimizer"
+            )
     return found

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,41 +14,85 @@ from bml.topology.errors import UsageError
 _AT_FIRST = {"step": 0, "mu_product": 1, "exp_inf": 0}
 """What a step with zero gradients changes in the state of torch's optimizers, and its value before.
 ASGD has `eta` besides, which is the learning rate then."""
+_PARAMS = "params"
 
 
 def prime(optimizer: Any) -> None:
     """Create the optimizer's state by a step with zero gradients that changes nothing.
 
-    A state that is there, such as that of a checkpoint, is left as it is. Raises UsageError if the optimizer
-    cannot take such a step.
+    A parameter's state that is there, such as that of a checkpoint, is left as it is. Raises UsageError if
+    the optimizer cannot take such a step, or if its first step is unlike the others.
     """
-    trained = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
-    if any(optimizer.state.get(each) for each in trained):
+    new = [
+        (group, each)
+        for group in optimizer.param_groups
+        for each in group[_PARAMS]
+        if each.requires_grad and _is_empty(optimizer.state.get(each))
+    ]
+    if not new:
         return
-    kept = [(each, each.detach().clone(), each.grad) for each in trained]
-    decays = [(group, group["weight_decay"]) for group in optimizer.param_groups if "weight_decay" in group]
-    try:
-        for parameter in trained:
-            parameter.grad = torch.zeros_like(parameter)
-        for group, _ in decays:
-            group["weight_decay"] = 0
-        optimizer.step()
-    except Exception as error:
+    if any(group.get("dampening") and group.get("momentum") for group, _ in new):
         raise UsageError(
-            f"the state of {type(optimizer).__name__} cannot be made: it takes no step with zero gradients "
-            f"({type(error).__name__}: {error}): use another optimizer"
-        ) from error
+            f"{type(optimizer).__name__} with dampening takes its first gradient without it, and a server "
+            "that joins is not told which one that is: give dampening=0"
+        )
+    with _unchanged(optimizer, [parameter for _, parameter in new]):
+        for group, parameter in new:
+            parameter.grad = torch.zeros_like(parameter)
+            if "weight_decay" in group:
+                group["weight_decay"] = 0
+        try:
+            optimizer.step()
+        except Exception as error:
+            raise UsageError(
+                f"the state of {type(optimizer).__name__} cannot be made: it takes no step with zero "
+                f"gradients ({type(error).__name__}: {error}): use another optimizer"
+            ) from error
+    for group, parameter in new:
+        if parameter in optimizer.state:
+            _reset(optimizer.state[parameter], {**_AT_FIRST, "eta": group.get("lr")})
+
+
+def _is_empty(state: dict[str, Any] | None) -> bool:
+    return state is None or all(value is None for value in state.values())
+
+
+@contextmanager
+def _unchanged(optimizer: Any, changed: Sequence[Any]) -> Iterator[None]:
+    """Take all gradients away; at the end put them, the values of the groups and of `changed` back."""
+    groups = optimizer.param_groups
+    grads = [(each, each.grad) for group in groups for each in group[_PARAMS]]
+    parameters = [(each, each.detach().clone()) for each in changed]
+    values = [
+        {key: (value, _copied(value)) for key, value in group.items() if key != _PARAMS} for group in groups
+    ]
+    try:
+        for parameter, _ in grads:
+            parameter.grad = None
+        yield
     finally:
-        for group, decay in decays:
-            group["weight_decay"] = decay
-        for parameter, value, grad in kept:
-            with torch.no_grad():
+        with torch.no_grad():
+            for parameter, value in parameters:
                 parameter.copy_(value)
+        for parameter, grad in grads:
             parameter.grad = grad
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter in optimizer.state:
-                _reset(optimizer.state[parameter], {**_AT_FIRST, "eta": group.get("lr")})
+        for group, kept in zip(groups, values, strict=True):
+            _put_back(group, kept)
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
+
+
+def _put_back(group: dict[str, Any], kept: dict[str, tuple[Any, Any]]) -> None:
+    """Give a group the values that it had; a tensor stays the same one."""
+    for key in group.keys() - kept.keys() - {_PARAMS}:
+        del group[key]
+    for key, (before, value) in kept.items():
+        if isinstance(before, torch.Tensor):
+            with torch.no_grad():
+                before.copy_(value)
+        group[key] = before if isinstance(before, torch.Tensor) else value
 
 
 def _reset(state: dict[str, Any], values: dict[str, Any]) -> None:

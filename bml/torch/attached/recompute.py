@@ -1,7 +1,8 @@
 """Computes again what a lost server had not contributed, and changes nothing by it.
 
-Gradients of the parameters, running statistics and random numbers are as before. Dropout draws its masks from
-a seed of the run, the batch and the samples, so they are the same on whichever server computes these samples.
+Gradients of the parameters, running statistics and random numbers are as before. Data sets and dropout draw
+from a seed of the run, the batch and the samples, so the numbers are the same on whichever server computes
+these samples.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class Recompute:
     def _gradients(self, seed: int, fetch: Fetch, indices: Indices) -> list[torch.Tensor]:
         with torch.enable_grad(), torch.random.fork_rng(devices=[]), _unchanged(self._model, len(indices)):
             torch.default_generator.manual_seed(seed)
-            loss = self._loss(self._model, fetch(indices))
+            samples = fetch(indices)
+            torch.default_generator.manual_seed(seed)  # as in the loop, where workers may have drawn
+            loss = self._loss(self._model, samples)
             if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
                 raise UsageError(
                     "loss(model, samples) must return one number as a tensor, the loss summed over the "
@@ -56,10 +59,12 @@ class Recompute:
                 )
             if not loss.requires_grad:
                 return [torch.zeros_like(parameter) for parameter in self._parameters]
-            found = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+            wanted = [number for number, each in enumerate(self._parameters) if each.requires_grad]
+            grads = torch.autograd.grad(loss, [self._parameters[each] for each in wanted], allow_unused=True)
+        found = dict(zip(wanted, grads, strict=True))  # others were frozen since
         return [
-            torch.zeros_like(parameter) if grad is None else grad.detach()
-            for parameter, grad in zip(self._parameters, found, strict=True)
+            torch.zeros_like(parameter) if found.get(number) is None else found[number].detach()
+            for number, parameter in enumerate(self._parameters)
         ]
 
 

@@ -14,7 +14,7 @@ from bml.topology.errors import UsageError
 from bml.torch.attached.ahead import Ahead
 from bml.torch.attached.bucket import Again
 from bml.torch.attached.gradients import Gradients
-from bml.torch.attached.layout import seed_of
+from bml.torch.attached.layout import NO_SAMPLES, seed_of
 from bml.torch.attached.memory import trained
 from bml.torch.attached.optimizers import prime
 from bml.torch.attached.recompute import Fetch, Loss, Recompute
@@ -93,6 +93,7 @@ class Run:
         self._batch: Batch | None = None
         self._share: Share | None = None
         self._again: Again | None = None
+        self._seed_after = 0
         self._has_warned, self._has_compared = False, session.joins
         optimizer.register_step_pre_hook(self._before_step)
 
@@ -110,9 +111,10 @@ class Run:
 
         `dataset` has samples by index and a length, or is a tensor, a tuple or a dict of tensors with a row
         for each sample. Samples are collated by `collate_fn`, by default as torch's DataLoader does, and
-        loaded in advance by `num_workers` processes. Each share begins without gradients, and with torch's
-        random numbers seeded by `seed`, the batch and the share. It must be ended with `optimizer.step()`, or
-        with `reduce()` where a step is skipped.
+        loaded in advance by `num_workers` processes. Each share begins without gradients. Torch's random
+        numbers are seeded by `seed`, the batch and the share before its samples are loaded and before it is
+        computed, and by `seed` and the batch alone after the sums. A share must be ended with
+        `optimizer.step()`, or with `reduce()` where a step is skipped.
 
         Raises UsageError for numbers out of range, for other data sets, and where a share was not ended.
         """
@@ -148,19 +150,23 @@ class Run:
         self._gradients.begin_all(self._optimizer)
         self._compare()
         self._gradients.finish()
+        torch.default_generator.manual_seed(self._seed_after)  # of whatever the optimizer draws
         self._warn_of_left_out()
 
     def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.reduce()
 
     def _begin(self, batch: Batch, seed: int, fetch: Fetch, fetch_ahead: Callable[[Batch], Any]) -> Share:
-        self._again = self._recompute.of_batch(seed, batch.whole.step, fetch) if self._recompute else None
+        step, computed = batch.whole.step, _computed(batch.indices, batch.whole.indices)
+        self._again = self._recompute.of_batch(seed, step, fetch) if self._recompute else None
+        self._seed_after = seed_of(seed, step, NO_SAMPLES)
+        seed_of_share = seed_of(seed, step, computed)
+        torch.default_generator.manual_seed(seed_of_share)  # a data set may draw random numbers
         samples = fetch_ahead(batch)
+        torch.default_generator.manual_seed(seed_of_share)  # workers may have drawn them
         self._batch = batch
         self._gradients.open(batch, self._again)
-        # Last, as a data set may draw random numbers.
-        torch.default_generator.manual_seed(seed_of(seed, batch.whole.step, batch.indices))
-        n_samples = len(_computed(batch.indices, batch.whole.indices))
+        n_samples = len(computed)
         self._share = Share(batch, samples, n_samples, self._gradients)
         return self._share
 

@@ -1,13 +1,16 @@
-"""The samples of a data set: tensors that are indexed, or a data set whose samples are collated."""
+"""The samples of a data set: columns that are indexed, or a data set whose samples are collated.
+
+Columns are a tensor, or a tuple or dict of tensors, with a row for each sample.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset, TensorDataset, default_collate
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
 from bml.topology.errors import UsageError
 from bml.train.batches import Indices
@@ -17,13 +20,13 @@ class Source:
     """Samples by index. Raises UsageError for a data set without a length or without indices."""
 
     def __init__(self, dataset: Any, collate_fn: Any = None):
-        tensors = dataset.tensors if isinstance(dataset, TensorDataset) else dataset
-        self._tensors = tensors if collate_fn is None and _are_tensors(tensors) else None
-        if self._tensors is None and _are_tensors(tensors):
-            dataset = TensorDataset(*(tensors if isinstance(tensors, tuple | list) else (tensors,)))
-        self.dataset = dataset
+        # A subclass may make something else of its rows.
+        columns = dataset.tensors if type(dataset) is TensorDataset else dataset
+        are_columns = _are_columns(columns)
+        self._columns = columns if collate_fn is None and are_columns else None
+        self.dataset = _Rows(columns) if are_columns and columns is dataset else dataset
         self.collate = collate_fn or default_collate
-        lengths = {len(each) for each in _flat(tensors)} if _are_tensors(tensors) else {_length(dataset)}
+        lengths = {len(each) for each in _flat(columns)} if are_columns else {_length(dataset)}
         if len(lengths) != 1:
             raise UsageError(f"the tensors have {sorted(lengths)} samples: give tensors of one length")
         (self._length,) = lengths
@@ -34,21 +37,31 @@ class Source:
     @property
     def is_in_memory(self) -> bool:
         """Whether samples are rows of tensors, which no worker need load."""
-        return self._tensors is not None
+        return self._columns is not None
 
     def fetch(self, indices: Indices) -> Any:
         """Return the samples of these indices (shape (n,), n at least 1), collated, in this thread."""
-        if self._tensors is not None:
-            rows = torch.from_numpy(np.array(indices))
-            if isinstance(self._tensors, torch.Tensor):
-                return self._tensors[rows]
-            if isinstance(self._tensors, Mapping):
-                return {key: each[rows] for key, each in self._tensors.items()}
-            return tuple(each[rows] for each in self._tensors)
-        numbers = indices.tolist()
-        if hasattr(self.dataset, "__getitems__"):
-            return self.collate(self.dataset.__getitems__(numbers))
-        return self.collate([self.dataset[number] for number in numbers])
+        if self._columns is not None:
+            return _at(self._columns, torch.from_numpy(np.array(indices)))
+        return self.collate(rows_of(self.dataset, indices.tolist()))
+
+
+class _Rows(Dataset):  # type: ignore[misc]
+    """The rows of columns, as samples."""
+
+    def __init__(self, columns: Any):
+        self._columns = columns
+
+    def __getitem__(self, number: int) -> Any:
+        return _at(self._columns, number)
+
+
+def rows_of(dataset: Any, numbers: Sequence[int]) -> list[Any]:
+    """Return the samples of a data set with these numbers."""
+    if hasattr(dataset, "__getitems__"):
+        found: list[Any] = dataset.__getitems__(numbers)
+        return found
+    return [dataset[number] for number in numbers]
 
 
 def part(samples: Any, start: int, stop: int, n_samples: int) -> Any:
@@ -68,16 +81,24 @@ def part(samples: Any, start: int, stop: int, n_samples: int) -> Any:
     )
 
 
-def _flat(tensors: Any) -> list[torch.Tensor]:
-    if isinstance(tensors, torch.Tensor):
-        return [tensors]
-    return list(tensors.values()) if isinstance(tensors, Mapping) else list(tensors)
+def _at(columns: Any, which: Any) -> Any:
+    if isinstance(columns, torch.Tensor):
+        return columns[which]
+    if isinstance(columns, Mapping):
+        return {key: each[which] for key, each in columns.items()}
+    return tuple(each[which] for each in columns)
 
 
-def _are_tensors(dataset: Any) -> bool:
+def _flat(columns: Any) -> list[torch.Tensor]:
+    if isinstance(columns, torch.Tensor):
+        return [columns]
+    return list(columns.values()) if isinstance(columns, Mapping) else list(columns)
+
+
+def _are_columns(dataset: Any) -> bool:
     if isinstance(dataset, torch.Tensor):
         return bool(dataset.dim())
-    if not isinstance(dataset, tuple | list | Mapping):
+    if not isinstance(dataset, tuple | Mapping):
         return False
     flat = _flat(dataset)
     return bool(flat) and all(isinstance(each, torch.Tensor) and each.dim() > 0 for each in flat)

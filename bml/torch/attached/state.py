@@ -105,7 +105,7 @@ class TrainingState:
         return [(name, state[each]) for name, each in self._parameters.items() if each in state]
 
     def check(self) -> None:
-        """Raise UsageError if a tensor was replaced by another one, which the session does not know."""
+        """Raise UsageError for a tensor of which the session does not know, as it was made since."""
         for name, each in self._parameters.items():
             if each.data_ptr() != self._places[name]:
                 raise _replaced(f"the memory of the parameter {name!r}")
@@ -117,6 +117,20 @@ class TrainingState:
             for key, tensor in tensors.items():
                 if state.get(key) is not tensor:
                     raise _replaced(f"{key!r} of the optimizer's state of {name!r}")
+        names = {id(each): name for name, each in self._parameters.items()}
+        for each, state in self._optimizer.state.items():
+            if isinstance(each, torch.Tensor):
+                self._check_known(names.get(id(each)), state)
+
+    def _check_known(self, name: str | None, state: dict[str, Any]) -> None:
+        known = self._tensors.get(name, {}) if name is not None else {}
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor) and key not in known:
+                of = f"the parameter {name!r}" if name is not None else "a parameter that it was given later"
+                raise UsageError(
+                    f"the optimizer has made {key!r} of {of} since it was attached, and servers that join "
+                    "would not get it: give the optimizer its parameters and its settings before attach"
+                )
 
 
 def _replaced(what: str) -> UsageError:

@@ -31,8 +31,14 @@ class Statistics:
             if buffer is not None
         ]
         size = sum(buffer.numel() for buffer in self._buffers)
-        self._vector = session.empty(size, "float64") if size else None
+        self._vector = session.empty(size + 1, "float64") if size else None
+        """The values, and 1 if there are samples, each times the number of samples."""
+        self._kept: npt.NDArray[np.float64] | None = None
         self._pending: Pending | None = None
+
+    def open(self, batch: Batch) -> None:
+        """Begin a batch. A server without samples keeps the values, as perhaps no server has any."""
+        self._kept = self._values() if self._vector is not None and not len(batch.indices) else None
 
     def begin(self, batch: Batch, has_loss: bool) -> None:
         """Begin the step of this batch; a model without such statistics needs none."""
@@ -42,11 +48,12 @@ class Statistics:
         self._pending = batch.allreduce_async(self._vector, self._again if has_loss else None)
 
     def finish(self) -> None:
-        """Wait for the step, and take the means."""
+        """Wait for the step, and take the means; if no sample counted, the values are those of before."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
-        mean, at = torch.from_numpy(pending.wait()), 0
+        found = pending.wait()
+        mean, at = torch.from_numpy(self._kept if not found[-1] and self._kept is not None else found), 0
         with torch.no_grad():
             for buffer in self._buffers:
                 part = mean[at : at + buffer.numel()].view(buffer.shape)
@@ -57,5 +64,9 @@ class Statistics:
         return self._weighted(len(indices))
 
     def _weighted(self, n_samples: int) -> npt.NDArray[np.float64]:
-        values: Any = torch.cat([buffer.detach().double().reshape(-1) for buffer in self._buffers]).numpy()
+        values = np.append(self._values(), 1.0)
         return np.multiply(values, n_samples) if n_samples else np.zeros_like(values)
+
+    def _values(self) -> npt.NDArray[np.float64]:
+        values: Any = torch.cat([buffer.detach().double().reshape(-1) for buffer in self._buffers]).numpy()
+        return np.asarray(values)
