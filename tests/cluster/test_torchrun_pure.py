@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import random
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from bml.cli.torchrun import _meeting, _n_nodes, own_words
+from bml.cli.torchrun import _meeting, _n_nodes, own_words, torchrun
+from bml.cluster.torchrun.launcher import Request, _Launcher
 from bml.cluster.torchrun.layout import Layout, command_of, read_endpoint, threads_of
 from bml.cluster.torchrun.lines import LONGEST_NBYTES, Lines
 from bml.cluster.torchrun.nodes import GONE_S, Heartbeats, NodeRecord, mismatch
+from bml.cluster.torchrun.processes import listen
 from bml.cluster.torchrun.ranks import Ranks
+from bml.cluster.torchrun.store import Wanted, _Node, _Refused
 from bml.cluster.torchrun.strikes import Strikes, strikes_of
-from bml.errors import UsageError
+from bml.errors import StartError, UsageError
 
 # --- environment and command ---------------------------------------------------------------------
 
@@ -150,7 +157,75 @@ def test_options_of_the_script_are_not_the_launchers(words: str, n_own: int) -> 
     assert list(own_words(words.split())) == words.split()[:n_own]
 
 
+def test_the_guide_names_the_flags_of_torchrun_that_are_missing() -> None:
+    parser = pytest.importorskip("torch.distributed.run").get_args_parser()
+    ours = {option for parameter in torchrun.params for option in parameter.opts} | {"--help"}
+    flags = [action.option_strings for action in parser._actions if action.option_strings]
+    missing = [each for each in flags if not ours & set(each)]
+    guide = (Path(__file__).parents[2] / "docs/guides/torchrun.md").read_text()
+    assert missing
+    for each in missing:
+        assert any(f"`{name}`" in guide for name in each), each
+
+
 # --- ends of ranks -------------------------------------------------------------------------------
+
+
+class _Helper:
+    """The launcher's side of a helper that sends these messages, and has ended after them."""
+
+    sock = None
+
+    def __init__(self, *messages: Any):
+        self._messages = [*messages, None]
+
+    def receive(self) -> Any:
+        return self._messages.pop(0)
+
+
+def _launcher(ranks: Ranks, said: list[str], store: _Helper, subreaper: _Helper) -> Any:
+    made: Any = object.__new__(_Launcher)
+    made._request, made._say, made._ranks, made._met = Request(["train"], 2), said.append, ranks, True
+    made._store, made._subreaper, made._pipes = store, subreaper, {0: [], 1: []}
+    made._selector = SimpleNamespace(unregister=lambda sock: None)
+    return made
+
+
+def test_a_rank_that_cannot_be_started_again_ends_no_other() -> None:
+    ranks, said = Ranks(range(2), 1), list[str]()
+    assert ranks.ended(1, -9)
+    cannot = {"is": "cannot", "rank": 1, "why": "Resource temporarily unavailable"}
+    _launcher(ranks, said, _Helper(), _Helper(cannot))._heard_of_subreaper()
+    assert said == [
+        "rank 1, which died (signal 9), cannot be started again: Resource temporarily unavailable"
+    ]
+    assert ranks.running == [0]
+    assert not ranks.ended(0, 0)
+    assert (ranks.status(), ranks.line()) == (0, "rank 1 died (signal 9), 1 rank finished")
+    assert ranks.summary()["1"] == {"end": "died", "code": -9, "restarts": 0}
+
+
+def test_a_rank_that_cannot_be_started_at_all_is_an_error() -> None:
+    cannot = {"is": "cannot", "rank": 1, "why": "Permission denied"}
+    with pytest.raises(StartError, match="train cannot be run: Permission denied"):
+        _launcher(Ranks(range(2), 1), [], _Helper(), _Helper(cannot))._heard_of_subreaper()
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        ([], "the process that holds the store was killed"),
+        ([{"is": "lost"}], "node 0, which holds the store, is gone"),
+        ([{"is": "failed", "why": "no memory"}], "the store cannot be used: no memory"),
+    ],
+)
+def test_the_end_of_the_store_is_said_once(message: list[Any], why: str) -> None:
+    for n_running in (1, 0):
+        ranks, said = Ranks(range(n_running), 1), list[str]()
+        launcher = _launcher(ranks, said, _Helper(*message), _Helper())
+        while launcher._store is not None:
+            launcher._heard_of_store()
+        assert said == [why + ": the ranks go on, and none can be started again" * n_running]
 
 
 def test_a_death_that_others_outlive_is_survived() -> None:
@@ -321,3 +396,34 @@ def test_a_node_whose_number_stands_still_is_gone() -> None:
     assert heartbeats.moved
     assert heartbeats.gone({1: 5, 2: 6}, 100.0 + GONE_S) == [1]
     assert heartbeats.gone({1: 6, 2: 6}, 100.0 + GONE_S + 1) == []
+
+
+@pytest.mark.parametrize(
+    ("host", "n_nodes", "at"),
+    [
+        ("node0", 2, "0.0.0.0"),
+        ("node0", 1, "127.0.0.1"),
+        ("localhost", 2, "127.0.0.1"),
+        ("127.0.0.1", 2, "127.0.0.1"),
+    ],
+)
+def test_a_name_that_is_a_loopback_address_on_its_own_machine_is_listened_at_everywhere(
+    host: str, n_nodes: int, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def known(name: str, port: int, **_: Any) -> Any:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", known)
+    first = listen(host, 0, None, n_nodes)
+    assert first is not None
+    with first:
+        address, port = first.getsockname()
+        assert address == at
+        assert listen(host, port, None, n_nodes) is None, "another node of this machine is 0"
+
+
+def test_a_node_too_many_is_told_how_to_replace_one() -> None:
+    store = SimpleNamespace(add=lambda key, amount: 2)
+    launcher: Any = None
+    with pytest.raises(_Refused, match="give the --node-rank of the node that it replaces"):
+        _Node(store, Wanted("a", 1, None, None, 2, 1, "j"), launcher, print)

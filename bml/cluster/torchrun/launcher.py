@@ -84,7 +84,7 @@ class _Launcher:
     def __init__(self, request: Request, show: Show, say: Callable[[str], None], stack: ExitStack):
         self._request, self._show, self._say = request, show, say
         host, port = request.endpoint
-        listening = listen(host, port, request.node)
+        listening = listen(host, port, request.node, request.n_nodes)
         if listening is not None:
             port = listening.getsockname()[1]
         self._master = (host, port)
@@ -188,14 +188,25 @@ class _Launcher:
             raise FabricError("the process that is the parent of the ranks was killed, and they with it")
         rank = message["rank"]
         if message["is"] == "cannot":
-            raise StartError(f"{self._request.command[0]} cannot be run: {message['why']}")
-        if message["is"] == "ended":
+            self._not_started(rank, message["why"])
+        elif message["is"] == "ended":
             self._ended(rank, message["code"])
 
-    def _ended(self, rank: int, code: int) -> None:
+    def _not_started(self, rank: int, why: str) -> None:
+        """A rank cannot be started; raises StartError if it is for the first time."""
+        if not self._ranks.restarts(rank):
+            raise StartError(f"{self._request.command[0]} cannot be run: {why}")
+        self._drain(rank)
+        code = self._ranks.not_started(rank)
+        self._say(f"rank {rank}, which {how(code)}, cannot be started again: {why}")
+
+    def _drain(self, rank: int) -> None:
         for pipe in self._pipes[rank]:
             if self._is_open(pipe) and not pipe.drain():
                 self._close(pipe)
+
+    def _ended(self, rank: int, code: int) -> None:
+        self._drain(rank)
         self._strikes.ended(rank)
         if self._ranks.ended(rank, code):
             count = f"{self._ranks.restarts(rank)} of {self._request.max_restarts}"
@@ -210,7 +221,7 @@ class _Launcher:
         return key is not None and key.data is pipe
 
     def _close_pipes(self) -> None:
-        """Close the pipes to which processes still can write that have left the sessions of the ranks."""
+        """Close the pipes to which processes can write that have left the process groups of the ranks."""
         for key in list(self._selector.get_map().values()):
             if isinstance(key.data, Pipe):
                 self._close(key.data)
@@ -224,11 +235,10 @@ class _Launcher:
         assert self._store is not None
         message = self._store.receive()
         match message:
-            case None | {"is": "over"}:
-                self._selector.unregister(self._store.sock)
-                self._store = None
-                if message is None:
-                    self._without_store("the process that holds the store was killed")
+            case {"is": "over"}:
+                self._drop_store()
+            case None:
+                self._without_store("the process that holds the store was killed")
             case {"is": "failed", "why": why}:
                 self._without_store(f"the store cannot be used: {why}")
             case {"is": "lost"}:
@@ -243,10 +253,17 @@ class _Launcher:
 
     def _without_store(self, why: str) -> None:
         """Raises StartError if there never was a store; later no rank can be started again."""
+        self._drop_store()
         if not self._met:
             raise StartError(why)
         self._ranks.stop()
-        self._say(f"{why}: the ranks go on, and none can be started again")
+        self._say(f"{why}: the ranks go on, and none can be started again" if self._ranks.running else why)
+
+    def _drop_store(self) -> None:
+        """Listen no more to the process that holds the store."""
+        assert self._store is not None
+        self._selector.unregister(self._store.sock)
+        self._store = None
 
     # --- the end ---------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import json
 import os
 import socket
@@ -81,11 +82,12 @@ def start_store(wanted: Wanted) -> Helper:
     return Helper(["-c", _STORE, "SOCKET", wanted.argument()], inherited, environment)
 
 
-def listen(host: str, port: int, node: int | None) -> socket.socket | None:
+def listen(host: str, port: int, node: int | None, n_nodes: int) -> socket.socket | None:
     """Return a socket that listens for the store at this address; None if another node is to host it.
 
     That is so on all nodes but 0. Where no node has a rank, it is the first on the machine of this address.
-    Raises UsageError if the address cannot be used.
+    Some machines know their own name as a loopback address: with several nodes it is listened everywhere
+    then. Raises UsageError if the address cannot be used.
     """
     if node not in (0, None):
         return None
@@ -93,8 +95,9 @@ def listen(host: str, port: int, node: int | None) -> socket.socket | None:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
         raise UsageError(f"the host {host} is not known: {error.strerror or error}") from None
+    at = ("", port) if n_nodes > 1 and _is_own_name(host, str(address[0])) else address[:2]
     try:
-        return socket.create_server(address[:2], family=family, backlog=1024)
+        return socket.create_server(at, family=family, backlog=1024)
     except OSError as error:
         if node is None and error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
             return None
@@ -103,6 +106,12 @@ def listen(host: str, port: int, node: int | None) -> socket.socket | None:
         raise UsageError(
             f"{host}:{port} cannot be listened at: {error.strerror}; give another --master-port"
         ) from None
+
+
+def _is_own_name(host: str, address: str) -> bool:
+    """Whether a loopback address stands for a name by which other machines may find this one."""
+    is_loopback = ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    return is_loopback and host != address and host.split(".")[0] != "localhost"
 
 
 def _listen_everywhere(port: int, family: int) -> socket.socket:

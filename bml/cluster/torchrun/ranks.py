@@ -63,6 +63,14 @@ class Ranks:
         each.code, each.at = code, self._n_ends
         return False
 
+    def not_started(self, rank: int) -> int:
+        """A rank could not be started again, so its last end stands; returns the return code of that."""
+        each = self._ranks[rank]
+        each.restarts -= 1
+        self._n_ends += 1
+        each.code, each.at = each.ends.pop(), self._n_ends
+        return each.code
+
     def status(self) -> int:
         """Return the exit status of the job: see the beginning of this module."""
         last = max((each.at for each in self._ranks.values() if each.code == 0), default=0)

@@ -121,7 +121,10 @@ class _Node:
         else:  # the node that hosts the store is 0
             self._node = 0 if wanted.listening is not None else int(store.add("arrivals", 1))
         if self._node >= self._n_nodes:
-            raise _Refused(f"all {self._n_nodes} nodes are there already")
+            raise _Refused(
+                f"all {self._n_nodes} nodes are there already: give the --node-rank of the node that it "
+                "replaces"
+            )
 
     def meet(self) -> None:
         """Show this node's record, and wait for those of the others."""

@@ -1,13 +1,13 @@
 """The subreaper: a small process that is the parent of a node's ranks, and leaves none behind.
 
 It is run as a file and imports nothing but the standard library, so that it is there in 50 ms. Each rank
-leads a session of its own. When a rank ends, all processes of its session get SIGKILL, such as workers that
-load data. Processes that have left the session become children of the subreaper when their parent ends; they
-are ended with the job. When the launcher is gone, everything is killed; when the subreaper is killed, so are
-the ranks. Messages are JSON, one a packet.
+leads a session of its own, and the process group of that. When a rank ends, all processes of the group get
+SIGKILL, such as workers that load data. Processes that have left the group become children of the subreaper
+when their parent ends; they are ended with the job. When the launcher is gone, everything is killed; when the
+subreaper is killed, so are the ranks. Messages are JSON, one a packet.
 
     launcher  {"do": "start", "rank", "environment"}, with two descriptors: standard output and error
-              {"do": "signal", "rank", "number"}    to all processes of the rank's session
+              {"do": "signal", "rank", "number"}    to all processes of the rank's group
               {"do": "end", "grace_s"}              SIGTERM to all, and SIGKILL after so long
     subreaper    {"is": "started", "rank", "process"}, {"is": "ended", "rank", "code"}, negative for a signal,
               {"is": "cannot", "rank", "why"}       the command cannot be run
@@ -115,7 +115,7 @@ class Subreaper:
         self._say({"is": "started", "rank": rank, "process": process.pid})
 
     def _reap(self) -> None:
-        """Report the ranks that have ended, with all other processes of their sessions."""
+        """Report the ranks that have ended, with all other processes of their groups."""
         with suppress(ChildProcessError):
             while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
                 if found.si_pid in self._ranks:  # it is not reaped yet, so the number is still its own
