@@ -146,6 +146,29 @@ def test_only_the_dead_rank_is_started_again(tmp_path: Path) -> None:
     assert {each["end"] for each in ranks.values()} == {"finished"}
 
 
+def test_a_rank_that_cannot_be_started_again_ends_no_other(tmp_path: Path) -> None:
+    text = f"#!{sys.executable}\nimport os, pathlib, signal, time\n"
+    text += "if os.environ['RANK'] == '1':\n    os.unlink('program')\n"
+    text += "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    text += "while not pathlib.Path('go').exists():\n    time.sleep(0.01)\n"
+    program = tmp_path / script(tmp_path, text, "program")
+    program.chmod(0o755)
+    words = ("--nproc-per-node", "2", "--max-restarts", "1", "--no-python", str(program))
+    with torchrun(tmp_path, *words) as process:
+        assert process.stderr is not None
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            if "cannot be started again" in line:
+                break
+        (tmp_path / "go").touch()
+        _, rest = process.communicate(timeout=WITHIN_S)
+    assert "rank 1, which died (signal 9), cannot be started again: No such file" in said[-1], said
+    assert rest.splitlines()[-1] == "bml torchrun: rank 1 died (signal 9), 1 rank finished"
+    assert process.returncode == 0
+    assert left_of(tmp_path) == []
+
+
 def test_the_first_error_that_nobody_survived_is_the_status(tmp_path: Path) -> None:
     text = "import os, sys, pathlib, time\n"
     text += "if os.environ['RANK'] == '1':\n    pathlib.Path('f').touch()\n    os.kill(os.getpid(), 9)\n"

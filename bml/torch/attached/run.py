@@ -56,8 +56,9 @@ def attach(
     Gradients are sent in buckets of about `bucket_mib` MiB while backward computes the next ones. With
     `allow_unused` a parameter that got no gradient counts as one with zeros, without it is an error.
 
-    Raises UsageError for parameters that are sparse, not on the CPU, complex or of 8 bits, for state that a
-    server that joins could not be given, and if the session has a model already.
+    Raises UsageError for parameters that are sparse, not on the CPU, complex or of 8 bits, for one that
+    requires a gradient and is not in the optimizer, for an optimizer or state that a server that joins could
+    not be given, and if the session has a model already.
     """
     _check(session, model, optimizer, scheduler, loss)
     named = trained(model, optimizer)
@@ -141,9 +142,9 @@ class Run:
         """Wait for the sums over all servers: gradients are the means over the global batch from here on.
 
         Call it before anything that reads or changes gradients: `clip_grad_norm_`, `scaler.unscale_`,
-        `scaler.step`. `optimizer.step()` calls it otherwise. A second call for a batch does nothing. Raises
-        UsageError outside of the loop, for gradients that are missing or were changed, and the error that
-        ends the job.
+        `scaler.step`, and before other calls of the session. `optimizer.step()` calls it otherwise. A second
+        call for a batch does nothing. Raises UsageError outside of the loop, for gradients that are missing
+        or were changed, and the error that ends the job.
         """
         if self._gradients.is_reduced:
             return
