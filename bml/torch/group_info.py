@@ -22,11 +22,12 @@ def contributors(group: Any = None) -> tuple[int, ...]:
 def is_writer(group: Any = None) -> bool:
     """Whether this rank is the lowest whose part is in the last result of `group` (None: the default one).
 
-    After the same collective exactly one rank is: let it write snapshots, as rank 0 may be lost. Raises
+    After the same collective exactly one rank is, and none that joins and is not among the others yet: let it
+    write snapshots, as rank 0 may be lost. Raises
     UsageError for a group of another backend.
     """
     ours = _ours(group)
-    return bool(ours.rank() == min(ours.contributors))
+    return bool(ours.rank() == min(ours.contributors)) and not ours.is_alone
 
 
 def _ours(group: Any) -> ProcessGroup:

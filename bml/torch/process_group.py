@@ -7,11 +7,14 @@ a Work at once. Bad arguments raise UsageError in the caller, before anything is
 from __future__ import annotations
 
 import logging
+import sys
+import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 import torch.distributed as dist
 
 from bml.protocol.server.transfer import SegmentedBytes
@@ -311,9 +314,18 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
         """
         return self._between(lambda: self._steps.communicator.joined())
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether this rank joins, and takes no part in the others' steps yet."""
+        return self._steps.is_alone
+
     def is_among(self, contributors: tuple[int, ...]) -> None:
-        """The state was taken: from now on this rank takes part in the others' steps."""
+        """From now on this rank takes part in the others' steps; these contribute to them."""
         self._steps.contributors, self._steps.is_alone = contributors, False
+
+    def stand_aside(self) -> None:
+        """This rank has fallen behind, and is alone until it has taken a later state."""
+        self._steps.is_alone = True
 
     def boundary(self, state: Callable[[], SegmentedBytes]) -> None:
         """Pass the boundary between two iterations: ranks that join are sent `state()`."""
@@ -332,14 +344,17 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
             found.append(function())
             return -1
 
-        self._thread.begin(carry_out, GroupWork("a boundary", [], self._limit_s)).wait()
+        self._thread.begin(carry_out, GroupWork("a boundary", [], threading.TIMEOUT_MAX)).wait()
         return found[0]
 
     # --- the end ---------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Finish what was begun, then let the others know that this rank is done. Idempotent."""
-        self._end(True)
+        """Finish what was begun, then let the others know that this rank is done. Idempotent.
+
+        While an exception passes by, as in `finally: destroy_process_group()`, this rank counts as lost.
+        """
+        self._end(sys.exc_info()[1] is None)
 
     def abort(self) -> None:
         """End at once: for the others this rank is lost. Idempotent."""
@@ -371,7 +386,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
         limit_s = limit.total_seconds() if limit is not None and limit > timedelta(0) else self._limit_s
 
         def carry_out() -> int:
-            job(self._steps)
+            with torch.inference_mode():  # tensors that were made so can be written only so
+                job(self._steps)
             self._tell_losses()
             return -1
 

@@ -41,11 +41,12 @@ def resumable(model: Any, optimizer: Any, scheduler: Any = None, **more: Any) ->
     if not isinstance(group, ProcessGroup):
         raise UsageError('the default group is not of the backend bml: call init_process_group("bml") before')
     if isinstance(model, DistributedDataParallel):
-        if not model.find_unused_parameters:
+        if not model.find_unused_parameters or model.static_graph:
             raise UsageError(
-                "a rank that joins needs DistributedDataParallel(…, find_unused_parameters=True): otherwise "
-                "its buckets differ from those of the others"
+                "a rank that joins needs DistributedDataParallel(…, find_unused_parameters=True) without "
+                "static_graph: otherwise its buckets differ from those of the others"
             )
+        more["ddp"] = _Flags(model)
         model = model.module
     prime(optimizer)
     stateful = {key: each for key, each in {"scheduler": scheduler, **more}.items() if each is not None}
@@ -63,6 +64,8 @@ class Resumable:
         self._epoch, self._index = 0, 0
         self._begun = -1
         """The epoch in which the loop over batches was begun last."""
+        self._among: tuple[int, ...] | None = None
+        """The contributors of a state that was taken, until this joiner is at its place."""
         self._later: memoryview | None = None
         """A state of the others in a later epoch, for a joiner that has fallen behind."""
 
@@ -102,6 +105,9 @@ class Resumable:
                 return  # what the loop does at the end of its epoch comes before that state
             if index < self._index:
                 continue
+            if self._among is not None:
+                self._group.is_among(self._among)
+                self._among = None
             self._training.check()
             self._group.boundary(self._state)
             yield batch
@@ -112,6 +118,7 @@ class Resumable:
         state = self._group.joined()
         if state is not None and _position(manifest_of(state).path)[0] != self._epoch:
             self._later = state
+            self._group.stand_aside()
         else:
             self._take(state)
 
@@ -120,7 +127,7 @@ class Resumable:
         if state is not None:
             manifest = restore(state, self._named.values)
             self._epoch, self._index = _position(manifest.path)
-            self._group.is_among(manifest.contributors)
+            self._among = manifest.contributors
 
     def _state(self) -> Snapshot:
         path = (Mark(0, self._epoch, "epochs"), Mark(0, self._index, "batches"))
@@ -143,6 +150,19 @@ class _Named:
 
     def state_fn(self, key: str, load: Load, save: Save) -> None:
         self.values.name_function(key, load, save)
+
+
+class _Flags:
+    """What DDP remembers from one iteration to the next."""
+
+    def __init__(self, ddp: DistributedDataParallel):
+        self._ddp = ddp
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"require_forward_param_sync": bool(self._ddp.require_forward_param_sync)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self._ddp).update(state)
 
 
 class _Stateful:

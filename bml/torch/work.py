@@ -98,13 +98,23 @@ class WorkThread:
         # A queue, not a condition: a signal's handler that raised in a condition would leave its lock wrong.
         self._todo: queue.SimpleQueue[tuple[Callable[[], int], GroupWork] | None] = queue.SimpleQueue()
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._name = name
+        self._start()
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         self._thread.start()
 
     def begin(self, job: Callable[[], int], work: GroupWork) -> GroupWork:
-        """Put a job behind those that were begun before; it returns the source of its work, or -1."""
+        """Put a job behind those that were begun before; it returns the source of its work, or -1.
+
+        A callback of a future runs in this thread, and may wait for what it begins: another thread takes
+        over then.
+        """
         if self._closed:
             raise UsageError("the process group was destroyed: nothing can begin in it any more")
+        if threading.current_thread() is self._thread:
+            self._start()
         self._todo.put((job, work))
         return work
 
@@ -117,7 +127,8 @@ class WorkThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while (next_one := self._todo.get()) is not None:
+        this = threading.current_thread()
+        while this is self._thread and (next_one := self._todo.get()) is not None:
             job, work = next_one
             try:
                 source, error = job(), None

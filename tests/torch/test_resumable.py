@@ -34,6 +34,7 @@ def program(group: ProcessGroup) -> tuple[list[tuple[int, int]], Any, float]:
     loops = Resumable(group, TrainingState(model, optimizer, scheduler))
     seen = []
     for epoch in loops.epochs(N_EPOCHS):
+        group.barrier().wait()  # the others have had it, where a joiner begins
         for batch in loops.batches(range(N_BATCHES)):
             seen.append((epoch, batch))
             parameter.grad = torch.arange(7.0) + epoch + batch / 10
@@ -104,6 +105,9 @@ class FakeGroup:
 
     def is_among(self, contributors: tuple[int, ...]) -> None:
         self.contributors = contributors
+
+    def stand_aside(self) -> None:
+        self.stood_aside = True
 
 
 def loops_of(group: FakeGroup) -> tuple[Resumable, Any]:
