@@ -29,19 +29,25 @@ def create(given: Any, options: Any) -> ProcessGroup:
     `given` has the store, this rank, the number of ranks and the time-out. Returns a group once all ranks are
     there. Raises StartError if one does not appear in time, UsageError if one is known to be lost.
     """
-    from bml.cluster.formation.group import form
+    from bml.cluster.formation.group import close_all, form
     from bml.cluster.formation.settings import Settings
     from bml.torch.process_group import ProcessGroup
 
     _check_members(given.global_ranks_in_group)
     rank, size, timeout = given.group_rank, given.group_size, given.timeout
     start_s = min(timeout.total_seconds(), Settings.start_s)
-    group = form(given.store, rank, size, Settings(start_s=start_s))
-    return ProcessGroup(
-        *(group.server, rank, size, given.store, timeout),
-        on_shutdown=lambda in_order: group.close("done" if in_order else "crashed"),
-        messenger=group,
-    )
+    is_default = dist.GroupMember.WORLD is None
+    # PyTorch may give groups of other ranks the same prefix: it numbers those that a rank has made.
+    store = dist.PrefixStore("ranks " + " ".join(map(str, given.global_ranks_in_group)), given.store)
+    group = form(store, rank, size, Settings(start_s=start_s))
+
+    def end(in_order: bool) -> None:
+        if is_default:
+            close_all("done" if in_order else "crashed")
+        else:
+            group.begin_close("done" if in_order else "crashed")
+
+    return ProcessGroup(*(group.server, rank, size, given.store, timeout), on_shutdown=end, messenger=group)
 
 
 def _check_members(ranks: list[int]) -> None:

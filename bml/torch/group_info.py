@@ -22,9 +22,8 @@ def contributors(group: Any = None) -> tuple[int, ...]:
 def is_writer(group: Any = None) -> bool:
     """Whether this rank is the lowest whose part is in the last result of `group` (None: the default one).
 
-    After the same collective exactly one rank is, and none that joins and is not among the others yet: let it
-    write snapshots, as rank 0 may be lost. Raises
-    UsageError for a group of another backend.
+    After the same collective exactly one rank is: let it write snapshots, as rank 0 may be lost. A rank that
+    joins is not before it is among the others. Raises UsageError for a group of another backend.
     """
     ours = _ours(group)
     return bool(ours.rank() == min(ours.contributors)) and not ours.is_alone

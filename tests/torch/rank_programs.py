@@ -144,14 +144,51 @@ def with_loader(n_workers: int) -> list[float]:
 def ends_oddly(how: str) -> str:
     """Rank 1 ends in another way than the others, which go on after it."""
     dist.init_process_group("bml")
-    for step in range(20):
-        if how == "raises" and dist.get_rank() == 1 and step == 10:
-            raise ValueError("of the user")
-        dist.all_reduce(torch.ones(1))
-    if how == "no destroy":
-        return "returned"
-    dist.destroy_process_group()
+    others = [dist.new_group([0, 1, 2]) for _ in range(2)]
+    try:
+        for step in range(20):
+            if how.startswith("raises") and dist.get_rank() == 1 and step == 10:
+                raise ValueError("of the user")
+            dist.all_reduce(torch.ones(1))
+            dist.all_reduce(torch.ones(1), group=others[step % 2])
+        if how == "no destroy":
+            return "returned"
+        if how == "orders":
+            for each in others if dist.get_rank() else reversed(others):
+                dist.destroy_process_group(each)
+    finally:
+        if how == "raises, finally destroys":
+            dist.destroy_process_group()
+    if how != "raises, finally destroys":
+        dist.destroy_process_group()
     return "destroyed"
+
+
+def refuses_static_graph() -> str:
+    dist.init_process_group("bml")
+    ddp = DistributedDataParallel(nn.Linear(2, 2), find_unused_parameters=True, static_graph=True)
+    try:
+        bml.torch.resumable(ddp, torch.optim.SGD(ddp.parameters(), lr=0.1))
+    except bml.UsageError as error:
+        return str(error)
+    finally:
+        dist.destroy_process_group()
+    return "taken"
+
+
+def waits_in_a_callback() -> float:
+    """As PowerSGD's hook does: a callback of a future begins another collective, and waits for it."""
+    dist.init_process_group("bml")
+    first, second = torch.ones(1), torch.ones(1)
+
+    def then(done: Any) -> Any:
+        (value,) = done.value()
+        second.mul_(value)
+        return dist.all_reduce(second, async_op=True).get_future().wait()[0]
+
+    found = dist.all_reduce(first, async_op=True).get_future().then(then).wait()
+    dist.destroy_process_group()
+    return float(found.item())
 
 
 def groups() -> dict[str, Any]:

@@ -375,3 +375,14 @@ def test_a_group_that_was_destroyed_begins_nothing() -> None:
         return work.result()[0].item()
 
     assert run_ranks(2, rank) == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_tensors_of_inference_mode_are_written(dtype: Any) -> None:
+    def program(group: ProcessGroup) -> Any:
+        with torch.inference_mode():
+            tensor = torch.ones(2, 3, dtype=dtype).t()
+            group.allreduce([tensor]).wait()
+            return tensor.sum().item()
+
+    assert run_ranks(2, program) == [12.0, 12.0]

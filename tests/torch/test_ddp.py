@@ -51,11 +51,27 @@ def test_forked_workers_of_a_loader_do_not_disturb() -> None:
     assert sum(found[0]) == 2 * sum(range(64))
 
 
-@pytest.mark.parametrize(("how", "awaited"), [("raises", "destroyed"), ("no destroy", "returned")])
+@pytest.mark.parametrize(
+    ("how", "awaited"),
+    [
+        ("raises", "destroyed"),
+        ("raises, finally destroys", "destroyed"),
+        ("orders", "destroyed"),
+        ("no destroy", "returned"),
+    ],
+)
 def test_odd_ends(how: str, awaited: str) -> None:
     found = run_group(3, "ends_oddly", how=how)
     assert [found[0], found[2]] == [awaited] * 2
-    assert "ValueError: of the user" in found[1] if how == "raises" else found[1] == awaited
+    assert "ValueError: of the user" in found[1] if how.startswith("raises") else found[1] == awaited
+
+
+def test_a_callback_may_wait_for_another_collective() -> None:
+    assert run_group(2, "waits_in_a_callback") == [4.0, 4.0]
+
+
+def test_a_graph_that_rebuilds_its_buckets_cannot_be_resumed() -> None:
+    assert "without static_graph" in run_group(1, "refuses_static_graph")[0]
 
 
 def test_groups_and_objects() -> None:

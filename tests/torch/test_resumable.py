@@ -13,6 +13,7 @@ from bml.errors import Evicted  # noqa: E402
 from bml.topology.errors import UsageError  # noqa: E402
 from bml.torch.attached.optimizers import prime  # noqa: E402
 from bml.torch.attached.state import TrainingState  # noqa: E402
+from bml.torch.group_info import is_writer  # noqa: E402
 from bml.torch.process_group import ProcessGroup  # noqa: E402
 from bml.torch.resumable import Resumable, resumable  # noqa: E402
 
@@ -74,6 +75,7 @@ def test_a_rank_that_comes_again_ends_as_the_others(seed: int, fault_free: Any) 
 
 def test_a_joiner_reduces_nothing_before_its_loops() -> None:
     def reduces_at_once(group: ProcessGroup) -> str:
+        assert not (group.joins and is_writer(group)), "another rank writes"
         total = torch.ones(1)
         try:
             group.allreduce([total]).wait()
@@ -83,10 +85,10 @@ def test_a_joiner_reduces_nothing_before_its_loops() -> None:
             group.barrier().wait()
         return f"{total.item()}"
 
-    ends = run_ranks(3, reduces_at_once, {1: (3, "before")}, [(4, 1)])
-    assert ends[0] == ends[2] == "3.0"
-    assert "rank 1 was started again" in ends[1]
-    assert "bml.torch.resumable" in ends[1]
+    ends = run_ranks(3, reduces_at_once, {0: (3, "before")}, [(4, 0)])
+    assert ends[1] == ends[2] == "3.0"
+    assert "rank 0 was started again" in ends[0]
+    assert "bml.torch.resumable" in ends[0]
 
 
 class FakeGroup:
@@ -94,6 +96,7 @@ class FakeGroup:
 
     def __init__(self, later: dict[int, Any]):
         self.later, self.n_asked, self.contributors = later, 0, (0, 1)
+        self.stood_aside = False
 
     def joined(self) -> Any:
         self.n_asked += 1
@@ -140,6 +143,7 @@ def test_a_joiner_that_falls_behind_takes_a_later_state(epoch: int, index: int) 
         mine.data *= 1.0 if number else 0.0
     assert seen[:3] == [(0, 0), (0, 1), "end of 0" if epoch else (0, 4)]
     assert seen[-1] == "end of 2"
+    assert joiner.stood_aside == bool(epoch), "what ends its epoch is not a step of the others"
     assert (epoch, index) in seen
     if epoch:
         assert torch.equal(mine, theirs)

@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Mapping
 
 from bml.cluster.process.coordinator import CoordinatorLoop
@@ -53,8 +54,10 @@ class CoordinatorHost:
     def _run(self, group: str, loop: CoordinatorLoop, term: int) -> None:
         try:
             loop.run()
-        finally:
-            self._outbox.put("ended", group, term)
+        except BaseException:  # its lines must not stay open: the servers would wait for it
+            traceback.print_exc()
+            os._exit(1)
+        self._outbox.put("ended", group, term)
 
 
 def main() -> None:

@@ -118,7 +118,8 @@ class Entries:
 
     def joined(self, known: Iterable[int] = ()) -> list[Joined]:
         """Return the joiners so far, the oldest first, without those of which the incarnation is `known`."""
-        numbers = set(range(1, self._store.add(_JOINED, 0) + 1)).difference(known)
+        n_joined = int(self._store.get(_JOINED)) if self._store.check([_JOINED]) else 0
+        numbers = set(range(1, n_joined + 1)).difference(known)
         there = [number for number in sorted(numbers) if self._store.check([_join(number)])]
         return [Joined(each, Contact.decode(self._store.get(_join(each)).decode())) for each in there]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from concurrent.futures import Future
 from functools import partial
@@ -39,6 +40,12 @@ class Parts(NamedTuple):
     exchange: Exchange
 
 
+_open: set[Group] = set()
+"""The groups of this process that are not closed."""
+_formed: set[str] = set()
+"""The jobs in which this process was."""
+
+
 class Group:
     """A group that was formed. `server` is this rank's: a Communicator for bml.train.Session.
 
@@ -53,9 +60,10 @@ class Group:
         self.incarnation = incarnation
         self._monitor, self._exchange = parts
         self._process = os.getpid()
-        self._closed = False
+        self._closing: threading.Thread | None = None
+        _open.add(self)
         # In a child of multiprocessing, too, where no handlers of atexit run.
-        self._at_end = util.Finalize(None, self._end_of_process, exitpriority=_ENDS_FIRST)
+        self._at_end = util.Finalize(None, _end_of_process, exitpriority=_ENDS_FIRST)
 
     @property
     def coordinator_process(self) -> int | None:
@@ -103,24 +111,49 @@ class Group:
         """
         if outcome not in ("done", "crashed"):
             raise UsageError(f"outcome is {outcome!r}: give done or crashed")
-        if self._closed or os.getpid() != self._process:
+        self.begin_close(outcome)
+        if self._closing is not None:
+            self._closing.join()
+
+    def begin_close(self, outcome: Outcome = "done") -> None:
+        """The same without waiting: the others learn of the end, and a thread does the rest of `close`.
+
+        Where a process ends several groups, ranks that end them in other orders do not wait for each other.
+        """
+        if self._closing is not None or os.getpid() != self._process:
             return
-        self._closed = True
-        self._at_end.cancel()
+        if outcome == "done":
+            self.server.begin_end("done")
+        self._closing = threading.Thread(target=self._close, args=(outcome,), name="bml-closing", daemon=True)
+        self._closing.start()
+
+    def _close(self, outcome: Outcome) -> None:
         try:
             if outcome == "done":
-                self.server.end("done")
+                self.server.wait_for_end()
             else:
                 self.server.depart("its program ended with an error")
         finally:
             self._exchange.close()
             self._monitor.close(waits=outcome == "done")
+            self._at_end.cancel()
+            _open.discard(self)
 
-    def _end_of_process(self) -> None:
-        """Close a group that the program did not close: if an error ended the program, it has crashed."""
-        raised = sys.exc_info()[1] or getattr(sys, "last_value", None)
-        crashed = raised is not None and not (isinstance(raised, SystemExit) and not raised.code)
-        self.close("crashed" if crashed else "done")
+
+def close_all(outcome: Outcome = "done") -> None:
+    """Close all groups of this process, as `Group.close` does."""
+    groups = list(_open)
+    for each in groups:
+        each.begin_close(outcome)
+    for each in groups:
+        each.close(outcome)
+
+
+def _end_of_process() -> None:
+    """Close groups that the program did not close: if an error ended the program, it has crashed."""
+    raised = sys.exc_info()[1] or getattr(sys, "last_value", None)
+    crashed = raised is not None and not (isinstance(raised, SystemExit) and not raised.code)
+    close_all("crashed" if crashed else "done")
 
 
 def form(store: Store, rank: int, size: int, settings: Settings | None = None) -> Group:
@@ -139,6 +172,12 @@ def form(store: Store, rank: int, size: int, settings: Settings | None = None) -
     entries = Entries(store, size, deadline)
     joins = entries.has_contact(rank)
     spec = entries.job() if joins else _agreed(entries, rank, settings)
+    if spec.job in _formed:
+        raise UsageError(
+            "this process was in that group before, and a group is formed once: give another store, or "
+            "another prefix in it"
+        )
+    _formed.add(spec.job)
     incarnation = entries.next_incarnation() if joins else None
     standby = Standby(rank, size, spec.timeouts(), time.monotonic(), joins)
     monitor = Monitor(spec, standby, partial(_own_entries, store, size) if settings.rejoin else _no_entries)

@@ -19,6 +19,7 @@ _LOG = logging.getLogger("bml.cluster")
 
 #: How often the store is asked for joiners, in seconds.
 _JOINERS_EVERY_S = 0.2
+_REOPEN_EVERY_S = 1.0
 #: How long a coordinator of this rank may take to tell the others of the end, in seconds.
 _LAST_WORDS_S = 3.0
 
@@ -141,7 +142,7 @@ class Monitor:
             case Prepare():
                 try:
                     self._spare = spare.of_this_process(self._group, self._heard)
-                except OSError as error:
+                except (OSError, RuntimeError) as error:  # no thread can start at the end of a process
                     _LOG.warning("no process for coordinators could be started: %s", error)
                     self._standby.not_prepared(time.monotonic())
             case Start(term):
@@ -149,6 +150,9 @@ class Monitor:
                 assert server is not None
                 found = server.membership()
                 self._running = term
+                if self._watch is not None:  # another coordinator must be told of all joiners
+                    self._watch.close()
+                    self._watch = None
                 self._spare.send("start", self._group, self._spec, found.contacts, found.incarnations, term)
 
     def _heard(self, event: spare.Event) -> None:
@@ -164,7 +168,7 @@ class Monitor:
 class JoinWatch:
     """A thread that asks the store for joiners, while the coordinator is this rank's.
 
-    An error of the store ends it: the store may be gone with the rank that had it, and the group goes on.
+    After an error of the store it tries again: the store may be gone with the rank that had it, or come back.
     """
 
     def __init__(self, open_entries: Callable[[], Entries | None], joins: Callable[[int, int, object], None]):
@@ -181,13 +185,19 @@ class JoinWatch:
         self._thread.join(_JOINERS_EVERY_S)
 
     def _run(self, open_entries: Callable[[], Entries | None]) -> None:
-        try:
-            entries = open_entries()
-            known: set[int] = set()
-            while entries is not None and not self._ended.is_set():
+        known, entries, said = set[int](), None, False
+        while not self._ended.is_set():
+            try:
+                entries = entries or open_entries()
+                if entries is None:
+                    return
                 for incarnation, contact in entries.joined(known):
                     known.add(incarnation)
                     self._joins(contact.server, incarnation, contact)
                 self._ended.wait(_JOINERS_EVERY_S)
-        except Exception as error:  # each store has errors of its own
-            _LOG.info("the store of the group cannot be asked for joiners any more: %s", error)
+            except Exception as error:  # each store has errors of its own
+                entries = None
+                if not said:
+                    _LOG.info("the store of the group cannot be asked for joiners, tried again: %s", error)
+                said = True
+                self._ended.wait(_REOPEN_EVERY_S)

@@ -195,9 +195,17 @@ class Server:
 
     def end(self, outcome: str, error: str = "") -> None:
         """Say that the training function ended, then serve the others until all are done."""
+        self.begin_end(outcome, error)
+        self.wait_for_end()
+
+    def begin_end(self, outcome: str, error: str = "") -> None:
+        """Say that the training function ended, in its thread."""
         self._shell.request(ev.Ended(outcome, error))
-        self._shell.loop.join()
         self._meeting.deferral.close()
+
+    def wait_for_end(self) -> None:
+        """Serve the others until all are done; any thread may wait."""
+        self._shell.loop.join()
 
     @property
     def error(self) -> BmlError | None:

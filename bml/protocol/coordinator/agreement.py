@@ -206,7 +206,7 @@ class Agreement:
         if shortage:
             return self.abort("too-few", f"{shortage}. {next_.reason}")
         for server in next_.newcomers:
-            self.ending.outcomes.pop(server, None)  # those of its earlier incarnation
+            self.ending.comes_again(server)
         self.reason = next_.news or self.reason or ("new coordinator" if self.known.view else "start")
         self.known.epoch += 1
         view = next_.view(self.known.epoch, self.reason, self.findings.noticed_s(now))

@@ -38,6 +38,11 @@ class Ending:
         self._returned[server] = step
         return step < earlier
 
+    def comes_again(self, server: int) -> None:
+        """Forget how earlier incarnations of a server ended."""
+        self.outcomes.pop(server, None)
+        self._returned.pop(server, None)
+
     def forget_others(self, members: Iterable[int]) -> None:
         """A view of these is in force: the others may come again, in another incarnation."""
         self._returned = {each: self._returned[each] for each in members if each in self._returned}
