@@ -9,7 +9,6 @@ LEFT_OUT = {
     r"sparse_all_reduce": "sparse tensors are refused",
     r"SyncBatchNorm|_bn_|sync_bn": "SyncBatchNorm takes tensors on GPUs",
     r"test_DistributedDataParallel(_non_default_stream|_with_amp.*)?$": "they need GPUs",
-    r"new_subgroups_with_group_param": "groups of one rank inside of groups: passed once, hung once",
     r"test_(barrier_timeout_arg|broadcast_object_list|ddp_has_finalized)$": "skipped by PyTorch",
     r"ddp_model_diff_shape_across_ranks|sparse_error_with_logger": "skipped by PyTorch",
     r"ddp_profiling_(autograd_profiler|execution_trace)|subgroups(_by_enumeration)?$": "skipped by PyTorch",
