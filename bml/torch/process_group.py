@@ -6,7 +6,6 @@ a Work at once. Bad arguments raise UsageError in the caller, before anything is
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -27,8 +26,6 @@ from bml.torch.steps import GroupSteps
 from bml.torch.tensors import Tensor, check, check_alike
 from bml.torch.work import GroupWork, WorkThread
 from bml.train.communicator import Communicator
-
-_log = logging.getLogger("bml.torch")
 
 Value = TypeVar("Value")
 
@@ -65,7 +62,6 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
         self._limit_s = timeout.total_seconds()
         self._on_shutdown = on_shutdown
         self._messages = Messages(messenger, rank, self._limit_s)
-        self._n_lost = 0
 
     # --- what it is ------------------------------------------------------------------------------
 
@@ -388,18 +384,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
         def carry_out() -> int:
             with torch.inference_mode():  # tensors that were made so can be written only so
                 job(self._steps)
-            self._tell_losses()
+            self._steps.tell_losses()
             return -1
 
         return self._thread.begin(carry_out, GroupWork(call, outputs, limit_s))
-
-    def _tell_losses(self) -> None:
-        """Say once, on the lowest rank that is left, that others were lost."""
-        steps = self._steps
-        lost = sorted(set(range(steps.n_ranks)) - set(steps.contributors))
-        if len(lost) > self._n_lost and steps.rank == min(steps.contributors):
-            _log.warning(
-                "ranks %s are lost: sums of floating tensors are multiplied by %d/%d from now on",
-                *(lost, steps.n_ranks, len(steps.contributors)),
-            )
-        self._n_lost = len(lost)

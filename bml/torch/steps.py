@@ -6,6 +6,7 @@ part is in a result.
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections.abc import Callable
 
@@ -13,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bml.train.communicator import Committed, Communicator
+
+_log = logging.getLogger("bml.torch")
 
 Vector = npt.NDArray[np.generic]
 Prepare = Callable[[tuple[int, ...]], Vector]
@@ -30,6 +33,7 @@ class GroupSteps:
         self.is_alone = communicator.joins
         """Whether this rank joins and is not among the others yet: results are its own values then."""
         self.communicator = communicator
+        self._n_lost = 0
 
     def empty(self, size: int, dtype: npt.DTypeLike) -> Vector:
         """An uninitialised array of shape (size,) that is sent without a copy."""
@@ -52,3 +56,13 @@ class GroupSteps:
             if isinstance(outcome, Committed):
                 self.contributors = outcome.contributors
                 return outcome
+
+    def tell_losses(self) -> None:
+        """Say once, on the lowest rank that is left, that others were lost."""
+        lost = sorted(set(range(self.n_ranks)) - set(self.contributors))
+        if len(lost) > self._n_lost and self.rank == min(self.contributors):
+            _log.warning(
+                "ranks %s are lost: sums of floating tensors are multiplied by %d/%d from now on",
+                *(lost, self.n_ranks, len(self.contributors)),
+            )
+        self._n_lost = len(lost)
