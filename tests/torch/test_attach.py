@@ -467,6 +467,26 @@ def normalised() -> Any:
     )
 
 
+def test_what_stands_in_for_samples_is_not_cut_into_single_ones() -> None:
+    def train(session: Any) -> list[int]:
+        model = normalised()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run = bml.torch.attach(session, model, optimizer, None, cross_entropy)
+        parts = []
+        for batch in run.batches(samples(), global_batch=9, epochs=1, seed=3):
+            own = len(batch.indices)
+            for part in batch.micro(2 if own != 3 else 1):
+                cross_entropy(model, part).backward()  # refuses a single sample
+                parts += [len(part[1])] * (not own)
+            optimizer.step()
+        return parts
+
+    job = on_servers(train, 3, Faults(kills={2: (3, "brought")}, joins=[(6, 2)]))
+    assert not job.errors
+    assert 2 in job.values[2], "the joiner had a batch without samples of its own"
+    assert {each for parts in job.values.values() for each in parts} == {2}
+
+
 def test_running_statistics_are_equal_and_weighted_by_samples() -> None:
     def train(session: Any) -> list[Any]:
         model = normalised()

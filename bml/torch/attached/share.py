@@ -36,12 +36,14 @@ class Share:
     def micro(self, n: int) -> Iterator[Any]:
         """Cut the samples into at most `n` parts, for a backward pass each: gradients are accumulated.
 
-        The steps begin in the last of these backward passes. Raises UsageError if `n` is no whole number
+        The steps begin in the last of these backward passes. A server that has no samples in this batch gets
+        its two others as one part. Raises UsageError if `n` is no whole number
         above 0, or if the samples cannot be cut along the first dimension of each tensor.
         """
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise UsageError(f"micro takes a whole number of parts, at least 1; it is {n!r}")
-        parts = cuts(self._n_samples, n)
+        # Samples that only stand in stay together: batch normalisation needs two at a time.
+        parts = cuts(self._n_samples, n if len(self.indices) else 1)
         self._gradients.is_last_part = self.is_whole = False
         for number, (start, stop) in enumerate(parts, 1):
             samples = part(self.samples, start, stop, self._n_samples)
