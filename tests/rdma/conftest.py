@@ -83,7 +83,7 @@ def fork_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
             descriptor = int(command[3])
             os.closerange(3, descriptor)  # as a new program would: the launcher's end above all
             os.closerange(descriptor + 1, 1 << 16)
-            sys.argv = ["-c", str(descriptor)]
+            sys.argv = ["-c", *command[3:]]
             fork_server.main()
         finally:
             os._exit(0)
