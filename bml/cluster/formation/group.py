@@ -19,7 +19,7 @@ from bml.cluster.formation.point_to_point import ANY
 from bml.cluster.formation.settings import Settings, job_of, nics_of
 from bml.cluster.formation.standby import Standby
 from bml.cluster.server.server import Server
-from bml.cluster.spec.job import JobSpec
+from bml.cluster.spec.job import Contact, JobSpec
 from bml.errors import StartError, UsageError
 from bml.protocol.step.workspace import Array
 
@@ -162,8 +162,9 @@ def form(store: Store, rank: int, size: int, settings: Settings | None = None) -
     Returns when the first view is in force. A process that has the number of a rank that was there before
     joins the group: it returns at once, and is let in when it comes to its first boundary.
 
-    Raises StartError if not all ranks appear within `start_s`, with the missing ranks. Raises UsageError for
-    a rank, size or settings that cannot be, FabricError if this machine cannot open what the group needs.
+    Raises StartError if not all ranks appear within `start_s`, with the missing ranks, and if the group lets
+    no rank in again. Raises UsageError for a rank, size or settings that cannot be, FabricError if this
+    machine cannot open what the group needs.
     """
     settings = settings or Settings()
     if not 0 <= rank < size:
@@ -172,6 +173,11 @@ def form(store: Store, rank: int, size: int, settings: Settings | None = None) -
     entries = Entries(store, size, deadline)
     joins = entries.has_contact(rank)
     spec = entries.job() if joins else _agreed(entries, rank, settings)
+    if joins and not spec.rejoin:
+        raise StartError(
+            f"rank {rank} was in this group before, and no rank is let in again: rank 0 formed the group with "
+            "rejoin=False"
+        )
     if spec.job in _formed:
         raise UsageError(
             "this process was in that group before, and a group is formed once: give another store, or "
@@ -180,7 +186,7 @@ def form(store: Store, rank: int, size: int, settings: Settings | None = None) -
     _formed.add(spec.job)
     incarnation = entries.next_incarnation() if joins else None
     standby = Standby(rank, size, spec.timeouts(), time.monotonic(), joins)
-    monitor = Monitor(spec, standby, partial(_own_entries, store, size) if settings.rejoin else _no_entries)
+    monitor = Monitor(spec, standby, partial(_own_entries, store, size) if spec.rejoin else _no_entries)
     parts = Parts(monitor, Exchange(rank, size))
     if not joins and rank < _SPARES:
         monitor.prepare()
@@ -219,15 +225,21 @@ def _server(
     host, on_line = here or "127.0.0.1", parts.monitor.look
     server = Server(spec, rank, nics, host, incarnation=incarnation, on_line=on_line)
     parts.exchange.open(server)
-    if incarnation is None:
-        entries.put_contact(server.contact)
-        contacts = entries.contacts()
-    else:
-        entries.put_join(Joined(incarnation, server.contact))
-        contacts = entries.contacts()
-        contacts.update({each.contact.server: each.contact for each in entries.joined()})
-    server.start(contacts)
+    try:
+        server.start(_exchanged(entries, server.contact, incarnation))
+    except BaseException:
+        server.discard()
+        raise
     return server
+
+
+def _exchanged(entries: Entries, own: Contact, incarnation: int | None) -> dict[int, Contact]:
+    """Say where this rank is reached, and return the addresses of all."""
+    if incarnation is None:
+        entries.put_contact(own)
+        return entries.contacts()
+    entries.put_join(Joined(incarnation, own))
+    return entries.contacts() | {each.contact.server: each.contact for each in entries.joined()}
 
 
 def _own_entries(store: Store, size: int) -> Entries:

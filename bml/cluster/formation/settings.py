@@ -63,6 +63,7 @@ def job_of(settings: Settings, hosts: Sequence[Host], environ: Mapping[str, str]
         start_s=settings.start_s,
         min_servers=_least(settings, one_host, environ),
         transport=settings.transport,
+        rejoin=settings.rejoin,
         absent=(1,) if size == 1 else (),
     )
     if len(spec.servers) != size:

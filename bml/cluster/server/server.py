@@ -69,6 +69,11 @@ class Server:
         """Start the loop, in the training thread; the coordinator may call from now on."""
         self._shell.start(contacts)
 
+    def discard(self) -> None:
+        """Free the sockets and memory of a server that cannot be started; it is over."""
+        self._meeting.over()
+        self._shell.close()
+
     def wait_for_view(self) -> None:
         """Wait until the first view is in force; raises the error that ended the job before."""
         self._meeting.in_force.wait()

@@ -1,0 +1,69 @@
+"""A rank that cannot start, in this process: what it says, and that it keeps nothing."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from file_store import FileStore
+
+from bml.cluster.formation.entries import Entries
+from bml.cluster.formation.group import form
+from bml.cluster.formation.host import this_host
+from bml.cluster.formation.settings import Settings, job_of
+from bml.cluster.spec.job import Contact
+from bml.errors import FabricError, StartError
+
+SIZE, RANK = 3, 2
+HERE = this_host(None)
+
+
+def begun(store: FileStore, settings: Settings) -> Entries:
+    """The entries of a group of which the others have appeared, and rank 0 has made the job."""
+    entries = Entries(store, SIZE, 0.0)
+    for rank in range(SIZE):
+        entries.came(rank, HERE)
+    entries.put_job(job_of(settings, [HERE] * SIZE))
+    return entries
+
+
+def held() -> tuple[int, set[str], set[str]]:
+    """What this process holds: the number of descriptors, shared memory, threads."""
+    threads = {thread.name for thread in threading.enumerate()}
+    return (
+        len(os.listdir("/proc/self/fd")),
+        {name for name in os.listdir("/dev/shm") if "bml" in name},
+        threads,
+    )
+
+
+@pytest.mark.parametrize("transport", ["tcp", "auto"])
+def test_a_rank_whose_partners_cannot_start_keeps_nothing(tmp_path: Path, transport: str) -> None:
+    (tmp_path / "before").mkdir()
+    settings = Settings(start_s=0.2, transport=transport)
+    for folder in (tmp_path / "before", tmp_path):  # the first one opens what a process keeps
+        begun(FileStore(folder), settings)
+        before = held()
+        with pytest.raises(StartError, match="ranks 0, 1 appeared, but could not start in time"):
+            form(FileStore(folder), RANK, SIZE, settings)
+    assert held() == before
+
+
+def test_a_rank_whose_partners_use_another_transport_keeps_nothing(tmp_path: Path) -> None:
+    settings = Settings(start_s=5.0, transport="tcp")
+    entries = begun(FileStore(tmp_path), settings)
+    for rank in (0, 1):
+        nics = (("127.0.0.1", 9),)
+        entries.put_contact(Contact(rank, ("127.0.0.1", 9), nics, transport="verbs"))
+    before = held()
+    with pytest.raises(FabricError, match="different transports"):
+        form(FileStore(tmp_path), RANK, SIZE, settings)
+    assert held() == before
+
+
+def test_whether_ranks_are_let_in_again_is_the_groups_and_not_a_ranks(tmp_path: Path) -> None:
+    entries = begun(FileStore(tmp_path), Settings(rejoin=False))
+    for rank in range(SIZE):
+        entries.put_contact(Contact(rank, ("127.0.0.1", 9), (("127.0.0.1", 9),)))
+    with pytest.raises(StartError, match=r"rank 2 was in this group before.*rejoin=False"):
+        form(FileStore(tmp_path), RANK, SIZE, Settings(rejoin=True))
