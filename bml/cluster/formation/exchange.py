@@ -37,7 +37,9 @@ class Exchange:
     def open(self, server: Server) -> None:
         """Use the channels of this server, which has not started yet."""
         self._server = server
-        self._lines = server.peer_lines(self._point_to_point.came, self._lost)
+        self._lines = server.peer_lines(
+            self._point_to_point.came, self._point_to_point.unsent, self._point_to_point.cut
+        )
 
     def send(self, array: Array, to: int, tag: int) -> Future[int]:
         """See Group.begin_send."""
@@ -105,10 +107,6 @@ class Exchange:
         assert self._lines is not None
         self._lines.send(to, message)
 
-    def _lost(self, rank: int, why: str) -> None:
-        assert self._lines is not None
-        self._point_to_point.lost(rank, why, forever=bool(self._lines.why_lost(rank)))
-
     def _look(self) -> None:
         """See whether the ranks are there of which something is awaited, now and again."""
         assert self._server is not None
@@ -118,10 +116,11 @@ class Exchange:
         for rank in self._point_to_point.partners - {ANY}:
             why = self._lines.why_lost(rank)
             if why:
-                self._point_to_point.lost(rank, why, forever=True)
+                self._lines.hang_up(rank)
+                self._point_to_point.lost(rank, why)
         others = [rank for rank in range(self._size) if rank != self._rank]
         if ANY in self._point_to_point.partners and all(map(self._lines.why_lost, others)):
-            self._point_to_point.lost(ANY, "they are out of the view", forever=True)
+            self._point_to_point.lost(ANY, "they are out of the view")
         self._looks = bool(self._point_to_point.partners)
         if self._looks:
             self._lines.after(_LOOK_S, self._look)

@@ -175,7 +175,7 @@ def form(store: Store, rank: int, size: int, settings: Settings | None = None) -
     spec = entries.job() if joins else _agreed(entries, rank, settings)
     if joins and not spec.rejoin:
         raise StartError(
-            f"rank {rank} was in this group before, and no rank is let in again: rank 0 formed the group with "
+            f"rank {rank} was in this group before, and no rank is let in again: rank 0 formed it with "
             "rejoin=False"
         )
     if spec.job in _formed:

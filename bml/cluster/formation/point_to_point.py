@@ -109,20 +109,31 @@ class PointToPoint:
             self._here.append(arriving)
             self._match()
 
-    def lost(self, rank: int, why: str, forever: bool) -> None:
-        """A rank's connection has ended, and what was on its way is lost; `forever`: the rank is gone.
-
-        What arrived before can still be received. Receivers wait on for a rank that is there.
-        """
-        was_arriving = self._arriving.pop(rank, None) is not None
-        error = ContributorLost(f"{'all others' if rank == ANY else f'rank {rank}'} cannot be reached: {why}")
+    def unsent(self, rank: int, why: str) -> None:
+        """The connection to a rank has ended: what it has not confirmed is lost."""
+        error = _unreachable(rank, why)
         for each in self._outgoing.pop(rank, ()):
             each.done(error)
-        if forever or was_arriving:
-            gone = [each for each in self._wanted if each.source == rank]
-            self._wanted = [each for each in self._wanted if each.source != rank]
-            for wanted in gone:
-                wanted.done(error)
+
+    def cut(self, rank: int, why: str) -> None:
+        """The connection from a rank has ended. If part of a message is here, the rest does not come.
+
+        What arrived before can still be received, and receivers wait on if no message was on its way.
+        """
+        if self._arriving.pop(rank, None) is not None:
+            self._give_up(rank, why)
+
+    def lost(self, rank: int, why: str) -> None:
+        """A rank is gone for ever; ANY: all others are. What arrived before can still be received."""
+        self._arriving.pop(rank, None)
+        self.unsent(rank, why)
+        self._give_up(rank, why)
+
+    def _give_up(self, rank: int, why: str) -> None:
+        gone = [each for each in self._wanted if each.source == rank]
+        self._wanted = [each for each in self._wanted if each.source != rank]
+        for wanted in gone:
+            wanted.done(_unreachable(rank, why))
 
     def fail(self, error: BmlError) -> None:
         """Nothing can be sent or received any more."""
@@ -165,6 +176,10 @@ class PointToPoint:
                 wanted.done(here.source)
             else:
                 wanted.done(_misfit(here, wanted))
+
+
+def _unreachable(rank: int, why: str) -> ContributorLost:
+    return ContributorLost(f"{'all others' if rank == ANY else f'rank {rank}'} cannot be reached: {why}")
 
 
 def _misfit(here: _Arriving, wanted: _Wanted) -> UsageError:

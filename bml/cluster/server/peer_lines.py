@@ -1,11 +1,14 @@
 """Channels of whole messages between two servers, beside the steps: made when a message is to be sent.
 
-A server sends over the channel that it dialled, and is answered over the same. So two servers have up to two.
-They use the ports where the servers listen for their coordinator, and prove the job's token as it does.
+A server sends over the channel that it dialled, and is answered over the same. So two servers have up to two,
+and the end of one of them concerns only what its dialler sends. They use the ports where the servers listen
+for their coordinator, and prove the job's token as it does. A server that is alive is dialled until it
+answers.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 
@@ -14,35 +17,64 @@ from bml.cluster.spec.job import JobSpec
 from bml.transport.handshake import control
 from bml.transport.handshake.auth import Hello, Identity
 
+_LOG = logging.getLogger("bml.cluster")
+
 OnMessage = Callable[[int, bytes, Callable[[bytes], None]], None]
 """Called with a server, its message, and what sends an answer."""
-OnLost = Callable[[int, str], None]
+OnEnd = Callable[[int, str], None]
 """Called with a server to or from which a channel has ended, and the reason."""
+
+_AGAIN_S = 0.1
+"""After a dial that failed the next one begins so much later, in seconds."""
 
 
 class PeerLines:
-    """The channels of `server`; all methods and callbacks are for the thread that polls."""
+    """The channels of `server`; all methods and callbacks are for the thread that polls.
 
-    def __init__(self, shell: Assembly, server: int, spec: JobSpec, on_message: OnMessage, on_lost: OnLost):
+    `on_unsent` is called when the channel to a server has ended: what this server sent may not have arrived.
+    `on_cut` is called when the channel from a server has ended: what that one sent may not arrive.
+    """
+
+    def __init__(
+        self,
+        shell: Assembly,
+        server: int,
+        spec: JobSpec,
+        on_message: OnMessage,
+        on_unsent: OnEnd,
+        on_cut: OnEnd,
+    ):
         self._shell = shell
         self._server = server
         self._spec = spec
-        self._on_message, self._on_lost = on_message, on_lost
+        self._on_message, self._on_unsent, self._on_cut = on_message, on_unsent, on_cut
         self._dialled: dict[int, control.Channel] = {}
         self._accepted: dict[int, control.Channel] = {}
         self._waiting: dict[int, list[bytes]] = {}
+        """Messages to servers that are being dialled."""
         shell.line.take_peers(self._take, self._close)
 
     def send(self, peer: int, message: bytes) -> None:
-        """Send a message to a server; if that cannot be done, `on_lost` is called."""
+        """Send a message to a server; if that cannot be done, `on_unsent` is called."""
         channel = self._dialled.get(peer)
-        if channel is not None:
+        if channel is not None and channel.peer.incarnation < self._incarnation(peer):
+            self._shell.poller.soon(partial(self._lost_to, peer, channel, "it was started again"))
+        elif channel is not None:
             channel.send(message)
         elif peer in self._waiting:
             self._waiting[peer].append(message)
         else:
             self._waiting[peer] = [message]
             self._dial(peer)
+
+    def hang_up(self, peer: int) -> None:
+        """End all channels of a server that is lost, without a callback; what waits is not sent."""
+        if peer in self._waiting:
+            self._waiting[peer].clear()  # it is still being dialled
+        for channels in (self._dialled, self._accepted):
+            channel = channels.pop(peer, None)
+            if channel is not None:
+                channel.close()
 
     def why_lost(self, peer: int) -> str:
         """Why a server takes part no more, or this one does not; "" if both do."""
@@ -56,55 +88,73 @@ class PeerLines:
         """Call something in so many seconds."""
         self._shell.poller.after(delay_s, action)
 
+    def _incarnation(self, peer: int) -> int:
+        return self._shell.peers.incarnations.get(peer, 0)
+
+    # --- the channel to a server -----------------------------------------------------------------
+
     def _dial(self, peer: int) -> None:
-        spec, peers = self._spec, self._shell.peers
-        mine = peers.incarnations.get(self._server, 0)
-        host, port = peers.contacts[peer].control
+        spec = self._spec
+        host, port = self._shell.peers.contacts[peer].control
         control.dial(
             host,
             port,
-            identity=Identity.of(spec.token, spec.job, self._server, mine),
+            identity=Identity.of(spec.token, spec.job, self._server, self._incarnation(self._server)),
             expect_server=peer,
-            expect_incarnation=peers.incarnations.get(peer, 0),
+            expect_incarnation=self._incarnation(peer),
             poller=self._shell.poller,
             on_open=partial(self._opened, peer),
-            on_fail=lambda end: self._failed(peer, end),
+            on_fail=partial(self._failed, peer),
             timeout_s=spec.timeouts().connect_s,
         )
 
     def _opened(self, peer: int, channel: control.Channel) -> None:
-        if peer in self._dialled:  # it was dialled twice, as the first dial was given up
-            channel.close()
-            return
         self._dialled[peer] = channel
-        self._listen(peer, channel, self._dialled)
-        for message in self._waiting.pop(peer, ()):
+        self._listen(peer, channel, lambda end: self._lost_to(peer, channel, end.why))
+        for message in self._waiting.pop(peer):
             channel.send(message)
 
     def _failed(self, peer: int, end: control.End) -> None:
-        self._drop(peer, end.why)
+        """A busy server answers later; one that is dead leaves the view soon."""
+        _LOG.debug("server %d: server %d cannot be dialled: %s", self._server, peer, end.why)
+        self._shell.poller.after(_AGAIN_S, partial(self._dial_again, peer))
+
+    def _dial_again(self, peer: int) -> None:
+        why = self.why_lost(peer)
+        if why:
+            del self._waiting[peer]
+            self._on_unsent(peer, why)
+        else:
+            self._dial(peer)
+
+    def _lost_to(self, peer: int, channel: control.Channel, why: str) -> None:
+        if self._dialled.get(peer) is channel:
+            del self._dialled[peer]
+            channel.close()
+            self._on_unsent(peer, why)
+
+    # --- the channel from a server ---------------------------------------------------------------
 
     def _take(self, channel: control.Channel, hello: Hello) -> None:
-        if hello.server in self._accepted:
-            self._drop(hello.server, "it has connected anew")
-        self._accepted[hello.server] = channel
-        self._listen(hello.server, channel, self._accepted)
+        peer, before = hello.server, self._accepted.get(hello.server)
+        if hello.incarnation < self._incarnation(peer):
+            channel.close()
+            return
+        if before is not None:
+            self._lost_from(peer, before, "it has connected anew")
+        self._accepted[peer] = channel
+        self._listen(peer, channel, lambda end: self._lost_from(peer, channel, end.why))
 
-    def _listen(self, peer: int, channel: control.Channel, channels: dict[int, control.Channel]) -> None:
-        def lost(end: control.End) -> None:
-            if channels.get(peer) is channel:
-                self._drop(peer, end.why)
+    def _lost_from(self, peer: int, channel: control.Channel, why: str) -> None:
+        if self._accepted.get(peer) is channel:
+            del self._accepted[peer]
+            channel.close()
+            self._on_cut(peer, why)
 
+    # --- both ------------------------------------------------------------------------------------
+
+    def _listen(self, peer: int, channel: control.Channel, lost: Callable[[control.End], None]) -> None:
         channel.listen(lambda message: self._on_message(peer, message, channel.send), lost)
-
-    def _drop(self, peer: int, why: str) -> None:
-        """End both channels: what was on its way in either direction counts as lost."""
-        self._waiting.pop(peer, None)
-        for channels in (self._dialled, self._accepted):
-            channel = channels.pop(peer, None)
-            if channel is not None:
-                channel.close()
-        self._on_lost(peer, why)
 
     def _close(self) -> None:
         for channel in (*self._dialled.values(), *self._accepted.values()):

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bml.cluster.server.assembly import Assembly
-from bml.cluster.server.peer_lines import OnLost, OnMessage, PeerLines
+from bml.cluster.server.peer_lines import OnEnd, OnMessage, PeerLines
 from bml.cluster.server.status import Membership, link_stats, status, view_records
 from bml.cluster.spec.job import Contacts, JobSpec, Request
 from bml.cluster.spec.trace import ServerTrace
@@ -288,9 +288,9 @@ class Server:
         shell.loop.join()
         self._meeting.deferral.close()
 
-    def peer_lines(self, on_message: OnMessage, on_lost: OnLost) -> PeerLines:
+    def peer_lines(self, on_message: OnMessage, on_unsent: OnEnd, on_cut: OnEnd) -> PeerLines:
         """Make channels to the other servers beside the steps; to be called before `start`."""
-        return PeerLines(self._shell, self.server, self._spec, on_message, on_lost)
+        return PeerLines(self._shell, self.server, self._spec, on_message, on_unsent, on_cut)
 
     def call(self, action: Callable[[], None]) -> None:
         """Call something in the thread that polls; any thread may ask. It is not called after the end."""

@@ -135,7 +135,7 @@ def test_a_lost_rank_ends_what_waits_for_it() -> None:
     behind = send(net.ranks[0], 1, 0, b"x")
     of_it, of_any = receive(net.ranks[0], 1, 0, 8)[1], receive(net.ranks[0], ANY, 0, 8)[1]
     other = receive(net.ranks[0], 2, 0, 8)[1]
-    net.ranks[0].lost(1, "it is dead", forever=True)
+    net.ranks[0].lost(1, "it is dead")
     for done in (sending, behind, of_it):
         assert isinstance(done[0], ContributorLost)
         assert "rank 1" in str(done[0])
@@ -155,8 +155,8 @@ def test_a_broken_connection_ends_only_what_was_on_its_way() -> None:
         net.step(rng)
     half = receive(net.ranks[1], 0, 0, 10 * MIB)[1]
     net.wires.clear()
-    net.ranks[0].lost(1, "reset", forever=False)
-    net.ranks[1].lost(0, "reset", forever=False)
+    net.ranks[0].unsent(1, "reset")
+    net.ranks[1].cut(0, "reset")
     assert isinstance(long[0], ContributorLost)
     assert isinstance(half[0], ContributorLost)
     assert isinstance(waits[0], ContributorLost)
@@ -170,7 +170,7 @@ def test_what_arrived_of_a_lost_rank_can_be_received() -> None:
     net = Net(2)
     send(net.ranks[0], 1, 0, b"last")
     net.run()
-    net.ranks[1].lost(0, "it is dead", forever=True)
+    net.ranks[1].lost(0, "it is dead")
     assert receive(net.ranks[1], 0, 0, 4)[1] == [0]
 
 
