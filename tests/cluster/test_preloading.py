@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 import bml
-from bml.cluster.fleets.fork_server import threads_of
+from bml.cluster.fleets.fork_server import ForkServer, threads_of
 from bml.cluster.fleets.preloading import referenced, worth_preloading
 from bml.cluster.process.pickling import pack
 
@@ -128,6 +129,21 @@ def test_nothing_is_preloaded_if_that_starts_a_thread(tmp_path: Path, threads: b
     out, _ = process.communicate(timeout=30)
     assert process.returncode == 0
     assert json.loads(out) == [process.pid, 1, [] if threads else ["fine"]]
+
+
+def test_imports_do_not_count_against_the_time_to_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package of gigabytes may take minutes on a slow network."""
+    (tmp_path / "takes_long.py").write_text("import time\ntime.sleep(1.5)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    fork_server = ForkServer(prints=False, modules=["takes_long"])
+    ours, theirs = socket.socketpair()
+    try:
+        with ours:
+            assert fork_server.fork(theirs, within_s=1.0) > 0
+    finally:
+        fork_server.close()
 
 
 def uses_torch(session: bml.Session) -> dict[str, Any]:

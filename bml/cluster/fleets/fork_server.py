@@ -5,7 +5,8 @@ the launcher, and nothing of the job. It ends when the launcher is gone.
 
     launcher    b"F" with a socket     fork a process that serves the launcher on this socket
                 b"K" and a process id  kill it, unless it has ended
-    fork server b"B" and a process id  the process has been forked
+    fork server b"R"                   everything is imported
+                b"B" and a process id  the process has been forked
                 b"E", a process id and its return code, negative for a signal
 """
 
@@ -35,6 +36,8 @@ from bml.io.forks import close_on_fork
 _WORD = struct.Struct("=cqq")
 ENDING_S = 2.0
 """How long processes may take to end by themselves once their launcher is gone or has hung up, in seconds."""
+IMPORTS_S = 600.0
+"""How long its imports may take, in seconds: minutes, where the packages lie on a slow network."""
 #: How long the fork server may take to obey when it is to end, in seconds; it may be stopped.
 _ANSWERS_S = 2.0
 #: How long its last messages may take to arrive after it was stopped, in seconds.
@@ -104,7 +107,7 @@ class ForkServer:
         self._sock = close_on_fork(ours)
         self._forking = threading.Lock()
         self._changed = threading.Condition()
-        self._gone = False
+        self._ready = self._gone = False
         self._forked: deque[int] = deque()
         self._unwanted = 0
         self._alive: set[int] = set()
@@ -117,9 +120,11 @@ class ForkServer:
     def fork(self, sock: socket.socket, within_s: float) -> int:
         """Make a process that serves the other end of `sock`, which is closed here; returns its id.
 
-        Raises StartError if it is not forked in time.
+        The time counts from when everything is imported. Raises StartError if it is not forked in time.
         """
         with self._forking:  # processes are forked in the order of the requests
+            with self._changed:
+                self._changed.wait_for(lambda: self._ready or self._gone, IMPORTS_S)
             with sock, suppress(OSError):
                 socket.send_fds(self._sock, [_WORD.pack(b"F", 0, 0)], [sock.fileno()])
             with self._changed:
@@ -195,7 +200,9 @@ class ForkServer:
 
     def _note(self, kind: bytes, process: int, code: int) -> None:
         with self._changed:
-            if kind == b"B":
+            if kind == b"R":
+                self._ready = True
+            elif kind == b"B":
                 self._alive.add(process)
                 self._returncodes.pop(process, None)  # of an older process with this id
                 if self._unwanted:
@@ -213,7 +220,7 @@ class ForkServer:
         with suppress(subprocess.TimeoutExpired):
             status = self._process.wait(timeout=0.5)  # its socket may end a moment before it does
             return f"{sys.executable} exited with status {status}"
-        return "the machine is too busy to import bml in time"
+        return "the machine is too busy" if self._ready else f"the imports took longer than {IMPORTS_S:g} s"
 
 
 def main() -> None:
@@ -230,6 +237,7 @@ def main() -> None:
     gc.freeze()
     children: set[int] = set()
     with suppress(ConnectionError):  # the launcher ended before it had read everything
+        sock.sendall(_WORD.pack(b"R", 0, 0))
         _obey(sock, (wake_read, wake_write), children)
     _end_all(children, sock, wake_read)
 
