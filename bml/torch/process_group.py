@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from bml.cluster.formation.program_end import is_failure
 from bml.protocol.server.transfer import SegmentedBytes
 from bml.topology.errors import UsageError
 from bml.torch import movements
@@ -350,7 +351,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
 
         While an exception passes by, as in `finally: destroy_process_group()`, this rank counts as lost.
         """
-        self._end(sys.exc_info()[1] is None)
+        self._end(not is_failure(sys.exc_info()[1]))
 
     def abort(self) -> None:
         """End at once: for the others this rank is lost. Idempotent."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import selectors
 import socket
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,15 +14,17 @@ from typing import Any
 import pytest
 
 from bml.cli.torchrun import _meeting, _n_nodes, own_words, torchrun
+from bml.cluster.torchrun import launcher
 from bml.cluster.torchrun.launcher import Request, _Launcher
 from bml.cluster.torchrun.layout import Layout, command_of, read_endpoint, threads_of
 from bml.cluster.torchrun.lines import LONGEST_NBYTES, Lines
 from bml.cluster.torchrun.nodes import GONE_S, Heartbeats, NodeRecord, mismatch
+from bml.cluster.torchrun.output import Pipe
 from bml.cluster.torchrun.processes import listen
 from bml.cluster.torchrun.ranks import Ranks
 from bml.cluster.torchrun.store import Wanted, _Node, _Refused
 from bml.cluster.torchrun.strikes import Strikes, strikes_of
-from bml.errors import StartError, UsageError
+from bml.errors import FabricError, StartError, UsageError
 
 # --- environment and command ---------------------------------------------------------------------
 
@@ -174,7 +179,8 @@ def test_the_guide_names_the_flags_of_torchrun_that_are_missing() -> None:
 class _Helper:
     """The launcher's side of a helper that sends these messages, and has ended after them."""
 
-    sock = None
+    sock: Any = None
+    send: Any = None
 
     def __init__(self, *messages: Any):
         self._messages = [*messages, None]
@@ -222,10 +228,61 @@ def test_a_rank_that_cannot_be_started_at_all_is_an_error() -> None:
 def test_the_end_of_the_store_is_said_once(message: list[Any], why: str) -> None:
     for n_running in (1, 0):
         ranks, said = Ranks(range(n_running), 1), list[str]()
-        launcher = _launcher(ranks, said, _Helper(*message), _Helper())
-        while launcher._store is not None:
-            launcher._heard_of_store()
+        made = _launcher(ranks, said, _Helper(*message), _Helper())
+        while made._store is not None:
+            made._heard_of_store()
         assert said == [why + ": the ranks go on, and none can be started again" * n_running]
+
+
+def test_a_node_0_that_is_silent_does_not_hold_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its machine is off, and the process that holds its store never answers."""
+    monkeypatch.setattr(launcher, "GONE_S", 0.05)
+    ranks, said = Ranks(range(2, 3), 0), list[str]()
+    assert not ranks.ended(2, 0)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, selectors.DefaultSelector() as selector:
+        store = _Helper()
+        store.sock = ours
+        made = _launcher(ranks, said, store, _Helper())
+        made._request, made._selector = Request(["train"], 1, 2), selector
+        made._layout, made._strikes = Layout((2, 1), 1, "job", ("10.0.0.1", 29500)), Strikes([], [])
+        selector.register(ours, selectors.EVENT_READ)
+        assert made.leave().status == 0
+        assert theirs.recv(10) == b"done"
+    assert said == ["node 0, which holds the store, does not answer"]
+
+
+def test_the_last_words_of_ranks_are_shown_whose_parent_was_killed() -> None:
+    """The end of the parent is seen before the ranks have ended, and before their pipes are empty."""
+    shown, n_lines = list[bytes](), 20_000
+    pipes = [Pipe(0, 1, lambda number, lines: shown.append(lines)) for _ in range(2)]
+
+    def write() -> None:
+        with os.fdopen(pipes[0].writes, "wb") as out:
+            out.writelines(b"line %d\n" % number for number in range(n_lines))
+            out.write(b"last words")
+
+    def gone() -> Any:
+        raise FabricError("the parent of the ranks was killed")
+
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    with ours, selectors.DefaultSelector() as selector:
+        made = _launcher(Ranks(range(1), 0), [], _Helper(), _Helper())
+        made._selector, made._heard_of_subreaper = selector, gone
+        made._subreaper.send = lambda message: None
+        selector.register(ours, selectors.EVENT_READ)
+        for pipe in pipes:
+            selector.register(pipe.descriptor, selectors.EVENT_READ, pipe)
+        writing = threading.Thread(target=write)
+        writing.start()
+        made.interrupt()
+        made._close_pipes()
+        writing.join()
+        pipes[1].given()
+    lines = b"".join(shown).splitlines()
+    assert lines[-1] == b"[rank 0] last words"
+    assert len(lines) == n_lines + 1
 
 
 def test_a_death_that_others_outlive_is_survived() -> None:
@@ -424,6 +481,6 @@ def test_a_name_that_is_a_loopback_address_on_its_own_machine_is_listened_at_eve
 
 def test_a_node_too_many_is_told_how_to_replace_one() -> None:
     store = SimpleNamespace(add=lambda key, amount: 2)
-    launcher: Any = None
+    nobody: Any = None
     with pytest.raises(_Refused, match="give the --node-rank of the node that it replaces"):
-        _Node(store, Wanted("a", 1, None, None, 2, 1, "j"), launcher, print)
+        _Node(store, Wanted("a", 1, None, None, 2, 1, "j"), nobody, print)

@@ -11,6 +11,7 @@ from functools import partial
 from multiprocessing import util
 from typing import Literal, NamedTuple
 
+from bml.cluster.formation import program_end
 from bml.cluster.formation.entries import Entries, Joined, Store
 from bml.cluster.formation.exchange import Exchange
 from bml.cluster.formation.host import this_host
@@ -151,9 +152,7 @@ def close_all(outcome: Outcome = "done") -> None:
 
 def _end_of_process() -> None:
     """Close groups that the program did not close: if an error ended the program, it has crashed."""
-    raised = sys.exc_info()[1] or getattr(sys, "last_value", None)
-    crashed = raised is not None and not (isinstance(raised, SystemExit) and not raised.code)
-    close_all("crashed" if crashed else "done")
+    close_all("crashed" if program_end.has_failed() else "done")
 
 
 def form(store: Store, rank: int, size: int, settings: Settings | None = None) -> Group:
@@ -190,6 +189,7 @@ def form(store: Store, rank: int, size: int, settings: Settings | None = None) -
     parts = Parts(monitor, Exchange(rank, size))
     if not joins and rank < _SPARES:
         monitor.prepare()
+    program_end.watch()
     sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
     try:
         server = _server(entries, spec, rank, incarnation, settings, parts)

@@ -28,7 +28,7 @@ class Settings:
     `min_servers`: with fewer ranks the group ends; None: that of BML_MIN_SERVERS, else 1 if all ranks share a
     host, and else more than half of the ranks of the view before (see docs/guides/ranks.md).
     `host`: the numeric address of this rank for ranks on other hosts; None: that of the route to MASTER_ADDR.
-    `rejoin`: whether ranks that were started again are let in.
+    `rejoin`: whether ranks that were started again are let in; if not, `form` raises StartError in them.
     """
 
     fabric: str | None = None

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bml.cluster.torchrun.layout import THREADS, Layout, threads_of
+from bml.cluster.torchrun.nodes import GONE_S
 from bml.cluster.torchrun.output import Pipe, Show
 from bml.cluster.torchrun.processes import Helper, listen, start_store, start_subreaper
 from bml.cluster.torchrun.ranks import Ranks, how
@@ -21,6 +22,8 @@ from bml.cluster.torchrun.strikes import Strikes, strikes_of
 from bml.errors import FabricError, StartError
 
 _SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "thaw": signal.SIGCONT}
+_LAST_WORDS_S = 1.0
+"""How long output is awaited of ranks that were killed with their parent, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -277,15 +280,35 @@ class _Launcher:
             try:
                 self._look(None)
             except FabricError:  # the subreaper is gone: everything has ended
+                self._last_words()
                 return
+
+    def _last_words(self) -> None:
+        """Show what is left in the pipes, to their ends; processes that outlive the ranks may hold them."""
+        deadline = time.monotonic() + _LAST_WORDS_S
+        with selectors.DefaultSelector() as left:
+            for key in self._selector.get_map().values():
+                if isinstance(key.data, Pipe):
+                    left.register(key.fd, selectors.EVENT_READ, key.data)
+            while left.get_map() and (left_s := deadline - time.monotonic()) > 0:
+                for key, _ in left.select(left_s):
+                    if not key.data.read():
+                        left.unregister(key.fd)
+                        self._close(key.data)
 
     def leave(self) -> Outcome:
         """Let the store go when no other node needs it, and return how the ranks ended."""
         if self._request.n_nodes > 1 and self._store is not None:
             with suppress(OSError):
                 self._store.sock.send(b"done")
+            # Node 0 notices by itself which others are gone; the machine of node 0 may be off.
+            deadline = float("inf") if self._layout.node == 0 else time.monotonic() + GONE_S
             while self._store is not None:
-                self._look(None)
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    self._without_store("node 0, which holds the store, does not answer")
+                else:
+                    self._look(left_s if self._layout.node else None)
         summary = {
             "exit_status": self._ranks.status(),
             "run_id": self._layout.run_id,

@@ -123,13 +123,14 @@ def test_missing_ranks_are_named_in_time(tmp_path: Path) -> None:
         ranks.check_nothing_left()
 
 
-def test_an_exception_ends_one_rank_and_the_others_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("exits", "says"), [(False, "a mistake in the program"), (True, "gave up")])
+def test_an_exception_ends_one_rank_and_the_others_go_on(tmp_path: Path, exits: bool, says: str) -> None:
     """It is told to the others, also if its rank has the coordinator; none of them closes its group."""
-    with Ranks(tmp_path, 4, steps=200, raises={"0": 50}, closes=False) as ranks:
+    with Ranks(tmp_path, 4, steps=200, raises={"0": 50}, exits=exits, closes=False) as ranks:
         ranks.start()
         code, errors = ranks.end(0)
         assert code == 1
-        assert "a mistake in the program" in errors
+        assert says in errors
         for rank in (1, 2, 3):
             assert ranks.end(rank) == (0, "")
         assert ranks.get(1, "by")[-1] == [1, 2, 3]

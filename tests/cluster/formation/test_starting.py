@@ -1,12 +1,14 @@
 """A rank that cannot start, in this process: what it says, and that it keeps nothing."""
 
 import os
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 from file_store import FileStore
 
+from bml.cluster.formation import program_end
 from bml.cluster.formation.entries import Entries
 from bml.cluster.formation.group import form
 from bml.cluster.formation.host import this_host
@@ -67,3 +69,22 @@ def test_whether_ranks_are_let_in_again_is_the_groups_and_not_a_ranks(tmp_path: 
         entries.put_contact(Contact(rank, ("127.0.0.1", 9), (("127.0.0.1", 9),)))
     with pytest.raises(StartError, match=r"rank 2 was in this group before.*rejoin=False"):
         form(FileStore(tmp_path), RANK, SIZE, Settings(rejoin=True))
+
+
+@pytest.mark.parametrize(
+    ("status", "failed"),
+    [((), False), ((None,), False), ((0,), False), ((1,), True), (("it gave up",), True)],
+)
+def test_how_a_program_ends_is_known_at_the_end_of_its_process(
+    status: tuple[object, ...], failed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "exit", sys.exit)
+    monkeypatch.setattr(program_end, "_failed", False)
+    program_end.watch()
+    program_end.watch()
+    with pytest.raises(SystemExit) as raised:
+        sys.exit(*status)
+    assert raised.value.code == (status[0] if status else None)
+    assert program_end.is_failure(raised.value) == program_end.has_failed() == failed
+    assert program_end.is_failure(KeyboardInterrupt())
+    assert not program_end.is_failure(None)
