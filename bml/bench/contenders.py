@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -52,6 +53,10 @@ _MPI_EMULATED = (
     *("--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", _NIC),
     *("--mca", "oob_tcp_if_include", "m0", "--mca", "plm_rsh_no_tree_spawn", "1"),
 )
+
+
+Serve = Callable[[str, Session], None]
+"""Carries out the orders of the host at a path, on a server of a job."""
 
 
 class Contender(Protocol):
@@ -135,13 +140,17 @@ def _as_fault(failure: Any) -> str:
 
 
 class Own(_Ordered):
-    """Bml: a job of plain processes that lasts as long as the benchmark."""
+    """Bml: a job of plain processes that lasts as long as the benchmark.
+
+    `serve(path, session)` carries out orders on every server; by default it does allreduce.
+    """
 
     WHO = "bml"
 
-    def __init__(self, folder: Path, settings: JobSettings):
+    def __init__(self, folder: Path, settings: JobSettings, serve: Serve | None = None):
         super().__init__(self.WHO, folder, settings.fabric.servers)
         self._settings = settings
+        self._serve = serve or partial(_serve, shared=settings.shared)
         self._error: BmlError | None = None
         self._job: Job | None = None
         self._result: Result | None = None
@@ -222,7 +231,7 @@ class Own(_Ordered):
     def _launch(self) -> None:
         try:
             with start(
-                _training(self._ranks.path, self._settings.shared),
+                partial(self._serve, self._ranks.path),
                 self._settings.fabric.name,
                 faults=self._settings.faults,
                 launcher="processes",
@@ -240,13 +249,9 @@ class Own(_Ordered):
             self._error = error
 
 
-def _training(path: str, shared: bool) -> Callable[[Session], None]:
-    """Make the training function of the job, in which every server is a rank."""
-
-    def train(session: Session) -> None:
-        serve(path, session.server, OfSession(session, shared))
-
-    return train
+def _serve(path: str, session: Session, shared: bool) -> None:
+    """Do allreduce on a server: it is a rank."""
+    serve(path, session.server, OfSession(session, shared))
 
 
 class OfSession:
@@ -304,10 +309,13 @@ class _Processes(_Ordered):
 class Gloo(_Processes):
     """Gloo's ring over TCP."""
 
+    program: tuple[str, ...] = ("-m", "bml.bench.rank_gloo")
+    """The arguments of Python before those of a rank."""
+
     def _spawn(self) -> None:
         for rank in self.members:
-            script = [sys.executable, "-m", "bml.bench.rank_gloo", self._ranks.path]
-            meeting = [str(rank), str(len(self.members)), str(self._folder / "gloo.meeting")]
+            script = [sys.executable, *self.program, self._ranks.path]
+            meeting = [str(rank), str(len(self.members)), str(self._folder / f"{self.who}.meeting")]
             if self._emulated is None:
                 self._children.start(script + meeting, {"GLOO_SOCKET_IFNAME": "lo"})
             else:
