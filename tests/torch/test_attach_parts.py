@@ -44,6 +44,20 @@ def test_buckets_have_one_dtype_and_are_ordered_by_their_last_gradients() -> Non
         assert all(len({sizes[number][0] for number in bucket}) == 1 for bucket in found)
 
 
+@pytest.mark.parametrize(
+    ("total_mib", "bucket_mib", "n_buckets"), [(0.5, 1, 1), (4, 1, 4), (16, 2, 9), (64, 8, 9), (800, 8, 101)]
+)
+def test_buckets_are_an_eighth_of_a_model_but_neither_small_nor_large(
+    total_mib: float, bucket_mib: int, n_buckets: int
+) -> None:
+    limit = layout.limit_of(int(total_mib * KIB * KIB))
+    assert limit == bucket_mib * KIB * KIB
+    sizes = [("float32", 256 * KIB)] * round(total_mib * 4)
+    found = layout.buckets(sizes, limit)
+    assert len(found) == n_buckets
+    assert len(found[0]) == min(4, len(sizes)), "the first one is full at 1 MiB"
+
+
 def test_a_seed_depends_on_run_batch_and_samples() -> None:
     rows = np.arange(6)
     seeds = {

@@ -22,8 +22,8 @@ Again = Callable[[Indices], list[torch.Tensor]]
 class GradientBucket:
     """The gradients of `members`, numbered `numbers` among all parameters; they have one dtype.
 
-    They are taken from the parameters when they are made, and copied into the bucket when all of them are
-    there. Gradients of 16 bits are summed in float32.
+    Each is copied into the bucket as soon as it is made: it is in the cache then, and its memory serves the
+    next ones, so backward needs no fresh pages. Gradients of 16 bits are summed in float32.
     """
 
     def __init__(self, session: Session, members: Sequence[Named], numbers: Sequence[int]):
@@ -35,10 +35,8 @@ class GradientBucket:
         self._flat = torch.from_numpy(self._vector)
         self._views = self._shaped(self._flat)
         self._markers = [sent(each) for each in self._views]
-        self._taken: dict[int, torch.Tensor] = {}
-        """The gradients that were made, by place."""
         self._sent: dict[int, torch.Tensor] = {}
-        """What stands in their places."""
+        """What stands in the places of gradients that were made."""
         self._pending: Pending | None = None
         self._to_come: set[int] = set()
 
@@ -46,7 +44,7 @@ class GradientBucket:
         """Begin a batch: no parameter has a gradient."""
         self._pending = None
         self._to_come = set(range(len(self.members)))
-        self._taken, self._sent = {}, {}
+        self._sent = {}
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -87,12 +85,8 @@ class GradientBucket:
 
     def begin(self, batch: Batch, again: Again | None) -> None:
         """Begin the step of a bucket that is ready. A server without samples sends zeros."""
-        if len(batch.indices):
-            with torch.no_grad():
-                torch._foreach_copy_(self._views, [self._taken[place] for place in range(len(self.members))])
-        else:
+        if not len(batch.indices):
             self._flat.zero_()
-        self._taken.clear()
         self._pending = batch.allreduce_async(self._vector, again and self._recompute(again))
 
     def check(self) -> None:
@@ -127,7 +121,8 @@ class GradientBucket:
                 "layer sparse=False"
             )
         self._to_come.discard(place)
-        self._taken[place] = grad
+        with torch.no_grad():
+            self._views[place].copy_(grad)
         parameter.grad = self._sent[place] = self._markers[place] if grad.dtype == self._dtype else sent(grad)
 
     def _recompute(self, again: Again) -> Callable[[Indices], Array]:

@@ -15,7 +15,7 @@ import torch
 
 from bml.topology.errors import UsageError
 from bml.torch.attached.bucket import Again, GradientBucket
-from bml.torch.attached.layout import buckets
+from bml.torch.attached.layout import buckets, limit_of
 from bml.torch.attached.memory import Named, reduced_dtype
 from bml.torch.attached.statistics import Statistics
 from bml.train.batch import Batch
@@ -30,7 +30,7 @@ class Gradients:
         session: Session,
         trained: Sequence[Named],
         statistics: Statistics,
-        bucket_nbytes: int,
+        bucket_nbytes: int | None,
         allow_unused: bool,
     ):
         self._statistics = statistics
@@ -39,7 +39,7 @@ class Gradients:
         sizes = [(str(p.dtype), p.numel() * reduced_dtype(p.dtype).itemsize) for _, p in trained]
         self._buckets = [
             GradientBucket(session, [trained[number] for number in numbers], numbers)
-            for numbers in buckets(sizes, bucket_nbytes)
+            for numbers in buckets(sizes, bucket_nbytes or limit_of(sum(nbytes for _, nbytes in sizes)))
         ]
         for bucket in self._buckets:
             for place, (_, parameter) in enumerate(bucket.members):

@@ -15,6 +15,17 @@ FIRST_NBYTES = 1 << 20
 """The most bytes of the first bucket: the sooner it is full, the sooner communication begins."""
 
 
+MOST_NBYTES = 8 << 20
+"""The most bytes of a bucket, unless the user decides: more of them would not make better use of the wires."""
+_FRACTION = 8
+"""About so many buckets a small model has: the last one is sent when backward has ended."""
+
+
+def limit_of(total_nbytes: int) -> int:
+    """Return the size of the buckets of a model whose gradients have so many bytes."""
+    return min(MOST_NBYTES, max(FIRST_NBYTES, total_nbytes // _FRACTION))
+
+
 def buckets(gradients: Sequence[tuple[str, int]], most_nbytes: int) -> list[tuple[int, ...]]:
     """Group gradients (dtype and bytes, in the order in which the model registers its parameters).
 

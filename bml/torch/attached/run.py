@@ -26,7 +26,6 @@ from bml.train.batch import Batch
 from bml.train.batches import BatchPlan, Indices, shares
 from bml.train.session import Session
 
-BUCKET_MIB = 8.0
 _STAND_INS = 2
 """How many samples a server computes that has none: batch normalisation needs two."""
 _COMPARED, _FACTOR = 8, 4.0
@@ -41,7 +40,7 @@ def attach(
     scheduler: Any = None,
     loss: Loss | None = None,
     *,
-    bucket_mib: float = BUCKET_MIB,
+    bucket_mib: float | None = None,
     allow_unused: bool = False,
 ) -> Run:
     """Train a model in step with all servers of the session: `run.batches` gives the data.
@@ -53,8 +52,8 @@ def attach(
 
     `loss(model, samples)` returns the loss summed over any collated samples, as the loop computes it. With
     it, the others compute the samples of a server that is lost; without it they are left out of that step.
-    Gradients are sent in buckets of about `bucket_mib` MiB while backward computes the next ones. With
-    `allow_unused` a parameter that got no gradient counts as one with zeros, without it is an error.
+    Gradients are sent in buckets of about `bucket_mib` MiB while backward computes the next ones; by default
+    of an eighth of them all, 1 to 8 MiB. With `allow_unused` a parameter that got no gradient counts as one with zeros, without it is an error.
 
     Raises UsageError for parameters that are sparse, not on the CPU, complex or of 8 bits, for one that
     requires a gradient and is not in the optimizer, for an optimizer or state that a server that joins could
@@ -62,14 +61,13 @@ def attach(
     """
     _check(session, model, optimizer, scheduler, loss)
     named = trained(model, optimizer)
-    if not 0 < bucket_mib < 1 << 20:
+    if bucket_mib is not None and not 0 < bucket_mib < 1 << 20:
         raise UsageError(f"bucket_mib is {bucket_mib}: give a number of MiB above 0")
     prime(optimizer)
     state = TrainingState(model, optimizer, scheduler)
     state.name(session)
-    gradients = Gradients(
-        session, named, Statistics(session, model), int(bucket_mib * (1 << 20)), bool(allow_unused)
-    )
+    bucket_nbytes = None if bucket_mib is None else max(1, int(bucket_mib * (1 << 20)))
+    gradients = Gradients(session, named, Statistics(session, model), bucket_nbytes, bool(allow_unused))
     _attached.add(session)
     recompute = Recompute(model, loss, named) if loss is not None else None
     return Run(session, optimizer, state, gradients, recompute)
