@@ -65,6 +65,7 @@ def training(nbytes: int, compute: float, turns: int, steps: int, bucket_mib: fl
 
     def train(session: bml.Session) -> Times:
         torch.set_num_threads(1)
+        torch.manual_seed(0)
         n_layers = max(2, nbytes // (4 * WIDTH * WIDTH))
         model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(n_layers)))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)

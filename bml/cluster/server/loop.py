@@ -29,6 +29,8 @@ class ServerLoop:
         # Servers have unequal parts in most schedules: one that has less to do must not move.
         self._contention = CoreContention(server, n_servers, n_cores(), most_per_core=1)
         self._training_thread = 0
+        self.spins_beside = False
+        """Whether threads beside the training thread look again before they sleep, as it does itself."""
         self._tick_at = time.monotonic()
         self._rests_until = 0.0
         self._crash: BaseException | None = None
@@ -42,17 +44,18 @@ class ServerLoop:
     def answer(self, event: ev.Event, yields: int = 0) -> Reply:
         """Bring an event to the core, and poll in the calling thread until there is a reply.
 
-        Before it sleeps it looks again `yields` times, giving the processor to others in between; never in
-        another thread than the training thread, which computes meanwhile. Raises the reply if it is an error,
-        and the exception of a handler whose signal comes in here.
+        Before it sleeps it looks again `yields` times, giving the processor to others in between; in another
+        thread than the training thread, which computes meanwhile, only if it `spins_beside`. Raises the reply
+        if it is an error, and the exception of a handler whose signal comes in here.
         """
         beside = threading.get_ident() != self._training_thread
+        spins = self.spins_beside or not beside
         deferral = self._shell.meeting.deferral
         bring: ev.Event | None = event
         while True:
             deferral.look()
             try:
-                reply = self._reply(bring, 0 if beside else yields, beside)
+                reply = self._reply(bring, yields if spins else 0, beside)
             finally:
                 if deferral.came:
                     deferral.release()

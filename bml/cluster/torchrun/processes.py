@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from bml.cluster.fleets.fork_server import what_we_import
+from bml.cluster.fleets.fork_server import LONG_COPIES, what_we_import
 from bml.cluster.torchrun import subreaper
 from bml.cluster.torchrun.store import MOST_NBYTES, Wanted
 from bml.errors import FabricError, UsageError
@@ -72,7 +72,7 @@ class Helper:
 def start_subreaper(command: Sequence[str]) -> Helper:
     """Start the parent of the ranks, each of which runs `command`."""
     # Isolated from PYTHONPATH and the like; the ranks inherit these as they are.
-    return Helper(["-I", subreaper.__file__, "SOCKET", *command], (), os.environ)
+    return Helper(["-I", subreaper.__file__, "SOCKET", *command], (), {**LONG_COPIES, **os.environ})
 
 
 def start_store(wanted: Wanted) -> Helper:
