@@ -93,8 +93,10 @@ def serve(path: str, rank: int, steps: Any) -> None:
     """Carry out the orders of the host: "check" counts wrong elements of a mean, "time" times steps."""
     orders = Orders(path, rank)
     while order := orders.next():
-        count = order["count"]
-        if order["do"] == "check":
+        count = order.get("count", 0)
+        if order["do"] == "failures":
+            orders.answer(failures=[])
+        elif order["do"] == "check":
             steps.prepare(contribution(rank, count))
             steps.step()
             found = np.rint(steps.model.gradient() * len(order["of"]))

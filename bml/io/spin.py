@@ -97,6 +97,17 @@ def yield_core(contention: CoreContention) -> bool:
     return not contention.stays_awake(to_s)
 
 
+def yield_beside() -> bool:
+    """Let other ready threads run, in a thread beside one that computes.
+
+    Returns True if none was ready. Else the core, or the interpreter, is wanted by a thread that has more to
+    do, and the caller should sleep: it is woken at once, and after a yield it waits for its turn.
+    """
+    from_s = perf_counter()
+    os.sched_yield()
+    return perf_counter() - from_s <= _LONG_YIELD_S
+
+
 def n_cores() -> int:
     """The number of cores that the calling thread may use."""
     return len(os.sched_getaffinity(0))

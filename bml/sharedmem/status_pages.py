@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from bml.io.limits import NoRoom
-from bml.io.spin import CoreContention, n_cores, yield_core
+from bml.io.spin import CoreContention, n_cores, yield_beside, yield_core
 from bml.protocol.step.direct import Stage, epoch_of, standings
 from bml.sharedmem.status_page import (
     ASLEEP,
@@ -140,12 +140,14 @@ class StatusPages:
         members: Iterable[int],
         nbytes: int,
         interrupted: Callable[[], object],
+        beside: bool = False,
     ) -> bool:
         """Wait until all members stand at this stage of this step, or beyond it, in this epoch.
 
         The step is of a vector of `nbytes`. Returns False as soon as `interrupted()` returns true; it is
         asked again and again. The thread first yields its core, as the others are usually about to post, and
-        sleeps later. Raises OSError when a member's status page is missing.
+        sleeps later; `beside` a thread that computes it sleeps as soon as that wants the core. Raises OSError
+        when a member's status page is missing.
         """
         low, high = standings(epoch, step, stage)
         waiting = list(self.of(members))
@@ -162,7 +164,10 @@ class StatusPages:
                 waits = True
                 contention.wait_begins()
             if spins < _SPINS:
-                spins += yield_core(contention)
+                if beside:
+                    spins = spins + 1 if yield_beside() else _SPINS
+                else:
+                    spins += yield_core(contention)
                 continue
             page = waiting[-1]
             changes = page.changes

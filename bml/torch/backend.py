@@ -40,7 +40,6 @@ def create(given: Any, options: Any) -> ProcessGroup:
     # PyTorch may give groups of other ranks the same prefix: it numbers those that a rank has made.
     store = dist.PrefixStore("ranks " + " ".join(map(str, given.global_ranks_in_group)), given.store)
     group = form(store, rank, size, Settings(start_s=start_s))
-    group.server.spin_beside()
 
     def end(in_order: bool) -> None:
         if is_default:

@@ -146,9 +146,9 @@ class Batch:
         self._parts.clear()
         self._begun.clear()
 
-    def record(self, outcome: Committed, used: dict[int, Indices]) -> None:
+    def record(self, done: _Done) -> None:
         """Record a part that is committed. Of several parts, the samples of the last one count."""
-        self._used = (outcome.step, outcome.contributors, used)
+        self._used = (done.step, done.contributors, done.used)
 
     def used(self, outcome: Committed, recomputed: bool) -> dict[int, Indices]:
         """Return the samples in a sum, by the server that contributed them."""
@@ -162,9 +162,13 @@ class Batch:
 
 
 class _Done(NamedTuple):
-    """A part that is committed: the samples in it by server, and its mean."""
+    """A part that is committed: the samples in it by server, and its mean.
 
-    outcome: Committed
+    The sum is not kept: the next steps get its memory, also before this one is waited for.
+    """
+
+    step: int
+    contributors: tuple[int, ...]
     used: dict[int, Indices]
     mean: Array
 
@@ -199,18 +203,17 @@ class _Part:
         used = self._batch.used(outcome, self._recompute is not None)
         n_used = sum(map(len, used.values()))
         mean = divide(outcome.result, n_used, self._collectives.communicator.empty)
-        return _Done(outcome, used, given_back(mean, self._dtype))
+        return _Done(outcome.step, outcome.contributors, used, given_back(mean, self._dtype))
 
     def finish(self, done: _Done) -> Any:
         """Return the user's result, in the training thread."""
-        outcome, used, mean = done
         if self._collectives.debug and zlib.crc32(self._flat.data) != self._check_sum:
             raise UsageError(CHANGED.format(what=f"the gradient of {self._batch}"))
         self.committed = True
         self._flat = np.empty(0, self._dtype)  # its memory is the user's again, or free
-        self._collectives.contributors = outcome.contributors
-        self._batch.record(outcome, used)
-        return unflatten(mean, self._shapes, self._many)
+        self._collectives.contributors = done.contributors
+        self._batch.record(done)
+        return unflatten(done.mean, self._shapes, self._many)
 
     def _prepare(self, view: View) -> Array:
         batch, server = self._batch, self._collectives.communicator.server

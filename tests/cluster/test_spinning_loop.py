@@ -1,4 +1,4 @@
-"""Which threads look again before they sleep while they wait for a reply: a loop whose shell only pretends."""
+"""How threads look again before they sleep while they wait for a reply, in a loop whose shell pretends."""
 
 from __future__ import annotations
 
@@ -33,9 +33,11 @@ class Waits(Poller):
         return 0
 
 
-def passes(spins_beside: bool, beside: bool, monkeypatch: pytest.MonkeyPatch) -> int:
-    """How often a thread that waits looks without sleeping before it sleeps."""
+def passes(monkeypatch: pytest.MonkeyPatch, beside: bool, idle_yields: int = YIELDS) -> int:
+    """How often a thread looks before it sleeps, if other threads want its core after so many yields."""
+    idle = iter([True] * idle_yields)
     monkeypatch.setattr(loops, "yield_core", lambda contention: True)
+    monkeypatch.setattr(loops, "yield_beside", lambda: next(idle, False))
     meeting = Meeting(lambda: None)
     shell: Any = MagicMock()
     shell.meeting, shell.poller = meeting, Waits(meeting)
@@ -44,7 +46,6 @@ def passes(spins_beside: bool, beside: bool, monkeypatch: pytest.MonkeyPatch) ->
     loop = loops.ServerLoop(shell, server=0, n_servers=2)
     loop._tick_at = time.monotonic() + 60
     loop._training_thread = 0 if beside else threading.get_ident()
-    loop.spins_beside = spins_beside
     assert loop.answer(MagicMock(), YIELDS) is REPLY
     shell.opened.transport.beside_computation.assert_called_once_with(beside)
     loop.close()
@@ -55,7 +56,14 @@ def passes(spins_beside: bool, beside: bool, monkeypatch: pytest.MonkeyPatch) ->
     return len(before)
 
 
-def test_only_the_training_thread_looks_again_unless_others_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert passes(spins_beside=False, beside=False, monkeypatch=monkeypatch) == YIELDS
-    assert passes(spins_beside=False, beside=True, monkeypatch=monkeypatch) == 0
-    assert passes(spins_beside=True, beside=True, monkeypatch=monkeypatch) == YIELDS
+def test_a_thread_looks_again_before_it_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert passes(monkeypatch, beside=False) == YIELDS
+    assert passes(monkeypatch, beside=True) == YIELDS
+
+
+@pytest.mark.parametrize("idle_yields", [0, 1, 3])
+def test_beside_another_thread_it_sleeps_when_that_wants_the_core(
+    idle_yields: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert passes(monkeypatch, True, idle_yields) == idle_yields + 1, "one more look after the last yield"
+    assert passes(monkeypatch, False, idle_yields) == YIELDS, "the training thread need not"

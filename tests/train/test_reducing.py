@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import time
+import weakref
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
 from model_jobs import job, results
+from msgspec.structs import replace
 
+from bml.sim.programs.communicator import ModelCommunicator
 from bml.sim.programs.faults import Faults
 from bml.topology.errors import UsageError
 from bml.train.bfloat16 import BFLOAT16, from_float32, to_float32
+from bml.train.communicator import Committed
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -154,6 +159,37 @@ def test_the_mean_gradient_of_a_batch_may_be_bfloat16() -> None:
     ends = results(train, N, Faults(kills={2: (2, "before")}))
     assert sorted(ends) == [0, 1, 3]
     assert all(end == ([[5.5, 1.0]] * 2, True) for end in ends.values())
+
+
+def test_sums_in_shared_memory_are_free_before_their_parts_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Many parts may be on their way: each sum that is kept would take memory that the next one could use."""
+    sums: list[weakref.ref[Any]] = []
+    sync = ModelCommunicator.sync
+
+    def read_in_place(self: ModelCommunicator, *call: Any) -> Any:
+        outcome = sync(self, *call)
+        if isinstance(outcome, Committed):
+            shared = np.array(outcome.result)
+            shared.flags.writeable = False
+            sums.append(weakref.ref(shared))
+            outcome = replace(outcome, result=shared)
+        return outcome
+
+    monkeypatch.setattr(ModelCommunicator, "sync", read_in_place)
+
+    def train(session: Any) -> Any:
+        for batch in session.batches(8, global_batch=8, epochs=1):
+            parts = [batch.allreduce_async(np.full(3, float(number))) for number in range(3)]
+            while not parts[-1].done:
+                time.sleep(0.001)
+            n_kept = sum(each() is not None for each in sums)
+            means = [float(each.wait()[0]) for each in parts]
+        return n_kept, means
+
+    assert results(train, 1) == {0: (0, [0.0, 1 / 8, 2 / 8])}
+    assert len(sums) == 3
 
 
 FORMS = [

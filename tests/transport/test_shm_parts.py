@@ -230,6 +230,26 @@ def test_who_falls_asleep_while_it_waits_is_woken(host: Host, monkeypatch: pytes
     assert not others[0].words[ASLEEP]
 
 
+@pytest.mark.parametrize(("idle_yields", "wanted"), [(0, 1), (3, 4), (1000, 60)])
+def test_beside_a_thread_that_computes_it_sleeps_when_that_wants_the_core(
+    idle_yields: int, wanted: int, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (pages, _, _), (others, _, _), _ = host
+    yields: list[bool] = []
+
+    def yield_beside() -> bool:
+        yields.append(len(yields) < idle_yields)
+        return yields[-1]
+
+    def sleep(changes: int, timeout_s: float) -> None:
+        others.post(1, 1, Stage.READY)
+
+    monkeypatch.setattr("bml.sharedmem.status_pages.yield_beside", yield_beside)
+    monkeypatch.setattr(pages[1], "wait", sleep)
+    assert pages.wait_for_stage(1, 1, Stage.READY, (1,), 8, lambda: False, beside=True)
+    assert len(yields) == wanted
+
+
 def test_a_wait_has_an_end() -> None:
     segment = Segment(4096)
     futex.wait(segment.start, 0, 0.001)

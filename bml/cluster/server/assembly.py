@@ -154,6 +154,7 @@ class Assembly(ServerShell):
             answer=self.loop.answer,
             execute=self._execute_beside,
             apply_faults=self._apply_faults_beside,
+            beside=self.loop.is_beside,
             one_host=lambda: self.peers.one_host,
             trace=self.trace,
         )

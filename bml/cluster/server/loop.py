@@ -15,7 +15,7 @@ from bml.cluster.server.polling_lock import PollingLock
 from bml.cluster.server.shell import ServerShell
 from bml.cluster.steps.deferral import unbroken
 from bml.cluster.steps.meeting import Reply, Signalled
-from bml.io.spin import CoreContention, n_cores, yield_core
+from bml.io.spin import CoreContention, n_cores, yield_beside, yield_core
 from bml.protocol.server import events as ev
 from bml.topology.errors import BmlError, InvariantError
 
@@ -29,8 +29,6 @@ class ServerLoop:
         # Servers have unequal parts in most schedules: one that has less to do must not move.
         self._contention = CoreContention(server, n_servers, n_cores(), most_per_core=1)
         self._training_thread = 0
-        self.spins_beside = False
-        """Whether threads beside the training thread look again before they sleep, as it does itself."""
         self._tick_at = time.monotonic()
         self._rests_until = 0.0
         self._crash: BaseException | None = None
@@ -41,21 +39,24 @@ class ServerLoop:
         self._training_thread = threading.get_ident()
         self._thread.start()
 
+    def is_beside(self) -> bool:
+        """Whether the caller is another thread than the training thread, which may compute meanwhile."""
+        return threading.get_ident() != self._training_thread
+
     def answer(self, event: ev.Event, yields: int = 0) -> Reply:
         """Bring an event to the core, and poll in the calling thread until there is a reply.
 
         Before it sleeps it looks again `yields` times, giving the processor to others in between; in another
-        thread than the training thread, which computes meanwhile, only if it `spins_beside`. Raises the reply
-        if it is an error, and the exception of a handler whose signal comes in here.
+        thread than the training thread, only as long as no other wants the processor. Raises the reply if it
+        is an error, and the exception of a handler whose signal comes in here.
         """
-        beside = threading.get_ident() != self._training_thread
-        spins = self.spins_beside or not beside
+        beside = self.is_beside()
         deferral = self._shell.meeting.deferral
         bring: ev.Event | None = event
         while True:
             deferral.look()
             try:
-                reply = self._reply(bring, yields if spins else 0, beside)
+                reply = self._reply(bring, yields, beside)
             finally:
                 if deferral.came:
                     deferral.release()
@@ -145,6 +146,8 @@ class ServerLoop:
             elif self._turn(0.0):
                 self._contention.wait_begins()
                 left = yields
+            elif beside:
+                left = left - 1 if yield_beside() else 0
             else:
                 left -= yield_core(self._contention)
         if self._due() < self._rests_until:

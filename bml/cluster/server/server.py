@@ -74,13 +74,6 @@ class Server:
         self._meeting.over()
         self._shell.close()
 
-    def spin_beside(self) -> None:
-        """Let other threads than the training thread, too, look again before they sleep in a small step.
-
-        It is for programs whose training thread seldom holds the interpreter while steps go on beside it.
-        """
-        self._shell.loop.spins_beside = True
-
     def wait_for_view(self) -> None:
         """Wait until the first view is in force; raises the error that ended the job before."""
         self._meeting.in_force.wait()

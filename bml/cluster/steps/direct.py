@@ -49,6 +49,7 @@ class DirectSync:
         self._waits_at: Post | None = None
         self._members: tuple[int, ...] = ()
         self._nbytes = 0
+        self._beside = False
         self._mapped_epoch = 0
         self._turn = threading.Lock()
         self._takes_part = False
@@ -153,7 +154,7 @@ class DirectSync:
 
     def _bring(self, submit: ev.Submit, vector: Array, op: str, use: Use, members: tuple[int, ...]) -> None:
         self._sum = self._posted = None
-        self._members, self._nbytes = members, vector.nbytes
+        self._members, self._nbytes, self._beside = members, vector.nbytes, self._host.beside()
         if self._mapped_epoch != submit.epoch:
             self._mapped_epoch = submit.epoch
             self._reduction.forget_mappings()
@@ -187,7 +188,9 @@ class DirectSync:
             self._reduction.fetch()  # before looking for COMPLETE; see bml.protocol.step.direct
         members = self._members
         self._waits_at = post
-        there = self._pages.wait_for_stage(epoch, step, stage, members, self._nbytes, self._over)
+        there = self._pages.wait_for_stage(
+            epoch, step, stage, members, self._nbytes, self._over, self._beside
+        )
         self._waits_at = None
         if not there:
             self._posted = post  # to go on from, if it was a signal

@@ -46,6 +46,8 @@ class StepHost:
     """Carry out instructions in another thread than the loop's, under the guard."""
     apply_faults: Callable[[Header | None], None]
     """Apply the faults that are due: now (None), or as if a frame of this header moved."""
+    beside: Callable[[], bool]
+    """Whether the caller is another thread than the training thread, which may compute meanwhile."""
     one_host: Callable[[], bool]
     """Whether all servers of the job run on one machine."""
     trace: Trace | None

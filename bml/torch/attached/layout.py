@@ -13,10 +13,8 @@ from bml.train.batches import Indices
 NO_SAMPLES: Indices = np.empty(0, np.int64)
 FIRST_NBYTES = 1 << 20
 """The most bytes of the first bucket: the sooner it is full, the sooner communication begins."""
-
-
 MOST_NBYTES = 8 << 20
-"""The most bytes of a bucket, unless the user decides: more of them would not make better use of the wires."""
+"""The most bytes of a bucket, unless the user decides: larger ones make no better use of the wires."""
 _FRACTION = 8
 """About so many buckets a small model has: the last one is sent when backward has ended."""
 

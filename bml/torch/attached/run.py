@@ -53,7 +53,8 @@ def attach(
     `loss(model, samples)` returns the loss summed over any collated samples, as the loop computes it. With
     it, the others compute the samples of a server that is lost; without it they are left out of that step.
     Gradients are sent in buckets of about `bucket_mib` MiB while backward computes the next ones; by default
-    of an eighth of them all, 1 to 8 MiB. With `allow_unused` a parameter that got no gradient counts as one with zeros, without it is an error.
+    of an eighth of them all, 1 to 8 MiB. With `allow_unused` a parameter that got no gradient counts as one
+    with zeros, without it is an error.
 
     Raises UsageError for parameters that are sparse, not on the CPU, complex or of 8 bits, for one that
     requires a gradient and is not in the optimizer, for an optimizer or state that a server that joins could
