@@ -13,16 +13,18 @@ from functools import partial
 
 import numpy as np
 
+from bml.io.copies import copy
 from bml.io.memory import Array, private_pool
 from bml.protocol.step.direct import Sum
 from bml.protocol.step.workspace import OPS
-from bml.schedule.algorithms.direct import adds_whole
+from bml.schedule.algorithms.direct import DirectProgram, adds_whole
 from bml.sharedmem.joined_mapping import JoinedMapping
 from bml.sharedmem.pool import SharedPool
 from bml.sharedmem.result_shares import ResultShares
 from bml.sharedmem.segment import SegmentAddress, map_to_read
 from bml.sharedmem.status_page import InputPlace, PeerStatusPage
 from bml.sharedmem.status_pages import StatusPages
+from bml.topology.errors import InvariantError
 
 _BLOCK_NBYTES = 512 << 10
 """Contributions are added block by block, so that the partial sum stays in the cache."""
@@ -65,6 +67,8 @@ class Reduction:
         """The contribution that lies in the pool at `_place`; dead while a copy lies there."""
         self._place: InputPlace | None = None
         self._staged: Array | None = None
+        self._unstaged: tuple[int, int] | None = None
+        """The elements of `_staged` that were not copied; None: the others may read all."""
         self._op = OPS["sum"]
         self._use = Use.OWN
         self._sum: Sum | None = None
@@ -110,9 +114,9 @@ class Reduction:
         FabricError when a copy is necessary and there is no memory for it.
         """
         place = self._place
-        if vector is not self._located() or (place is not None and place.changes != self._pool.changes):
-            self._place = self._locate(vector)
         self._vector, self._op, self._use = vector, OPS[op], use
+        if vector is not self._located() or (place is not None and place.changes != self._pool.changes):
+            self._place = self._locate(vector, members)
         if self._entry is not None:
             self._pages.own.release(self._entry)  # it is of an attempt that failed
         self._sum = self._fetched = self._result = self._entry = self._shares = None
@@ -128,10 +132,14 @@ class Reduction:
         OSError or ValueError if the memory of a member is gone, NoRoom if this process may map no more.
         """
         self._sum = instruction
+        if self._unstaged not in (None, instruction[2:4]):
+            raise InvariantError(f"{instruction} reads what was not copied: {self._unstaged}")
         start, stop, members = instruction.start, instruction.stop, instruction.members
         dtype = self._vector.dtype
         self._whole = instruction.adds_whole(self._pages.in_place(members))
         if self._whole:
+            if self._unstaged is not None:
+                raise InvariantError(f"all add the whole vector, of which {self._unstaged} was not copied")
             self._result = self._empty_result()
             if self._vector.size:
                 self._add(self._contributions(members), self._result, 0, self._vector.size)
@@ -214,22 +222,32 @@ class Reduction:
             return np.empty(size, dtype)
         return self._results.empty(size, dtype)
 
-    def _locate(self, vector: Array) -> InputPlace | None:
+    def _locate(self, vector: Array, members: tuple[int, ...]) -> InputPlace | None:
         """Where other servers find the contribution, which is copied into the pool if it lies elsewhere.
 
         None without elements.
         """
         self._located, self._staged = weakref.ref(_NOTHING), None  # the last copy's place is free
+        self._unstaged = None
         if not vector.size:
             return None
         place = self._pool.locate(vector)
         if place is not None:
             self._located = weakref.ref(vector)
             return place
-        self._staged = self._pool.empty(vector.size, vector.dtype)
-        self._staged[...] = vector
-        self.nbytes_copied += vector.nbytes
-        return self._pool.locate(self._staged)
+        self._staged = staged = self._pool.empty(vector.size, vector.dtype)
+        self._unstaged = self._own_share(vector, members)
+        start, stop = self._unstaged or (0, 0)
+        copy(staged[:start], vector[:start])
+        copy(staged[stop:], vector[stop:])
+        self.nbytes_copied += vector.nbytes - (stop - start) * vector.itemsize
+        return self._pool.locate(staged)
+
+    def _own_share(self, vector: Array, members: tuple[int, ...]) -> tuple[int, int] | None:
+        """The elements that this server alone reads, as it adds them; None if others may read all of them."""
+        part = DirectProgram(self._pages.server, members).part(vector.size, vector.itemsize)
+        adds_shares = not part.whole_in_place and (self._use is Use.READ or not part.whole)
+        return (part.start, part.stop) if adds_shares else None
 
     def _contributions(self, members: tuple[int, ...]) -> list[Array]:
         """The contributions of these servers; usually they lie where they lay in an earlier step."""

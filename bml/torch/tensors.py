@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from bml.io.copies import copy
 from bml.topology.errors import UsageError
 from bml.torch.places import Raw
 
@@ -73,6 +74,6 @@ def write(tensor: Tensor, values: npt.NDArray[np.generic]) -> None:
     target = tensor.detach()
     own = target.is_contiguous() and not target.is_conj() and not target.is_neg()
     fresh = target if own else torch.empty(target.shape, dtype=target.dtype)
-    raw(fresh)[:] = values.view(np.uint8)
+    copy(raw(fresh), values.view(np.uint8))
     if not own:
         target.copy_(fresh)

@@ -17,12 +17,14 @@ import numpy as np
 import pytest
 
 from bml.io import mapping
+from bml.io.copies import copy
 from bml.protocol.step.direct import Stage, Sum, standing
+from bml.schedule.algorithms.direct import adds_whole
 from bml.sharedmem import Reduction, SharedPool, StatusPages, Use, futex
 from bml.sharedmem.joined_mapping import JoinedMapping
 from bml.sharedmem.segment import Segment, map_to_read, why_not
 from bml.sharedmem.status_page import ASLEEP, CALL, N_HELD, STANDING, PeerStatusPage, StatusPage
-from bml.topology.errors import FabricError
+from bml.topology.errors import FabricError, InvariantError
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -374,8 +376,43 @@ def test_extra_memory_is_bounded(host: Host) -> None:
     for pages, pool, reduction in host:
         assert pages.free_set() == 0
         assert reduction.shared_nbytes <= 300_000 * 8 // 3 + 4096
-        assert reduction.nbytes_copied == 10 * 300_000 * 8
         assert pool.nbytes == 4 << 20
+    copied = [reduction.nbytes_copied for _, _, reduction in host]
+    assert sum(copied) == 10 * 2 * 300_000 * 8, "each server copies what the two others add"
+
+
+@pytest.mark.parametrize("n", [60_000, 100_003, 400_000])
+@pytest.mark.parametrize("use", list(Use))
+def test_what_only_its_owner_reads_is_not_copied(n: int, use: Use, host: Host) -> None:
+    """What is left out must not be read: it is not a number here."""
+    for _, pool, _ in host:
+        pool.empty(n, "float64")[:] = np.nan
+    begin(host, [np.arange(float(n)) + server for server in range(3)], "sum", [use] * 3)
+    for result in end(host):
+        np.testing.assert_array_equal(result, 3 * np.arange(float(n)) + 3)
+    copied = {reduction.nbytes_copied for _, _, reduction in host}
+    all_may_add_all = adds_whole(3, 8 * n, use is Use.READ)
+    assert (copied == {8 * n}) is all_may_add_all
+
+
+def test_a_share_that_was_not_copied_is_no_others(host: Host) -> None:
+    reduction, members = host[1][2], (0, 1, 2)
+    reduction.contribute(np.zeros(600_000, np.float32), "sum", Use.READ, 1, "call", members)
+    with pytest.raises(InvariantError, match="was not copied"):
+        reduction.add(Sum(1, 1, 0, 600_000, 600_000, True, True, members))
+    with pytest.raises(InvariantError, match="not copied"):
+        reduction.add(Sum(1, 1, 0, 200_704, 200_704, False, False, members))
+
+
+@pytest.mark.parametrize("nbytes", [1, 4095, (4 << 20) - 1, 4 << 20, (4 << 20) + 13])
+def test_long_copies_have_the_same_bits(nbytes: int) -> None:
+    given = np.random.default_rng(0).integers(0, 256, nbytes + 8, np.uint8)
+    for start in (0, 3):
+        taken = np.zeros(nbytes + 8, np.uint8)
+        copy(taken[start : start + nbytes], given[start : start + nbytes])
+        assert np.array_equal(taken[start : start + nbytes], given[start : start + nbytes])
+        assert not taken[:start].any()
+        assert not taken[start + nbytes :].any()
 
 
 @contextlib.contextmanager
