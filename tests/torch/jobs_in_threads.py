@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -53,7 +53,7 @@ class Job:
 
 def on_servers(train: Callable[[Any], Any], n_servers: int = 3, faults: Faults | None = None) -> Job:
     """Run a training function on so many servers."""
-    job = Job()
+    job, faults = Job(), replace(faults or Faults(), holds_for_joiners=True)
 
     def note(communicator: Any, session: Any, value: Any, error: BaseException | None) -> None:
         if error is None:
@@ -63,7 +63,7 @@ def on_servers(train: Callable[[Any], Any], n_servers: int = 3, faults: Faults |
         elif not isinstance(error, Dead):
             job.errors[communicator.server] = error
 
-    group = run(train, range(n_servers), faults or Faults(), note)
+    group = run(train, range(n_servers), faults, note)
     job.violations = group.violations
     return job
 

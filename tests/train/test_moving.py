@@ -235,7 +235,7 @@ def test_a_server_that_joins_is_given_the_results_of_the_others() -> None:
             found[step] = (session.contributors, got)
         return found
 
-    faults = Faults(absent=(3,), kills={1: (12, "brought")}, joins=[(40, 1), (50, 3)])
+    faults = Faults(absent=(3,), kills={1: (12, "brought")}, joins=[(40, 1), (50, 3)], holds_for_joiners=True)
     ends = results(train, N, faults)
     assert sorted(ends) == [0, 1, 2, 3]
     assert min(ends[3]) > 0, "it joined later"

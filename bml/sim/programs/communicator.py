@@ -145,4 +145,5 @@ class ModelCommunicator:
                     self.is_lost = True
                     group.lose(self.server)
                     raise Evicted("it was asked to leave")
+                group.hold()
                 group.send_state(self.server, self._step - 1, state)

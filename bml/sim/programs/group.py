@@ -72,6 +72,7 @@ class Group:
         self._to_join = sorted(faults.joins)
         self._requests: dict[int, StateRequest] = {}
         self._alive = set(self.contributors)
+        self._has_not_asked: set[int] = set()
         self.n_faults = 0
         """How many servers died, left or joined."""
 
@@ -137,6 +138,7 @@ class Group:
     def _begin_joining(self, server: int) -> None:
         if server not in self.contributors and server not in self._alive:
             self._alive.add(server)
+            self._has_not_asked.add(server)
             self.n_faults += 1
             self._start(server)
 
@@ -152,11 +154,15 @@ class Group:
     def lose(self, server: int) -> None:
         """A server has died, or left: the others prepare anew."""
         self.n_faults += 1
-        self._alive.discard(server)
-        self._requests.pop(server, None)
+        self._forget(server)
         if server in self.contributors:
             self._change(tuple(each for each in self.contributors if each != server))
         self.changed.notify_all()
+
+    def _forget(self, server: int) -> None:
+        self._alive.discard(server)
+        self._has_not_asked.discard(server)
+        self._requests.pop(server, None)
 
     def promote(self, server: int) -> None:
         """A joiner contributes from the next step on."""
@@ -180,8 +186,7 @@ class Group:
     def end(self, server: int, error: BaseException | None) -> None:
         """A training function has ended; that of a joiner without contributions does not end the job."""
         with self.changed:
-            self._alive.discard(server)
-            self._requests.pop(server, None)
+            self._forget(server)
             if server in self.contributors:
                 if error is not None:
                     text = f"server {server} raised {type(error).__name__}: {error}"
@@ -199,8 +204,15 @@ class Group:
         """A joiner wants the state: that of the first boundary which no contributor has passed."""
         request.from_step = self.committed + 1
         self._requests[request.server] = request
+        self._has_not_asked.discard(request.server)
         if self.over:
             request.in_vain = True
+        self.changed.notify_all()
+
+    def hold(self) -> None:
+        """A contributor is at a boundary: it waits for joiners, if the faults say so."""
+        if self.faults.holds_for_joiners:
+            self.wait_for(lambda: not self._has_not_asked, "servers that were started to join")
 
     def send_state(self, server: int, step: int, state: Callable[[], SegmentedBytes]) -> None:
         """A contributor is at the boundary after this step: all must send the same state there."""
