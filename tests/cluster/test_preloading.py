@@ -159,7 +159,6 @@ def uses_torch(session: bml.Session) -> dict[str, Any]:
 
 
 @pytest.mark.real
-@pytest.mark.smoke
 def test_servers_have_torch_from_the_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.setenv("OMP_NUM_THREADS", "2")

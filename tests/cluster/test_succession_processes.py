@@ -38,14 +38,13 @@ def train(session: bml.Session) -> float:
     return longest_s
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("faults", "within_s"),
     [
         (["freeze:coordinator@step=20,for=3s", "kill:4@step=20"], 2.5),
         (["freeze:coordinator@step=20", "freeze:4@step=20"], 3.0),
         (["freeze:coordinator@step=20,for=1s", "coordinator@step=60", "kill:1@step=60"], 2.5),
-        (["coordinator@step=20", "kill:0@step=20"], 2.5),
+        pytest.param(["coordinator@step=20", "kill:0@step=20"], 2.5, marks=pytest.mark.smoke),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -17,15 +17,11 @@ from bml.cli import main as command_line
 PAGES = [ROOT / "README.md", ROOT / "docs" / "tutorial.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
 BLOCKS = [block for page in PAGES for block in read(page, ROOT)]
 NOT_RUN = [block for block in BLOCKS if block.reason or block.marker in CONDITIONS]
-QUICK = {"docs/tutorial.md"}
-"""Pages whose blocks `make test` runs; `make gate` runs the others."""
-
-
 WITH_RAY = {"README.md", "docs/guides/ray.md"}
 
 
 def marks_of(page: str) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.smoke] * (page in QUICK) + [pytest.mark.ray] * (page in WITH_RAY)
+    return [pytest.mark.ray] * (page in WITH_RAY)
 
 
 @pytest.mark.real

@@ -16,8 +16,8 @@ FABRICS = (
     "bcube:3x2",
     "bcube:4x2",
     "bcube:2x3",
-    "torus:3x2",
-    "torus:4x2",
+    pytest.param("torus:3x2", marks=pytest.mark.slow),
+    pytest.param("torus:4x2", marks=pytest.mark.slow),
     "switch:6",
     "fattree:4/4",
 )

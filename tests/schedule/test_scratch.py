@@ -21,7 +21,10 @@ from bml.topology import Fabric, parse
 #: Any piece of any schedule here has many elements of these.
 LARGE = 1 << 22
 
-FABRICS = ("bcube:2x2", "bcube:3x2", "bcube:2x3", "torus:3x2", "torus:2x3", "switch:9")
+FABRICS = (
+    *("bcube:2x2", "bcube:3x2", "bcube:2x3", "switch:9"),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("torus:3x2", "torus:2x3")),
+)
 
 
 def scratch(fabric: Fabric, algorithm: str = "auto") -> Fraction:

@@ -22,7 +22,9 @@ from bml.topology import parse
 MOST_SEEDS = 400
 
 
-@pytest.mark.parametrize("first", range(0, 200, 50))
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(50, 200, 50))]
+)
 def test_seeds_hold_on_one_host(first: int) -> None:
     tally = check(range(first, first + 50), shared_memory=True)
     assert not tally.broken

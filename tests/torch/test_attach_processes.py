@@ -130,7 +130,6 @@ def assert_same_curve(value: dict[str, Any]) -> None:
         assert loss == pytest.approx(expected[moment], rel=1e-4), moment
 
 
-@pytest.mark.smoke
 @pytest.mark.timeout(120)
 def test_a_kill_changes_no_loss() -> None:
     result = launched(train_smoke, "bcube:2x2", faults=["kill:1@step=20"])
