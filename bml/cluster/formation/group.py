@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
 from multiprocessing import util
@@ -17,7 +18,7 @@ from bml.cluster.formation.exchange import Exchange
 from bml.cluster.formation.host import this_host
 from bml.cluster.formation.monitor import Monitor
 from bml.cluster.formation.point_to_point import ANY
-from bml.cluster.formation.settings import Settings, job_of, nics_of
+from bml.cluster.formation.settings import Host, Settings, job_of, nics_of
 from bml.cluster.formation.standby import Standby
 from bml.cluster.server.server import Server
 from bml.cluster.spec.job import Contact, JobSpec
@@ -184,7 +185,9 @@ def form(store: Store, rank: int, size: int, settings: Settings | None = None) -
         )
     _formed.add(spec.job)
     incarnation = entries.next_incarnation() if joins else None
-    standby = Standby(rank, size, spec.timeouts(), time.monotonic(), joins)
+    hosts = entries.hosts()
+    machines = [host.identity for host in hosts]
+    standby = Standby(rank, size, spec.timeouts(), time.monotonic(), joins, machines)
     monitor = Monitor(spec, standby, partial(_own_entries, store, size) if spec.rejoin else _no_entries)
     parts = Parts(monitor, Exchange(rank, size))
     if not joins and rank < _SPARES:
@@ -192,7 +195,7 @@ def form(store: Store, rank: int, size: int, settings: Settings | None = None) -
     program_end.watch()
     sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
     try:
-        server = _server(entries, spec, rank, incarnation, settings, parts)
+        server = _server(entries, spec, rank, incarnation, hosts, parts)
     except BaseException:
         monitor.close(waits=False)
         raise
@@ -216,10 +219,14 @@ def _agreed(entries: Entries, rank: int, settings: Settings) -> JobSpec:
 
 
 def _server(
-    entries: Entries, spec: JobSpec, rank: int, incarnation: int | None, settings: Settings, parts: Parts
+    entries: Entries,
+    spec: JobSpec,
+    rank: int,
+    incarnation: int | None,
+    hosts: Sequence[Host],
+    parts: Parts,
 ) -> Server:
     """Make this rank's server, exchange addresses, and start it."""
-    hosts = entries.hosts()
     here = None if len({host.identity for host in hosts}) == 1 else hosts[rank].address
     nics = nics_of(rank, spec.parsed_fabric().levels, here, os.environ)
     host, on_line = here or "127.0.0.1", parts.monitor.look

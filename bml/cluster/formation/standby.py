@@ -11,11 +11,14 @@ Every rank decides for itself. State table, as a rank sees the coordinator of it
               coordinator says nothing for `answer_s`
     leading   the line to this coordinator is open               attended
     leading   it has ended, or has no line within `starts_s`     without   the turns begin
-    any       this rank is one of the two lowest that are left   same      Prepare a process, if it has none
+    any       this rank is a spare                               same      Prepare a process, if it has none
 
 **Turns.** The ranks take turns in the order of their numbers, `slot_s` seconds apart; those that are
 suspected are passed over. In the first formation rank 0 starts at once, and the turns are long, as processes
 start late.
+
+**Spares.** The two lowest ranks that are left have a process ready, and once there is a view a third one: the
+lowest rank on another machine than the lowest of all, if there is one, so that a machine may die.
 
 **Terms.** A coordinator of rank r in a group of n ranks has the term round * n + r + 1. So two ranks never
 use one term, a newer coordinator can have a higher term than all before it, and the term names its rank. Two
@@ -24,12 +27,12 @@ coordinators at a time are safe: servers obey the one with the higher term (bml.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from bml.protocol.timeouts import Timeouts
 
-#: Among so many of the lowest ranks that are left, each has a process ready for a coordinator.
+#: So many of the lowest ranks that are left have a process ready for a coordinator in any case.
 _SPARES = 2
 _FIRST_SLOT_S = 5.0
 _RETRY_S = 1.0
@@ -67,11 +70,21 @@ Order = Prepare | Start
 class Standby:
     """See the module's text; of `rank` in a group of `size`. Times are in seconds on one clock.
 
-    `joins`: this rank joins a group that has a coordinator already.
+    `joins`: this rank joins a group that has a coordinator already. `machines`: the machine of each rank;
+    without names they share one.
     """
 
-    def __init__(self, rank: int, size: int, timeouts: Timeouts, now: float, joins: bool = False):
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        timeouts: Timeouts,
+        now: float,
+        joins: bool = False,
+        machines: Sequence[str] = (),
+    ):
         self._rank, self._size = rank, size
+        self._machines = machines or [""] * size
         self._answer_s, self._slot_s = timeouts.answer_s, timeouts.heartbeat_s
         self._joins = joins
         self._state = "without"
@@ -136,7 +149,7 @@ class Standby:
             self._state, self._since = "leading", now
             self._own_term = self._term = self._next_term()
             return Start(self._own_term)
-        if (place < _SPARES or turn) and not self._ready and now >= self._prepare_at:
+        if (turn or self._is_spare(place)) and not self._ready and now >= self._prepare_at:
             self._prepare_at = float("inf")
             return Prepare()
         return None
@@ -171,6 +184,14 @@ class Standby:
         if self._rank not in left:
             return None
         return sum(each < self._rank for each in left if each not in self._seen.suspected)
+
+    def _is_spare(self, place: int) -> bool:
+        if place < _SPARES or self._seen.members is None:
+            return place < _SPARES
+        machines = self._machines
+        left = [each for each in self._seen.members if each not in self._seen.suspected]
+        elsewhere = (each for each in left if machines[each] != machines[left[0]])
+        return self._rank == next(elsewhere, left[_SPARES])
 
     def _turn_at(self, place: int) -> float:
         if self._term == 0 and self._seen.members is None:  # no coordinator was ever heard of

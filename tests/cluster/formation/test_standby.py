@@ -49,14 +49,22 @@ def test_rank_0_starts_at_once_and_the_others_wait_for_it() -> None:
     assert first_start(one(1), seen(), 0.0, 6.0) == (5.0, 2)
 
 
-@pytest.mark.parametrize(("rank", "prepares"), [(0, True), (1, True), (2, False), (3, False)])
-def test_the_two_lowest_ranks_have_a_process_ready(rank: int, prepares: bool) -> None:
-    standby = Standby(rank, 4, TIMEOUTS, 0.0)
-    standby.saw(seen(1, True, 1, ALL), 0.0)
-    assert (standby.look(0.0) == Prepare()) == prepares
-    standby.saw(seen(1, True, 1, ALL, {0, 1}), 0.1)
-    assert (standby.look(0.1) == Prepare()) == (not prepares)  # in place of the two, and once only
-    assert standby.look(0.2) is None
+@pytest.mark.parametrize(
+    ("machines", "spares"), [("", {0, 1, 2}), ("aaaa", {0, 1, 2}), ("aabb", {0, 1, 2}), ("aaab", {0, 1, 3})]
+)
+def test_two_lowest_ranks_and_one_elsewhere_have_a_process_ready(machines: str, spares: set[int]) -> None:
+    standbys = [Standby(rank, 4, TIMEOUTS, 0.0, machines=machines) for rank in range(4)]
+
+    def prepare(now: float, state: Seen) -> set[int]:
+        for standby in standbys:
+            standby.saw(state, now)
+        return {rank for rank, standby in enumerate(standbys) if standby.look(now) == Prepare()}
+
+    assert prepare(0.0, seen()) == {0, 1}
+    assert prepare(0.1, seen(1, True, 1, ALL)) == spares - {0, 1}
+    assert prepare(0.2, seen(1, True, 1, ALL)) == set()
+    # In place of the two, and once only; no other is left that would be the third.
+    assert prepare(0.3, seen(1, True, 1, ALL, {0, 1})) == {2, 3} - spares
 
 
 @pytest.mark.parametrize(
