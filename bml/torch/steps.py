@@ -13,8 +13,13 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from bml.errors import StepMismatch
 from bml.train.communicator import Committed, Communicator
 
+_UNEVEN = (
+    "If ranks have different numbers of batches, put the loop into torch.distributed.algorithms.Join([ddp]), "
+    "or give the loader and the sampler drop_last=True"
+)
 _log = logging.getLogger("bml.torch")
 
 Vector = npt.NDArray[np.generic]
@@ -52,7 +57,10 @@ class GroupSteps:
         while True:
             view = communicator.view
             vector = prepare(view.contributors)
-            outcome = communicator.sync(view.epoch, vector, op, text, signature, shared)
+            try:
+                outcome = communicator.sync(view.epoch, vector, op, text, signature, shared)
+            except StepMismatch as error:
+                raise StepMismatch(f"{error}. {_UNEVEN}") from error
             if isinstance(outcome, Committed):
                 self.contributors = outcome.contributors
                 return outcome

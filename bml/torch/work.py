@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -20,6 +21,9 @@ from bml.torch.tensors import Tensor
 
 _END_S = 1.0
 """How long the thread may take to see that the group is over."""
+_LOOK_S = 0.5
+"""How often it is seen whether a collective has taken too long, in seconds."""
+_settling = threading.Lock()
 
 
 class GroupWork(dist.Work):  # type: ignore[misc]  # PyTorch is untyped here
@@ -30,6 +34,7 @@ class GroupWork(dist.Work):  # type: ignore[misc]  # PyTorch is untyped here
         self._call = call
         self._outputs = list(outputs)
         self._limit_s = limit_s
+        self._due_s = time.monotonic() + limit_s
         self._over = threading.Event()
         self._error: BaseException | None = None
         self._source = -1
@@ -37,20 +42,24 @@ class GroupWork(dist.Work):  # type: ignore[misc]  # PyTorch is untyped here
         self._future = self._settled.then(self._value)
 
     def settle(self, error: BaseException | None, source: int = -1) -> None:
-        """Say that it is over, or failed. `source` is the rank from which a message came."""
-        self._error = error
-        self._source = source
-        self._over.set()
+        """Say that it is over, or failed; no effect if that was said. `source`: from where a message came."""
+        with _settling:
+            if self._over.is_set():
+                return
+            self._error, self._source = error, source
+            self._over.set()
         self._settled.set_result(None)
+
+    def expire(self, now: float) -> None:
+        """End it with an error if it took longer than the group allows: DDP waits for its future alone."""
+        if now >= self._due_s:
+            self.settle(self._too_late(self._limit_s))
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait until it is over; raises its error, FabricError after `timeout` (0: that of the group)."""
         limit_s = timeout.total_seconds() or self._limit_s
         if not self._over.wait(limit_s):
-            raise FabricError(
-                f"{self._call} did not end within its timeout of {limit_s:g} s: a rank that is alive has not "
-                "called it"
-            )
+            raise self._too_late(limit_s)
         if self._error is not None:
             raise self._error
         return True
@@ -85,6 +94,12 @@ class GroupWork(dist.Work):  # type: ignore[misc]  # PyTorch is untyped here
 
     _source_rank = source_rank
 
+    def _too_late(self, limit_s: float) -> FabricError:
+        return FabricError(
+            f"{self._call} did not end within its timeout of {limit_s:g} s: a rank that is alive has not "
+            "called it"
+        )
+
     def _value(self, settled: Any) -> list[Tensor]:
         if self._error is not None:
             raise self._error
@@ -97,9 +112,12 @@ class WorkThread:
     def __init__(self, name: str):
         # A queue, not a condition: a signal's handler that raised in a condition would leave its lock wrong.
         self._todo: queue.SimpleQueue[tuple[Callable[[], int], GroupWork] | None] = queue.SimpleQueue()
-        self._closed = False
+        self._begun: dict[GroupWork, None] = {}
+        """What is not over yet, the oldest first."""
+        self._closed = threading.Event()
         self._name = name
         self._start()
+        threading.Thread(target=self._watch, name=f"{name}-limits", daemon=True).start()
 
     def _start(self) -> None:
         self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
@@ -111,16 +129,17 @@ class WorkThread:
         A callback of a future runs in this thread, and may wait for what it begins: another thread takes
         over then.
         """
-        if self._closed:
+        if self._closed.is_set():
             raise UsageError("the process group was destroyed: nothing can begin in it any more")
         if threading.current_thread() is self._thread:
             self._start()
+        self._begun[work] = None
         self._todo.put((job, work))
         return work
 
     def close(self, limit_s: float = _END_S) -> bool:
         """Let it end after what was begun; returns whether it ended within the limit. Idempotent."""
-        self._closed = True
+        self._closed.set()
         self._todo.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(limit_s)
@@ -134,5 +153,12 @@ class WorkThread:
                 source, error = job(), None
             except BaseException as raised:
                 source, error = -1, raised
+            self._begun.pop(work)
             work.settle(error, source)
             del next_one, job, work, error  # tensors are not held while it waits
+
+    def _watch(self) -> None:
+        while not self._closed.wait(_LOOK_S):
+            now = time.monotonic()
+            for work in list(self._begun):
+                work.expire(now)
