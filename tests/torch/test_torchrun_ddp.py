@@ -1,4 +1,4 @@
-"""DDP on backend bml, started by `bml torchrun`, by two of them, and by hand: any rank may be killed."""
+"""DDP on backend bml, started by `bml torchrun`, by torchrun, and by hand: any rank may be killed."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ TRAIN = f"""
 import os, time
 import torch, torch.distributed as dist
 import bml.torch
+def say(text):
+    os.write(1, (text + "\\n").encode())  # in one piece: torchrun gives its ranks one pipe
 torch.manual_seed(0)
 dist.init_process_group("bml")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
@@ -39,10 +41,10 @@ for step in range({STEPS}):
     if step > 10:
         longest = max(longest, last - before)
     elif step == 10:
-        print("at step 10: process", os.getpid())
+        say(f"rank {{dist.get_rank()}} at step 10: process {{os.getpid()}}")
     time.sleep(0.02)
 digest = sum(parameter.double().sum().item() for parameter in model.parameters())
-print(f"rank {{dist.get_rank()}} longest {{longest}} digest {{digest!r}}")
+say(f"rank {{dist.get_rank()}} longest {{longest}} digest {{digest!r}}")
 dist.destroy_process_group()
 """
 
@@ -61,6 +63,11 @@ def commands(way: str) -> list[tuple[list[str], dict[str, str]]]:
     if way == "two launchers":
         each = ["--nnodes", "2", "--nproc-per-node", "2", "--rdzv-endpoint", f"127.0.0.1:{port}"]
         return [([*launcher, *each, "--node-rank", str(node), "train.py"], {}) for node in range(2)]
+    if way == "two of PyTorch's torchrun":
+        each = ["--nnodes", "2", "--nproc-per-node", "2", "--max-restarts", "0", "--rdzv-backend", "static"]
+        each += ["--master-addr", "127.0.0.1", "--master-port", port, "--node-rank"]
+        pytorchs = [sys.executable, "-m", "torch.distributed.run", *each]
+        return [([*pytorchs, str(node), "train.py"], {"OMP_NUM_THREADS": "1"}) for node in range(2)]
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "4", "OMP_NUM_THREADS": "1"}
     return [([sys.executable, "-u", "train.py"], {**common, "RANK": str(rank)}) for rank in range(N_RANKS)]
 
@@ -76,19 +83,24 @@ def started(folder: Path, way: str) -> Iterator[list[subprocess.Popen[str]]]:
         ]
 
 
-def processes_of(started: Sequence[subprocess.Popen[str]], way: str) -> dict[int, int]:
+def processes_of(started: Sequence[subprocess.Popen[str]]) -> dict[int, int]:
     """The process of each rank, once all have made ten steps."""
     found: dict[int, int] = {}
-    for number, process in enumerate(started):
-        assert process.stdout is not None
-        wanted = {"one launcher": 4, "two launchers": 2}.get(way, 1)
-        while wanted:
-            line = process.stdout.readline()
-            assert line, process.communicate(timeout=10)[1]
-            if said := re.search(r"(?:\[rank (\d)\] )?at step 10: process (\d+)", line):
-                found[int(said[1] or number)] = int(said[2])
-                wanted -= 1
+    for process in started:
+        for said in lines_of(process, r"rank (\d) at step 10: process (\d+)", N_RANKS // len(started)):
+            found[int(said[1])] = int(said[2])
     return found
+
+
+def lines_of(process: subprocess.Popen[str], pattern: str, n: int) -> Iterator[re.Match[str]]:
+    """So many lines of standard output that match."""
+    assert process.stdout is not None
+    while n:
+        line = process.stdout.readline()
+        assert line, process.communicate(timeout=10)[1]
+        if said := re.search(pattern, line):
+            n -= 1
+            yield said
 
 
 WAYS = [
@@ -101,7 +113,7 @@ WAYS = [
 @pytest.mark.parametrize(("way", "killed"), WAYS)
 def test_any_rank_may_be_killed(way: str, killed: int, tmp_path: Path) -> None:
     with started(tmp_path, way) as processes:
-        of_ranks = processes_of(processes, way)
+        of_ranks = processes_of(processes)
         assert sorted(of_ranks) == [0, 1, 2, 3]
         os.kill(of_ranks[killed], signal.SIGKILL)
         outputs = [process.communicate(timeout=WITHIN_S) for process in processes]
@@ -121,6 +133,23 @@ def test_any_rank_may_be_killed(way: str, killed: int, tmp_path: Path) -> None:
         assert statuses == [0] * len(statuses)
         finished = "3 ranks finished" if way == "one launcher" else "1 rank finished"
         assert f"rank {killed} died (signal 9), {finished}" in err
+    assert left_of(tmp_path) == []
+
+
+@pytest.mark.parametrize("killed", [0, 3])
+def test_the_other_node_goes_on_when_torchrun_ends_a_node(killed: int, tmp_path: Path) -> None:
+    """It ends all ranks of the node, also rank 0 with the coordinator and the store, and waits then."""
+    with started(tmp_path, "two of PyTorch's torchrun") as processes:
+        of_ranks = processes_of(processes)
+        os.kill(of_ranks[killed], signal.SIGKILL)
+        other = 1 - killed // 2
+        said = list(lines_of(processes[other], r"rank (\d) longest (\S+) digest (\S+)", 2))
+        processes[1 - other].communicate(timeout=WITHIN_S)
+    assert sorted(int(each[1]) for each in said) == [2 * other, 2 * other + 1]
+    assert len({each[3] for each in said}) == 1
+    longest = max(float(each[2]) for each in said)
+    print(f"rank {killed} killed: longest time between two steps of the other node {longest:.3f} s")
+    assert longest <= GAP_S
     assert left_of(tmp_path) == []
 
 

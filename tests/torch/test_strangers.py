@@ -1,0 +1,64 @@
+"""Scripts as strangers write them: with loaders, snapshots and evaluation, and ranks that die anywhere."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands import begun, left_of
+
+torch = pytest.importorskip("torch")
+
+import strangers_script as script  # noqa: E402
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(110)]
+WITHIN_S = 90.0
+N_STEPS = script.EPOCHS * script.N_SAMPLES // 4 // script.BATCH
+
+
+def run(folder: Path, program: str, n_ranks: int, **environment: str) -> tuple[int, str, str]:
+    """Run a script with `bml torchrun`: the status, and both outputs. It leaves no process behind."""
+    base = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-m", "bml", "torchrun", "--nproc-per-node", str(n_ranks), program]
+    with begun(*command, cwd=folder, env={**base, **environment}) as process:
+        try:
+            out, err = process.communicate(timeout=WITHIN_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            pytest.fail("\n".join(process.communicate(timeout=10)))
+    assert left_of(folder) == []
+    return process.returncode, out, err
+
+
+def ends(out: str) -> dict[int, list[str]]:
+    """The words of the ranks that came to their ends."""
+    lines = [words for line in out.splitlines() if (words := line[9:].split())[:1] == ["END"]]
+    return {int(words[1]): words[2:] for words in lines}
+
+
+@pytest.mark.parametrize(
+    ("deaths", "left"),
+    [
+        ("0:snapshot:0,3:backward:1", [1, 2]),
+        (f"0:batch:1,2:last barrier:{script.EPOCHS}", [1, 3]),
+        ("1:worker:0,3:evaluation:1", [0, 2]),
+    ],
+)
+def test_ranks_of_a_strangers_script_die_anywhere(deaths: str, left: list[int], tmp_path: Path) -> None:
+    before = {name for name in os.listdir("/dev/shm") if "bml" in name}
+    status, out, err = run(tmp_path, script.__file__, 4, DEATHS=deaths)
+    assert status == 0, out + err
+    found = ends(out)
+    assert sorted(found) == left, out + err
+    assert len({(digest, accuracy) for digest, _, _, _, accuracy in found.values()}) == 1
+    for _, n_losses, first, last, accuracy in found.values():
+        assert int(n_losses) == N_STEPS
+        assert float(last) < 0.7 * float(first)
+        assert float(accuracy) > 0.85
+    snapshot = torch.load(tmp_path / script.SNAPSHOT)
+    assert snapshot["epoch"] == script.EPOCHS - 1
+    assert "2 ranks finished" in err
+    assert {name for name in os.listdir("/dev/shm") if "bml" in name} <= before
