@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -50,10 +51,12 @@ def sample_rows(indices: Any, w: Any) -> Any:
     return rows.sum(axis=0, dtype=np.float32)
 
 
-def descend(session: Any, recompute: bool = True, epochs: int = 8, padding: int = 0) -> dict[str, Any]:
+def descend(
+    session: Any, recompute: bool = True, epochs: int = 8, padding: int = 0, pause_s: float = 0.0
+) -> dict[str, Any]:
     """A smooth toy training whose parameters depend on every sample of every step.
 
-    So many zeros beside the gradients make the steps long.
+    So many zeros beside the gradients make the steps long, and so does a pause in seconds.
     """
     w = session.empty(LENGTH)
     w[:] = 0
@@ -65,10 +68,20 @@ def descend(session: Any, recompute: bool = True, epochs: int = 8, padding: int 
         return [sample_rows(indices, w), zeros]
 
     for batch in session.batches(N_SAMPLES, global_batch=GLOBAL_BATCH, epochs=epochs, seed=3):
+        time.sleep(pause_s)
         g = again(batch.indices)
         w -= np.float32(0.1) * batch.allreduce(g, recompute=again if recompute else None)[0]
         history.append((len(history) + 1, session.contributors, hashlib.sha256(w.tobytes()).hexdigest()))
     return {"params": w, "history": history}
+
+
+def pace(session: Any, n_servers: int, pause_s: float = 0.05) -> None:
+    """Take longer for a step until so many servers contribute, so that those that join find the job running.
+
+    A joiner itself does not pause in steps that it is only told of: it would never catch up.
+    """
+    if len(session.contributors) < n_servers and not session.replays:
+        time.sleep(pause_s)
 
 
 def reference(epochs: int = 8) -> Any:

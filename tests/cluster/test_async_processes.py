@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from typing import Any
 
 import jobs
@@ -62,15 +61,15 @@ def test_a_loop_does_not_go_on_without_its_steps() -> None:
         jobs.launch(train, "bcube:2x1")
 
 
-def in_parts(session: bml.Session, epochs: int = 8, pause_s: float = 0.0) -> dict[str, Any]:
-    """`jobs.descend` with the gradient in four parts, each begun as soon as it is there."""
+def in_parts(session: bml.Session, epochs: int = 8, n_servers: int = 0) -> dict[str, Any]:
+    """`jobs.descend` with the gradient in four parts, each begun as soon as it is there (see `jobs.pace`)."""
     w = session.empty(jobs.LENGTH)
     w[:] = 0
     session.state(params=w)
     where = np.array_split(np.arange(jobs.LENGTH), 4)
     recomputed = 0
     for batch in session.batches(jobs.N_SAMPLES, global_batch=jobs.GLOBAL_BATCH, epochs=epochs, seed=3):
-        time.sleep(pause_s)
+        jobs.pace(session, n_servers)
 
         def part(indices: Any, columns: Any) -> Any:
             return np.ascontiguousarray(jobs.sample_rows(indices, w)[columns])
@@ -125,7 +124,7 @@ def test_a_joiner_comes_in_between_the_parts_of_a_batch() -> None:
     """It is let in at any step, so mostly in the middle of a batch of four."""
 
     def train(session: bml.Session) -> dict[str, Any]:
-        return in_parts(session, epochs=24, pause_s=0.02)
+        return in_parts(session, epochs=24, n_servers=9)
 
     result = jobs.launch(train, faults=["kill:4@step=22", "join:4@step=60"])
     assert sorted(result.values) == list(range(9)), result.dead

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
 def test_a_server_whose_only_way_was_a_dead_neighbour_joins_again() -> None:
     """Its other NIC was silent, and nobody has heard since that it works."""
     faults = ["blackhole:0/0@step=20", "kill:2@step=40", "join:0@step=60"]
-    result = jobs.launch(train, "bcube:2x2", faults=faults, min_servers=1)
+    result = jobs.launch(lambda session: train(session, 3), "bcube:2x2", faults=faults, min_servers=1)
     check(result, (0,))
     _, silent, cut_off, came, _ = result.report["views"]
     assert silent["failures"] == ["link:0/0"]

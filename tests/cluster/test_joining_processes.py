@@ -23,8 +23,8 @@ STEPS = 200
 EVERYBODY = list(range(9))
 
 
-def train(session: bml.Session) -> dict[str, Any]:
-    """Long enough that a process can start meanwhile."""
+def train(session: bml.Session, n_servers: int = 0) -> dict[str, Any]:
+    """Long enough that a process can start meanwhile, until so many servers contribute (see `jobs.pace`)."""
     w = session.empty(jobs.LENGTH)
     w[:] = 0
     session.state(params=w)
@@ -35,9 +35,18 @@ def train(session: bml.Session) -> dict[str, Any]:
         return jobs.sample_rows(indices, w)
 
     for batch in session.batches(jobs.N_SAMPLES, global_batch=jobs.GLOBAL_BATCH, epochs=EPOCHS, seed=3):
+        jobs.pace(session, n_servers)
         w -= np.float32(0.1) * batch.allreduce(again(batch.indices), recompute=again)
         contributors.append(session.contributors)
     return {"params": w, "contributors": contributors}
+
+
+def train_four(session: bml.Session) -> dict[str, Any]:
+    return train(session, 4)
+
+
+def train_nine(session: bml.Session) -> dict[str, Any]:
+    return train(session, 9)
 
 
 def check(result: bml.Result, joined: tuple[int, ...]) -> None:
@@ -58,7 +67,7 @@ def check(result: bml.Result, joined: tuple[int, ...]) -> None:
 @pytest.mark.smoke
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_killed_server_joins_again_and_contributes(transport: str) -> None:
-    result = jobs.launch(train, faults=["kill:4@step=20", "join:4@step=30"], transport=transport)
+    result = jobs.launch(train_nine, faults=["kill:4@step=20", "join:4@step=30"], transport=transport)
     check(result, (4,))
     assert sorted(result.values) == EVERYBODY
     _, died, came, learnt = result.report["views"]
@@ -71,7 +80,7 @@ def test_a_killed_server_joins_again_and_contributes(transport: str) -> None:
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_the_lowest_server_leaves_on_notice_and_comes_again(transport: str) -> None:
     faults = ["leave:0@step=20", "join:0@step=30"]
-    result = jobs.launch(train, "bcube:2x2", faults=faults, transport=transport)
+    result = jobs.launch(train_four, "bcube:2x2", faults=faults, transport=transport)
     check(result, (0,))
     gone = result.report["views"][1]
     assert gone["commit"] == 20, "it finished its step, and brought nothing to the next"
@@ -79,14 +88,14 @@ def test_the_lowest_server_leaves_on_notice_and_comes_again(transport: str) -> N
 
 
 def test_a_job_grows_by_a_server_that_was_absent() -> None:
-    result = jobs.launch(train, "bcube:2x2", absent=[3], faults=["join:3@step=20"])
+    result = jobs.launch(train_four, "bcube:2x2", absent=[3], faults=["join:3@step=20"])
     check(result, (3,))
     assert result.report["views"][0]["failures"] == ["server:3"]
 
 
 def test_lost_servers_are_started_again_if_asked_for() -> None:
     faults = ["kill:1@step=20", "exit:2@step=100"]
-    result = jobs.launch(train, "bcube:2x2", rejoin=True, faults=faults, transport="auto")
+    result = jobs.launch(train_four, "bcube:2x2", rejoin=True, faults=faults, transport="auto")
     check(result, (1, 2))
     assert result.dead == {}
 
@@ -94,7 +103,7 @@ def test_lost_servers_are_started_again_if_asked_for() -> None:
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_joiner_is_killed_while_the_state_comes_and_a_donor_too(transport: str) -> None:
     result = jobs.launch(
-        train,
+        train_nine,
         faults=["kill:4@step=20", "join:4@step=30", "kill:4@phase=transfer", "kill:1@phase=transfer"],
         rejoin=True,
         transport=transport,
@@ -107,15 +116,26 @@ def test_the_coordinator_dies_while_a_server_joins() -> None:
     """Server 0 has it killed, when it is about to give its part: so a neighbour of it must join."""
     faults = ["kill:1@step=20", "join:1@step=30", "coordinator@phase=transfer"]
     seen = jobs.Seen()
-    result = jobs.launch(train, faults=faults, on_change=seen)
+    result = jobs.launch(train_nine, faults=faults, on_change=seen)
     check(result, (1,))
     assert seen.terms == [1, 2], "the coordinator did not die"
 
 
-def test_sigterm_is_the_notice_of_preemption() -> None:
-    with bml.start(train, fabric="bcube:2x2", launcher="processes") as job:
+def train_when_told(session: bml.Session, go: Path, n_servers: int = 0) -> dict[str, Any]:
+    """`train`, whose first step waits for this file: what is done to the job by hand may take its time."""
+    while not go.exists():
+        time.sleep(0.005)
+    return train(session, n_servers)
+
+
+def test_sigterm_is_the_notice_of_preemption(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    with bml.start(
+        lambda session: train_when_told(session, go), fabric="bcube:2x2", launcher="processes"
+    ) as job:
         process = job.status()["servers"][2]["process"]
         os.kill(process, signal.SIGTERM)
+        go.touch()
         result = job.wait(60)
     check(result, ())
     assert sorted(result.values) == [0, 1, 3]
@@ -123,10 +143,14 @@ def test_sigterm_is_the_notice_of_preemption() -> None:
     assert all("silent" not in view["reason"] for view in result.report["views"])
 
 
-def test_servers_come_and_go_by_hand() -> None:
-    with bml.start(train, fabric="bcube:2x2", launcher="processes") as job:
-        job.inject("leave:3")
+def test_servers_come_and_go_by_hand(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    with bml.start(
+        lambda session: train_when_told(session, go, 4), fabric="bcube:2x2", launcher="processes"
+    ) as job:
+        job.inject("leave:3,step=20")
         job.inject("join:3,step=60")
+        go.touch()
         result = job.wait(60)
     check(result, (3,))
 
@@ -136,8 +160,8 @@ def other_shape(session: bml.Session) -> float:
     w = session.empty(7 if late else 5)
     w[:] = 0
     session.state(params=w)
-    for _ in session.steps(150):
-        time.sleep(0.004)
+    for _ in session.steps(80):
+        jobs.pace(session, 4)
         w += session.allreduce(np.ones(5, np.float32))[0]
     return float(w[0])
 
@@ -164,6 +188,8 @@ def test_a_joiner_is_let_in_when_it_has_loaded_its_data(transport: str, tmp_path
             while not go.exists():
                 time.sleep(0.005)
         for step in session.steps(300):
+            if step > 150:
+                jobs.pace(session, 4)
             x += session.allreduce(np.ones(2))
             time.sleep(0.002)
             if (session.server, step) == (0, 20):
@@ -187,7 +213,9 @@ def long_vector(session: bml.Session) -> float:
     session.state(total=total)
     vector = session.empty(4 << 20)
     vector[:] = 1
-    for _ in session.steps(80):
+    for step in session.steps(120):
+        if step > 60:  # a server that starts slowly
+            jobs.pace(session, 4)
         total += session.allreduce(vector)[-1]
         total[...] = np.round(total / 3)  # whatever it is, it must be the same everywhere
     return float(total[0])
@@ -207,8 +235,10 @@ def replayed(session: bml.Session, sleep_s: tuple[float, ...], steps: int) -> li
     session.state(params=w)
     sleeps = iter(sleep_s if session.joins else ())
     seen = []
-    for _ in session.steps(steps):
+    for step in session.steps(steps):
         time.sleep(next(sleeps, 0.003))
+        if step > steps // 2:  # a server that starts slowly
+            jobs.pace(session, 4)
         nothing = session.replays
         brought = np.full(1 << 17, 0.0 if nothing else 1.0)
         for _ in range(2):
