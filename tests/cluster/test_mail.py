@@ -53,11 +53,11 @@ def test_messages_arrive_in_order(pair: Pair) -> None:
 def test_who_sends_never_waits_and_a_slow_reader_gets_the_newest(pair: Pair) -> None:
     outbox = Outbox(pair[0], 1)
     outbox.put(BULK)
-    begun = time.monotonic()
+    begun = time.monotonic()  # if it waited, it would do so for ever
     for number in range(1000):
         outbox.put("changed", number)
         outbox.put("heartbeat")
-    assert time.monotonic() - begun < 1.0
+    assert time.monotonic() - begun < WITHIN_S
     assert [receive(pair[1]) for _ in range(3)] == [(BULK,), ("changed", 999), ("heartbeat",)]
     outbox.flush()
     outbox.put("it goes on")
@@ -198,7 +198,7 @@ def test_who_logs_does_not_wait_for_a_terminal_that_is_stopped(monkeypatch: pyte
     begun = time.monotonic()
     for number in range(3000):
         logging.getLogger("bml.cluster").warning("news %d", number)
-    assert time.monotonic() - begun < 2.0
+    assert time.monotonic() - begun < WITHIN_S
     logs.drain(0.01)
     assert written == []
     stopped.set()

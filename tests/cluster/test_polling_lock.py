@@ -48,7 +48,7 @@ def test_an_interrupt_in_a_step_leaves_a_server_that_can_say_so() -> None:
     def train(session: bml.Session) -> float:
         if session.server != 0:
             session.barrier()
-            time.sleep(0.3)
+            time.sleep(1.0)
             return float(session.allreduce(np.ones(3))[0])
         signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(RuntimeError("time is up")))
         session.barrier()

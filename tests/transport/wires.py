@@ -14,7 +14,7 @@ from bml.transport.interface import LinkKey
 TOKEN = b"a token of the tests"
 JOB = "job-of-tests"
 USUAL: dict[str, Any] = {"token": TOKEN, "job": JOB, "incarnation": 0}
-DEADLINE_S = 5.0
+DEADLINE_S = 20.0
 
 
 def nic(server: int, level: int) -> str:
