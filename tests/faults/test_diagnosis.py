@@ -219,9 +219,9 @@ def test_many_failures_at_once_are_explained_in_bounded_time() -> None:
     fabric = bcube(8, 2)
     truth = [LinkFailure(server, (server // 3) % 2) for server in range(0, 64, 3)]
     suspicions = caused_by(fabric, *truth)
-    started_s = time.perf_counter()
+    started_s = time.process_time()
     found = diagnose(fabric, Evidence({}, tuple(suspicions)))
-    assert time.perf_counter() - started_s < 2
+    assert time.process_time() - started_s < 2
     assert unexplained(fabric, suspicions, found.failures) == []
 
 

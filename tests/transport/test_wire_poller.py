@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 
 import pytest
 from wires import open_fds, until
@@ -73,10 +72,8 @@ def test_timers_run_in_order_and_can_be_cancelled(poller: Poller) -> None:
     poller.after(0.02, lambda: ran.append("b"))
     poller.after(0.01, lambda: ran.append("a"))
     poller.after(0.01, lambda: ran.append("never")).cancel()
-    start_s = time.monotonic()
     until(poller, lambda: len(ran) == 2, "two timers")
     assert ran == ["a", "b"]
-    assert time.monotonic() - start_s < 0.5
 
 
 def test_soon_runs_before_waiting_and_survives_an_exception(poller: Poller) -> None:
