@@ -6,12 +6,13 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_ray import KILLED, SPEC, contact
 
-from bml.cluster.fleets import processes
+from bml.cluster.fleets import fork_server, processes
 from bml.cluster.fleets.fleet import Died, reachable
 from bml.cluster.fleets.processes import ProcessFleet
 from bml.cluster.process import worker
@@ -163,3 +164,18 @@ def test_each_server_takes_its_own_of_the_addresses_that_are_set(monkeypatch: py
     assert fleet._place(2).nics == ("10.7.0.3", "10.7.1.3")
     with pytest.raises(UsageError, match="for each of 1 levels"):
         ProcessFleet(SPEC, prints=False)._place(0)
+
+
+def test_a_fork_server_that_cannot_run_is_named_with_its_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its socket may end long before it does, on a busy machine."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/bash\neval "exec $3>&-"\nsleep 1\nexit 7\n')
+    python.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(python))
+    server = fork_server.ForkServer(prints=False)
+    ours, theirs = socket.socketpair()
+    with ours, pytest.raises(StartError, match="python exited with status 7"):
+        server.fork(theirs, 20.0)
+    server.close()

@@ -42,6 +42,8 @@ IMPORTS_S = 600.0
 _ANSWERS_S = 2.0
 #: How long its last messages may take to arrive after it was stopped, in seconds.
 _STOPS_S = 0.1
+#: How long the fork server may take to exit once its socket has ended, in seconds.
+_EXITS_S = 10.0
 _OPENMP, _MKL = "OMP_NUM_THREADS", "MKL_NUM_THREADS"
 ONE_THREAD = dict.fromkeys((_OPENMP, "OPENBLAS_NUM_THREADS", _MKL), "1")
 """Environment of a process that shares its machine with many: one BLAS thread."""
@@ -217,8 +219,8 @@ class ForkServer:
             self._changed.notify_all()
 
     def _obstacle(self) -> str:
-        with suppress(subprocess.TimeoutExpired):
-            status = self._process.wait(timeout=0.5)  # its socket may end a moment before it does
+        with suppress(subprocess.TimeoutExpired):  # its socket ends a moment before it does
+            status = self._process.wait(_EXITS_S if self._gone else 0)
             return f"{sys.executable} exited with status {status}"
         return "the machine is too busy" if self._ready else f"the imports took longer than {IMPORTS_S:g} s"
 
