@@ -28,7 +28,7 @@ pytestmark = [
 HERE = Path(__file__).parent
 CHILD_S = 60
 #: From the end of a job to that of the last child, in seconds; the children end before their server does.
-ENDED_S = 2.0
+ENDED_S = 10.0
 
 
 def stubborn() -> None:

@@ -26,8 +26,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning"),
 ]
 
-NOTICED_S = 1.0
-"""From the death of a server whose child lives on to the next commit of the others."""
+DETECT_S = 4.0
+"""Silence tells after this time: a death of which is known sooner was seen, however busy the machine is."""
 STEPS = 400
 CHILD_S = 60
 
@@ -83,12 +83,14 @@ def test_a_child_does_not_hide_the_death_of_its_server(
             w += session.allreduce(np.ones(1000))
         return int(w[0])
 
-    result = jobs.launch(train, "bcube:2x2", faults=["kill:2@step=200"], transport=transport)
+    result = jobs.launch(
+        train, "bcube:2x2", faults=["kill:2@step=200"], transport=transport, detect_s=DETECT_S
+    )
     os.kill(int(child.read_text()), 0)  # it lives
     gaps = {server: metrics["step_max_s"] for server, metrics in result.report["metrics"].items()}
     print("longest time between two commits:", gaps)
     assert sorted(gaps) == [0, 1, 3]
-    assert max(gaps.values()) < NOTICED_S
+    assert max(gaps.values()) < DETECT_S
     assert "server 2 is dead" in result.report["views"][1]["reason"]
     assert result.dead[2] == "its process was killed by signal 9"
 
