@@ -126,6 +126,7 @@ def test_a_server_joins_and_is_killed_and_joins_again_between_large_and_small_st
             total[: x.size] += result
             contributors.append(members)
             time.sleep(0.01)
+            jobs.pace(session, 4)
         return {"contributors": contributors}
 
     faults = ["kill:1@step=10,phase=broadcast", "join:1@step=15", "kill:1@phase=transfer", "join:3@step=20"]
@@ -190,11 +191,12 @@ def test_results_read_in_place_survive_lost_servers() -> None:
 def asleep_between_complete_and_home(session: bml.Session, told: Path) -> int:
     """Server 4 dies when all are complete in a step; server 1 stops as it is told which view commits it.
 
-    It copies the result of that step when it goes on: two seconds later, when the others have evicted it.
+    It copies the result of that step when it goes on, when the others have evicted it.
     """
     shell = session._communicator._shell  # type: ignore[attr-defined]
     reduction, pages, line = shell.runner._reduction, shell.runner._pages, shell.line
     fetch_result, hear, goes_on = reduction._fetch_result, line._told, threading.Event()
+    evicted = told.with_name("evicted")
     step = 0
 
     def slowly(*args: Any) -> Any:
@@ -209,7 +211,8 @@ def asleep_between_complete_and_home(session: bml.Session, told: Path) -> int:
     def late(message: Any) -> None:
         stops = step == STEP and session.server == 1 and isinstance(message, Install)
         if stops:
-            subprocess.Popen(["sh", "-c", f"sleep 2; kill -CONT {os.getpid()}"], start_new_session=True)
+            wakes = f"for _ in $(seq 600); do [ -e {evicted} ] && break; sleep 0.05; done"
+            subprocess.Popen(["sh", "-c", f"{wakes}; kill -CONT {os.getpid()}"], start_new_session=True)
             os.kill(os.getpid(), signal.SIGSTOP)
         hear(message)
         if stops:
@@ -230,6 +233,11 @@ def asleep_between_complete_and_home(session: bml.Session, told: Path) -> int:
         if not (result == right).all():
             told.write_text(f"{session.server} has a wrong sum in step {step}")
             break
+        if 1 not in members:
+            evicted.touch()
+    deadline = time.monotonic() + 30
+    while not told.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
     return step
 
 

@@ -46,11 +46,13 @@ def few_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes.socket, "socketpair", small_socketpair)
 
 
-def train(session: bml.Session, steps: int = STEPS) -> int:
+def train(session: bml.Session, steps: int = STEPS, n_servers: int = 0) -> int:
     w = np.zeros(10)
     session.state(params=w)
-    for _ in session.steps(steps):
+    for step in session.steps(steps):
         time.sleep(0.002)
+        if step > STEPS:
+            jobs.pace(session, n_servers)
         w += session.allreduce(np.ones(10))
     return int(w[0])
 
@@ -190,7 +192,7 @@ def test_a_coordinator_that_dies_while_a_server_is_started_is_started_again(
 
     monkeypatch.setattr(processes, "_contact", slowly)
     settings: dict[str, Any] = {"launcher": "processes", "transport": "tcp", "min_servers": 2}
-    with bml.start(lambda session: train(session, 3 * STEPS), "bcube:2x2", **settings) as job:
+    with bml.start(lambda session: train(session, 3 * STEPS, 3), "bcube:2x2", **settings) as job:
         job.inject("leave:1")
         job.inject("join:1,step=300")
         assert starting.wait(30)
@@ -216,7 +218,7 @@ def test_a_joiner_with_an_error_of_the_runtime_is_started_again(tmp_path: Path) 
         if session.joins and not failed.exists():
             failed.touch()
             raise InvariantError("step 15 submitted, 14 is next")
-        return train(session, 3 * STEPS)
+        return train(session, 3 * STEPS, 4)
 
     result = jobs.launch(fails_once, "bcube:2x2", faults=["kill:3@step=100"], rejoin=True)
     assert failed.exists()
@@ -243,7 +245,7 @@ def test_a_joiner_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None:
             (tmp_path / str(time.time_ns())).touch()
             os._exit(3)
         for _ in session.steps(STEPS):  # until it is given up
-            time.sleep(0.005)
+            time.sleep(0.01)
             session.allreduce(np.ones(1))
         return 1
 
