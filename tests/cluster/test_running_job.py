@@ -24,6 +24,7 @@ import bml
 from bml.cli.status import _show
 from bml.cluster.launcher import jobsocket, launch, running
 from bml.errors import FabricError, UsageError
+from bml.topology import parse, parse_failure
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
 
@@ -60,6 +61,17 @@ def wait_for(condition: Callable[[], Any], within_s: float = 20.0) -> Any:
     return found
 
 
+def answered(job: bml.Job) -> dict[str, Any]:
+    """The status, once every server has answered within the second that it has, and is in a view."""
+    answers = wait_for(lambda: (now := job.status()) and _all_have_a_view(now) and now)
+    assert isinstance(answers, dict)
+    return answers
+
+
+def _all_have_a_view(now: dict[str, Any]) -> bool:
+    return all(each.get("epoch") for each in now["servers"].values())
+
+
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*BML, *arguments], capture_output=True, text=True, timeout=60, check=False)
 
@@ -85,13 +97,20 @@ def test_an_interrupt_that_does_not_wake_who_waits_is_not_lost(tmp_path: Path) -
         assert job.running
 
 
+def reached_over(failures: list[str], level: int, group: int) -> list[int]:
+    """The servers of a bcube:3x2 that reach others over a switch when these parts are dead."""
+    whole = parse("bcube:3x2")
+    left = whole.without(*map(parse_failure, failures))
+    return [server for server in whole.members(level, group) if left.neighbours(server, level)]
+
+
 def test_status_and_inject_from_python(tmp_path: Path, own_folder: Path) -> None:
     children, descriptors = jobs.children(), jobs.descriptors()
     stop = tmp_path / "stop"
     with bml.start(until_told(stop), "bcube:3x2", launcher="processes", transport="tcp") as job:
         assert stat.S_IMODE(own_folder.stat().st_mode) == 0o700
         assert [stat.S_IMODE(path.stat().st_mode) for path in own_folder.iterdir()] == [0o600]
-        now = job.status()
+        now = answered(job)
         assert now["epoch"] == 1
         assert now["members"] == list(range(9))
         assert sorted(now["servers"]) == list(range(9))
@@ -105,12 +124,12 @@ def test_status_and_inject_from_python(tmp_path: Path, own_folder: Path) -> None
         assert done["done"] == [
             f"server 4 (process {now['servers'][4]['process']}) sends SIGKILL to its process"
         ]
-        wait_for(lambda: job.status()["epoch"] == 2)
+        wait_for(lambda: job.status()["epoch"] >= 2)
         assert "signal 9" in job.status()["lost"][4]
         assert [len(each) for each in job.inject("switch:1/0")["done"]]
-        wait_for(lambda: job.status()["epoch"] == 3)
-        assert "switch 1/0" in job.status()["reason"]
-        busy = wait_for(lambda: [nic for nic in job.status()["servers"][1]["nics"] if nic["sent_per_s"] > 0])
+        # Servers silence their ends one by one: on a busy machine several views may tell of it.
+        wait_for(lambda: not reached_over(job.status()["failures"], 1, 0))
+        busy = wait_for(lambda: [nic for nic in answered(job)["servers"][1]["nics"] if nic["sent_per_s"] > 0])
         assert busy[0]["nbytes_sent"] > 0
         with pytest.raises(FabricError, match="no server can apply kill:4"):
             job.inject("kill:4")
@@ -136,7 +155,7 @@ def test_a_frozen_server_does_not_answer_and_is_suspected(tmp_path: Path) -> Non
     with bml.start(until_told(tmp_path / "stop"), "bcube:2x2", launcher="processes", on_change=note) as job:
         wait_for(lambda: job.status()["step"] > 2)  # silence is borne for longer before
         job.inject("freeze:3")
-        wait_for(lambda: job.status()["epoch"] == 2)
+        wait_for(lambda: 3 not in job.status()["members"])
         assert job.status()["servers"][3] == {"answers": False}
     assert any("heard nothing from server 3" in each for each in suspicions), suspicions
 
@@ -158,7 +177,7 @@ def test_what_a_wait_waits_for(tmp_path: Path) -> None:
             }
         )
         assert any("barrier tokens of step 1 from servers [" in each for each in waits.values())
-        assert job.status()["servers"][2]["waits_for"] == "the training function to bring step 1"
+        assert answered(job)["servers"][2]["waits_for"] == "the training function to bring step 1"
         release.touch()
         job.wait()
 
@@ -170,7 +189,8 @@ def test_a_job_that_is_left_early_leaves_nothing(tmp_path: Path) -> None:
         with pytest.raises(FabricError, match=r"still runs after 0\.1 s"):
             job.wait(0.1)
     assert not job.running
-    assert (jobs.children(), jobs.descriptors(), threading.active_count()) == (children, descriptors, threads)
+    assert (jobs.children(), jobs.descriptors()) == (children, descriptors)
+    wait_for(lambda: threading.active_count() <= threads)  # one has closed the job, and ends by itself
 
 
 def test_commands(tmp_path: Path, own_folder: Path) -> None:
@@ -191,7 +211,8 @@ def test_commands(tmp_path: Path, own_folder: Path) -> None:
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["fault"] == "kill:4"
         assert not stale.exists()
-        wait_for(lambda: job.status()["epoch"] == 2)
+        wait_for(lambda: job.status()["epoch"] >= 2)
+        answered(job)
         text = command("status", "--job", job.name)
         assert text.returncode == 0, text.stderr
         assert "view 2: 8 servers (server 4 is dead" in text.stdout.replace("\n", " ")
