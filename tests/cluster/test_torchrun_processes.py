@@ -179,20 +179,31 @@ def test_the_first_error_that_nobody_survived_is_the_status(tmp_path: Path) -> N
 
 
 def test_faults_kill_and_freeze(tmp_path: Path) -> None:
-    text = "import os, time\nbegan = time.monotonic()\nlongest = 0\nlast = began\n"
-    text += "while time.monotonic() - began < 6:\n    time.sleep(0.01)\n    now = time.monotonic()\n"
-    text += "    longest, last = max(longest, now - last), now\nprint('longest', longest)\n"
-    faults = ("--fault", "kill:0@t=3s", "--fault", "freeze:1@t=3s,for=1s", "--fault", "kill:2@t=900s")
+    """Rank 1 runs until it has seen that it stood still, rank 2 until then, and rank 0 until it is killed."""
+    text = """
+import os, pathlib, time
+rank, over = os.environ["RANK"], pathlib.Path("over")
+longest, last = 0, time.monotonic()
+while not over.exists():
+    time.sleep(0.01)
+    longest, last = max(longest, time.monotonic() - last), time.monotonic()
+    if rank == "1" and longest > 1.5:
+        over.touch()
+while rank == "0":
+    time.sleep(1)
+print("longest", longest)
+"""
+    faults = ("--fault", "kill:0@t=3s", "--fault", "freeze:1@t=3s,for=2s", "--fault", "kill:2@t=900s")
     status, out, err = done(tmp_path, "--nproc-per-node", "3", *faults, script(tmp_path, text))
     assert status == 0
     longest = {line[:8]: float(line.split()[-1]) for line in out}
     assert longest.keys() == {"[rank 1]", "[rank 2]"}
-    assert longest["[rank 1]"] >= 0.9 > longest["[rank 2]"]
+    assert longest["[rank 1]"] > longest["[rank 2]"], "nobody else was frozen"
     assert "bml torchrun: the fault kill:2@t=900s never struck" in err
 
 
 def test_a_rank_that_is_frozen_for_good_does_not_hold_the_job(tmp_path: Path) -> None:
-    text = "import time\ntime.sleep(3)\n"
+    text = "import os, time\ntime.sleep(1000 if os.environ['RANK'] == '0' else 3)\n"
     status, _, err = done(
         tmp_path, "--nproc-per-node", "2", "--fault", "freeze:0@t=1s", script(tmp_path, text)
     )
@@ -365,7 +376,12 @@ def test_the_store_waits_for_the_other_node(tmp_path: Path) -> None:
     text = "import os, sys, time\nimport torch.distributed as dist\n"
     text += "store, rank, size = next(dist.rendezvous('env://'))\n"
     text += "if rank < 2:\n    store.set(str(rank), 'x')\n    os._exit(0)\n"
-    text += "store.wait(['0', '1'])\ntime.sleep(2)\nstore.set('late', 'x')\nprint(store.get('late'))\n"
+    text += "store.wait(['0', '1'])\n"
+    text += (
+        "whole = dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']), is_master=False)\n"
+    )
+    text += "whole.wait(['bml/torchrun/done/0'])\n"  # set before node 0 looks for the others
+    text += "time.sleep(2)\nstore.set('late', 'x')\nprint(store.get('late'))\n"
     found = nodes(tmp_path, script(tmp_path, text))
     assert [status for status, _, _ in found] == [0, 0], found
     assert sum(out.count("b'x'") for _, out, _ in found) == 2

@@ -1,10 +1,12 @@
 """One rank of a group, for tests: `rank_program.py folder rank size options`, with options in JSON.
 
-It prints a line of JSON for each step: the sum, who contributed, and when. Rank r contributes r + 1.
+It prints a line of JSON for each step: the sum, who contributed, and when. Rank r contributes r + 1. With the
+option `endless` it ends once the file `bml-stop` is in the folder, whatever was done to the ranks before.
 """
 
 import json
 import multiprocessing
+import os
 import sys
 import time
 
@@ -71,7 +73,8 @@ def main() -> None:
     total = session.empty(1, "float64")
     total[:] = 0
     session.state(total=total)
-    for step in session.steps(options.get("steps", 300)):
+    endless = options.get("endless", False)
+    for step in session.steps(10**9 if endless else options.get("steps", 300)):
         if step == options.get("ends", {}).get(str(rank)):
             break
         if step == options.get("raises", {}).get(str(rank)):
@@ -86,6 +89,9 @@ def main() -> None:
             leads=leads, step=step, sum=float(found[0]), same=bool((found == found[0]).all()), by=contributors
         )
         time.sleep(options.get("pause_s", 0.005))
+        stops = endless and os.path.exists(os.path.join(folder, "bml-stop"))
+        if endless and session.allreduce(np.array([stops]).astype("i4"), op="max")[0]:
+            break
     say(total=float(total[0]))
     if options.get("closes", True):
         began_s = time.monotonic()

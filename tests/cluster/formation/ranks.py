@@ -92,6 +92,17 @@ class Ranks:
         process.stderr.close()
         return process.wait(DEADLINE_S), text
 
+    def stop_when_by(self, *contributors: int, n: int = 20) -> None:
+        """Let endless ranks end, once these have made n more steps, the last with them as contributors."""
+        enough = {rank: len(self.get(rank, "by")) + n for rank in contributors}
+
+        def made(rank: int) -> bool:
+            by = self.get(rank, "by")
+            return len(by) >= enough[rank] and by[-1] == [*contributors]
+
+        self.wait_until(lambda: all(made(rank) for rank in contributors))
+        (self.folder / "bml-stop").touch()
+
     def coordinator(self, rank: int) -> int:
         return int(self.get(rank, "coordinator")[-1])
 

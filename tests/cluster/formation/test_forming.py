@@ -72,7 +72,7 @@ def test_survivors_go_on(tmp_path: Path, victim: str) -> None:
 
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_rank_that_was_started_again_contributes(tmp_path: Path, victim: int) -> None:
-    with Ranks(tmp_path, 4, steps=1000) as ranks:
+    with Ranks(tmp_path, 4, endless=True) as ranks:
         ranks.start()
         ranks.wait_for("step", n=20)
         ranks.processes[victim].kill()
@@ -83,6 +83,7 @@ def test_a_rank_that_was_started_again_contributes(tmp_path: Path, victim: int) 
         ranks.wait_until(lambda: len(ranks.get(victim, "step")) > before)
         print(f"rank {victim} contributes {time.monotonic() - again_s:.3f} s after its second start")
         assert time.monotonic() - again_s < 10
+        ranks.stop_when_by(0, 1, 2, 3)
         for rank in range(4):
             assert ranks.end(rank) == (0, "")
         ranks.check_sums()
@@ -93,7 +94,7 @@ def test_a_rank_that_was_started_again_contributes(tmp_path: Path, victim: int) 
 
 
 def test_a_returned_rank_may_lead_and_die_again(tmp_path: Path) -> None:
-    with Ranks(tmp_path, 3, steps=1000) as ranks:
+    with Ranks(tmp_path, 3, endless=True) as ranks:
         ranks.start()
         ranks.wait_for("step", n=20)
         for _ in range(2):
@@ -104,6 +105,7 @@ def test_a_returned_rank_may_lead_and_die_again(tmp_path: Path) -> None:
             ranks.wait_until(lambda before=before: len(ranks.get(0, "step")) > before + 20)
             leading = [leads for rank in range(3) if (leads := ranks.get(rank, "leads")[-1])]
             os.kill(leading[0], signal.SIGKILL)
+        ranks.stop_when_by(0, 1, 2)
         for rank in range(3):
             assert ranks.end(rank) == (0, "")
         assert ranks.get(0, "formed") == [0, 1, 2]
@@ -185,7 +187,7 @@ def test_the_store_of_pytorch_may_die_with_rank_0(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with Ranks(tmp_path, 4, steps=300, port=port, pause_s=0.05) as ranks:
+    with Ranks(tmp_path, 4, endless=True, port=port, pause_s=0.05) as ranks:
         ranks.start()
         ranks.wait_for("step", n=20)
         ranks.processes[2].kill()
@@ -194,6 +196,7 @@ def test_the_store_of_pytorch_may_die_with_rank_0(tmp_path: Path) -> None:
         ranks.wait_until(lambda: ranks.get(2, "formed") == [0, 1] and ranks.said[2][-1].get("step", 0) > 30)
         killed_s = time.monotonic()
         ranks.processes[0].kill()
+        ranks.stop_when_by(1, 2, 3)
         for rank in (1, 2, 3):
             code, errors = ranks.end(rank)
             print(rank, errors)
@@ -221,7 +224,7 @@ def test_with_fewer_ranks_than_the_least_number_all_end(tmp_path: Path) -> None:
 
 def test_frozen_ranks_do_not_go_on_beside_the_others(tmp_path: Path) -> None:
     """Rank 0 and its coordinator are frozen; when they wake, they are out."""
-    with Ranks(tmp_path, 4, steps=600, pause_s=0.01) as ranks:
+    with Ranks(tmp_path, 4, endless=True, pause_s=0.01) as ranks:
         ranks.start()
         ranks.wait_for("step", n=20)
         frozen_s = time.monotonic()
@@ -235,6 +238,7 @@ def test_frozen_ranks_do_not_go_on_beside_the_others(tmp_path: Path) -> None:
         code, errors = ranks.end(0)
         assert code == 1
         assert "Evicted" in errors
+        ranks.stop_when_by(1, 2, 3)
         for rank in (1, 2, 3):
             assert ranks.end(rank)[0] == 0
         assert ranks.get(1, "by")[-1] == [1, 2, 3]
