@@ -18,7 +18,7 @@ EVENTS: dict[str, tuple[list[str], bool, dict[str, str]]] = {
     "killed": (["kill:3@step=5"], False, {"3": "its process "}),
     "exits": (["exit:3@step=5"], False, {"3": "its process "}),
     "stopped for good": (["freeze:3@step=5"], False, {"3": "it did not end after the others"}),
-    "stopped for a while": (["freeze:3@step=5,for=2s"], False, {"3": "server 3 is out of view 2"}),
+    "stopped for a while": (["freeze:3@step=5,for=5s"], False, {"3": "server 3 is out of view 2"}),
     "leaves": (["leave:3@step=5"], False, {"3": "server 3 is out of view 2"}),
     "killed, and comes again": (["kill:3@step=5"], True, {}),
     "another coordinator": (["coordinator@step=5", "kill:3@step=40"], False, {"3": "its process "}),

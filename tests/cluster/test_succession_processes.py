@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -22,38 +23,52 @@ from bml.transport.handshake.auth import Identity
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
 
-STEPS = 150
+STEPS, WAITS_AT = 150, 50
+WITHIN_S = 6.0
+"""Two silences one after the other, each noticed as late as promised, and a wait for an answer."""
 #: No time of anybody's clock is above this, and it fits into a message.
 HIGH_TERM = 1 << 62
 
 
-def train(session: bml.Session) -> float:
-    """Steps of 10 ms and more; the longest time from one commit to the next."""
+def train(session: bml.Session, go: Path | None = None) -> float:
+    """Steps of 10 ms and more; the longest time from one commit to the next.
+
+    All wait in the middle until the file is there, so that the faults come in order, and before the end.
+    """
     longest_s, last = 0.0, time.monotonic()
-    for _ in range(STEPS):
+    for step in range(STEPS):
         session.allreduce(np.ones(1000, np.float32))
         now = time.monotonic()
         longest_s, last = max(longest_s, now - last), now
         time.sleep(0.01)
+        while step == WAITS_AT and go is not None and not go.exists():
+            time.sleep(0.01)
+            last = time.monotonic()
     return longest_s
 
 
 @pytest.mark.parametrize(
-    ("faults", "within_s"),
+    "faults",
     [
-        (["freeze:coordinator@step=20,for=3s", "kill:4@step=20"], 2.5),
-        (["freeze:coordinator@step=20", "freeze:4@step=20"], 3.0),
-        (["freeze:coordinator@step=20,for=1s", "coordinator@step=60", "kill:1@step=60"], 2.5),
-        pytest.param(["coordinator@step=20", "kill:0@step=20"], 2.5, marks=pytest.mark.smoke),
+        ["freeze:coordinator@step=20,for=20s", "kill:4@step=20"],
+        ["freeze:coordinator@step=20", "freeze:4@step=20"],
+        ["freeze:coordinator@step=20,for=20s", "coordinator@step=60", "kill:1@step=60"],
+        pytest.param(["coordinator@step=20", "kill:0@step=20"], marks=pytest.mark.smoke),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    ids=" ".join,
 )
-def test_a_stopped_coordinator_is_replaced(faults: list[str], within_s: float) -> None:
-    terms = set[int]()
-    result = jobs.launch(train, faults=faults, on_change=lambda now: terms.add(now["term"]))
+def test_a_stopped_coordinator_is_replaced(faults: list[str], tmp_path: Path) -> None:
+    terms, replaced = set[int](), tmp_path / "replaced"
+
+    def note(now: dict[str, Any]) -> None:
+        terms.add(now["term"])
+        if now["term"] > 1 and now["epoch"]:
+            replaced.touch()
+
+    result = jobs.launch(lambda session: train(session, replaced), faults=faults, on_change=note)
     assert len(result.values) == 8
     assert terms == set(range(1, len([fault for fault in faults if "coordinator" in fault]) + 2))
-    assert max(result.values.values()) < within_s
+    assert max(result.values.values()) < WITHIN_S
 
 
 def _claim(contact: Any, spec: JobSpec) -> None:
@@ -83,20 +98,26 @@ def _claim(contact: Any, spec: JobSpec) -> None:
     poller.close()
 
 
-def test_a_coordinator_with_a_lower_term_than_its_servers_know_gets_a_successor_above_it() -> None:
+def test_a_coordinator_with_a_lower_term_than_its_servers_know_gets_a_successor_above_it(
+    tmp_path: Path,
+) -> None:
     """As when terms were read from a clock that had stepped back: it was deposed, ended, and nobody came."""
-    terms = set[int]()
+    terms, go = set[int](), tmp_path / "go"
     with bml.start(
-        train, launcher="processes", transport="tcp", on_change=lambda now: terms.add(now["term"])
+        lambda session: train(session, go),
+        launcher="processes",
+        transport="tcp",
+        on_change=lambda now: terms.add(now["term"]),
     ) as job:
         fleet = job._fleet
         assert isinstance(fleet, ProcessFleet)
         for server in (0, 5):
             _claim(fleet._known.contacts[server], job.spec)
         job.inject("kill:4")
+        go.touch()
         result = job.wait(60)
     assert len(result.values) == 8
-    assert max(result.values.values()) < 3.0
+    assert max(result.values.values()) < WITHIN_S
     assert max(terms) == HIGH_TERM + 1
 
 
@@ -114,7 +135,7 @@ def test_a_coordinator_that_crashes_on_every_start_ends_the_job_with_the_cause()
             _wait_for_long(fleet)
     finally:
         fleet.close()
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 40
 
 
 def _wait_for_long(fleet: ProcessFleet) -> None:
