@@ -395,6 +395,20 @@ def test_what_only_its_owner_reads_is_not_copied(n: int, use: Use, host: Host) -
     assert (copied == {8 * n}) is all_may_add_all
 
 
+def test_a_view_with_fewer_servers_gets_what_was_not_copied_before(host: Host) -> None:
+    """The shares of two servers are others than those of three."""
+    vectors = [np.arange(400_000.0) * (1 + server) for server in range(3)]
+    begin(host, vectors, "sum", [Use.READ] * 3)
+    left, share, members = [host[0], host[2]], 200_192, (0, 2)
+    for (_, _, reduction), vector in zip(left, (vectors[0], vectors[2]), strict=True):
+        reduction.contribute(vector, "sum", Use.READ, 1, "call", members)
+    for number, (_, _, reduction) in enumerate(left):
+        stop = min((number + 1) * share, 400_000)
+        assert not reduction.add(Sum(2, 1, number * share, stop, share, False, False, members))
+    for result in end(left):
+        np.testing.assert_array_equal(result, 4 * np.arange(400_000.0))
+
+
 def test_a_share_that_was_not_copied_is_no_others(host: Host) -> None:
     reduction, members = host[1][2], (0, 1, 2)
     reduction.contribute(np.zeros(600_000, np.float32), "sum", Use.READ, 1, "call", members)
