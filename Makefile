@@ -8,7 +8,7 @@ export RAY_USAGE_STATS_ENABLED = 0
 # Tests start hundreds of processes, and to compile everything anew costs each of them 0.2 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-fabric test gate test-rdma test-torch test-matrix soak lint docs clean
+.PHONY: demo demo-fabric test gate test-rdma test-torch test-torch-newest test-matrix soak lint docs clean
 
 demo: $(VENV)/.ready
 	$(BIN)/bml run examples/train_digits.py --quiet --fabric bcube:3x2 --fault kill:4@step=20 --fault blackhole:2/0@step=30
@@ -35,6 +35,15 @@ test-rdma: $(VENV)/.ready-dev
 # PyTorch's own tests of torch.distributed on backend bml; some eight minutes on two cores.
 test-torch: $(VENV)/.ready-dev
 	$(BIN)/python tests/torch/torch_suite.py build/torch-tests.json
+
+# The tests of bml.torch, and PyTorch's own, on the newest PyTorch, in an environment of its own (6 GB).
+NEWEST := build/venv-torch-newest
+test-torch-newest: $(VENV)/.ready-dev
+	$(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --no-compile torch
+	bash .ci/venv $(PYTHON) $(NEWEST) dev
+	$(NEWEST)/bin/python -m pytest tests/torch tests/cluster/test_preloading.py
+	$(NEWEST)/bin/python tests/torch/torch_suite.py build/torch-tests-newest.json
 
 # Every fault in every phase on every server; about half an hour on two cores.
 test-matrix: $(VENV)/.ready-dev

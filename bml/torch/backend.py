@@ -27,14 +27,18 @@ def create(given: Any, options: Any) -> ProcessGroup:
     """Form a group of processes that have a store in common; torch.distributed calls it.
 
     `given` has the store, this rank, the number of ranks and the time-out. Returns a group once all ranks are
-    there. Raises StartError if one does not appear in time, UsageError if one is known to be lost.
+    there, or with `enable_reconfigure` at once, one that is formed later. Raises StartError if a rank does
+    not appear in time, UsageError if one is known to be lost.
     """
     from bml.cluster.formation.group import close_all, form
     from bml.cluster.formation.settings import Settings
     from bml.torch.process_group import ProcessGroup
+    from bml.torch.reconfigurable import ReconfigurableGroup
 
-    _check_members(given.global_ranks_in_group)
     rank, size, timeout = given.group_rank, given.group_size, given.timeout
+    if getattr(given, "enable_reconfigure", False):  # not in PyTorch before 2.14
+        return ReconfigurableGroup(rank, size, given.store, timeout)
+    _check_members(given.global_ranks_in_group)
     start_s = min(timeout.total_seconds(), Settings.start_s)
     is_default = dist.GroupMember.WORLD is None
     # PyTorch may give groups of other ranks the same prefix: it numbers those that a rank has made.
@@ -53,8 +57,13 @@ def create(given: Any, options: Any) -> ProcessGroup:
 def _check_members(ranks: list[int]) -> None:
     """Raise UsageError if one of these ranks is lost in the default group. For that group there are none."""
     from bml.torch.process_group import ProcessGroup
+    from bml.torch.reconfigurable import ReconfigurableGroup
 
     default = dist.group.WORLD
+    if isinstance(default, ReconfigurableGroup):
+        raise UsageError(
+            "new_group in a program with enable_reconfigure: its groups are formed by _reconfigure alone"
+        )
     if isinstance(default, ProcessGroup):
         lost = [rank for rank in ranks if rank not in default.contributors]
         if lost:

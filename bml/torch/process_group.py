@@ -40,14 +40,15 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
     """One rank's part in a group whose steps `communicator` carries out; rank r is its server r.
 
     `timeout` limits waits for collectives that a live rank does not call. `on_shutdown` is called once, with
-    True if the group ends in order, when it is destroyed. `messenger` carries messages between two ranks.
+    True if the group ends in order, when it is destroyed. `messenger` carries messages between two ranks. A
+    group without a communicator is opened later.
     """
 
     supports_coalescing = supports_splitting = False
 
     def __init__(
         self,
-        communicator: Communicator,
+        communicator: Communicator | None,
         rank: int,
         size: int,
         store: Any = None,
@@ -58,11 +59,12 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
         super().__init__(rank, size)  # PyTorch keeps no store of a group in Python
         self._store = store
         self._group_name = self._group_desc = "undefined"
-        self._steps = GroupSteps(communicator, rank, size)
-        self._thread = WorkThread(f"bml-group-{rank}")
         self._limit_s = timeout.total_seconds()
+        self._thread = WorkThread(f"bml-group-{rank}")
         self._on_shutdown = on_shutdown
         self._messages = Messages(messenger, rank, self._limit_s)
+        if communicator is not None:
+            self._steps = GroupSteps(communicator, rank, size)
 
     # --- what it is ------------------------------------------------------------------------------
 

@@ -1,0 +1,127 @@
+"""Groups that others put together anew: PyTorch's interface for fault tolerance."""
+
+from __future__ import annotations
+
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from forked_ranks import run_group  # noqa: E402
+
+from bml.topology.errors import UsageError  # noqa: E402
+from bml.torch.handles import Handle, Uses, fabric_of, new_handle, place  # noqa: E402
+
+ALL = [0, 1, 2, 3]
+PLANS: dict[str, list[dict[str, Any]]] = {
+    "late, alone, merged, in another order, the same, in any order, after abort": [
+        {"groups": [[0, 1, 2]]},
+        {"groups": [ALL]},
+        {"groups": [[0], [1], [2], [3]]},
+        {"groups": [[0, 1], [3, 2]]},
+        {"groups": [[3, 0, 2, 1]]},
+        {"groups": [[3, 0, 2, 1]]},
+        {"groups": [ALL], "unordered": True},
+        {"groups": [ALL], "aborts": True},
+    ],
+    "without the middle, the last, the first": [
+        {"groups": [ALL]},
+        {"groups": [[0, 2, 3]], "killed": [1]},
+        {"groups": [[0, 2]], "killed": [3]},
+        {"groups": [[2]], "killed": [0]},
+    ],
+    "beside the repair of bml": [{"groups": [ALL], "lost": 2}, {"groups": [[3, 1, 0]]}],
+}
+
+
+def expected(stage: dict[str, Any], group: list[int], me: int) -> list[dict[str, Any]]:
+    total = sum(1 << each for each in group)
+    seen = [{"rank": group.index(me), "size": len(group), "sum": total, "first": group[0]}]
+    if (lost := stage.get("lost")) in group:
+        left = [rank for rank, each in enumerate(group) if each != lost]
+        seen.append({"contributors": left, "sum": total - (1 << lost)})
+    return seen
+
+
+@pytest.mark.real
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", PLANS)
+def test_processes_are_put_into_groups(name: str, tmp_path: Path) -> None:
+    stages, orders = PLANS[name], list[tuple[int, int]]()
+    killed = {each for stage in stages for each in [*stage.get("killed", []), stage.get("lost")]}
+    for me, end in enumerate(run_group(4, "reconfigured", folder=str(tmp_path), stages=stages)):
+        if me in killed:
+            assert end == -signal.SIGKILL
+            continue
+        *seen, refused = end
+        wanted = []
+        for stage in stages:
+            for group in stage["groups"]:
+                if me not in group:
+                    continue
+                if stage.get("unordered"):  # any order will do
+                    chosen = {key: seen[len(wanted)][key] for key in ("rank", "first")}
+                    wanted.append({"size": len(group), "sum": sum(1 << each for each in group)} | chosen)
+                    orders.append((chosen["rank"], chosen["first"]))
+                else:
+                    wanted += expected(stage, group, me)
+        assert seen == wanted
+        used, foreign, absent, unreachable, unformed = refused
+        assert used.startswith("RuntimeError: the uuid")
+        assert "already used" in used
+        assert foreign.startswith("UsageError: 'gloo' is no handle")
+        assert absent == "StartError: the group cannot be formed: rank 1 did not appear in time (start_s)"
+        assert unreachable.startswith("StartError: the process of rank 0 does not answer at 127.0.0.1:1")
+        assert unformed.startswith("UsageError: the group is not formed: exchange the handles")
+    assert sorted(rank for rank, _ in orders) == list(range(len(orders))), "a rank each"
+    assert len({first for _, first in orders}) <= 1
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_all_processes_find_the_same_ranks(seed: int) -> None:
+    rng = random.Random(seed)
+    handles = [new_handle(f"10.0.0.{number}", rng.randrange(1, 1 << 16)) for number in range(9)]
+    members = rng.sample(handles, rng.randint(1, 9))
+    texts = [each.encode() for each in members]
+    for rank, each in enumerate(members):
+        assert place(each, texts) == (rank, len(members), members[0])
+    places = [place(each, set(texts)) for each in members]
+    assert sorted(found.rank for found in places) == list(range(len(members)))
+    assert len({found.first for found in places}) == 1
+
+
+def test_handles_that_make_no_group_are_refused() -> None:
+    own, other = new_handle("127.0.0.1", 1), new_handle("127.0.0.1", 2)
+    for handles, said in (
+        ([other.encode()], "not those of this process"),
+        ([], "not those of this process"),
+        ([own.encode(), other.encode(), other.encode()], "1 of 3 handles are there twice"),
+        ([own.encode(), "bml:{}"], "is no handle of backend bml"),
+        ([own.encode(), "127.0.0.1:80"], "is no handle of backend bml"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            place(own, handles)
+
+
+def test_a_number_is_used_once() -> None:
+    uses = Uses()
+    uses.use(7)
+    uses.use(8)
+    with pytest.raises(RuntimeError, match="already used"):
+        uses.use(7)
+
+
+def test_the_named_fabric_is_for_groups_of_its_size() -> None:
+    environ = {"BML_FABRIC": "bcube:2x2"}
+    assert fabric_of(4, environ) is None
+    assert fabric_of(3, environ) == "switch:3"
+    assert fabric_of(3, {}) is None
+
+
+def test_a_handle_is_a_string_that_comes_back() -> None:
+    own = Handle("a", "::1", 29500)
+    assert place(own, [own.encode()]).first == own
