@@ -159,6 +159,8 @@ class WorkThread:
 
     def _watch(self) -> None:
         while not self._closed.wait(_LOOK_S):
-            now = time.monotonic()
-            for work in list(self._begun):
-                work.expire(now)
+            self._look(time.monotonic())
+
+    def _look(self, now: float) -> None:
+        for work in list(self._begun):
+            work.expire(now)

@@ -62,3 +62,30 @@ def test_ranks_of_a_strangers_script_die_anywhere(deaths: str, left: list[int], 
     assert snapshot["epoch"] == script.EPOCHS - 1
     assert "2 ranks finished" in err
     assert {name for name in os.listdir("/dev/shm") if "bml" in name} <= before
+
+
+HOLDS = """
+import ctypes
+import torch, torch.distributed as dist
+import bml.torch
+hold = ctypes.PyDLL(None).usleep
+dist.init_process_group("bml")
+ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
+
+for step in range(30):
+    optimizer.zero_grad()
+    hold(50_000)
+    ddp(torch.ones(8, 64)).square().mean().backward()
+    optimizer.step()
+print("END", dist.get_rank(), *bml.torch.contributors(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_that_hold_the_interpreters_lock_evict_nobody(tmp_path: Path) -> None:
+    """Each for 50 ms in every step, longer than all else in it."""
+    (tmp_path / "holds.py").write_text(HOLDS)
+    status, out, err = run(tmp_path, "holds.py", 4)
+    assert status == 0, out + err
+    assert ends(out) == {rank: ["0", "1", "2", "3"] for rank in range(4)}, out + err
