@@ -20,18 +20,32 @@ if TYPE_CHECKING:
     from bml.torch.attached.share import Share
     from bml.torch.group_info import contributors, is_writer
     from bml.torch.process_group import ProcessGroup
+    from bml.torch.recomputing.hook import RecomputeHook, recompute_hook
     from bml.torch.resumable import Resumable, resumable
 
-__all__ = ["ProcessGroup", "Resumable", "Run", "Share", "attach", "contributors", "is_writer", "resumable"]
+__all__ = [
+    "ProcessGroup",
+    "RecomputeHook",
+    "Resumable",
+    "Run",
+    "Share",
+    "attach",
+    "contributors",
+    "is_writer",
+    "recompute_hook",
+    "resumable",
+]
 
 _HOMES = {
     "ProcessGroup": "bml.torch.process_group",
+    "RecomputeHook": "bml.torch.recomputing.hook",
     "Resumable": "bml.torch.resumable",
     "Run": "bml.torch.attached.run",
     "Share": "bml.torch.attached.share",
     "attach": "bml.torch.attached.run",
     "contributors": "bml.torch.group_info",
     "is_writer": "bml.torch.group_info",
+    "recompute_hook": "bml.torch.recomputing.hook",
     "resumable": "bml.torch.resumable",
 }
 """Where public names are defined."""

@@ -30,7 +30,7 @@ from bml.train.communicator import Communicator
 
 Value = TypeVar("Value")
 
-_REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
+_REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "backward")
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 """As torch.distributed's own for gloo."""
@@ -113,7 +113,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
         def job(steps: GroupSteps) -> None:
             how.store(how.run(steps, "all_reduce", tensors), tensors)
 
-        return self._begin("all_reduce", tensors, job, opts, timeout)
+        return self.begin("all_reduce", tensors, job, opts, timeout)
 
     allreduce_coalesced = allreduce
 
@@ -128,7 +128,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
             if steps.rank == root:
                 how.store(values, tensors)
 
-        return self._begin("reduce", tensors, job, opts)
+        return self.begin("reduce", tensors, job, opts)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> GroupWork:
         """Reduce a list of tensors, one a rank, and give each rank its own."""
@@ -165,7 +165,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
                 values = how.run(steps, call, parts)
                 how.store(values[ends[rank] : ends[rank + 1]], [output])
 
-        return self._begin(call, outputs, job, opts)
+        return self.begin(call, outputs, job, opts)
 
     # --- movements -------------------------------------------------------------------------------
 
@@ -175,7 +175,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
         check(tensors, "broadcast")
         check_alike(tensors, "broadcast")
         job = movements.broadcast(tensors, root_of(opts, self.size()))
-        return self._begin("broadcast", tensors, job, opts, timeout)
+        return self.begin("broadcast", tensors, job, opts, timeout)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> GroupWork:
         """Give all ranks the tensors of all, as a list."""
@@ -224,7 +224,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
                 if each is not result:
                     result.detach().copy_(each)
 
-        return self._begin("all_gather", results, job, opts)
+        return self.begin("all_gather", results, job, opts)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> GroupWork:
         """Give the root the tensors of all ranks."""
@@ -233,7 +233,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
         check([*into, given], "gather")
         if self.rank() == root and len(into) != self.size():
             raise UsageError(f"gather needs {self.size()} outputs on the root, it has {len(into)}")
-        return self._begin("gather", into, movements.gather(into, given, root), opts)
+        return self.begin("gather", into, movements.gather(into, given, root), opts)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> GroupWork:
         """Give each rank its one of the root's tensors."""
@@ -242,7 +242,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
         check([output, *given], "scatter")
         if self.rank() == root and len(given) != self.size():
             raise UsageError(f"scatter needs {self.size()} inputs on the root, it has {len(given)}")
-        return self._begin("scatter", [output], movements.scatter(output, given, root), opts)
+        return self.begin("scatter", [output], movements.scatter(output, given, root), opts)
 
     def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> GroupWork:
         """Give each rank its one of the tensors of every rank."""
@@ -252,7 +252,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
             raise UsageError(
                 f"all_to_all needs {self.size()} inputs and outputs, it has {len(inputs)} and {len(outputs)}"
             )
-        return self._begin("all_to_all", outputs, movements.all_to_all(outputs, inputs), opts)
+        return self.begin("all_to_all", outputs, movements.all_to_all(outputs, inputs), opts)
 
     def all_to_all_single(
         self, output: Tensor, given: Tensor, output_sizes: Any, input_sizes: Any, opts: Any = None
@@ -270,7 +270,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
             if whole is not output:
                 output.detach().copy_(whole)
 
-        return self._begin("all_to_all_single", [output], job, opts)
+        return self.begin("all_to_all_single", [output], job, opts)
 
     alltoall_base = all_to_all_single
 
@@ -297,7 +297,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
         def job(steps: GroupSteps) -> None:
             steps.step("barrier", "max", lambda contributors: nothing)
 
-        return self._begin("barrier", [], job, opts, timeout)
+        return self.begin("barrier", [], job, opts, timeout)
 
     # --- a rank that was started again -------------------------------------------------------------
 
@@ -368,7 +368,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
 
     # --- small parts -----------------------------------------------------------------------------
 
-    def _begin(
+    def begin(
         self,
         call: str,
         outputs: Sequence[Tensor],
@@ -376,6 +376,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> GroupWork:
+        """Put a collective behind those that were begun before; raises UsageError if it may not be called."""
         if self._steps.is_alone and call in _REDUCTIONS:
             raise UsageError(
                 f"rank {self.rank()} was started again and joins: it takes part in {call} only in the "

@@ -50,7 +50,7 @@ class Reduction(NamedTuple):
         text = f"{call} {self.name} {describe(tensors)}"
         if not self.op:
             return self._bitwise(steps, text, tensors)
-        vector = self._vector(steps, tensors)
+        vector = self.vector(steps, tensors)
         own = self.dtype in _WIDENED  # torch wraps only arrays that may be written
         done = steps.step(text, self.op, lambda contributors: vector, shared=not own)
         return self._scaled(done.result, steps.n_ranks, len(done.contributors))
@@ -66,7 +66,8 @@ class Reduction(NamedTuple):
             else:
                 write(each, part)
 
-    def _vector(self, steps: GroupSteps, tensors: Sequence[Tensor]) -> Vector:
+    def vector(self, steps: GroupSteps, tensors: Sequence[Tensor]) -> Vector:
+        """What a rank contributes: all elements in the dtype in which they are reduced, often not copied."""
         arrays = [self._array(each) for each in tensors]
         if len(arrays) == 1:
             return arrays[0]

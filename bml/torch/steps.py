@@ -39,6 +39,8 @@ class GroupSteps:
         """Whether this rank joins and is not among the others yet: results are its own values then."""
         self.communicator = communicator
         self._n_lost = 0
+        self._failed: BaseException | None = None
+        """Why a contribution was not prepared: a later one of this rank would be taken for it."""
 
     def empty(self, size: int, dtype: npt.DTypeLike) -> Vector:
         """An uninitialised array of shape (size,) that is sent without a copy."""
@@ -47,8 +49,11 @@ class GroupSteps:
     def step(self, text: str, op: str, prepare: Prepare, shared: bool = True) -> Committed:
         """Reduce one vector of every rank; `text` describes the call, alike on all ranks.
 
-        With `shared` the result may be read-only. Raises the error that ends the job.
+        With `shared` the result may be read-only. Raises the error that ends the job, and that of an earlier
+        `prepare`.
         """
+        if self._failed is not None:
+            raise self._failed
         communicator = self.communicator
         if self.is_alone:
             own = (self.rank,)
@@ -56,7 +61,11 @@ class GroupSteps:
         signature = zlib.crc32(text.encode())
         while True:
             view = communicator.view
-            vector = prepare(view.contributors)
+            try:
+                vector = prepare(view.contributors)
+            except BaseException as error:
+                self._failed = error
+                raise
             try:
                 outcome = communicator.sync(view.epoch, vector, op, text, signature, shared)
             except StepMismatch as error:

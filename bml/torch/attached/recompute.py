@@ -21,7 +21,7 @@ from bml.torch.attached.memory import Named
 from bml.train.batches import Indices
 
 Loss = Callable[[Any, Any], torch.Tensor]
-"""`loss(model, samples)`: the loss summed over these samples, a scalar."""
+"""`loss(model, samples)`: the loss of these samples, a scalar, as the training loop computes it."""
 Fetch = Callable[[Indices], Any]
 """Returns the samples of these indices, collated."""
 
@@ -54,8 +54,7 @@ class Recompute:
             loss = self._loss(self._model, samples)
             if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
                 raise UsageError(
-                    "loss(model, samples) must return one number as a tensor, the loss summed over the "
-                    f"samples; it returned {_shown(loss)}"
+                    f"loss(model, samples) must return one number as a tensor; it returned {_shown(loss)}"
                 )
             if not loss.requires_grad:
                 return [torch.zeros_like(parameter) for parameter in self._parameters]

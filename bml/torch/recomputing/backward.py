@@ -1,0 +1,142 @@
+"""One backward pass of DDP: the buckets of its gradients, and what lost ranks would have brought to them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from bml.torch.attached.recompute import Recompute
+from bml.torch.process_group import ProcessGroup
+from bml.torch.recomputing.passes import Drawn
+from bml.torch.recomputing.plan import extra_of
+from bml.torch.recomputing.training_thread import TrainingThread
+from bml.torch.reductions import reduction
+from bml.torch.steps import GroupSteps, Vector
+from bml.torch.tensors import Tensor, describe
+from bml.torch.work import GroupWork
+from bml.train.batches import Indices, shares
+
+CALL = "backward"
+Wanted = list[tuple[Drawn, Indices]]
+"""Places to compute, by batch."""
+
+
+class Backward:
+    """The gradients of some batches. Methods are called in the training thread, unless they say otherwise."""
+
+    def __init__(
+        self, group: ProcessGroup, recompute: Recompute, numbers: dict[int, int], drawn: list[Drawn]
+    ):
+        self._group = group
+        self._recompute = recompute
+        self._numbers = numbers
+        """The number of each parameter, by id."""
+        self._drawn = drawn
+        self._thread = TrainingThread()
+        self._works: list[GroupWork] = []
+        self._norms: list[float] = []
+        self._added: dict[tuple[int, ...], list[Tensor] | None] = {}
+        """What this rank computes of lost ranks, by those that contribute."""
+        self.contributors: tuple[int, ...] = ()
+        """The ranks whose parts are in the last bucket."""
+        which = [each.whole.batch_no for each in drawn]
+        self._text = f"gradients of batches {which} of pass {drawn[0].whole.epoch_no}"
+
+    def begin(self) -> None:
+        """Compute the samples of ranks that are lost already: mostly there are no others."""
+        self._compute_for(self._group.contributors)
+
+    def add(self, bucket: Any, measures: bool) -> Any:
+        """Begin to reduce a bucket; returns a torch.futures.Future of its buffer, with means over the ranks.
+
+        With `measures` the norm of what this rank contributes is noted.
+        """
+        buffer = bucket.buffer()
+        if measures:
+            self._norms.append(float(torch.linalg.vector_norm(buffer.float())))
+        numbers = [self._numbers[id(each)] for each in bucket.parameters()]
+        work = self._group.begin(CALL, [buffer], self._job(buffer, numbers))
+        self._works.append(work)
+        self._thread.serve()
+        return work.get_future().then(lambda done: done.value()[0])
+
+    def finish(self) -> None:
+        """Wait for all buckets, and compute what is asked for meanwhile. Raises the first error."""
+        self._thread.wait_for(self._works)
+
+    def leave(self) -> None:
+        """Compute nothing any more: the backward pass ended with an error."""
+        self._thread.leave()
+
+    def norms(self) -> tuple[float, float]:
+        """The norm of this rank's gradients, and that of the same gradients by the user's loss."""
+        rank = self._group.rank()
+        own = self._summed([(each, _own(each, rank)) for each in self._drawn])
+        return math.hypot(*self._norms), math.hypot(
+            *(float(torch.linalg.vector_norm(each)) for each in own or [])
+        )
+
+    def _job(self, buffer: Tensor, numbers: Sequence[int]) -> Callable[[GroupSteps], None]:
+        """Reduces one bucket, in the thread of the group."""
+        how = reduction(dist.ReduceOp.SUM, [buffer], CALL)
+        text = f"{self._text} {describe([buffer])}"
+
+        def job(steps: GroupSteps) -> None:
+            own = how.vector(steps, [buffer])
+
+            def prepare(contributors: tuple[int, ...]) -> Vector:
+                if contributors not in self._added and self._wanted(contributors):
+                    self._thread.ask(lambda: self._compute_for(contributors))
+                added = self._added.get(contributors)
+                if added is None:
+                    return own
+                flat = torch.cat([added[number].reshape(-1) for number in numbers])
+                with np.errstate(all="ignore"):  # an overflow is a result, also if the user has numpy raise
+                    made: Vector = np.add(own, flat.numpy())
+                return made
+
+            done = steps.step(text, how.op, prepare)
+            self.contributors = done.contributors
+            with np.errstate(all="ignore"):
+                how.store(np.divide(done.result, done.result.dtype.type(steps.n_ranks)), [buffer])
+
+        return job
+
+    def _wanted(self, contributors: tuple[int, ...]) -> Wanted:
+        """What this rank computes if these contribute, beside what its gradients have."""
+        n_ranks, rank = self._group.size(), self._group.rank()
+        found: Wanted = []
+        for each in self._drawn:
+            extra = extra_of(each.whole, n_ranks, contributors, rank)
+            if len(extra):
+                found.append((each, extra))
+            if not each.is_ours and rank in contributors:
+                found.append((each, _own(each, rank)))
+        return found
+
+    def _compute_for(self, contributors: tuple[int, ...]) -> None:
+        if contributors not in self._added:
+            self._added[contributors] = self._summed(self._wanted(contributors))
+
+    def _summed(self, wanted: Wanted) -> list[Tensor] | None:
+        """The gradients of the loss over all places, where a batch counts as much as on its own rank."""
+        total: list[Tensor] | None = None
+        for drawn, places in wanted:
+            whole = drawn.whole
+            again = self._recompute.of_batch(whole.epoch_no, whole.step, drawn.shares.fetch)
+            found = [_widened(each) * (len(places) / drawn.share_size) for each in again(places)]
+            total = found if total is None else torch._foreach_add(total, found)
+        return total
+
+
+def _own(drawn: Drawn, rank: int) -> Indices:
+    return shares(drawn.whole.indices, range(drawn.shares.plan.n_ranks))[rank]
+
+
+def _widened(gradient: Tensor) -> Tensor:
+    return gradient.to(torch.promote_types(gradient.dtype, torch.float32))

@@ -1,0 +1,189 @@
+"""A communication hook of DDP: survivors compute the samples of lost ranks, so that no share is lost.
+
+The hook reduces each bucket as one step. Where a rank is lost, each survivor adds the gradients of its part
+of that rank's samples. It knows them from the sampler, and computes them by the user's loss in its training
+thread. So the sums are those of all ranks, whichever ranks are left.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from bml.topology.errors import UsageError
+from bml.torch.attached.memory import Named
+from bml.torch.attached.recompute import Loss, Recompute
+from bml.torch.process_group import ProcessGroup
+from bml.torch.recomputing.backward import Backward
+from bml.torch.recomputing.loader import LoaderShares
+from bml.torch.recomputing.passes import Passes
+from bml.train.ledger import LoopLedger
+
+_log = logging.getLogger("bml.torch")
+
+_COMPARED, _FACTOR = 8, 4.0
+"""From so many samples on the norms of a sum and of a mean differ by more than this factor."""
+
+
+def recompute_hook(ddp: Any, loss: Loss) -> RecomputeHook:
+    """Let the samples of lost ranks be computed by the others; returns the hook, with which to draw batches.
+
+    `ddp` is a DistributedDataParallel in a group of the backend bml, with no other communication hook.
+    `loss(model, samples)` computes the loss of collated samples with `model`, which is `ddp.module`, as the
+    training loop does: the mean over the samples as a tensor with one number, with the factors of gradient
+    accumulation and of a GradScaler, if there are any, and under its autocast. It is called for any samples
+    of the data set. Call `recompute_hook` on every rank before training, and draw batches by
+    `hook.batches(loader)`.
+
+    Raises UsageError for another backend, and for a model that has a communication hook.
+    """
+    if not isinstance(ddp, DistributedDataParallel):
+        raise UsageError(f"recompute_hook takes a DistributedDataParallel, not a {type(ddp).__name__}")
+    if not callable(loss):
+        raise UsageError("loss must be a function loss(model, samples)")
+    group = ddp.process_group
+    if not isinstance(group, ProcessGroup):
+        raise UsageError(
+            "the group of the model is not of the backend bml: "
+            'call init_process_group("bml") before DistributedDataParallel'
+        )
+    hook = RecomputeHook(group, ddp.module, loss)
+    try:
+        ddp.register_comm_hook(None, lambda state, bucket: hook.reduce(bucket))
+    except (RuntimeError, ValueError) as error:
+        raise UsageError(
+            f"the model takes no communication hook, it may have one already: {error}"
+        ) from error
+    ddp.register_forward_pre_hook(lambda module, given: hook.forwarded())
+    return hook
+
+
+class RecomputeHook:
+    """The communication hook of one model on one rank; `recompute_hook` makes it.
+
+    It has `state_dict` and `load_state_dict` for `bml.torch.resumable(ddp, optimizer, hook=hook)`.
+    """
+
+    def __init__(self, group: ProcessGroup, model: Any, loss: Loss):
+        trained = [Named(*each) for each in model.named_parameters() if each[1].requires_grad]
+        self._group = group
+        self._recompute = Recompute(model, loss, trained)
+        self._numbers = {id(each.parameter): number for number, each in enumerate(trained)}
+        self._passes = Passes()
+        self._backward: Backward | None = None
+        self._is_compared = group.joins
+        self._n_lost = 0
+        self._failed: BaseException | None = None
+
+    def batches(self, loader: Any) -> Iterator[Any]:
+        """Iterate over the batches of a DataLoader, and know whose samples the other ranks have.
+
+        The sampler is a DistributedSampler, or another one with `rank` and `num_replicas` that goes by them
+        when it is iterated over; batches are made of `batch_size`. All ranks draw the same number of batches
+        of the same size. Raises UsageError for other loaders, and if the last batches were accumulated and
+        not reduced.
+        """
+        passes = self._passes
+        shares = LoaderShares(loader, self._group.rank(), self._group.size())
+        passes.begin(shares)
+        try:
+            for index, samples in enumerate(loader):
+                passes.draw(index)
+                yield samples
+            passes.finish()
+        finally:
+            passes.end()
+
+    def samples(self) -> LoopLedger:
+        """Which samples are in the sums, by pass over a loader; alike on all ranks.
+
+        Samples are the places in the order of the sampler: one that the sampler gives twice counts as two.
+        """
+        return self._passes.ledger.summary()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a rank that joins is given between two batches."""
+        saved: dict[str, Any] = self._passes.save()
+        return saved
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take what `state_dict` returned on another rank."""
+        self._passes.load(state)
+
+    def forwarded(self) -> None:
+        """Note that the model is called; with gradients, that is the last batch's loss.
+
+        Raises UsageError inside of `loss`, which is given the model to call.
+        """
+        if not torch.is_grad_enabled():
+            return
+        if self._backward is not None:
+            raise UsageError(
+                "loss(model, samples) called the DistributedDataParallel: call the model that it is given"
+            )
+        self._passes.forwarded()
+
+    def reduce(self, bucket: Any) -> Any:
+        """Reduce a torch.distributed.GradBucket; DDP calls it in backward, for one bucket after the other.
+
+        Returns a torch.futures.Future of its buffer. For the last bucket it returns when all are reduced, as
+        the samples of lost ranks are computed in the training thread. Raises UsageError outside of a loop
+        over `batches`, the error of the user's loss, and the error that ended the group.
+        """
+        if self._failed is not None:
+            raise self._failed
+        try:
+            return self._reduce(bucket)
+        except BaseException as error:
+            # DDP takes no further backward, and a next step of this rank would be taken for this one.
+            self._failed = error
+            if self._backward is not None:
+                self._backward.leave()
+            raise
+
+    def _reduce(self, bucket: Any) -> Any:
+        if self._backward is None:
+            self._backward = self._begin()
+            self._backward.begin()
+        found = self._backward.add(bucket, measures=not self._is_compared)
+        if bucket.is_last():
+            if not self._is_compared:
+                self._compare(self._backward)
+            self._backward.finish()
+            self._passes.commit(self._backward.contributors)
+            self._tell_losses(self._backward.contributors)
+            self._backward = None
+        return found
+
+    def _begin(self) -> Backward:
+        drawn = self._passes.drawn
+        if not drawn or not drawn[-1].is_forwarded:
+            raise UsageError(
+                "backward of the DistributedDataParallel without a batch whose samples are known: call it in "
+                "`for samples in hook.batches(loader)`, once for each batch, under no_sync for the others"
+            )
+        return Backward(self._group, self._recompute, self._numbers, drawn)
+
+    def _compare(self, backward: Backward) -> None:
+        """Compare the first gradient with that of `loss`: one may be a sum, one a mean."""
+        self._is_compared = True
+        n_samples = self._passes.drawn[-1].share_size
+        if n_samples < _COMPARED:
+            return
+        found, wanted = backward.norms()
+        if found and wanted and not 1 / _FACTOR < found / wanted < _FACTOR:
+            raise UsageError(
+                f"the first gradient has the norm {found:.3g}, but that of `loss` over the same {n_samples} "
+                f"samples of this rank has the norm {wanted:.3g}: let loss(model, samples) return what the "
+                'training loop calls backward of, the mean over the samples (reduction="mean")'
+            )
+
+    def _tell_losses(self, contributors: tuple[int, ...]) -> None:
+        lost = sorted(set(range(self._group.size())) - set(contributors))
+        if len(lost) > self._n_lost and self._group.rank() == min(contributors):
+            _log.warning("the samples of the lost ranks %s are computed by the others", lost)
+        self._n_lost = len(lost)

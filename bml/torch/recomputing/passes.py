@@ -1,0 +1,132 @@
+"""Where a rank is in its pass over a loader: the batches whose gradients are to be reduced next.
+
+Mostly that is one batch. With `no_sync` there are several: backward reduces what was accumulated over them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from bml.topology.errors import UsageError
+from bml.torch.recomputing.loader import LoaderShares
+from bml.torch.recomputing.plan import PassLedger
+from bml.train.batches import GlobalBatch
+
+
+@dataclass(eq=False, slots=True)
+class Drawn:
+    """A batch that was drawn from the loader.
+
+    `is_forwarded`: its loss was computed. `is_ours` is False on a rank that joined after the batch: its own
+    share is not in its gradients.
+    """
+
+    whole: GlobalBatch
+    shares: LoaderShares
+    is_forwarded: bool = False
+    is_ours: bool = True
+
+    @property
+    def share_size(self) -> int:
+        """How many samples of it each rank has."""
+        return len(self.whole.indices) // self.shares.plan.n_ranks
+
+
+class Passes:
+    """The passes of one rank over its loaders, and their ledger."""
+
+    def __init__(self) -> None:
+        self.ledger = PassLedger()
+        self.drawn: list[Drawn] = []
+        """The batches whose gradients are not reduced yet, in order."""
+        self._shares: LoaderShares | None = None
+        """Those of the loader that is iterated over."""
+        self._n_drawn = 0
+        """So many batches of the pass were drawn; a rank that joins skips them."""
+        self._owed: list[int] = []
+        """Batches that the others have drawn and not reduced, on a rank that joins."""
+        self._resumes = False
+        """Whether the open pass was given to this rank, which has not begun it."""
+
+    def begin(self, shares: LoaderShares) -> None:
+        """Begin a pass, or go on with the one that this rank was given.
+
+        Raises UsageError if the loader differs from that of the others.
+        """
+        if not self._resumes:
+            self.end()
+            self.ledger.begin(shares.plan)
+            self._n_drawn = 0
+        elif self.ledger.plan != shares.plan:
+            raise UsageError(
+                f"this rank joins with a loader of {shares.plan}, the others have {self.ledger.plan}: make "
+                "the same loader on all ranks"
+            )
+        self._resumes, self._shares = False, shares
+        self.drawn = [self._missed(index) for index in self._owed]
+        self._owed = []
+
+    def draw(self, index: int) -> None:
+        """Note that a batch was drawn. The one before it is left out if its loss was not computed."""
+        assert self._shares is not None
+        self._drop_unused()
+        if index < self._n_drawn:
+            return  # this rank joined later
+        self._n_drawn = index + 1
+        self.drawn.append(Drawn(self._shares.plan.batch(self.ledger.pass_no, index), self._shares))
+
+    def forwarded(self) -> None:
+        """Note that the loss of the last batch is computed."""
+        if self.drawn:
+            self.drawn[-1].is_forwarded = True
+
+    def commit(self, contributors: tuple[int, ...]) -> None:
+        """Note that the gradients of all drawn batches are reduced."""
+        for each in self.drawn:
+            self.ledger.commit(each.whole, contributors)
+        self.drawn = []
+
+    def finish(self) -> None:
+        """Note that the loader has no more batches. Raises UsageError if the last ones were not reduced."""
+        self._drop_unused()
+        if self.drawn:
+            raise UsageError(
+                f"the gradients of the last {len(self.drawn)} batches of the loader were accumulated and not "
+                "reduced: leave no_sync for the last batch"
+            )
+        self.end()
+
+    def end(self) -> None:
+        """End the pass; batches that were drawn and not reduced are left out."""
+        if self._shares is not None:
+            for each in self.drawn:
+                self.ledger.leave_out(each.whole)
+            self.ledger.end()
+        self.drawn, self._shares = [], None
+
+    def save(self) -> Any:
+        """The position and the ledger, between two batches, for a rank that joins."""
+        reduced = [each.whole.batch_no for each in self.drawn if each.is_forwarded]
+        return {"ledger": self.ledger.dump(), "next": self._n_drawn - 1, "owed": reduced}
+
+    def load(self, saved: Any) -> None:
+        """Take what `save` returned on another rank: the batch that it had drawn last is the next here."""
+        self.ledger = PassLedger.load(saved["ledger"])
+        at, self._owed = int(saved["next"]), [int(each) for each in saved["owed"]]
+        if self._shares is None:
+            self._resumes, self._n_drawn = True, at
+            return
+        here = [each for each in self.drawn if each.whole.batch_no >= at]
+        self._n_drawn = max(at, self._n_drawn)
+        self.drawn = [*(self._missed(index) for index in self._owed), *here]
+        self._owed = []
+
+    def _missed(self, index: int) -> Drawn:
+        assert self._shares is not None
+        whole = self._shares.plan.batch(self.ledger.pass_no, index)
+        return Drawn(whole, self._shares, is_forwarded=True, is_ours=False)
+
+    def _drop_unused(self) -> None:
+        if self.drawn and not self.drawn[-1].is_forwarded:
+            self.ledger.leave_out(self.drawn.pop().whole)
