@@ -184,7 +184,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
         return self._all_gather(outputs, inputs, [each for into in outputs for each in into], opts)
 
     def all_gather_single(self, output: Tensor, given: Tensor, opts: Any = None) -> GroupWork:
-        """Give all ranks the tensors of all, one after the other in one tensor."""
+        """Give all ranks the tensors of all, one after the other in one tensor; none may be lost."""
         return self.all_gather_single_coalesced([output], [given], opts)
 
     _allgather_base = all_gather_single
@@ -220,6 +220,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
 
         def job(steps: GroupSteps) -> None:
             gathered(steps)
+            if whole:
+                steps.require_all("all_gather into one tensor")
             for result, each in zip(results, whole, strict=False):
                 if each is not result:
                     result.detach().copy_(each)

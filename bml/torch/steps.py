@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from bml.errors import StepMismatch
+from bml.errors import ContributorLost, StepMismatch
 from bml.train.communicator import Committed, Communicator
 
 _UNEVEN = (
@@ -73,6 +73,16 @@ class GroupSteps:
             if isinstance(outcome, Committed):
                 self.contributors = outcome.contributors
                 return outcome
+
+    def require_all(self, call: str) -> None:
+        """Raise ContributorLost if a rank's part is missing in the last result."""
+        lost = sorted(set(range(self.n_ranks)) - set(self.contributors))
+        if lost and not self.is_alone:
+            raise ContributorLost(
+                f"{call}: ranks {lost} of the group are lost, and with them the parts of the tensor that "
+                "only they have, such as shards of parameters. Let this rank end, too, if it needs them; "
+                "all_gather with a list of tensors gives those of the lowest rank in their places"
+            )
 
     def tell_losses(self) -> None:
         """Say once, on the lowest rank that is left, that others were lost."""

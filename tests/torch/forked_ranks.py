@@ -1,7 +1,8 @@
 """Starts ranks that have imported PyTorch already: importing takes seconds of processor time in each process.
 
-usage: forked_ranks.py FOLDER N FUNCTION ARGUMENTS, where FUNCTION is one of rank_programs, with arguments in
-JSON. Rank r writes what it returns, or its error, to FOLDER/r.pickle; statuses.json has the exit statuses.
+usage: forked_ranks.py FOLDER N FUNCTION ARGUMENTS, where FUNCTION is one of rank_programs, or
+module.function, with arguments in JSON. Rank r writes what it returns, or its error, to FOLDER/r.pickle;
+statuses.json has the exit statuses.
 """
 
 import json
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +32,14 @@ def run_group(n: int, function: str, *, limit_s: float = 60, **arguments: Any) -
 
 
 def main(folder: str, n: str, function: str, arguments: str) -> None:
-    import rank_programs
     import torch
     import torch._dynamo  # the first optimizer imports it
     from torch.nn.parallel import DistributedDataParallel  # noqa: F401
 
     from bml.torch import process_group  # noqa: F401
 
+    module, _, name = function.rpartition(".")
+    program = getattr(import_module(module or "rank_programs"), name)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     os.environ.update(WORLD_SIZE=n, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
@@ -46,9 +49,7 @@ def main(folder: str, n: str, function: str, arguments: str) -> None:
         if not child:
             os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
             torch.set_num_threads(1)
-            _run_rank(
-                Path(folder) / f"{rank}.pickle", getattr(rank_programs, function), json.loads(arguments)
-            )
+            _run_rank(Path(folder) / f"{rank}.pickle", program, json.loads(arguments))
             return
         children.append(child)
     statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]

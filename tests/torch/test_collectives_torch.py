@@ -276,6 +276,26 @@ def test_parts_of_a_lost_rank() -> None:
         assert "rank 1 was lost" in lost
 
 
+def test_nothing_stands_for_a_lost_part_of_one_tensor() -> None:
+    """Shards of parameters are gathered so: another one in the place of a lost one makes a wrong model."""
+
+    def rank(group: ProcessGroup) -> Any:
+        texts = []
+        for call in (group.all_gather_single, group._allgather_base):
+            with pytest.raises(ContributorLost) as caught:
+                call(torch.empty(8), torch.full((2,), float(group.rank()))).wait()
+            texts.append(str(caught.value))
+        total = torch.ones(1)
+        group.allreduce([total]).wait()
+        return texts, total.item()
+
+    for own, found in enumerate(run_ranks(4, rank, LOST)):
+        if own != 1:
+            texts, total = found
+            assert all("ranks [1] of the group are lost" in text for text in texts)
+            assert total == 4.0
+
+
 def test_sizes_of_a_rank_that_was_lost_before() -> None:
     def rank(group: ProcessGroup) -> Any:
         group.barrier().wait()

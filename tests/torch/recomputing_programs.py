@@ -1,0 +1,179 @@
+"""DDP with the hook that computes the samples of lost ranks, as ranks run it, and the same in one process."""
+
+import contextlib
+import hashlib
+import os
+import signal
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import bml.torch
+
+N_EPOCHS, BATCH_SIZE, N_SAMPLES = 3, 8, 250
+
+
+def make_model() -> Any:
+    """2 MiB in four layers, which DDP puts into more than one bucket."""
+    torch.manual_seed(11)
+    return nn.Sequential(
+        *(nn.Linear(20, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU()),
+        *(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)),
+    )
+
+
+def make_loader(rank: int, n_ranks: int) -> Any:
+    """Batches of 8 samples, the last of an epoch of fewer; two samples are there twice."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(N_SAMPLES, 20, generator=generator)
+    data = TensorDataset(x, (3 * x.sum(dim=1)).long() % 10)
+    return DataLoader(data, BATCH_SIZE, sampler=DistributedSampler(data, n_ranks, rank, seed=1))
+
+
+def loss(model: Any, samples: Any) -> Any:
+    x, y = samples
+    return nn.functional.cross_entropy(model(x), y)
+
+
+def optimizer_of(model: Any) -> Any:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def vector(model: Any) -> Any:
+    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+
+
+def fault_free(n_ranks: int) -> Any:
+    """The oracle: plain torch in one process, the mean over the shares of all ranks."""
+    model = make_model()
+    optimizer = optimizer_of(model)
+    loaders = [make_loader(rank, n_ranks) for rank in range(n_ranks)]
+    for epoch in range(N_EPOCHS):
+        for loader in loaders:
+            loader.sampler.set_epoch(epoch)
+        for shares in zip(*loaders, strict=True):
+            optimizer.zero_grad()
+            for share in shares:
+                (loss(model, share) / n_ranks).backward()
+            optimizer.step()
+    return vector(model)
+
+
+def die(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train(kills: dict[str, int]) -> dict[str, Any]:
+    """Ranks of `kills` get SIGKILL in backward of such a step, when the last layers' gradients are made."""
+    dist.init_process_group("bml")
+    rank = dist.get_rank()
+    model = make_model()
+    ddp = DistributedDataParallel(model, bucket_cap_mb=1)
+    optimizer = optimizer_of(ddp)
+    hook = bml.torch.recompute_hook(ddp, loss)
+    loader, step = make_loader(rank, dist.get_world_size()), 0
+    for epoch in range(N_EPOCHS):
+        loader.sampler.set_epoch(epoch)
+        for x, y in hook.batches(loader):
+            optimizer.zero_grad()
+            made = nn.functional.cross_entropy(ddp(x), y)
+            if kills.get(str(rank)) == step:
+                model[0].weight.register_hook(die)
+            made.backward()
+            optimizer.step()
+            step += 1
+    found = vector(model)
+    dist.destroy_process_group()
+    return {
+        "parameters": found.tolist(),
+        "digest": hashlib.sha256(found.numpy().tobytes()).hexdigest(),
+        "samples": hook.samples(),
+    }
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "unused": {"find_unused_parameters": True},
+    "static": {"static_graph": True},
+    "bucket_view": {"gradient_as_bucket_view": True},
+    "small_buckets": {"bucket_cap_mb": 0.01},
+    "no_sync": {},
+    "bfloat16": {},
+}
+
+
+def ways() -> dict[str, Any]:
+    """Train in several ways of DDP, without faults, with the hook and without it: what both end with."""
+    dist.init_process_group("bml")
+    found = {
+        name: tuple(vector(trained(name, hooked)).float().tolist() for hooked in (True, False))
+        for name in WAYS
+    }
+    dist.destroy_process_group()
+    return found
+
+
+def trained(way: str, hooked: bool) -> Any:
+    dtype = torch.bfloat16 if way == "bfloat16" else torch.float32
+    torch.manual_seed(4)
+    model = nn.Sequential(nn.Linear(20, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10)).to(dtype)
+    ddp = DistributedDataParallel(model, **WAYS[way])
+    optimizer = optimizer_of(ddp)
+    loader = make_loader(dist.get_rank(), dist.get_world_size())
+    hook = bml.torch.recompute_hook(
+        ddp, lambda model, samples: loss(model, (samples[0].to(dtype), samples[1]))
+    )
+    if not hooked:
+        ddp = DistributedDataParallel(model, **WAYS[way])
+    for index, (x, y) in enumerate(hook.batches(loader) if hooked else loader):
+        waits = way == "no_sync" and index % 3 != 1
+        with ddp.no_sync() if waits else contextlib.nullcontext():
+            loss(ddp, (x.to(dtype), y)).backward()
+        if not waits:
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+def refusals() -> list[str]:
+    """What is said to a user who uses the hook in a wrong way, on one rank."""
+    said = []
+    dist.init_process_group("bml")
+    model = make_model()
+    ddp = DistributedDataParallel(model)
+    bml.torch.recompute_hook(ddp, lambda given, samples: loss(ddp, samples))
+    try:
+        bml.torch.recompute_hook(ddp, loss)
+    except bml.UsageError as error:
+        said.append(str(error))
+    return [*said, *(_first_batch(each) for each in (_calls_ddp, _raises, _no_number))]
+
+
+def _first_batch(make: Any) -> str:
+    ddp = DistributedDataParallel(make_model())
+    hook = bml.torch.recompute_hook(ddp, make(ddp))
+    for samples in hook.batches(make_loader(0, 1)):
+        try:
+            loss(ddp, samples).backward()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def _calls_ddp(ddp: Any) -> Any:
+    return lambda model, samples: loss(ddp, samples)
+
+
+def _raises(ddp: Any) -> Any:
+    def fails(model: Any, samples: Any) -> Any:
+        raise KeyError("of the user")
+
+    return fails
+
+
+def _no_number(ddp: Any) -> Any:
+    return lambda model, samples: model(samples[0])
