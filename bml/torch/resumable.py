@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from bml.topology.errors import UsageError
-from bml.torch.attached.optimizers import prime
+from bml.torch.attached.optimizers import keep_first_gradients, prime
 from bml.torch.attached.state import TrainingState
 from bml.torch.process_group import ProcessGroup
 from bml.train.position import Mark, Path
@@ -49,6 +49,7 @@ def resumable(model: Any, optimizer: Any, scheduler: Any = None, **more: Any) ->
         more["ddp"] = _Flags(model)
         model = model.module
     prime(optimizer)
+    keep_first_gradients(optimizer)
     stateful = {key: each for key, each in {"scheduler": scheduler, **more}.items() if each is not None}
     return Resumable(group, TrainingState(model, optimizer, _Stateful(stateful), buffers=False))
 

@@ -95,6 +95,9 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "SGD, Nesterov": lambda model: torch.optim.SGD(
         model.parameters(), lr=0.3, momentum=0.9, nesterov=True, weight_decay=0.1
     ),
+    "SGD, dampened": lambda model: torch.optim.SGD(
+        model.parameters(), lr=0.3, momentum=0.9, dampening=0.4, weight_decay=0.01
+    ),
     "Adam": lambda model: torch.optim.Adam(model.parameters(), lr=0.02, weight_decay=0.1, amsgrad=True),
     "AdamW": lambda model: torch.optim.AdamW(model.parameters(), lr=0.02),
     "NAdam": lambda model: torch.optim.NAdam(model.parameters(), lr=0.02, weight_decay=0.1),

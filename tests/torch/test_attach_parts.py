@@ -18,7 +18,7 @@ from bml.topology.errors import UsageError  # noqa: E402
 from bml.torch.attached import layout, plain  # noqa: E402
 from bml.torch.attached.ahead import Ahead  # noqa: E402
 from bml.torch.attached.memory import Named  # noqa: E402
-from bml.torch.attached.optimizers import prime  # noqa: E402
+from bml.torch.attached.optimizers import keep_first_gradients, prime  # noqa: E402
 from bml.torch.attached.recompute import Recompute  # noqa: E402
 from bml.torch.attached.source import Source, part  # noqa: E402
 from bml.torch.attached.statistics import Statistics  # noqa: E402
@@ -243,6 +243,37 @@ def test_the_values_of_groups_are_as_before() -> None:
     assert group == before
     assert group["scale"] is scale
     assert optimizer.state
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_the_first_gradient_is_not_dampened(foreach: bool) -> None:
+    """Bits are those of an optimizer that was not primed; a parameter may get its first gradient later."""
+
+    def train(is_primed: bool) -> tuple[list[Any], Any]:
+        parameters = [torch.nn.Parameter(torch.linspace(-1, 1, 5) + number) for number in range(3)]
+        settings = {"momentum": 0.9, "weight_decay": 0.01, "foreach": foreach}
+        groups = [{"params": parameters[:2], "dampening": 0.3}, {"params": parameters[2:]}]
+        optimizer = torch.optim.SGD(groups, lr=0.1, **settings)
+        if is_primed:
+            prime(optimizer)
+            keep_first_gradients(optimizer)
+            buffers = [optimizer.state[each]["momentum_buffer"] for each in parameters]
+        for step in range(4):
+            for number, each in enumerate(parameters):
+                late = number == 1 and step < 2
+                each.grad = None if late else torch.sin(torch.arange(5.0) + step + number)
+            optimizer.step()
+        if is_primed:  # joiners are given what is in these
+            assert all(
+                optimizer.state[each]["momentum_buffer"] is buffer
+                for each, buffer in zip(parameters, buffers, strict=True)
+            )
+        return [each.detach() for each in parameters], optimizer
+
+    (ours, primed), (wanted, _) = train(True), train(False)
+    assert all(map(torch.equal, ours, wanted))
+    flags = [state.get("bml_is_first") for state in primed.state.values()]
+    assert flags == [False, False, None]
 
 
 def test_running_statistics_are_kept_if_no_sample_counted() -> None:

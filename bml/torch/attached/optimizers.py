@@ -15,13 +15,16 @@ _AT_FIRST = {"step": 0, "mu_product": 1, "exp_inf": 0}
 """What a step with zero gradients changes in the state of torch's optimizers, and its value before.
 ASGD has `eta` besides, which is the learning rate then."""
 _PARAMS = "params"
+_MOMENTUM = "momentum_buffer"
+_IS_FIRST = "bml_is_first"
+"""In the state of a parameter: its first gradient is to come. Servers that join are given this, too."""
 
 
 def prime(optimizer: Any) -> None:
     """Create the optimizer's state by a step with zero gradients that changes nothing.
 
-    A parameter's state that is there, such as that of a checkpoint, is left as it is. Raises UsageError if
-    the optimizer cannot take such a step, or if its first step is unlike the others.
+    A parameter's state that is there, such as that of a checkpoint, is left as it is. SGD with dampening also
+    needs `keep_first_gradients`. Raises UsageError if the optimizer cannot take such a step.
     """
     new = [
         (group, each)
@@ -31,11 +34,6 @@ def prime(optimizer: Any) -> None:
     ]
     if not new:
         return
-    if any(group.get("dampening") and group.get("momentum") for group, _ in new):
-        raise UsageError(
-            f"{type(optimizer).__name__} with dampening takes its first gradient without it, and a server "
-            "that joins is not told which one that is: give dampening=0"
-        )
     with _unchanged(optimizer, [parameter for _, parameter in new]):
         for group, parameter in new:
             parameter.grad = torch.zeros_like(parameter)
@@ -51,6 +49,35 @@ def prime(optimizer: Any) -> None:
     for group, parameter in new:
         if parameter in optimizer.state:
             _reset(optimizer.state[parameter], {**_AT_FIRST, "eta": group.get("lr")})
+            if group.get("dampening") and optimizer.state[parameter].get(_MOMENTUM) is not None:
+                optimizer.state[parameter][_IS_FIRST] = True
+
+
+def keep_first_gradients(optimizer: Any) -> None:
+    """Let SGD take the first gradient of each parameter without dampening, as it does if it is not primed.
+
+    The optimizer must be primed. Hooks that complete the gradients must be registered before.
+    """
+    kept: list[tuple[dict[str, Any], torch.Tensor]] = []
+
+    def before(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        kept.clear()
+        for group in optimizer.param_groups:
+            for parameter in group[_PARAMS]:
+                state = optimizer.state.get(parameter, {})
+                if state.get(_IS_FIRST) and parameter.grad is not None:
+                    kept.append((state, state[_MOMENTUM]))
+                    state[_MOMENTUM] = None  # the optimizer makes another of the gradient
+
+    def after(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for state, buffer in kept:
+            buffer.copy_(state[_MOMENTUM])
+            state[_MOMENTUM], state[_IS_FIRST] = buffer, False
+        kept.clear()
+
+    if any(_IS_FIRST in state for state in optimizer.state.values()):
+        optimizer.register_step_pre_hook(before)
+        optimizer.register_step_post_hook(after)
 
 
 def _is_empty(state: dict[str, Any] | None) -> bool:

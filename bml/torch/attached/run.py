@@ -16,7 +16,7 @@ from bml.torch.attached.bucket import Again
 from bml.torch.attached.gradients import Gradients
 from bml.torch.attached.layout import NO_SAMPLES, seed_of
 from bml.torch.attached.memory import trained
-from bml.torch.attached.optimizers import prime
+from bml.torch.attached.optimizers import keep_first_gradients, prime
 from bml.torch.attached.recompute import Fetch, Loss, Recompute
 from bml.torch.attached.share import Share
 from bml.torch.attached.source import Source
@@ -71,7 +71,9 @@ def attach(
     gradients = Gradients(session, named, Statistics(session, model), bucket_nbytes, bool(allow_unused))
     _attached.add(session)
     recompute = Recompute(model, loss, named) if loss is not None else None
-    return Run(session, optimizer, state, gradients, recompute)
+    run = Run(session, optimizer, state, gradients, recompute)
+    keep_first_gradients(optimizer)
+    return run
 
 
 class Run:
