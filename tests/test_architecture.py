@@ -83,6 +83,7 @@ PURE = (
     "bml.schedule",
     "bml.sim",
     "bml.torch.attached.layout",
+    "bml.torch.recomputing.plan",
     "bml.train.batches",
     "bml.train.bfloat16",
     "bml.train.ledger",

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import bml.torch
 
-N_EPOCHS, BATCH_SIZE, N_SAMPLES = 3, 8, 250
+BATCH_SIZE, N_SAMPLES = 8, 250
 
 
 def make_model() -> Any:
@@ -47,12 +47,12 @@ def vector(model: Any) -> Any:
     return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
 
 
-def fault_free(n_ranks: int) -> Any:
+def fault_free(n_ranks: int, n_epochs: int) -> Any:
     """The oracle: plain torch in one process, the mean over the shares of all ranks."""
     model = make_model()
     optimizer = optimizer_of(model)
     loaders = [make_loader(rank, n_ranks) for rank in range(n_ranks)]
-    for epoch in range(N_EPOCHS):
+    for epoch in range(n_epochs):
         for loader in loaders:
             loader.sampler.set_epoch(epoch)
         for shares in zip(*loaders, strict=True):
@@ -67,7 +67,7 @@ def die(*_: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def train(kills: dict[str, int]) -> dict[str, Any]:
+def train(kills: dict[str, int], n_epochs: int) -> dict[str, Any]:
     """Ranks of `kills` get SIGKILL in backward of such a step, when the last layers' gradients are made."""
     dist.init_process_group("bml")
     rank = dist.get_rank()
@@ -76,7 +76,7 @@ def train(kills: dict[str, int]) -> dict[str, Any]:
     optimizer = optimizer_of(ddp)
     hook = bml.torch.recompute_hook(ddp, loss)
     loader, step = make_loader(rank, dist.get_world_size()), 0
-    for epoch in range(N_EPOCHS):
+    for epoch in range(n_epochs):
         loader.sampler.set_epoch(epoch)
         for x, y in hook.batches(loader):
             optimizer.zero_grad()

@@ -15,7 +15,7 @@ from jobs_in_threads import initialised, on_servers, samples  # noqa: E402
 from torch import nn  # noqa: E402
 
 import bml.torch  # noqa: E402
-from bml.errors import StepMismatch, UsageError  # noqa: E402
+from bml.errors import BmlError, StepMismatch, UsageError  # noqa: E402
 
 
 def linear() -> Any:
@@ -224,6 +224,39 @@ def test_another_call_between_backward_and_the_step_says_what_to_call_first() ->
         session.allreduce(np.ones(1))
 
     assert "call run.reduce() before other calls of the session" in allowing_unused(other, 1e-6)
+
+
+def test_after_an_error_the_parameters_are_those_of_the_last_step() -> None:
+    """The third batch of server 1 makes no gradient: nobody's parameters change, and no sample is counted."""
+
+    ends: dict[int, tuple[Any, str]] = {}
+
+    def train(session: Any) -> None:
+        model = linear()
+        optimizer = sgd(model)
+        run = bml.torch.attach(session, model, optimizer, None, loss)
+        after_two, said = None, ""
+        try:
+            for number, batch in enumerate(run.batches(samples(), global_batch=30, epochs=1)):
+                if number == 2:
+                    after_two = [each.detach().clone() for each in model.parameters()]
+                if number < 2 or session.server == 0:
+                    loss(model, batch).backward()
+                optimizer.step()
+        except BmlError as error:
+            said = str(error)
+        assert after_two is not None
+        assert all(map(torch.equal, after_two, model.parameters()))
+        ledger = session.samples()
+        assert ledger is not None
+        assert ledger["steps"] == 2
+        ends[session.server] = [each.tolist() for each in model.parameters()], said
+
+    errors = on_servers(train, 2).errors
+    assert {server: type(error) for server, error in errors.items()} == {0: StepMismatch}
+    assert ends[0][0] == ends[1][0]
+    assert "got no gradient in this batch" in ends[1][1]
+    assert "server 1 has ended, others call batch.allreduce" in ends[0][1]
 
 
 def test_sparse_gradients_are_refused() -> None:

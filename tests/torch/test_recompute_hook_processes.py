@@ -1,5 +1,10 @@
 """DDP with the hook that computes the samples of lost ranks, in processes that are killed in backward."""
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,42 +12,44 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from forked_ranks import run_group  # noqa: E402
-from recomputing_programs import BATCH_SIZE, N_EPOCHS, fault_free  # noqa: E402
+from recomputing_programs import BATCH_SIZE, N_SAMPLES, fault_free  # noqa: E402
 
 pytestmark = pytest.mark.real
 
 PROGRAM = "recomputing_programs"
+SCRIPT = Path(__file__).parent / "recomputing_script.py"
+N_EPOCHS = 3
 
 
-def check(found: list[Any], n_ranks: int) -> None:
+def check(found: list[Any], n_ranks: int = 4, n_epochs: int = N_EPOCHS) -> None:
     """Survivors hold the same bits, those of a run without faults to 1e-5, and no sample is missed."""
     assert len({rank["digest"] for rank in found}) == 1
-    wanted = fault_free(n_ranks)
+    wanted = fault_free(n_ranks, n_epochs)
     off = torch.tensor(found[0]["parameters"]) - wanted
     assert off.norm() / wanted.norm() < 1e-5
     assert off.abs().max() < 1e-5
     for rank in found:
         assert rank["samples"] == found[0]["samples"]
     ledger = found[0]["samples"]
-    n_each = -(-250 // n_ranks)
+    n_each = -(-N_SAMPLES // n_ranks)
     assert ledger["complete"]
-    assert [each["used_once"] for each in ledger["epochs"]] == [n_each * n_ranks] * N_EPOCHS
-    assert ledger["steps"] == N_EPOCHS * -(-n_each // BATCH_SIZE)
+    assert [each["used_once"] for each in ledger["epochs"]] == [n_each * n_ranks] * n_epochs
+    assert ledger["steps"] == n_epochs * -(-n_each // BATCH_SIZE)
 
 
 @pytest.mark.smoke
 def test_a_rank_is_killed_in_backward() -> None:
-    found = run_group(4, f"{PROGRAM}.train", kills={"2": 5})
+    found = run_group(4, f"{PROGRAM}.train", kills={"2": 5}, n_epochs=N_EPOCHS)
     assert found.pop(2) == -9
-    check(found, 4)
+    check(found)
 
 
 @pytest.mark.parametrize("kills", [{}, {"0": 0}, {"0": 11, "3": 11}, {"1": 3, "2": 9}])
 def test_ranks_are_killed_in_backward(kills: dict[str, int]) -> None:
-    found = run_group(4, f"{PROGRAM}.train", kills=kills)
+    found = run_group(4, f"{PROGRAM}.train", kills=kills, n_epochs=N_EPOCHS)
     dead = [found[int(rank)] for rank in kills]
     assert dead == [-9] * len(kills)
-    check([end for end in found if isinstance(end, dict)], 4)
+    check([end for end in found if isinstance(end, dict)])
 
 
 def test_every_way_of_ddp_ends_as_without_the_hook() -> None:
@@ -57,3 +64,31 @@ def test_wrong_use_of_the_hook_is_said_as_it_is() -> None:
     assert ddp.startswith("UsageError: loss(model, samples) called the DistributedDataParallel")
     assert raised == "KeyError: 'of the user'"
     assert number.startswith("UsageError: loss(model, samples) must return one number as a tensor")
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_rank_that_is_started_again_takes_its_samples_back(victim: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bml", "torchrun", "--nproc-per-node", "4", "--max-restarts", "1"]
+    done = subprocess.run(
+        [*command, SCRIPT],
+        env={
+            **os.environ,
+            "VICTIM": str(victim),
+            "PARAMETERS": str(tmp_path / "found"),
+            "OMP_NUM_THREADS": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = [line.partition("] ")[2] for line in done.stdout.splitlines()]
+    ends = {end["rank"]: end for end in (json.loads(line) for line in lines if line.startswith("{"))}
+    assert sorted(ends) == [0, 1, 2, 3]
+    print({rank: end["gap_s"] for rank, end in ends.items()})
+    ends[0]["parameters"] = torch.load(tmp_path / "found").tolist()
+    check([ends[rank] for rank in sorted(ends)], n_epochs=ends[0]["n_epochs"])
+    for rank, end in ends.items():
+        assert end["contributors"] == [0, 1, 2, 3], "all four contribute at the end"
+        assert rank == victim or end["gap_s"] < 1.5

@@ -42,6 +42,8 @@ class Backward:
         self._norms: list[float] = []
         self._added: dict[tuple[int, ...], list[Tensor] | None] = {}
         """What this rank computes of lost ranks, by those that contribute."""
+        self.is_computing = False
+        """Whether the user's loss is being called."""
         self.contributors: tuple[int, ...] = ()
         """The ranks whose parts are in the last bucket."""
         which = [each.whole.batch_no for each in drawn]
@@ -126,11 +128,15 @@ class Backward:
     def _summed(self, wanted: Wanted) -> list[Tensor] | None:
         """The gradients of the loss over all places, where a batch counts as much as on its own rank."""
         total: list[Tensor] | None = None
-        for drawn, places in wanted:
-            whole = drawn.whole
-            again = self._recompute.of_batch(whole.epoch_no, whole.step, drawn.shares.fetch)
-            found = [_widened(each) * (len(places) / drawn.share_size) for each in again(places)]
-            total = found if total is None else torch._foreach_add(total, found)
+        self.is_computing = True
+        try:
+            for drawn, places in wanted:
+                whole = drawn.whole
+                again = self._recompute.of_batch(whole.epoch_no, whole.step, drawn.shares.fetch)
+                found = [_widened(each) * (len(places) / drawn.share_size) for each in again(places)]
+                total = found if total is None else torch._foreach_add(total, found)
+        finally:
+            self.is_computing = False
         return total
 
 

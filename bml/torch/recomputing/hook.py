@@ -117,15 +117,23 @@ class RecomputeHook:
     def forwarded(self) -> None:
         """Note that the model is called; with gradients, that is the last batch's loss.
 
-        Raises UsageError inside of `loss`, which is given the model to call.
+        Raises UsageError inside of `loss`, which is given the model to call, and after a backward pass that
+        did not reach all buckets.
         """
-        if not torch.is_grad_enabled():
-            return
-        if self._backward is not None:
+        if self._backward is None:
+            if torch.is_grad_enabled():
+                self._passes.forwarded()
+        elif self._backward.is_computing:
             raise UsageError(
                 "loss(model, samples) called the DistributedDataParallel: call the model that it is given"
             )
-        self._passes.forwarded()
+        else:
+            self._failed = UsageError(
+                "the backward pass before did not end: it raised an error, or a parameter got no gradient "
+                "(give DistributedDataParallel find_unused_parameters=True then); this rank cannot go on"
+            )
+            self._backward.leave()
+            raise self._failed
 
     def reduce(self, bucket: Any) -> Any:
         """Reduce a torch.distributed.GradBucket; DDP calls it in backward, for one bucket after the other.
