@@ -17,13 +17,22 @@ import bml.torch
 BATCH_SIZE, N_SAMPLES = 8, 250
 
 
-def make_model() -> Any:
-    """2 MiB in four layers, which DDP puts into more than one bucket."""
+def make_model(in_channels_last: bool = False) -> Any:
+    """2 MiB in four layers, which DDP puts into more than one bucket, or in another order of memory."""
     torch.manual_seed(11)
+    if in_channels_last:
+        model = nn.Sequential(
+            nn.Unflatten(1, (5, 2, 2)), nn.Conv2d(5, 64, 2, padding=1), nn.ReLU(), *make_head()
+        )
+        return model.to(memory_format=torch.channels_last)
     return nn.Sequential(
         *(nn.Linear(20, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU()),
         *(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)),
     )
+
+
+def make_head() -> Any:
+    return nn.Flatten(), nn.Linear(64 * 9, 256), nn.ReLU(), nn.Linear(256, 10)
 
 
 def make_loader(rank: int, n_ranks: int) -> Any:
@@ -44,12 +53,12 @@ def optimizer_of(model: Any) -> Any:
 
 
 def vector(model: Any) -> Any:
-    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+    return torch.cat([each.detach().reshape(-1) for each in model.parameters()])
 
 
-def fault_free(n_ranks: int, n_epochs: int) -> Any:
+def fault_free(n_ranks: int, n_epochs: int, **model_settings: bool) -> Any:
     """The oracle: plain torch in one process, the mean over the shares of all ranks."""
-    model = make_model()
+    model = make_model(**model_settings)
     optimizer = optimizer_of(model)
     loaders = [make_loader(rank, n_ranks) for rank in range(n_ranks)]
     for epoch in range(n_epochs):
@@ -67,11 +76,11 @@ def die(*_: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def train(kills: dict[str, int], n_epochs: int) -> dict[str, Any]:
+def train(kills: dict[str, int], n_epochs: int, **model_settings: bool) -> dict[str, Any]:
     """Ranks of `kills` get SIGKILL in backward of such a step, when the last layers' gradients are made."""
     dist.init_process_group("bml")
     rank = dist.get_rank()
-    model = make_model()
+    model = make_model(**model_settings)
     ddp = DistributedDataParallel(model, bucket_cap_mb=1)
     optimizer = optimizer_of(ddp)
     hook = bml.torch.recompute_hook(ddp, loss)
@@ -82,7 +91,7 @@ def train(kills: dict[str, int], n_epochs: int) -> dict[str, Any]:
             optimizer.zero_grad()
             made = nn.functional.cross_entropy(ddp(x), y)
             if kills.get(str(rank)) == step:
-                model[0].weight.register_hook(die)
+                next(model.parameters()).register_hook(die)
             made.backward()
             optimizer.step()
             step += 1
@@ -130,7 +139,7 @@ def trained(way: str, hooked: bool) -> Any:
     if not hooked:
         ddp = DistributedDataParallel(model, **WAYS[way])
     for index, (x, y) in enumerate(hook.batches(loader) if hooked else loader):
-        waits = way == "no_sync" and index % 3 != 1
+        waits = way == "no_sync" and index % 3 != 0  # the last of 16 does not wait
         with ddp.no_sync() if waits else contextlib.nullcontext():
             loss(ddp, (x.to(dtype), y)).backward()
         if not waits:

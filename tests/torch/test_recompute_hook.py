@@ -223,6 +223,41 @@ def test_a_sum_in_the_place_of_a_mean_is_found_in_the_first_batch() -> None:
         assert "let loss(model, samples) return what the training loop calls backward of" in str(error)
 
 
+def test_a_first_gradient_that_overflows_is_no_sum() -> None:
+    """A GradScaler begins with a factor that is too large, and skips such steps."""
+
+    def overflows(group: Any, hook: Any, model: Any, loader: Any) -> Any:
+        for index, samples in enumerate(hook.batches(loader)):
+            hook.forwarded()
+            (loss(model, samples) * (float("inf") if index == 0 else 1)).backward()
+            backward(hook, model)
+            model.zero_grad()
+        return hook.samples()["complete"]
+
+    def rank(group: ProcessGroup) -> Any:
+        factors = iter([float("inf"), 1.0])
+        model, loader = make_model(), make_loader(group.rank(), n_ranks=2, batch_size=16)
+        hook = RecomputeHook(group, model, lambda model, samples: loss(model, samples) * next(factors))
+        return overflows(group, hook, model, loader), next(factors, None)
+
+    assert run_ranks(2, rank) == [(True, None)] * 2, "compared in the first two batches"
+
+
+def test_gradients_that_are_kept_are_not_summed_twice() -> None:
+    def keeps(group: Any, hook: Any, model: Any, loader: Any) -> None:
+        for index, samples in enumerate(hook.batches(loader)):
+            hook.forwarded()
+            if index == 1:
+                model.zero_grad(set_to_none=False)
+            loss(model, samples).backward()
+            backward(hook, model)
+            assert index < 2
+
+    for error in one_rank(keeps):
+        assert isinstance(error, UsageError)
+        assert "call optimizer.zero_grad() before the next backward" in str(error)
+
+
 def test_a_backward_pass_that_did_not_end_is_said_in_the_next_forward() -> None:
     def half(group: Any, hook: Any, model: Any, loader: Any) -> None:
         for samples in hook.batches(loader):
@@ -245,6 +280,7 @@ def test_a_backward_pass_whose_samples_are_unknown_is_refused() -> None:
             hook.forwarded()
             loss(model, samples).backward()
             backward(hook, model)
+            model.zero_grad()
             backward(hook, model)
 
     for do in (outside, twice):
@@ -263,6 +299,7 @@ def test_batches_that_are_skipped_are_left_out_and_said() -> None:
             hook.forwarded()
             loss(model, samples).backward()
             backward(hook, model)
+            model.zero_grad()
         return hook.samples()
 
     for ledger in one_rank(skips, n_samples=80):
@@ -364,6 +401,7 @@ def test_samplers_that_do_not_go_by_their_rank_are_refused() -> None:
             hook.forwarded()
             loss(model, samples).backward()
             backward(hook, model)
+            model.zero_grad()
 
     error, _ = run_ranks(2, rank, {1: (5, "before")})
     assert isinstance(error, UsageError)

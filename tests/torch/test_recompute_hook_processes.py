@@ -21,10 +21,10 @@ SCRIPT = Path(__file__).parent / "recomputing_script.py"
 N_EPOCHS = 3
 
 
-def check(found: list[Any], n_ranks: int = 4, n_epochs: int = N_EPOCHS) -> None:
+def check(found: list[Any], n_ranks: int = 4, n_epochs: int = N_EPOCHS, **model_settings: bool) -> None:
     """Survivors hold the same bits, those of a run without faults to 1e-5, and no sample is missed."""
     assert len({rank["digest"] for rank in found}) == 1
-    wanted = fault_free(n_ranks, n_epochs)
+    wanted = fault_free(n_ranks, n_epochs, **model_settings)
     off = torch.tensor(found[0]["parameters"]) - wanted
     assert off.norm() / wanted.norm() < 1e-5
     assert off.abs().max() < 1e-5
@@ -50,6 +50,12 @@ def test_ranks_are_killed_in_backward(kills: dict[str, int]) -> None:
     dead = [found[int(rank)] for rank in kills]
     assert dead == [-9] * len(kills)
     check([end for end in found if isinstance(end, dict)])
+
+
+def test_gradients_in_another_order_of_memory_are_added_to_the_right_ones() -> None:
+    found = run_group(4, f"{PROGRAM}.train", kills={"1": 3}, n_epochs=N_EPOCHS, in_channels_last=True)
+    assert found.pop(1) == -9
+    check(found, in_channels_last=True)
 
 
 def test_every_way_of_ddp_ends_as_without_the_hook() -> None:

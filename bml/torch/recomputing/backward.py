@@ -24,6 +24,8 @@ from bml.train.batches import Indices, shares
 CALL = "backward"
 Wanted = list[tuple[Drawn, Indices]]
 """Places to compute, by batch."""
+Order = tuple[int, ...]
+"""Dimensions of a parameter, from the outermost in memory to the innermost."""
 
 
 class Backward:
@@ -61,8 +63,8 @@ class Backward:
         buffer = bucket.buffer()
         if measures:
             self._norms.append(float(torch.linalg.vector_norm(buffer.float())))
-        numbers = [self._numbers[id(each)] for each in bucket.parameters()]
-        work = self._group.begin(CALL, [buffer], self._job(buffer, numbers))
+        within = [(self._numbers[id(each)], bucket_order(each)) for each in bucket.parameters()]
+        work = self._group.begin(CALL, [buffer], self._job(buffer, within))
         self._works.append(work)
         self._thread.serve()
         return work.get_future().then(lambda done: done.value()[0])
@@ -83,8 +85,8 @@ class Backward:
             *(float(torch.linalg.vector_norm(each)) for each in own or [])
         )
 
-    def _job(self, buffer: Tensor, numbers: Sequence[int]) -> Callable[[GroupSteps], None]:
-        """Reduces one bucket, in the thread of the group."""
+    def _job(self, buffer: Tensor, within: Sequence[tuple[int, Order]]) -> Callable[[GroupSteps], None]:
+        """Reduces a bucket in the thread of the group. It has the parameters `within`, in these orders."""
         how = reduction(dist.ReduceOp.SUM, [buffer], CALL)
         text = f"{self._text} {describe([buffer])}"
 
@@ -97,7 +99,7 @@ class Backward:
                 added = self._added.get(contributors)
                 if added is None:
                     return own
-                flat = torch.cat([added[number].reshape(-1) for number in numbers])
+                flat = torch.cat([added[number].permute(order).reshape(-1) for number, order in within])
                 with np.errstate(all="ignore"):  # an overflow is a result, also if the user has numpy raise
                     made: Vector = np.add(own, flat.numpy())
                 return made
@@ -138,6 +140,22 @@ class Backward:
         finally:
             self.is_computing = False
         return total
+
+
+def bucket_order(parameter: Tensor) -> Order:
+    """In which order DDP lays the gradient of a parameter into a bucket: that of the parameter's memory.
+
+    So it is for memory without gaps and overlaps, such as channels_last; others are laid as they are indexed.
+    """
+    strides, sizes = parameter.stride(), parameter.shape
+    order = tuple(sorted(range(parameter.dim()), key=lambda each: (-strides[each], each)))
+    wanted = 1
+    for each in reversed(order):
+        if sizes[each] > 1:
+            if strides[each] != wanted:
+                return tuple(range(parameter.dim()))
+            wanted *= sizes[each]
+    return order
 
 
 def _own(drawn: Drawn, rank: int) -> Indices:

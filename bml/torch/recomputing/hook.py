@@ -8,7 +8,9 @@ thread. So the sums are those of all ranks, whichever ranks are left.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,7 +41,7 @@ def recompute_hook(ddp: Any, loss: Loss) -> RecomputeHook:
     of the data set. Call `recompute_hook` on every rank before training, and draw batches by
     `hook.batches(loader)`.
 
-    Raises UsageError for another backend, and for a model that has a communication hook.
+    Raises UsageError for another backend, and for a model that has a communication hook or SyncBatchNorm.
     """
     if not isinstance(ddp, DistributedDataParallel):
         raise UsageError(f"recompute_hook takes a DistributedDataParallel, not a {type(ddp).__name__}")
@@ -51,6 +53,12 @@ def recompute_hook(ddp: Any, loss: Loss) -> RecomputeHook:
             "the group of the model is not of the backend bml: "
             'call init_process_group("bml") before DistributedDataParallel'
         )
+    for name, module in ddp.module.named_modules():
+        if isinstance(module, torch.nn.SyncBatchNorm):
+            raise UsageError(
+                f"the module {name!r} is a SyncBatchNorm: it waits for other ranks in its forward pass, "
+                "and samples of lost ranks are computed by one rank alone; make it a BatchNorm"
+            )
     hook = RecomputeHook(group, ddp.module, loss)
     try:
         ddp.register_comm_hook(None, lambda state, bucket: hook.reduce(bucket))
@@ -78,6 +86,12 @@ class RecomputeHook:
         self._is_compared = group.joins
         self._n_lost = 0
         self._failed: BaseException | None = None
+        self._is_first = True
+        """Whether no gradient was made since the last reduction."""
+        self._keeps = False
+        """Whether the gradients of the last reduction were still there then."""
+        for each in trained:
+            each.parameter.register_hook(partial(self._note_kept, each.parameter))
 
     def batches(self, loader: Any) -> Iterator[Any]:
         """Iterate over the batches of a DataLoader, and know whose samples the other ranks have.
@@ -96,6 +110,8 @@ class RecomputeHook:
                 yield samples
             passes.finish()
         finally:
+            if self._backward is not None:  # it raised an error, or did not reach all buckets
+                self._backward.leave()
             passes.end()
 
     def samples(self) -> LoopLedger:
@@ -164,8 +180,14 @@ class RecomputeHook:
             self._backward.finish()
             self._passes.commit(self._backward.contributors)
             self._tell_losses(self._backward.contributors)
-            self._backward = None
+            self._backward, self._is_first = None, True
         return found
+
+    def _note_kept(self, parameter: Any, _: Any) -> None:
+        """Called by autograd before it adds to the gradient of a parameter."""
+        if self._is_first:
+            kept = parameter.grad
+            self._is_first, self._keeps = False, kept is not None and bool(kept.any())
 
     def _begin(self) -> Backward:
         drawn = self._passes.drawn
@@ -174,15 +196,23 @@ class RecomputeHook:
                 "backward of the DistributedDataParallel without a batch whose samples are known: call it in "
                 "`for samples in hook.batches(loader)`, once for each batch, under no_sync for the others"
             )
+        if self._keeps:
+            raise UsageError(
+                "the gradients of the last reduction are there still, and would be summed again: call "
+                "optimizer.zero_grad() before the next backward, and accumulate batches under no_sync"
+            )
         return Backward(self._group, self._recompute, self._numbers, drawn)
 
     def _compare(self, backward: Backward) -> None:
-        """Compare the first gradient with that of `loss`: one may be a sum, one a mean."""
-        self._is_compared = True
+        """Compare the first gradient with that of `loss`: one may be a sum, the other one a mean."""
         n_samples = self._passes.drawn[-1].share_size
-        if n_samples < _COMPARED:
+        self._is_compared = n_samples < _COMPARED
+        if self._is_compared:
             return
         found, wanted = backward.norms()
+        self._is_compared = math.isfinite(found) and math.isfinite(wanted)
+        if not self._is_compared:  # as in the first steps of a GradScaler: compare the next ones
+            return
         if found and wanted and not 1 / _FACTOR < found / wanted < _FACTOR:
             raise UsageError(
                 f"the first gradient has the norm {found:.3g}, but that of `loss` over the same {n_samples} "

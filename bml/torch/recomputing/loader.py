@@ -44,8 +44,8 @@ class LoaderShares:
                     f"the sampler gives {len(found)} samples to rank {rank}, and {self.plan.n_samples} to "
                     "this one: give every rank as many"
                 )
-            own = self._orders.get(self._sampler.rank)
-            if own is not None and len(own) > 1 and np.array_equal(own, found):
+            own = found if rank == self._sampler.rank else self._order(self._sampler.rank)
+            if own is not found and len(own) > 1 and np.array_equal(own, found):
                 raise UsageError(
                     f"the sampler, a {type(sampler).__name__}, gives rank {rank} the samples of this rank: "
                     "it must go by its attribute rank when it is iterated over, as DistributedSampler does"
