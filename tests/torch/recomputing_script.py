@@ -22,7 +22,7 @@ def main() -> None:
     dist.init_process_group("bml")
     rank, again = dist.get_rank(), os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
     dies = rank == int(os.environ["VICTIM"]) and not again
-    model = make_model()
+    model = make_model(in_float64=True)
     ddp = DistributedDataParallel(model, find_unused_parameters=True)
     optimizer = optimizer_of(ddp)
     hook = bml.torch.recompute_hook(ddp, loss)
