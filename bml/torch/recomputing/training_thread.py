@@ -63,10 +63,7 @@ class TrainingThread:
                 call.run()
 
     def wait_for(self, works: Iterable[GroupWork]) -> None:
-        """Wait for collectives, and make calls meanwhile. Raises the error of the first that failed.
-
-        Raises FabricError if one takes longer than its group allows.
-        """
+        """Wait for collectives, and make calls meanwhile. Raises the error of the first that failed."""
         for work in works:
             work.get_future().add_done_callback(lambda _: self._asked.put(None))
             while not work.is_completed():
