@@ -379,7 +379,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
         timeout: timedelta | None = None,
     ) -> GroupWork:
         """Put a collective behind those that were begun before; raises UsageError if it may not be called."""
-        if self._steps.is_alone and call in _REDUCTIONS:
+        steps = self._steps  # those of now: a job that waits must not run in a group that is formed later
+        if steps.is_alone and call in _REDUCTIONS:
             raise UsageError(
                 f"rank {self.rank()} was started again and joins: it takes part in {call} only in the "
                 "loops of bml.torch.resumable, which every rank must use"
@@ -389,8 +390,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
 
         def carry_out() -> int:
             with torch.inference_mode():  # tensors that were made so can be written only so
-                job(self._steps)
-            self._steps.tell_losses()
+                job(steps)
+            steps.tell_losses()
             return -1
 
         return self._thread.begin(carry_out, GroupWork(call, outputs, limit_s))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +126,31 @@ def test_the_named_fabric_is_for_groups_of_its_size() -> None:
 def test_a_handle_is_a_string_that_comes_back() -> None:
     own = Handle("a", "::1", 29500)
     assert place(own, [own.encode()]).first == own
+
+
+class OtherSteps:
+    """Steps that carry out nothing."""
+
+    is_alone = False
+
+    def tell_losses(self) -> None:
+        """Nobody is lost."""
+
+
+def test_what_was_begun_in_one_group_is_not_carried_out_in_the_next_one() -> None:
+    from bml.torch.reconfigurable import ReconfigurableGroup
+
+    group = ReconfigurableGroup(0, 1)
+    with pytest.raises(UsageError, match="the group is not formed"):
+        group.begin("barrier", [], lambda steps: None)
+    first, second = OtherSteps(), OtherSteps()
+    let_go, used = threading.Event(), list[object]()
+    group._steps = first
+    held = group.begin("barrier", [], lambda steps: let_go.wait(20))
+    later = group.begin("barrier", [], used.append)
+    group._steps = second
+    let_go.set()
+    assert held.wait()
+    assert later.wait()
+    assert used == [first]
+    group.abort()
