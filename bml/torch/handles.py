@@ -84,6 +84,16 @@ def fabric_of(size: int, environ: Mapping[str, str]) -> str | None:
     return None if fits else f"switch:{size}"
 
 
+def check_nics(environ: Mapping[str, str]) -> None:
+    """Raise UsageError for addresses of NICs that could be those of a process in one group alone."""
+    nics = environ.get("BML_NICS", "")
+    if "{n}" in nics or "," in nics:
+        raise UsageError(
+            f"BML_NICS is {nics!r}: groups that are put together anew change their ranks and sizes, so give "
+            "each process one address of its own"
+        )
+
+
 def _decode(text: str) -> Handle:
     try:
         if text.startswith(_KIND):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -32,7 +33,9 @@ class Messages:
     def __init__(self, messenger: Messenger | None, rank: int, limit_s: float):
         self._messenger = messenger
         self._limit_s = limit_s
-        self._receipts = WorkThread(f"bml-messages-{rank}")
+        self._name = f"bml-messages-{rank}"
+        self._starting = threading.Lock()
+        self._receipts: WorkThread | None = None
 
     def send(self, tensors: Any, to: int, tag: int) -> GroupWork:
         """Begin to send one tensor."""
@@ -47,11 +50,14 @@ class Messages:
 
     def close(self) -> None:
         """End the thread, once the messenger has ended what still waited."""
-        self._receipts.close()
+        if self._receipts is not None:
+            self._receipts.close()
 
     def _ready(self) -> Messenger:
         if self._messenger is None:
             raise UsageError("this group has no channels for messages between two ranks")
+        with self._starting:
+            self._receipts = self._receipts or WorkThread(self._name)
         return self._messenger
 
     def _settle_later(self, begun: Future[int], call: str, tensor: Tensor, into: Tensor) -> GroupWork:
@@ -63,8 +69,15 @@ class Messages:
                 tensor.detach().copy_(into)
             return source
 
+        def receive(begun: Future[int]) -> None:
+            assert self._receipts is not None
+            try:
+                self._receipts.begin(receipt, work)
+            except UsageError as closed:
+                work.settle(begun.exception() or closed)
+
         # Not in the thread that says so: it polls for this rank, and a user's callback may take long.
-        begun.add_done_callback(lambda begun: self._receipts.begin(receipt, work))
+        begun.add_done_callback(receive)
         return work
 
 

@@ -30,7 +30,8 @@ from bml.train.communicator import Communicator
 
 Value = TypeVar("Value")
 
-_REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "backward")
+BACKWARD = "backward"  # the reduction of a hook that leaves no rank's part out
+_REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", BACKWARD)
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 """As torch.distributed's own for gloo."""
@@ -391,7 +392,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyp
         def carry_out() -> int:
             with torch.inference_mode():  # tensors that were made so can be written only so
                 job(steps)
-            steps.tell_losses()
+            if call != BACKWARD:
+                steps.tell_losses()
             return -1
 
         return self._thread.begin(carry_out, GroupWork(call, outputs, limit_s))

@@ -7,6 +7,7 @@ forms a group anew; in between it outlives lost ranks as any group of bml does.
 from __future__ import annotations
 
 import os
+import threading
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -18,7 +19,7 @@ from bml.cluster.formation.host import this_host
 from bml.cluster.formation.settings import Settings
 from bml.errors import StartError
 from bml.topology.errors import UsageError
-from bml.torch.handles import Handle, Place, Uses, fabric_of, new_handle, place
+from bml.torch.handles import Handle, Place, Uses, check_nics, fabric_of, new_handle, place
 from bml.torch.messages import Messages
 from bml.torch.process_group import DEFAULT_TIMEOUT, ProcessGroup
 from bml.torch.steps import GroupSteps
@@ -39,6 +40,8 @@ class ReconfigurableGroup(ProcessGroup):
         self._rank, self._size = rank, size
         self._uses = Uses()
         self._formation = 0
+        self._changing = threading.Lock()
+        check_nics(os.environ)
         host = this_host(None).address
         self._meeting = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
         self._handle = new_handle(host, self._meeting.port)
@@ -85,13 +88,15 @@ class ReconfigurableGroup(ProcessGroup):
     def _form(self, formation: int, found: Place, uuid: int, settings: Settings) -> int:
         store = dist.PrefixStore(f"reconfigured/{uuid}", self._store_of(found.first, settings.start_s))
         group = form(store, found.rank, found.size, settings)
-        if formation != self._formation:
+        with self._changing:
+            is_wanted = formation == self._formation
+            if is_wanted:
+                self._messages = Messages(group, found.rank, self._limit_s)
+                self._on_shutdown = partial(_leave, group)
+                self._formed = GroupSteps(group.server, found.rank, found.size)
+        if not is_wanted:
             group.begin_close("crashed")
             raise StartError("the group was left before it was formed")
-        self._messages.close()
-        self._messages = Messages(group, found.rank, self._limit_s)
-        self._on_shutdown = partial(_leave, group)
-        self._formed = GroupSteps(group.server, found.rank, found.size)
         return -1
 
     def _store_of(self, first: Handle, within_s: float) -> Any:
@@ -105,9 +110,10 @@ class ReconfigurableGroup(ProcessGroup):
             ) from None
 
     def _end(self, in_order: bool) -> None:
-        self._formation += 1
+        with self._changing:
+            self._formation += 1
+            self._formed = None
         super()._end(in_order)
-        self._formed = None
         self._messages = Messages(None, self._rank, self._limit_s)
 
     @property

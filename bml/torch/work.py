@@ -129,12 +129,15 @@ class WorkThread:
         A callback of a future runs in this thread, and may wait for what it begins: another thread takes
         over then.
         """
+        over = UsageError("the process group was destroyed: nothing can begin in it any more")
         if self._closed.is_set():
-            raise UsageError("the process group was destroyed: nothing can begin in it any more")
+            raise over
         if threading.current_thread() is self._thread:
             self._start()
         self._begun[work] = None
         self._todo.put((job, work))
+        if self._closed.is_set():  # meanwhile: it may lie behind the end
+            work.settle(over)
         return work
 
     def close(self, limit_s: float = _END_S) -> bool:

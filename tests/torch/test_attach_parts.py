@@ -304,3 +304,59 @@ def test_a_parameter_that_was_frozen_since_is_computed_as_zeros() -> None:
     weight, bias = recompute.of_batch(0, 0, lambda indices: torch.ones(len(indices), 2))(np.arange(3))
     assert weight.tolist() == [[0, 0], [0, 0]]
     assert bias.tolist() == [3, 3]
+
+
+class Masked(torch.nn.Module):
+    """A layer that multiplies by a buffer, which backward needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.linspace(0.5, 1.5, 8))
+        self.inner = torch.nn.Linear(8, 8)
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(x) * self.mask
+
+
+@pytest.mark.parametrize("first", [lambda: torch.nn.BatchNorm1d(8), Masked], ids=["statistics", "mask"])
+def test_recompute_in_the_middle_of_backward_leaves_it_as_it_is(first: Any) -> None:
+    """The layers before are still to come, and need the buffers that recompute uses."""
+
+    def gradients(recomputes: bool) -> tuple[list[Any], list[Any], int]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), first(), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+        named = [Named(*each) for each in model.named_parameters()]
+        recompute = Recompute(model, lambda model, samples: model(samples).pow(2).mean(), named)
+        again, made = recompute.of_batch(0, 0, lambda rows: torch.randn(len(rows), 8)), list[int]()
+        if recomputes:
+            model[3].weight.register_post_accumulate_grad_hook(
+                lambda _: made.append(len(again(np.arange(4))))
+            )
+        model(torch.linspace(-1, 1, 128).view(16, 8)).pow(2).mean().backward()
+        return [each.grad for each in model.parameters()], list(model.buffers()), len(made)
+
+    for one, other in zip(gradients(True)[:2], gradients(False)[:2], strict=True):
+        for mine, wanted in zip(one, other, strict=True):
+            assert torch.equal(mine, wanted)
+    assert gradients(True)[2] == 1
+
+
+def test_a_first_step_that_raises_loses_no_momentum() -> None:
+    parameter = torch.nn.Parameter(torch.linspace(-1, 1, 5))
+    optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9, dampening=0.3)
+    prime(optimizer)
+    keep_first_gradients(optimizer)
+    raises = [True]
+
+    def once(*_: Any) -> None:
+        if raises.pop():
+            raises.append(False)
+            raise InterruptedError
+
+    handle = optimizer.register_step_pre_hook(once)
+    parameter.grad = torch.ones(5)
+    with pytest.raises(InterruptedError):
+        optimizer.step()
+    handle.remove()
+    optimizer.step()
+    torch.testing.assert_close(parameter.detach(), torch.linspace(-1, 1, 5) - 0.1)

@@ -24,6 +24,7 @@ from bml.torch.attached.optimizers import prime  # noqa: E402
 from bml.torch.attached.state import TrainingState  # noqa: E402
 from bml.torch.process_group import ProcessGroup  # noqa: E402
 from bml.torch.recomputing.hook import RecomputeHook, recompute_hook  # noqa: E402
+from bml.torch.recomputing.loader import LoaderShares  # noqa: E402
 from bml.torch.recomputing.plan import LoaderPlan, PassLedger  # noqa: E402
 from bml.torch.resumable import Resumable  # noqa: E402
 
@@ -443,3 +444,69 @@ def test_places_are_those_of_the_loaders(n_samples: int, batch_size: int, drop_l
     found = ledger.summary()
     assert found["complete"]
     assert [each["used_once"] for each in found["epochs"]] == [plan.n_places] * 2
+
+
+class OwnGenerator(DistributedSampler):  # type: ignore[misc]
+    """Draws from a generator that goes on from pass to pass."""
+
+    def __init__(self, *arguments: Any, **settings: Any):
+        super().__init__(*arguments, **settings)
+        self.generator = torch.Generator().manual_seed(1)
+
+    def __iter__(self) -> Iterator[int]:
+        order = torch.randperm(len(self.dataset), generator=self.generator)
+        return iter(order.tolist()[self.rank : self.num_replicas * self.num_samples : self.num_replicas])
+
+
+class GlobalNumbers(OwnGenerator):
+    """Draws from the random numbers of the process."""
+
+    def __init__(self, *arguments: Any, **settings: Any):
+        super().__init__(*arguments, **settings)
+        self.generator = None
+
+
+@pytest.mark.parametrize("kind", [OwnGenerator, GlobalNumbers])
+def test_a_sampler_whose_order_cannot_be_told_again_is_refused(kind: Any) -> None:
+    data = TensorDataset(torch.randn(16, 6), torch.zeros(16, dtype=torch.int64))
+
+    def draws(group: Any, hook: Any, model: Any, loader: Any) -> None:
+        next(hook.batches(DataLoader(data, batch_size=4, sampler=kind(data, 2, group.rank()))))
+
+    for error in one_rank(draws):
+        assert isinstance(error, UsageError)
+        assert "gives another order each time" in str(error)
+
+
+def test_random_numbers_are_as_before_when_batches_begin() -> None:
+    def draws(group: Any, hook: Any, model: Any, loader: Any) -> Any:
+        torch.manual_seed(7)
+        wanted = torch.randn(3)
+        torch.manual_seed(7)
+        hook._passes.begin(LoaderShares(loader, group.rank(), 1))
+        return torch.equal(torch.randn(3), wanted)
+
+    assert one_rank(draws, n=1) == [True]
+
+
+def test_two_loops_at_once_are_refused_and_an_old_one_may_end_late() -> None:
+    def together(group: Any, hook: Any, model: Any, loader: Any) -> None:
+        for _ in zip(hook.batches(loader), hook.batches(loader), strict=True):
+            pass
+
+    def late(group: Any, hook: Any, model: Any, loader: Any) -> Any:
+        old = hook.batches(loader)
+        next(old)
+        for number, samples in enumerate(hook.batches(loader)):
+            if number == 1:
+                old.close()
+            hook.forwarded()
+            loss(model, samples).backward()
+            backward(hook, model)
+            model.zero_grad()
+        return hook.samples()["epochs"][-1]["steps"]
+
+    for error in one_rank(together):
+        assert isinstance(error, UsageError)
+        assert "another pass over a loader of this hook has begun" in str(error)
+    assert one_rank(late) == [10, 10]

@@ -6,6 +6,7 @@ import random
 import signal
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +15,10 @@ torch = pytest.importorskip("torch")
 
 from forked_ranks import run_group  # noqa: E402
 
+from bml.errors import StartError  # noqa: E402
 from bml.topology.errors import UsageError  # noqa: E402
 from bml.torch.handles import Handle, Uses, fabric_of, new_handle, place  # noqa: E402
+from bml.torch.steps import GroupSteps  # noqa: E402
 
 ALL = [0, 1, 2, 3]
 PLANS: dict[str, list[dict[str, Any]]] = {
@@ -154,3 +157,62 @@ def test_what_was_begun_in_one_group_is_not_carried_out_in_the_next_one() -> Non
     assert later.wait()
     assert used == [first]
     group.abort()
+
+
+class FormedGroup:
+    """A group that was formed; it notes how it was left."""
+
+    def __init__(self) -> None:
+        self.server = SimpleNamespace(servers=(0,), joins=False)
+        self.closed: list[str] = []
+
+    def begin_close(self, outcome: str) -> None:
+        self.closed.append(outcome)
+
+
+@pytest.mark.parametrize("moment", ["while it is formed", "when it has been formed"])
+def test_a_group_that_is_left_while_it_is_formed_is_closed(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bml.torch import reconfigurable
+
+    formed, aborting = FormedGroup(), list[threading.Thread]()
+    group = reconfigurable.ReconfigurableGroup(0, 1)
+
+    def abort() -> None:
+        aborting.append(threading.Thread(target=group.abort))
+        aborting[0].start()
+        aborting[0].join(0.3)
+
+    def form(*_: Any) -> FormedGroup:
+        if moment == "while it is formed":
+            abort()
+        return formed
+
+    def steps(*arguments: Any) -> Any:
+        if moment == "when it has been formed":
+            abort()
+        return GroupSteps(*arguments)
+
+    monkeypatch.setattr(reconfigurable, "form", form)
+    monkeypatch.setattr(reconfigurable, "GroupSteps", steps)
+    options = SimpleNamespace(uuid=1, handles=[group.get_reconfigure_handle()], timeout=None)
+    work = group.reconfigure(options)
+    if moment == "while it is formed":
+        with pytest.raises(StartError, match="left before it was formed"):
+            work.wait()
+    else:
+        work.wait()
+    aborting[0].join(20)
+    assert formed.closed == ["crashed"]
+    with pytest.raises(UsageError, match="the group is not formed"):
+        group.begin("barrier", [], lambda steps: None)
+
+
+@pytest.mark.parametrize("nics", ["10.0.0.{n}", "10.0.0.1,10.1.0.1"])
+def test_addresses_that_change_with_ranks_are_refused(nics: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bml.torch.reconfigurable import ReconfigurableGroup
+
+    monkeypatch.setenv("BML_NICS", nics)
+    with pytest.raises(UsageError, match="give each process one address of its own"):
+        ReconfigurableGroup(0, 2)

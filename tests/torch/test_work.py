@@ -2,11 +2,16 @@
 
 import threading
 import time
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from bml.errors import ContributorLost  # noqa: E402
+from bml.topology.errors import UsageError  # noqa: E402
+from bml.torch.messages import Messages  # noqa: E402
 from bml.torch.work import GroupWork, WorkThread  # noqa: E402
 
 
@@ -35,3 +40,58 @@ def test_futures_end_in_time_as_waits_do() -> None:
     assert longer.is_success()
     assert not works[0].is_success(), "it stays as it was said"
     assert thread.close(5.0)
+
+
+def test_what_begins_while_the_group_ends_is_over() -> None:
+    """DDP begins buckets in autograd's threads, while another thread may abort the group."""
+    thread = WorkThread("test")
+    put = thread._todo.put
+
+    class Late:
+        """A queue into which nothing comes before the end."""
+
+        def put(self, item: Any) -> None:
+            if item is not None:
+                thread.close()
+            put(item)
+
+        get = thread._todo.get
+
+    thread._todo = Late()
+    work = thread.begin(lambda: -1, GroupWork("all_reduce", [], 60.0))
+    with pytest.raises(UsageError, match="the process group was destroyed"):
+        work.wait()
+    with pytest.raises(RuntimeError, match="the process group was destroyed"):
+        work.get_future().wait()
+
+
+class Begun:
+    """A messenger whose messages never come by themselves."""
+
+    def __init__(self) -> None:
+        self.futures: list[Future[int]] = []
+
+    def begin_recv(self, array: Any, source: int, tag: int = 0) -> Future[int]:
+        self.futures.append(Future())
+        return self.futures[-1]
+
+    begin_send = begin_recv
+
+
+def test_a_message_that_fails_after_the_group_has_ended_is_over() -> None:
+    messenger = Begun()
+    messages = Messages(messenger, 0, 60.0)
+    works = [messages.recv([torch.zeros(3)], 1, 0), messages.send([torch.zeros(3)], 1, 0)]
+    messages.close()
+    messenger.futures[0].set_exception(ContributorLost("rank 1 is lost"))
+    messenger.futures[1].set_result(1)
+    with pytest.raises(ContributorLost):
+        works[0].wait()
+    with pytest.raises(UsageError, match="destroyed"):
+        works[1].wait()
+
+
+def test_a_group_without_messages_has_no_threads_for_them() -> None:
+    before = threading.active_count()
+    Messages(Begun(), 0, 60.0).close()
+    assert threading.active_count() == before

@@ -7,17 +7,19 @@ When a process ends, Python has forgotten the SystemExit that ended its program,
 from __future__ import annotations
 
 import sys
+import threading
 from typing import NoReturn
 
 _before = sys.exit
+_watches = False
 _failed = False
 
 
 def watch() -> None:
     """Remember from now on whether sys.exit was last given the status of a failure. Idempotent."""
-    global _before
-    if sys.exit is not _exit:
-        _before, sys.exit = sys.exit, _exit
+    global _before, _watches
+    if not _watches:  # once: another one that wraps sys.exit after us calls us
+        _before, sys.exit, _watches = sys.exit, _exit, True
 
 
 def is_failure(raised: BaseException | None) -> bool:
@@ -33,5 +35,6 @@ def has_failed() -> bool:
 def _exit(status: object = None, /) -> NoReturn:
     """Exit the interpreter by raising SystemExit(status)."""
     global _failed
-    _failed = bool(status)
+    if threading.current_thread() is threading.main_thread():  # another one ends itself alone
+        _failed = bool(status)
     _before(status)  # type: ignore[arg-type]

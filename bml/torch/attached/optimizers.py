@@ -61,6 +61,8 @@ def keep_first_gradients(optimizer: Any) -> None:
     kept: list[tuple[dict[str, Any], torch.Tensor]] = []
 
     def before(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for state, buffer in kept:  # the last step raised an error
+            state[_MOMENTUM] = buffer
         kept.clear()
         for group in optimizer.param_groups:
             for parameter in group[_PARAMS]:

@@ -69,8 +69,18 @@ class Recompute:
 
 @contextmanager
 def _unchanged(model: Any, n_samples: int) -> Iterator[None]:
-    """Keep the buffers of a model. A single sample has no statistics of its own: it gets the running ones."""
-    kept = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    """Keep the buffers of a model. A single sample has no statistics of its own: it gets the running ones.
+
+    The model computes with copies: a backward pass that is under way may need the buffers as they are, and
+    autograd refuses them if they were written, even with the same values.
+    """
+    kept = [
+        (module, name, buffer)
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    copies = {id(buffer): buffer.detach().clone() for _, _, buffer in kept}
     alone = [
         module
         for module in model.modules()
@@ -78,14 +88,15 @@ def _unchanged(model: Any, n_samples: int) -> Iterator[None]:
     ]
     for module in alone:
         module.eval()
+    for module, name, buffer in kept:
+        module._buffers[name] = copies[id(buffer)]
     try:
         yield
     finally:
         for module in alone:
             module.train()
-        with torch.no_grad():
-            for buffer, value in kept:
-                buffer.copy_(value)
+        for module, name, buffer in kept:
+            module._buffers[name] = buffer
 
 
 def _shown(value: Any) -> str:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from bml.torch.attached.recompute import Recompute
-from bml.torch.process_group import ProcessGroup
+from bml.torch.process_group import BACKWARD, ProcessGroup
 from bml.torch.recomputing.passes import Drawn
 from bml.torch.recomputing.plan import extra_of
 from bml.torch.recomputing.training_thread import TrainingThread
@@ -21,7 +21,6 @@ from bml.torch.tensors import Tensor, describe
 from bml.torch.work import GroupWork
 from bml.train.batches import Indices, shares
 
-CALL = "backward"
 Wanted = list[tuple[Drawn, Indices]]
 """Places to compute, by batch."""
 Order = tuple[int, ...]
@@ -64,7 +63,7 @@ class Backward:
         if measures:
             self._norms.append(float(torch.linalg.vector_norm(buffer.float())))
         within = [(self._numbers[id(each)], bucket_order(each)) for each in bucket.parameters()]
-        work = self._group.begin(CALL, [buffer], self._job(buffer, within))
+        work = self._group.begin(BACKWARD, [buffer], self._job(buffer, within))
         self._works.append(work)
         self._thread.serve()
         return work.get_future().then(lambda done: done.value()[0])
@@ -87,7 +86,7 @@ class Backward:
 
     def _job(self, buffer: Tensor, within: Sequence[tuple[int, Order]]) -> Callable[[GroupSteps], None]:
         """Reduces a bucket in the thread of the group. It has the parameters `within`, in these orders."""
-        how = reduction(dist.ReduceOp.SUM, [buffer], CALL)
+        how = reduction(dist.ReduceOp.SUM, [buffer], BACKWARD)
         text = f"{self._text} {describe([buffer])}"
 
         def job(steps: GroupSteps) -> None:

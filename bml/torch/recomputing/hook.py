@@ -106,13 +106,14 @@ class RecomputeHook:
         passes.begin(shares)
         try:
             for index, samples in enumerate(loader):
-                passes.draw(index)
+                passes.draw(shares, index)
                 yield samples
             passes.finish()
         finally:
-            if self._backward is not None:  # it raised an error, or did not reach all buckets
-                self._backward.leave()
-            passes.end()
+            if passes.is_open(shares):  # else this is an older pass, that ends late
+                if self._backward is not None:  # it raised an error, or did not reach all buckets
+                    self._backward.leave()
+                passes.end()
 
     def samples(self) -> LoopLedger:
         """Which samples are in the sums, by pass over a loader; alike on all ranks.

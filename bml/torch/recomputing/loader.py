@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import random
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils.data import DataLoader
 
 from bml.topology.errors import UsageError
@@ -26,12 +28,32 @@ class LoaderShares:
         self._sampler = copy.copy(loader.sampler)  # the user's may be set to another epoch
         self._source = Source(loader.dataset, loader.collate_fn)
         self._orders: dict[int, Indices] = {}
+        self._check_repeats()
 
     def fetch(self, places: Indices) -> Any:
         """Load the samples at these places (shape (n,), n at least 1), collated, in this thread."""
         ranks, at = np.divmod(places, self.plan.n_used)
         rows = [self._order(rank)[number] for rank, number in zip(ranks.tolist(), at.tolist(), strict=True)]
         return self._source.fetch(np.array(rows, np.int64))
+
+    def _check_repeats(self) -> None:
+        """Raise UsageError if the order is another one each time, so that it cannot be told later."""
+        with torch.random.fork_rng(devices=[]):
+            before = np.random.get_state(), random.getstate()
+            orders = []
+            for seed in (1, 2):
+                torch.default_generator.manual_seed(seed)
+                np.random.seed(seed)
+                random.seed(seed)
+                orders.append(np.fromiter(copy.copy(self._sampler), np.int64))
+            np.random.set_state(before[0])
+            random.setstate(before[1])
+        if not np.array_equal(orders[0], orders[1]):
+            raise UsageError(
+                f"the sampler, a {type(self._sampler).__name__}, gives another order each time: "
+                "its order must follow from its seed and its epoch alone, as that of DistributedSampler"
+            )
+        self._orders[self._sampler.rank] = orders[0]
 
     def _order(self, rank: int) -> Indices:
         """The samples that a rank loads, in order."""

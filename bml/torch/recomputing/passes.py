@@ -67,9 +67,16 @@ class Passes:
         self.drawn = [self._missed(index) for index in self._owed]
         self._owed = []
 
-    def draw(self, index: int) -> None:
-        """Note that a batch was drawn. The one before it is left out if its loss was not computed."""
-        assert self._shares is not None
+    def draw(self, shares: LoaderShares, index: int) -> None:
+        """Note that a batch was drawn. The one before it is left out if its loss was not computed.
+
+        Raises UsageError if a pass over another loader has begun meanwhile.
+        """
+        if shares is not self._shares:
+            raise UsageError(
+                "another pass over a loader of this hook has begun: end one loop over "
+                "hook.batches before the next begins"
+            )
         self._drop_unused()
         if index < self._n_drawn:
             return  # this rank joined later
@@ -96,6 +103,10 @@ class Passes:
                 "reduced: leave no_sync for the last batch"
             )
         self.end()
+
+    def is_open(self, shares: LoaderShares) -> bool:
+        """Whether the pass over this loader is the one that was begun last, and not ended."""
+        return shares is self._shares
 
     def end(self) -> None:
         """End the pass; batches that were drawn and not reduced are left out."""

@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -78,10 +79,24 @@ def test_whether_ranks_are_let_in_again_is_the_groups_and_not_a_ranks(tmp_path: 
 def test_how_a_program_ends_is_known_at_the_end_of_its_process(
     status: tuple[object, ...], failed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "exit", sys.exit)
+    def of_python(status: object = None) -> None:
+        raise SystemExit(status)
+
+    monkeypatch.setattr(sys, "exit", of_python)  # other tests in this process have it watched already
+    monkeypatch.setattr(program_end, "_watches", False)
     monkeypatch.setattr(program_end, "_failed", False)
     program_end.watch()
+    ours = sys.exit
+    monkeypatch.setattr(sys, "exit", lambda *given: ours(*given))  # a library that wraps it, too
     program_end.watch()
+
+    def ends_itself_alone() -> None:
+        with suppress(SystemExit):
+            sys.exit(1)
+
+    other = threading.Thread(target=ends_itself_alone)
+    other.start()
+    other.join(20)
     with pytest.raises(SystemExit) as raised:
         sys.exit(*status)
     assert raised.value.code == (status[0] if status else None)
