@@ -58,6 +58,13 @@ def test_gradients_in_another_order_of_memory_are_added_to_the_right_ones() -> N
     check(found, in_channels_last=True)
 
 
+def test_buffers_that_backward_still_needs_are_left_alone() -> None:
+    settings = {"has_buffers": True, "in_float64": True}
+    found = run_group(4, f"{PROGRAM}.train", kills={"1": 3}, n_epochs=N_EPOCHS, **settings)
+    assert found.pop(1) == -9
+    check(found, **settings)
+
+
 def test_every_way_of_ddp_ends_as_without_the_hook() -> None:
     for rank in run_group(2, f"{PROGRAM}.ways"):
         for name, (hooked, plain) in rank.items():
