@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import selectors
 import socket
 import threading
+import time
 from contextlib import suppress
 from typing import NamedTuple
 
 Endpoint = tuple[str, int]
 
 _POLL_S = 0.02
+_FREE_S = 20.0
+"""How long the port of a dead server may be in use: a connection of others may have been given it."""
 
 
 class Relayed(NamedTuple):
@@ -34,10 +38,7 @@ class Relay:
         self._injected = injected
         self._closed = False
         self._sockets: list[socket.socket] = []
-        self._listener = socket.socket()
-        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._listener.bind(seat)
-        self._listener.listen()
+        self._listener = _listen(seat)
         self._listener.settimeout(_POLL_S)
         self._thread = threading.Thread(target=self._run, name="relay", daemon=True)
         self._thread.start()
@@ -86,3 +87,14 @@ class Relay:
                         return Relayed(passed[dialer], passed[victim])
                     key.data.sendall(data)
         return Relayed(passed[dialer], passed[victim])
+
+
+def _listen(seat: Endpoint) -> socket.socket:
+    deadline = time.monotonic() + _FREE_S
+    while True:
+        try:
+            return socket.create_server(seat)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+                raise
+        time.sleep(_POLL_S)
