@@ -93,7 +93,7 @@ class ReconfigurableGroup(ProcessGroup):
             if is_wanted:
                 self._messages = Messages(group, found.rank, self._limit_s)
                 self._on_shutdown = partial(_leave, group)
-                self._formed = GroupSteps(group.server, found.rank, found.size)
+                self._steps = GroupSteps(group.server, found.rank, found.size)
         if not is_wanted:
             group.begin_close("crashed")
             raise StartError("the group was left before it was formed")

@@ -25,6 +25,10 @@ Loss = Callable[[Any, Any], torch.Tensor]
 Fetch = Callable[[Indices], Any]
 """Returns the samples of these indices, collated."""
 
+LEAST_COMPARED = 8
+"""From so many samples on the norms of a sum and of a mean differ by more than `_FACTOR`."""
+_FACTOR = 4.0
+
 
 class Recompute:
     """The gradients of a user's loss; of every set of samples they are computed once for all buckets."""
@@ -65,6 +69,14 @@ class Recompute:
             torch.zeros_like(parameter) if found.get(number) is None else found[number].detach()
             for number, parameter in enumerate(self._parameters)
         ]
+
+
+def are_alike(found: float, wanted: float) -> bool:
+    """Whether norms of at least `LEAST_COMPARED` samples may be both of a sum, or both of a mean.
+
+    A norm of zero says nothing: it is like all others.
+    """
+    return not found or not wanted or 1 / _FACTOR < found / wanted < _FACTOR
 
 
 @contextmanager

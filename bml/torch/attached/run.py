@@ -17,7 +17,7 @@ from bml.torch.attached.gradients import Gradients
 from bml.torch.attached.layout import NO_SAMPLES, seed_of
 from bml.torch.attached.memory import trained
 from bml.torch.attached.optimizers import keep_first_gradients, prime
-from bml.torch.attached.recompute import Fetch, Loss, Recompute
+from bml.torch.attached.recompute import LEAST_COMPARED, Fetch, Loss, Recompute, are_alike
 from bml.torch.attached.share import Share
 from bml.torch.attached.source import Source
 from bml.torch.attached.state import TrainingState
@@ -28,8 +28,6 @@ from bml.train.session import Session
 
 _STAND_INS = 2
 """How many samples a server computes that has none: batch normalisation needs two."""
-_COMPARED, _FACTOR = 8, 4.0
-"""From so many samples on the norms of a sum and of a mean differ by more than this factor."""
 _attached: WeakSet[Session] = WeakSet()
 
 
@@ -199,10 +197,10 @@ class Run:
         if self._has_compared or again is None or batch is None or share is None:
             return
         self._has_compared = True
-        if not share.is_whole or len(batch.indices) < _COMPARED:
+        if not share.is_whole or len(batch.indices) < LEAST_COMPARED:
             return
         found, wanted = self._gradients.norm(), math.hypot(*map(_norm, again(batch.indices)))
-        if found and wanted and not 1 / _FACTOR < found / wanted < _FACTOR:
+        if not are_alike(found, wanted):
             raise UsageError(
                 f"the first gradient has the norm {found:.3g}, but that of `loss` over the same "
                 f"{len(batch.indices)} samples has {wanted:.3g}: both must be of the same loss, SUMMED over "

@@ -37,8 +37,8 @@ class Share:
         """Cut the samples into at most `n` parts, for a backward pass each: gradients are accumulated.
 
         The steps begin in the last of these backward passes. A server that has no samples in this batch gets
-        its two others as one part. Raises UsageError if `n` is no whole number
-        above 0, or if the samples cannot be cut along the first dimension of each tensor.
+        its two others as one part. Raises UsageError if `n` is no whole number above 0, or if the samples
+        cannot be cut along the first dimension of each tensor.
         """
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise UsageError(f"micro takes a whole number of parts, at least 1; it is {n!r}")

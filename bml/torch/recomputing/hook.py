@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bml.topology.errors import UsageError
 from bml.torch.attached.memory import Named
-from bml.torch.attached.recompute import Loss, Recompute
+from bml.torch.attached.recompute import LEAST_COMPARED, Loss, Recompute, are_alike
 from bml.torch.process_group import ProcessGroup
 from bml.torch.recomputing.backward import Backward
 from bml.torch.recomputing.loader import LoaderShares
@@ -26,9 +26,6 @@ from bml.torch.recomputing.passes import Passes
 from bml.train.ledger import LoopLedger
 
 _log = logging.getLogger("bml.torch")
-
-_COMPARED, _FACTOR = 8, 4.0
-"""From so many samples on the norms of a sum and of a mean differ by more than this factor."""
 
 
 def recompute_hook(ddp: Any, loss: Loss) -> RecomputeHook:
@@ -207,14 +204,14 @@ class RecomputeHook:
     def _compare(self, backward: Backward) -> None:
         """Compare the first gradient with that of `loss`: one may be a sum, the other one a mean."""
         n_samples = self._passes.drawn[-1].share_size
-        self._is_compared = n_samples < _COMPARED
+        self._is_compared = n_samples < LEAST_COMPARED
         if self._is_compared:
             return
         found, wanted = backward.norms()
         self._is_compared = math.isfinite(found) and math.isfinite(wanted)
         if not self._is_compared:  # as in the first steps of a GradScaler: compare the next ones
             return
-        if found and wanted and not 1 / _FACTOR < found / wanted < _FACTOR:
+        if not are_alike(found, wanted):
             raise UsageError(
                 f"the first gradient has the norm {found:.3g}, but that of `loss` over the same {n_samples} "
                 f"samples of this rank has the norm {wanted:.3g}: let loss(model, samples) return what the "
