@@ -21,7 +21,7 @@ from bml.train.collectives import CHANGED, Collectives
 from bml.train.communicator import Committed
 from bml.train.ledger import Ledger
 from bml.train.pending import Pending
-from bml.train.vectors import Arrays, divide, flatten, given_back, unflatten
+from bml.train.vectors import Arrays, Ready, check_not_copied, divide, flatten, given_back, unflatten
 
 Recompute = Callable[[Indices], Any]
 
@@ -85,17 +85,22 @@ class Batch:
         return self._collectives.run(part.work, finish)
 
     def allreduce_async(
-        self, gradient: Arrays, recompute: Recompute | None = None, *, early: bool = False
+        self,
+        gradient: Arrays,
+        recompute: Recompute | None = None,
+        *,
+        early: bool = False,
+        ready: Ready | None = None,
     ) -> Pending:
         """Begin an `allreduce`, and return a handle whose `wait` returns the mean, and may call `recompute`.
 
         It is meant for parts of the gradient that are ready before the others. Each part is a step of its
         own, with its own mean. `wait` returns when all parts that were begun are committed: no parameter
         changes while another part may still have to be computed again. With `early` it returns when this
-        part is committed, see `allreduce`. See also `Session.allreduce_async`. Raises UsageError on a batch
-        that is not open.
+        part is committed, see `allreduce`. For `ready` see `Session.allreduce_async`. Raises UsageError on a
+        batch that is not open.
         """
-        part = self._part(gradient, recompute)
+        part = self._part(gradient, recompute, ready)
 
         def finish(done: _Done) -> Any:
             mean = part.finish(done)
@@ -121,7 +126,7 @@ class Batch:
         """Whether at least one part of it is committed."""
         return self._used is not None
 
-    def _part(self, gradient: Arrays, recompute: Recompute | None) -> _Part:
+    def _part(self, gradient: Arrays, recompute: Recompute | None, ready: Ready | None = None) -> _Part:
         self._collectives.admit()
         if self._state != "open":
             raise UsageError(
@@ -130,7 +135,7 @@ class Batch:
                 if self.committed
                 else f"{self} was abandoned: its loop went on, or ended, before it was committed"
             )
-        part = _Part(self, self._collectives, gradient, recompute)
+        part = _Part(self, self._collectives, gradient, recompute, ready)
         self._parts.append(part)
         return part
 
@@ -176,7 +181,14 @@ class _Done(NamedTuple):
 class _Part:
     """One part of a batch's gradient, from the user's memory to the mean."""
 
-    def __init__(self, batch: Batch, collectives: Collectives, gradient: Arrays, recompute: Recompute | None):
+    def __init__(
+        self,
+        batch: Batch,
+        collectives: Collectives,
+        gradient: Arrays,
+        recompute: Recompute | None,
+        ready: Ready | None,
+    ):
         self.committed = False
         self._batch = batch
         self._collectives = collectives
@@ -187,17 +199,24 @@ class _Part:
             raise UsageError("a gradient of dtype bool has no mean: give numbers")
         self._many = isinstance(gradient, list | tuple)
         self._is_aside = False
-        self._check_sum = zlib.crc32(self._flat.data) if collectives.debug else 0
+        self._ready = ready
+        self._check_sum = 0
+        if ready is None:
+            self._note()
+        else:
+            check_not_copied(gradient, self._flat)
         call = "batch.allreduce" if recompute is None else "batch.allreduce with recompute"
         self._described = collectives.describe(call, self._dtype, self._shapes)
 
     def set_aside(self) -> None:
         """Copy the contribution, once: the user's memory may change from here on."""
         if not self._is_aside and not self.committed:
+            self._await()
             self._flat, self._is_aside = self._flat.copy(), True
 
     def work(self) -> _Done:
         """Synchronise the part, in the thread that waits for the step."""
+        self._await()
         # The sum may be shared memory, which is only read: `divide` writes the mean into new memory then.
         outcome = self._collectives.step(self._described, "sum", self._prepare, shared=True)
         used = self._batch.used(outcome, self._recompute is not None)
@@ -214,6 +233,18 @@ class _Part:
         self._collectives.contributors = done.contributors
         self._batch.record(done)
         return unflatten(done.mean, self._shapes, self._many)
+
+    def _await(self) -> None:
+        """Wait, once, until the contribution may be read. The part before may have to be set aside sooner."""
+        if self._ready is not None:
+            self._ready()
+            self._ready = None
+            self._note()
+
+    def _note(self) -> None:
+        """Take the check sum of the contribution, if changes are looked for."""
+        if self._collectives.debug:
+            self._check_sum = zlib.crc32(self._flat.data)
 
     def _prepare(self, view: View) -> Array:
         batch, server = self._batch, self._collectives.communicator.server

@@ -42,7 +42,7 @@ from bml.train.pending import Pending
 from bml.train.position import Loop
 from bml.train.snapshot import manifest_of, restore, snapshot
 from bml.train.state import Load, NamedState, Save
-from bml.train.vectors import Arrays, Bucket, check_dtype
+from bml.train.vectors import Arrays, Bucket, Ready, check_dtype
 
 __all__ = ["Arrays", "Batch", "Recompute", "Session"]
 
@@ -176,16 +176,29 @@ class Session(CollectiveCalls):
             return collectives.steps.run(work, finish)
 
     def allreduce_async(
-        self, arrays: Arrays, op: str = "sum", *, shared: bool = False, out: Any = None
+        self,
+        arrays: Arrays,
+        op: str = "sum",
+        *,
+        shared: bool = False,
+        out: Any = None,
+        ready: Ready | None = None,
     ) -> Pending:
         """Begin an `allreduce`, and return a handle whose `wait` returns the result.
 
         Steps go one after the other, in the order in which they were begun, which must be the same on every
         server. Blocking calls wait for the steps that were begun before. Arrays must not change until `wait`
         has returned (a list is copied, a `bucket` is not). Wait for all handles before a training loop goes
-        on. Raises UsageError as `allreduce` does; `wait` raises later errors.
+        on.
+
+        `ready()` is for memory that something else is still writing, such as copies from an accelerator: it
+        is called once, in the thread that takes the steps, and the arrays are not read before it has
+        returned. What it raises is the error of the step. `arrays` is a `bucket` or one contiguous array
+        then, of a dtype that is reduced as it is.
+
+        Raises UsageError as `allreduce` does, and for other arrays with `ready`; `wait` raises later errors.
         """
-        return self._collectives.begin(*allreduce(self._collectives, arrays, op, shared, out))
+        return self._collectives.begin(*allreduce(self._collectives, arrays, op, shared, out, ready))
 
     def barrier(self) -> None:
         """Return once every live server has called it; raises what `allreduce` raises."""

@@ -16,6 +16,8 @@ from bml.train.bfloat16 import from_float32, is_bfloat16, to_float32
 
 Arrays = npt.ArrayLike | Sequence[Array]
 """The argument of a collective: one array, or a list of arrays of one dtype."""
+Ready = Callable[[], object]
+"""Returns when the memory that was given to a call holds what is to be contributed."""
 Empty = Callable[[int, np.dtype[Any]], Array]
 """Makes an uninitialised one-dimensional array."""
 
@@ -103,6 +105,19 @@ def flatten(
     else:
         np.concatenate([part.reshape(-1) for part in parts], out=vector)
     return vector, tuple(part.shape for part in parts), _result(dtype, vector)
+
+
+def check_not_copied(arrays: Any, flat: Array) -> None:
+    """Raise UsageError unless `flat`, which `flatten` made of the arrays, is their own memory.
+
+    What is not there yet cannot be copied.
+    """
+    own = arrays.vector if isinstance(arrays, Bucket) else arrays
+    if not isinstance(own, np.ndarray) or (flat.size and not np.may_share_memory(flat, own)):
+        raise UsageError(
+            "with ready=… give a bucket of the session or one contiguous array, of a dtype that is reduced "
+            "as it is (in a sum no integers narrower than 64 bits, no bfloat16): all else is copied at once"
+        )
 
 
 def given_back(vector: Array, dtype: np.dtype[Any]) -> Array:

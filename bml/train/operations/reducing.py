@@ -20,7 +20,7 @@ from bml.train.communicator import Committed
 from bml.train.operations.arguments import checked_root, one_for_each
 from bml.train.operations.outputs import Outputs
 from bml.train.pending import Finish, Work
-from bml.train.vectors import Arrays, divide, flatten, given_back, unflatten
+from bml.train.vectors import Arrays, Ready, check_not_copied, divide, flatten, given_back, unflatten
 
 _OPS = {"sum": "sum", "avg": "sum", "min": "min", "max": "max", "prod": "prod"}
 """Operation -> how the vector of the step is reduced."""
@@ -29,11 +29,11 @@ _OF_BOOL = {"sum": "max", "max": "max", "prod": "min", "min": "min"}
 
 
 def allreduce(
-    collectives: Collectives, arrays: Arrays, op: str, shared: bool, out: Any
+    collectives: Collectives, arrays: Arrays, op: str, shared: bool, out: Any, ready: Ready | None = None
 ) -> tuple[Work, Finish]:
-    """See Session.allreduce."""
+    """See Session.allreduce, and its `allreduce_async` for `ready`."""
     collectives.admit()
-    reduction = _Reduction(collectives, "allreduce", arrays, op, shared or out is not None)
+    reduction = _Reduction(collectives, "allreduce", arrays, op, shared or out is not None, ready)
     if out is None:
         return reduction.work, reduction.finish
     return reduction.work, reduction.into(out)
@@ -77,12 +77,21 @@ class _Reduction:
         "_is_mean",
         "_many",
         "_op",
+        "_ready",
         "_shared",
         "dtype",
         "shapes",
     )
 
-    def __init__(self, collectives: Collectives, call: str, arrays: Arrays, op: str, shared: bool):
+    def __init__(
+        self,
+        collectives: Collectives,
+        call: str,
+        arrays: Arrays,
+        op: str,
+        shared: bool,
+        ready: Ready | None = None,
+    ):
         if op not in _OPS:
             raise UsageError(f"op is {op!r}: give one of {', '.join(_OPS)}")
         self._collectives = collectives
@@ -100,11 +109,17 @@ class _Reduction:
         elif self._is_mean and given.kind in "iu":
             self.dtype = np.dtype(np.float64)
         self._described = collectives.describe(f"{call} {op}", given, self.shapes)
-        self._check_sum = zlib.crc32(self._flat.data) if collectives.debug else 0
+        self._ready = ready
+        if ready is not None:
+            check_not_copied(arrays, self._flat)
+        self._check_sum = zlib.crc32(self._flat.data) if collectives.debug and ready is None else 0
 
     def work(self) -> Committed:
         """Synchronise the step, and make the result of its vector, in the thread that waits for the step."""
         flat = self._flat
+        if self._ready is not None:
+            self._ready()
+            self._check_sum = zlib.crc32(flat.data) if self._collectives.debug else 0
         outcome = self._collectives.step(self._described, self._op, lambda view: flat, self._shared)
         if not self._is_mean and flat.dtype is self._given:
             return outcome
