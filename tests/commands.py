@@ -15,6 +15,8 @@ from typing import Any
 
 import psutil
 
+from bml.cluster.process.imports import what_we_import
+
 
 @contextmanager
 def begun(*command: str, **settings: Any) -> Iterator[subprocess.Popen[str]]:
@@ -75,6 +77,11 @@ def running(family: Iterable[psutil.Process]) -> list[psutil.Process]:
             return False
 
     return [each for each in family if runs(each)]
+
+
+def environment_in(folder: str | Path, **settings: str) -> dict[str, str]:
+    """Environment of a command that imports what the tests do, and whose processes `left_of` finds."""
+    return {**os.environ, "TMPDIR": str(folder), **what_we_import(), **settings}
 
 
 def left_of(folder: str | Path, within_s: float = 10.0) -> list[str]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from bml.bench.host import RankError
+from bml.cluster.process.imports import what_we_import
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _END_S = 5.0
@@ -28,12 +28,11 @@ class Children:
 
     def start(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         """Start one more process."""
-        path = os.pathsep.join(each for each in sys.path if each)
         threads = dict.fromkeys(_THREADS, "1")
         with self._log.open("ab") as log:
             process = subprocess.Popen(
                 command,
-                env={**os.environ, **threads, "PYTHONPATH": path, **(environment or {})},
+                env={**os.environ, **threads, **what_we_import(), **(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

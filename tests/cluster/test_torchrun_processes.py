@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from commands import begun, left_of
+from commands import begun, environment_in, left_of
 
 torch = pytest.importorskip("torch")
 
@@ -33,8 +33,8 @@ print("without an end", end="")
 
 @contextmanager
 def torchrun(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("OMP_NUM")}
-    environment |= {"TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    inherited = environment_in(folder)
+    environment = {key: value for key, value in inherited.items() if not key.startswith("OMP_NUM")}
     command = [sys.executable, "-m", "bml", "torchrun", *words]
     with begun(*command, cwd=folder, env=environment) as process:
         yield process

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import begun, left_of
+from commands import begun, environment_in, left_of
 
 torch = pytest.importorskip("torch")
 
@@ -21,9 +21,8 @@ N_STEPS = script.EPOCHS * script.N_SAMPLES // 4 // script.BATCH
 
 def run(folder: Path, program: str, n_ranks: int, **environment: str) -> tuple[int, str, str]:
     """Run a script with `bml torchrun`: the status, and both outputs. It leaves no process behind."""
-    base = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-m", "bml", "torchrun", "--nproc-per-node", str(n_ranks), program]
-    with begun(*command, cwd=folder, env={**base, **environment}) as process:
+    with begun(*command, cwd=folder, env=environment_in(folder, **environment)) as process:
         try:
             out, err = process.communicate(timeout=WITHIN_S)
         except subprocess.TimeoutExpired:

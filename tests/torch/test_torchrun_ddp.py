@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from commands import begun, left_of
+from commands import begun, environment_in, left_of
 
 pytest.importorskip("torch")
 
@@ -75,10 +75,9 @@ def commands(way: str) -> list[tuple[list[str], dict[str, str]]]:
 @contextmanager
 def started(folder: Path, way: str) -> Iterator[list[subprocess.Popen[str]]]:
     (folder / "train.py").write_text(TRAIN)
-    base = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with ExitStack() as stack:
         yield [
-            stack.enter_context(begun(*command, cwd=folder, env={**base, **environment}))
+            stack.enter_context(begun(*command, cwd=folder, env=environment_in(folder, **environment)))
             for command, environment in commands(way)
         ]
 
@@ -164,8 +163,7 @@ def test_a_rank_of_another_node_is_started_again_and_contributes(tmp_path: Path)
     script = str(Path(__file__).parent / "rejoining_script.py")
     each = ["--nnodes", "2", "--nproc-per-node", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
     command = [sys.executable, "-m", "bml", "torchrun", *each, "--max-restarts", "1", "--node-rank"]
-    environment = {**os.environ, "TMPDIR": str(tmp_path), "VICTIM": "2"}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    environment = environment_in(tmp_path, VICTIM="2")
     with ExitStack() as stack:
         nodes = [
             stack.enter_context(begun(*command, node, script, cwd=tmp_path, env=environment)) for node in "01"

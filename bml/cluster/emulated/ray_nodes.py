@@ -22,9 +22,9 @@ from typing import Any
 
 from bml.cluster.fleets.actuators import FaultListener
 from bml.cluster.fleets.fleet import Answers, ApplyFault, FleetEvent
-from bml.cluster.fleets.fork_server import what_we_import
 from bml.cluster.fleets.processes import Placement
 from bml.cluster.fleets.supervisor import MACHINE_FOLDER, SUPERVISOR, Supervisor
+from bml.cluster.process.imports import what_we_import
 from bml.cluster.process.mail import Inbox, Outbox
 from bml.cluster.ray import auth as ray_auth
 from bml.cluster.spec.job import JobSpec, Place, Request

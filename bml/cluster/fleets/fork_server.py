@@ -29,6 +29,7 @@ from contextlib import suppress
 
 from bml.cluster.fleets.preloading import preload
 from bml.cluster.process.exiting import end_children, end_process
+from bml.cluster.process.imports import what_we_import
 from bml.cluster.process.output import outlive_readers
 from bml.errors import StartError
 from bml.io.forks import close_on_fork
@@ -71,11 +72,6 @@ def threads_of(n_cores: int, n_servers: int, environment: Mapping[str, str]) -> 
     """
     openmp = environment.get(_OPENMP) or str(max(1, n_cores // max(1, n_servers)))
     return {**ONE_THREAD, _MKL: openmp, **environment, _OPENMP: openmp}
-
-
-def what_we_import() -> dict[str, str]:
-    """Environment of a process that can import all modules of this one, also the user's own."""
-    return {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 class ForkServer:

@@ -23,7 +23,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from bml.cluster.fleets.fork_server import ONE_THREAD, what_we_import
+from bml.cluster.fleets.fork_server import ONE_THREAD
+from bml.cluster.process.imports import what_we_import
 from bml.errors import FabricError
 from bml.fabric import isolation, namespace
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from bml.cluster.formation.coordinator_host import ALIVE_EVERY_S
+from bml.cluster.process.imports import what_we_import
 from bml.cluster.process.mail import Outbox, receive
 from bml.io.forks import close_on_fork
 
@@ -32,11 +33,7 @@ class SpareProcess:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        environment = {
-            **os.environ,
-            "OPENBLAS_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        }
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", **what_we_import()}
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _ENTRY, str(theirs.fileno())],

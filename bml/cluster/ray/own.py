@@ -8,8 +8,9 @@ import tempfile
 
 import ray
 
-from bml.cluster.fleets.fork_server import LONG_COPIES, what_we_import
+from bml.cluster.fleets.fork_server import LONG_COPIES
 from bml.cluster.fleets.ownfolder import OwnFolder
+from bml.cluster.process.imports import what_we_import
 from bml.cluster.ray import auth as ray_auth
 from bml.cluster.ray import environment
 

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from bml.cluster.fleets.fork_server import LONG_COPIES, what_we_import
+from bml.cluster.fleets.fork_server import LONG_COPIES
+from bml.cluster.process.imports import what_we_import
 from bml.cluster.torchrun import subreaper
 from bml.cluster.torchrun.store import MOST_NBYTES, Wanted
 from bml.errors import FabricError, UsageError
