@@ -6,17 +6,19 @@ with each; all ranks that are left see the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from bml.errors import ContributorLost
 from bml.topology.errors import UsageError
-from bml.torch.places import Places, source
-from bml.torch.steps import GroupSteps
+from bml.torch.steps import GroupSteps, Vector
 from bml.torch.tensors import Tensor, check_alike, describe, raw, write
+from bml.train.communicator import Committed
+from bml.train.operations.places import Places, source
 
 Job = Callable[[GroupSteps], None]
 """Carries out one collective, in the thread of the group."""
@@ -28,14 +30,13 @@ def broadcast(tensors: Sequence[Tensor], root: int) -> Job:
     text = f"broadcast from {root} {describe(tensors)}"
 
     def job(steps: GroupSteps) -> None:
-        def prepare(contributors: tuple[int, ...]) -> npt.NDArray[Any]:
+        def prepare(contributors: tuple[int, ...]) -> Vector:
             gives = source(root, contributors) == steps.rank
-            parts = {place: raw(each) for place, each in enumerate(tensors)} if gives else {}
-            return places.vector(parts, steps.empty)
+            return places.vector(0, [raw(each) for each in tensors] if gives else (), steps.empty)
 
         done = steps.step(text, "sum", prepare)
         if source(root, done.contributors) != steps.rank:
-            _store(places, done.result, range(len(tensors)), tensors)
+            _store(places, done, range(len(tensors)), tensors)
 
     return job
 
@@ -48,19 +49,19 @@ def all_gather(outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor]) ->
     """
     for into, given in zip(outputs, inputs, strict=True):
         check_alike([*into, given], "all_gather")
-    flat = [each for into in outputs for each in into]
-    places = Places([each.nbytes for each in flat])
-    text = f"all_gather {describe(flat)}"
+    by_rank = [each for row in zip(*outputs, strict=True) for each in row]
+    places, width = Places([each.nbytes for each in by_rank]), len(inputs)
+    text = f"all_gather {describe(by_rank)}"
 
     def job(steps: GroupSteps) -> None:
-        n = steps.n_ranks
-        parts = {i * n + steps.rank: raw(given) for i, given in enumerate(inputs)}
-        done = steps.step(text, "sum", lambda contributors: places.vector(parts, steps.empty))
-        held = [source(rank, done.contributors) for rank in range(n)]
-        for i, into in enumerate(outputs):
-            same = [places.sizes[i * n + rank] == places.sizes[i * n + held[rank]] for rank in range(n)]
-            found = [i * n + (held[rank] if same[rank] else rank) for rank in range(n)]
-            _store(places, done.result, found, into)
+        done = _step(steps, text, places, steps.rank * width, inputs)
+
+        def found(place: int) -> int:
+            rank, number = divmod(place, width)
+            held = source(rank, done.contributors) * width + number
+            return held if places.sizes[held] == places.sizes[place] else place
+
+        _store(places, done, map(found, range(len(by_rank))), by_rank)
 
     return job
 
@@ -77,11 +78,9 @@ def gather(outputs: Sequence[Tensor], given: Tensor, root: int) -> Job:
 
     def job(steps: GroupSteps) -> None:
         places = Places([given.nbytes] * steps.n_ranks)
-        parts = {steps.rank: raw(given)}
-        done = steps.step(text, "sum", lambda contributors: places.vector(parts, steps.empty))
+        done = _step(steps, text, places, steps.rank, [given])
         if steps.rank == root:
-            found = [source(rank, done.contributors) for rank in range(steps.n_ranks)]
-            _store(places, done.result, found, outputs)
+            _store(places, done, (source(rank, done.contributors) for rank in range(steps.n_ranks)), outputs)
 
     return job
 
@@ -98,11 +97,10 @@ def scatter(output: Tensor, inputs: Sequence[Tensor], root: int) -> Job:
 
     def job(steps: GroupSteps) -> None:
         places = Places([output.nbytes] * steps.n_ranks)
-        parts = {rank: raw(each) for rank, each in enumerate(inputs)}
-        done = steps.step(text, "sum", lambda contributors: places.vector(parts, steps.empty))
+        done = _step(steps, text, places, 0, inputs)
         if root not in done.contributors:
             raise ContributorLost(f"rank {root} was lost before all ranks had what it scatters")
-        _store(places, done.result, [steps.rank], [output])
+        _store(places, done, [steps.rank], [output])
 
     return job
 
@@ -118,41 +116,41 @@ def all_to_all(outputs: Sequence[Tensor], inputs: Sequence[Tensor], even: bool =
 
     def job(steps: GroupSteps) -> None:
         n, rank = steps.n_ranks, steps.rank
-        if even:
-            sizes = np.full((n, n), inputs[0].nbytes)
-        else:
-            sizes = _agreed_sizes(steps, [each.nbytes for each in inputs], [each.nbytes for each in outputs])
-        places = Places(sizes.reshape(-1).tolist())
-        parts = {rank * n + to: raw(each) for to, each in enumerate(inputs)}
-        done = steps.step(text, "sum", lambda contributors: places.vector(parts, steps.empty))
-        _store(places, done.result, [giver * n + rank for giver in range(n)], outputs)
+        sizes = [inputs[0].nbytes] * n * n if even else _agreed_sizes(steps, outputs, inputs)
+        places = Places(sizes)
+        done = _step(steps, text, places, rank * n, inputs)
+        _store(places, done, range(rank, n * n, n), outputs)
 
     return job
 
 
-def _agreed_sizes(steps: GroupSteps, sent: list[int], awaited: list[int]) -> npt.NDArray[np.int64]:
-    """The bytes that each rank sends to each, shape (ranks, ranks). Raises UsageError on all ranks alike."""
+def _agreed_sizes(steps: GroupSteps, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[int]:
+    """The bytes that each rank sends to each, by giver and taker. Raises UsageError on all ranks alike."""
     n = steps.n_ranks
-    mine = np.zeros((2, n, n), np.int64)
-    mine[0, steps.rank], mine[1, steps.rank] = sent, awaited
-    done = steps.step("all_to_all: sizes", "sum", lambda contributors: mine.reshape(-1))
-    found: npt.NDArray[Any] = done.result
-    all_sent, all_awaited = found.reshape(2, n, n).copy()
+    mine = torch.tensor([[each.nbytes for each in tensors] for tensors in (inputs, outputs)])
+    done = _step(steps, "all_to_all: sizes", Places([mine.nbytes] * n), steps.rank, [mine])
+    found: npt.NDArray[np.int64] = done.result.view(np.int64).reshape(n, 2, n)
+    sent, awaited = found[:, 0].tolist(), found[:, 1].tolist()
     for giver in done.contributors:
         for taker in done.contributors:
-            gives, takes = int(all_sent[giver, taker]), int(all_awaited[taker, giver])
+            gives, takes = sent[giver][taker], awaited[taker][giver]
             if gives != takes:
                 raise UsageError(
                     f"all_to_all: rank {giver} sends {gives} bytes to rank {taker}, which awaits {takes}: "
                     "make the sizes of its outputs those of the inputs of the others"
                 )
     for lost in set(range(n)) - set(done.contributors):
-        all_sent[lost] = all_awaited[:, lost]
-    sent_by_each: npt.NDArray[np.int64] = all_sent
-    return sent_by_each
+        sent[lost] = [row[lost] for row in awaited]
+    return list(chain.from_iterable(sent))
 
 
-def _store(places: Places, vector: npt.NDArray[Any], found: Sequence[int], outputs: Sequence[Tensor]) -> None:
+def _step(steps: GroupSteps, text: str, places: Places, first: int, tensors: Sequence[Tensor]) -> Committed:
+    """The step in which this rank brings these tensors, from the place `first` on."""
+    parts = [raw(each) for each in tensors]
+    return steps.step(text, "sum", lambda contributors: places.vector(first, parts, steps.empty))
+
+
+def _store(places: Places, done: Committed, found: Iterable[int], outputs: Sequence[Tensor]) -> None:
     """Give each output the part at its place."""
     for place, each in zip(found, outputs, strict=True):
-        write(each, places.part(vector, place))
+        write(each, places.part(done.result, place))

@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 
 from bml.topology.errors import UsageError
-from bml.torch.places import Places
 from bml.torch.steps import GroupSteps, Vector
 from bml.torch.tensors import Tensor, check, check_alike, describe, flat, raw, write
+from bml.train.operations.places import Places
 
 _OPS = {"SUM": "sum", "AVG": "sum", "PRODUCT": "prod", "MIN": "min", "MAX": "max"}
 _BITWISE: dict[str, Callable[[Any, Any], Any]] = {
@@ -95,8 +95,8 @@ class Reduction(NamedTuple):
     def _bitwise(self, steps: GroupSteps, text: str, tensors: Sequence[Tensor]) -> Vector:
         mine = np.concatenate([self._array(each) for each in tensors])
         places = Places([mine.nbytes] * steps.n_ranks)
-        parts = {steps.rank: mine.view(np.uint8)}
-        done = steps.step(text, "sum", lambda contributors: places.vector(parts, steps.empty))
+        parts = [mine.view(np.uint8)]
+        done = steps.step(text, "sum", lambda contributors: places.vector(steps.rank, parts, steps.empty))
         total: npt.NDArray[Any] = done.result
         found = [places.part(total, rank).view(mine.dtype) for rank in done.contributors]
         combined: Vector = reduce(_BITWISE[self.name], found)

@@ -11,7 +11,7 @@ import torch
 
 from bml.io.copies import copy
 from bml.topology.errors import UsageError
-from bml.torch.places import Raw
+from bml.train.operations.places import Raw
 
 Tensor = Any
 """A torch.Tensor; PyTorch is untyped for the type checker here."""

@@ -7,7 +7,7 @@ import mmap
 import numpy as np
 
 from bml.io.memory import Array, address_of
-from bml.torch.places import Empty
+from bml.train.operations.places import Empty
 
 
 def whole_pages(nbytes: int, empty: Empty) -> Array:

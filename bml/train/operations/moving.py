@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -21,9 +21,10 @@ from bml.train.agreement import Prepare
 from bml.train.collectives import CHANGED, Called, Collectives
 from bml.train.communicator import Committed
 from bml.train.operations.arguments import checked_root, one_for_each
+from bml.train.operations.given import Given, array_of, nbytes_of
 from bml.train.operations.outputs import Outputs
-from bml.train.operations.parcel import PARCEL_WORDS, pack, unpack
-from bml.train.operations.words import Raw, from_words, in_place, words, zeros
+from bml.train.operations.parcel import PARCEL_NBYTES, pack, unpack
+from bml.train.operations.places import Places, source
 from bml.train.pending import Finish, Work
 from bml.train.vectors import Arrays, name_of
 
@@ -34,74 +35,77 @@ def broadcast(collectives: Collectives, arrays: Arrays, root: int, out: Any) -> 
     root = checked_root(root, collectives)
     server, empty = collectives.communicator.server, collectives.communicator.empty
     many = isinstance(arrays, list | tuple)
-    raw = Raw.of(arrays, empty)
-    outputs = None if out is None else Outputs(out, raw.shapes, raw.dtypes, many)
+    given = Given.of(arrays, empty)
+    outputs = None if out is None else Outputs(out, given.shapes, given.dtypes, many)
+    places = Places(given.sizes)
 
     def prepare(view: View) -> Array:
-        source = root if root in view.contributors else min(view.contributors)
-        return words(raw.data, empty) if server == source else zeros(raw.data.size, empty)
+        gives = source(root, view.contributors) == server
+        return places.vector(0, given.parts if gives else (), empty)
 
     def give(outcome: Committed) -> Any:
-        parts = from_words(outcome.result, raw.shapes, raw.dtypes)
+        kinds = enumerate(zip(given.shapes, given.dtypes, strict=True))
+        found = [array_of(places.part(outcome.result, place), *kind) for place, kind in kinds]
         if outputs is not None:
-            outputs.take(parts)
+            outputs.take(found)
             return out
-        return parts if many else parts[0]
+        return found if many else found[0]
 
-    return _pair(collectives, f"broadcast from {root}", raw, prepare, outputs is not None, give)
+    return _pair(collectives, f"broadcast from {root}", given, prepare, outputs is not None, give)
 
 
 def all_gather(collectives: Collectives, array: Any, out: Any) -> tuple[Work, Finish]:
     """See Session.all_gather."""
     collectives.admit()
-    return _gathered(collectives, array, "all_gather", out, True)
+    given = Given.of(np.asarray(array), collectives.communicator.empty)
+    return _table(collectives, "all_gather", given, 0, out)
 
 
 def gather(collectives: Collectives, array: Any, root: int, out: Any) -> tuple[Work, Finish]:
     """See Session.gather."""
     collectives.admit()
     root = checked_root(root, collectives)
+    given = Given.of(np.asarray(array), collectives.communicator.empty)
     is_root = collectives.communicator.server == root
-    return _gathered(collectives, array, f"gather to {root}", out if is_root else None, is_root)
-
-
-def _gathered(collectives: Collectives, array: Any, call: str, out: Any, gets: bool) -> tuple[Work, Finish]:
-    server, empty, n = collectives.communicator.server, collectives.communicator.empty, collectives.n_servers
-    raw = Raw.of(np.asarray(array), empty)
-    outputs = None if out is None else Outputs(out, raw.shapes * n, raw.dtypes * n, True)
-
-    def give(outcome: Committed) -> Any:
-        if not gets:
-            return None
-        parts = from_words(outcome.result, raw.shapes * n, raw.dtypes * n)
-        return _of_contributors(parts, outcome, outputs)
-
-    # The vector is prepared when its step begins, not before: it is n times as large.
-    shared = outputs is not None or not gets
-    return _pair(collectives, call, raw, lambda view: in_place(raw.data, server, n, empty), shared, give)
+    return _table(collectives, f"gather to {root}", given, 0 if is_root else None, out)
 
 
 def all_to_all(collectives: Collectives, arrays: Any, out: Any) -> tuple[Work, Finish]:
     """See Session.all_to_all."""
     collectives.admit()
+    server, empty = collectives.communicator.server, collectives.communicator.empty
+    given = Given.of(one_for_each(arrays, collectives, "all_to_all"), empty)
+    return _table(collectives, "all_to_all", given, server, out)
+
+
+def _table(
+    collectives: Collectives, call: str, given: Given, column: int | None, out: Any
+) -> tuple[Work, Finish]:
+    """Each server brings a row of a table, arrays of one kind, and gets a column of it, or with None nothing.
+
+    The entries of servers that do not contribute are None.
+    """
     server, empty, n = collectives.communicator.server, collectives.communicator.empty, collectives.n_servers
-    raw = Raw.of(one_for_each(arrays, collectives, "all_to_all"), empty)
-    outputs = None if out is None else Outputs(out, raw.shapes, raw.dtypes, True)
+    width, shape, dtype = len(given.shapes), given.shapes[0], given.dtypes[0]
+    gets = column is not None
+    outputs = Outputs(out, (shape,) * n, (dtype,) * n, True) if gets and out is not None else None
+    places = Places(given.sizes * n)
+    shared = outputs is not None or not gets or width > 1
+
+    def prepare(view: View) -> Array:  # when its step begins, not before: it is n times as large
+        return places.vector(server * width, given.parts, empty)
 
     def give(outcome: Committed) -> Any:
-        table = outcome.result.view(np.uint8).reshape(n, n, raw.data.size // n)  # from, to, bytes
-        mine = np.ascontiguousarray(table[:, server]).reshape(-1)
-        return _of_contributors(from_words(mine, raw.shapes, raw.dtypes), outcome, outputs)
+        if column is None:
+            return None
+        found: list[Array | None] = [None] * n
+        for giver in outcome.contributors:
+            part = array_of(places.part(outcome.result, giver * width + column), shape, dtype)
+            # A part of a whole row is copied, as it would hold the memory of all others.
+            found[giver] = part.copy() if width > 1 and outputs is None else part
+        return found if outputs is None else outputs.take(found)
 
-    return _pair(
-        collectives, "all_to_all", raw, lambda view: in_place(raw.data, server, n, empty), True, give
-    )
-
-
-class _Lost(NamedTuple):
-    """The outcome of a scatter without a root."""
-
-    outcome: Committed
+    return _pair(collectives, call, given, prepare, shared, give)
 
 
 def scatter(collectives: Collectives, arrays: Any, root: int, out: Any) -> tuple[Work, Finish]:
@@ -109,36 +113,36 @@ def scatter(collectives: Collectives, arrays: Any, root: int, out: Any) -> tuple
     collectives.admit()
     root = checked_root(root, collectives)
     server, empty, n = collectives.communicator.server, collectives.communicator.empty, collectives.n_servers
-    is_root = server == root
-    raw = Raw.of(one_for_each(arrays, collectives, "scatter"), empty) if is_root else None
-    head = zeros(8 * PARCEL_WORDS, empty) if raw is None else pack(raw.shapes[0], raw.dtypes[0])
-    described = collectives.describe(f"scatter from {root}: shape and dtype as", head.dtype, (head.shape,))
-    check = _no_check if raw is None else _check_of(collectives, raw)
+    given, head = Given(), Given()
+    if server == root:
+        given = Given.of(one_for_each(arrays, collectives, "scatter"), empty)
+        head = Given.of(pack(given.shapes[0], given.dtypes[0]), empty)
+    described = collectives.describe(
+        f"scatter from {root}: shape and dtype as", np.dtype(np.uint8), ((PARCEL_NBYTES,),)
+    )
+    check = _check_of(collectives, given)
 
-    def step(called: Called, contribution: Array) -> Committed | _Lost:
-        outcome = collectives.step(called, "sum", lambda view: contribution, True)
-        return outcome if root in outcome.contributors else _Lost(outcome)
+    def step(called: Called, places: Places, given: Given) -> Committed:
+        return collectives.step(called, "sum", lambda view: places.vector(0, given.parts, empty), True)
 
-    def work() -> Any:
-        first = step(described, head)
-        if isinstance(first, _Lost):
+    def work() -> Committed:
+        first = step(described, Places([PARCEL_NBYTES]), head)
+        if root not in first.contributors:
             return first
-        shape, dtype = unpack(first.result)
+        shape, dtype = unpack(first.result.view(np.uint8))
         arrays_of_root = f", then {n} arrays {name_of(dtype)} {shape}"
-        nbytes = n * int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         second = (described[0] + arrays_of_root, zlib.crc32(arrays_of_root.encode(), described[1]))
-        done = step(second, zeros(nbytes, empty) if raw is None else words(raw.data, empty))
-        if isinstance(done, _Lost):
+        places = Places([nbytes_of(shape, dtype)] * n)
+        done = step(second, places, given)
+        if root not in done.contributors:
             return done
-        mine = from_words(done.result, (shape,) * n, (dtype,) * n)[server].copy()
-        return replace(done, result=mine)
+        return replace(done, result=array_of(places.part(done.result, server), shape, dtype).copy())
 
-    def finish(done: Committed | _Lost) -> Any:
+    def finish(done: Committed) -> Any:
         check()
-        if isinstance(done, _Lost):
-            collectives.contributors = done.outcome.contributors
-            return ContributorLost(f"server {root}, the root of a scatter, was lost before it could send")
         collectives.contributors = done.contributors
+        if root not in done.contributors:
+            return ContributorLost(f"server {root}, the root of a scatter, was lost before it could send")
         if out is None:
             return done.result
         return Outputs(out, (done.result.shape,), (done.result.dtype,), False).take([done.result])
@@ -146,26 +150,20 @@ def scatter(collectives: Collectives, arrays: Any, root: int, out: Any) -> tuple
     return work, finish
 
 
-def _of_contributors(parts: list[Array], outcome: Committed, outputs: Outputs | None) -> list[Array | None]:
-    """The parts of the servers that contributed; None for each of the others."""
-    found = [part if server in outcome.contributors else None for server, part in enumerate(parts)]
-    return found if outputs is None else outputs.take(found)
-
-
 def _pair(
     collectives: Collectives,
     call: str,
-    raw: Raw,
+    given: Given,
     prepare: Prepare,
     shared: bool,
     give: Callable[[Committed], Any],
 ) -> tuple[Work, Finish]:
-    """One step of words; `shared`: its result is only read, and not kept."""
-    dtype = raw.dtypes[0]
-    if any(each != dtype for each in raw.dtypes):
-        call, dtype = f"{call} of {', '.join(map(name_of, raw.dtypes))} as", np.dtype(np.uint8)
-    described = collectives.describe(call, dtype, raw.shapes)
-    check = _check_of(collectives, raw)
+    """One step of a vector of places; `shared`: its result is only read, and not kept."""
+    dtype = given.dtypes[0]
+    if any(each != dtype for each in given.dtypes):
+        call, dtype = f"{call} of {', '.join(map(name_of, given.dtypes))} as", np.dtype(np.uint8)
+    described = collectives.describe(call, dtype, given.shapes)
+    check = _check_of(collectives, given)
 
     def finish(outcome: Committed) -> Any:
         check()
@@ -175,18 +173,12 @@ def _pair(
     return lambda: collectives.step(described, "sum", prepare, shared), finish
 
 
-def _check_of(collectives: Collectives, raw: Raw) -> Callable[[], None]:
+def _check_of(collectives: Collectives, given: Given) -> Callable[[], None]:
     """A function that raises UsageError if the arrays have changed since now, in tests (BML_DEBUG)."""
-    if not collectives.debug:
-        return _no_check
-    check_sum = zlib.crc32(raw.data.data)
+    before = given.check_sum() if collectives.debug else 0
 
     def check() -> None:
-        if zlib.crc32(raw.data.data) != check_sum:
+        if collectives.debug and given.check_sum() != before:
             raise UsageError(CHANGED.format(what="an array"))
 
     return check
-
-
-def _no_check() -> None:
-    """Nothing is checked."""
