@@ -147,6 +147,7 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:The epoch parameter")  # from within SequentialLR of PyTorch 2.7
 @pytest.mark.parametrize("name", SCHEDULERS)
 @pytest.mark.parametrize("moment", ["before", "brought", "committed"])
 def test_a_death_and_a_joiner_change_no_number(name: str, moment: str) -> None:
