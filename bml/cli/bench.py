@@ -29,7 +29,7 @@ from bml.cli.printed import check_writable, strict_json
 from bml.cli.values import FiniteRange
 from bml.cluster.spec.constants import constants_of_emulated, default_path, load_constants, store_constants
 from bml.cluster.spec.job import JobSpec
-from bml.schedule import plan
+from bml.schedule import Schedules, plan
 from bml.schedule.select.model import Constants
 from bml.topology import FabricError, UsageError, parse
 from bml.transport.choice import AUTO, TRANSPORTS
@@ -220,7 +220,7 @@ def _answer(found: _Found, source: str) -> dict[str, Any]:
         "fabric": job.fabric.name,
         "failures": [str(each) for each in sorted(job.fabric.failures)],
         "servers": len(job.fabric.servers),
-        "algorithm": _algorithm(job, running.transport),
+        "algorithm": _algorithms(running.settings, running.transport),
         "transport": running.transport,
         "theory": source,
         "rows": [row.as_json() for row in found.rows],
@@ -281,8 +281,12 @@ def _job(
     return settings
 
 
-def _algorithm(job: JobSettings, transport: str) -> str:
-    return "direct" if transport == "shm" else plan(job.fabric, job.algorithm, or_auto=True).algorithm
+def _algorithms(settings: Settings, transport: str) -> str:
+    """Return the algorithms that the steps of these sizes take, those of small ones first."""
+    if transport == "shm":
+        return "direct"
+    made = Schedules(settings.job.fabric, settings.job.algorithm, settings.constants)
+    return ", ".join(dict.fromkeys(made.for_nbytes(nbytes).algorithm for nbytes in sorted(settings.sizes)))
 
 
 def _peers(against: str) -> tuple[str, ...]:

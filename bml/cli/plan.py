@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from fractions import Fraction
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -24,6 +25,7 @@ from bml.cli.printed import check_writable
 from bml.cluster.spec.constants import load_constants
 from bml.schedule import ALGORITHMS, Plan, bound, bound_kind
 from bml.schedule import plan as make_plan
+from bml.schedule.select.model import Price
 from bml.topology import Fabric, UsageError, parse
 
 _MOST_NBYTES = 10**15
@@ -40,8 +42,10 @@ class Report:
 
     Times are in units of T = P/B, rounded to 4 digits, except `seconds`, which planning took, and
     `modelled_s`, the time by the cost model if --bytes was given. `busiest_nic_bytes` are the bytes that the
-    busiest NIC sends or receives in one direction, also with --bytes only. `hottest_inner` is the load of the
-    busiest inner link of a Fat-Tree in units of P, with paths chosen by hash.
+    busiest NIC sends or receives in one direction, also with --bytes only. `candidates` are those between
+    which `auto` decided by that size, the one that is taken first: `modelled_s` is null if it was not
+    planned, as it takes `least_s` seconds at least, or if it cannot work here. `hottest_inner` is the load of
+    the busiest inner link of a Fat-Tree in units of P, with paths chosen by hash.
     """
 
     fabric: str
@@ -58,6 +62,7 @@ class Report:
     hottest_inner: float | None
     busiest_nic_bytes: int | None
     modelled_s: float | None
+    candidates: list[dict[str, Any]]
     constants: str
     violations: list[str]
     verified_pieces: int
@@ -133,7 +138,7 @@ def plan(
     if as_json:
         current().answer(asdict(report))
     else:
-        _show(report)
+        _show(report, made.prices)
     if report.violations:
         ctx.exit(1)
 
@@ -214,6 +219,7 @@ def _report(
         hottest_inner=_rounded(counted.hottest_inner) if counted.inner else None,
         busiest_nic_bytes=None if nbytes is None else ceil(counted.busiest * nbytes),
         modelled_s=None if modelled_s is None else round(modelled_s, 9),
+        candidates=[_candidate(price) for price in made.prices],
         constants=constants,
         violations=made.violations(),
         verified_pieces=made.verified_pieces,
@@ -221,11 +227,21 @@ def _report(
     )
 
 
+def _candidate(price: Price) -> dict[str, Any]:
+    seconds = None if price.seconds is None else round(price.seconds, 9)
+    return {
+        "algorithm": price.algorithm,
+        "modelled_s": seconds,
+        "least_s": round(price.least_s, 9),
+        "works": price.works,
+    }
+
+
 def _rounded(value: Fraction) -> float:
     return round(float(value), 4)
 
 
-def _show(report: Report) -> None:
+def _show(report: Report, prices: tuple[Price, ...]) -> None:
     """Print the report as a table of two columns."""
     table = Table(title=" without ".join(filter(None, [report.fabric, ", ".join(report.failures)])))
     table.add_column("quantity")
@@ -243,6 +259,8 @@ def _show(report: Report) -> None:
         table.add_row("hottest inner link, by ECMP", f"{report.hottest_inner:.4f} P")
     if report.modelled_s is not None:
         table.add_row("time by the cost model", f"{report.modelled_s * 1e6:.1f} µs ({report.constants})")
+    if prices:
+        table.add_row("candidates", "\n".join(map(str, prices)))
     table.add_row("planned in", f"{report.seconds * 1e3:.1f} ms")
     table.add_row("verified", "; ".join(report.violations) or _soundness(report))
     Console(markup=False).print(table)

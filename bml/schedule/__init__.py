@@ -9,7 +9,8 @@ from bml.schedule.ir.program import Hop, Phase, Program, Range, Relay, compile_p
 from bml.schedule.ir.verify import verify
 from bml.schedule.select.available import ALGORITHMS
 from bml.schedule.select.choice import AnyPrograms, OneProgram, Programs, Schedules
-from bml.schedule.select.planner import AnyProgram, Plan, plan
+from bml.schedule.select.plan import AnyProgram, Plan
+from bml.schedule.select.planner import plan
 
 __all__ = [
     "ALGORITHMS",

@@ -27,13 +27,10 @@ from bml.protocol.server import events as ev
 from bml.protocol.server.core import ServerCore
 from bml.protocol.wire import messages as msg
 from bml.protocol.wire.frame import Header
-from bml.schedule.packed.packing import prepare
+from bml.schedule.select.choice import prepare
 from bml.sharedmem import SharedPool, StatusPages
 from bml.topology import Fabric
 from bml.transport.choice import Opened, open_transport
-
-#: Larger fabrics plan when it is needed: planning all single failures ahead would delay the start.
-_MOST_PREPARED = 64
 
 
 class Assembly(ServerShell):
@@ -182,6 +179,5 @@ def _contact(server: int, line: CoordinatorLine, opened: Opened, pages: StatusPa
 
 def _prepare(spec: JobSpec, fabric: Fabric) -> None:
     """Recovery waits for the plan: have those of single failures at hand."""
-    few = fabric.n_servers <= _MOST_PREPARED and spec.transport != "shm"
-    if few and spec.algorithm in ("auto", "packed"):
-        prepare(fabric)
+    if spec.transport != "shm":
+        prepare(fabric, spec.algorithm, spec.constants)

@@ -42,17 +42,17 @@ def exchange(fabric: Fabric) -> Exchange:
     return made
 
 
-def works_on(fabric: Fabric) -> bool:
-    """Whether the exchange works on a fabric; of most damage this is seen at once."""
-    own = _groups(fabric, fabric.servers[0])
+def part_of(fabric: Fabric, server: int) -> Exchange:
+    """Return the part of one server; no server has less to do. Other parts may turn out not to work.
+
+    Raises:
+        FabricError: it is seen at once that an exchange cannot work here.
+    """
+    own = _groups(fabric, server)
     alive = prod(1 + sum(fabric.server_alive(other) for other in group) for group in own)
-    if alive != len(fabric.servers):
-        return False  # sizes of the groups of a product multiply to all
-    try:
-        exchange(fabric) if fabric.failures else one_server(fabric, fabric.servers[0])
-    except FabricError:
-        return False
-    return True
+    if alive != len(fabric.servers):  # sizes of the groups of a product multiply to all
+        raise FabricError(f"exchange cannot work on {fabric}: its rounds need whole groups")
+    return Exchange(fabric, {server: _rounds(fabric, server)})
 
 
 def one_server(fabric: Fabric, server: int) -> Exchange:

@@ -23,7 +23,11 @@ class Symmetry:
     level: NDArray[np.int8]
 
     def apply(self, forest: Forest) -> Forest:
-        """Return the forest as the map shows it; pieces, weights and stages keep their order."""
+        """Return the forest as the map shows it; pieces, weights and stages keep their order.
+
+        Its broadcast trees must be those of the reduce phase reversed.
+        """
+        assert forest.broadcast is None
         source = np.argsort(self.server)
         return replace(
             forest,
@@ -31,7 +35,15 @@ class Symmetry:
             parent=self.shown(forest.parent.take(source, axis=1)),
             level=self.turned(forest.level.take(source, axis=1)),
             stage=forest.stage.take(source, axis=1),
+            detours={
+                (piece, int(self.server[child])): tuple(self._moved(hop) for hop in path)
+                for (piece, child), path in forest.detours.items()
+            },
         )
+
+    def _moved(self, hop: tuple[int, int, int]) -> tuple[int, int, int]:
+        sender, level, receiver = hop
+        return int(self.server[sender]), int(self.level[level]), int(self.server[receiver])
 
     def shown(self, servers: NDArray[np.integer]) -> NDArray[np.int32]:
         """Return what these servers are mapped to; AT_ROOT and NOT_THERE stay what they are."""

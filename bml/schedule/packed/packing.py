@@ -20,8 +20,6 @@ from bml.schedule.algorithms.registry import algorithm
 from bml.schedule.ir.cost import gst
 from bml.schedule.ir.forest import AT_ROOT, NOT_THERE, Forest
 from bml.schedule.ir.nics import Nics, cut_bound, number_nics
-from bml.schedule.ir.program import Program, compile_program
-from bml.schedule.ir.symmetry import Symmetry
 from bml.schedule.packed.search import ROUNDING, Search, whole_pieces
 from bml.schedule.packed.symmetry import representative, without_repeats
 from bml.schedule.packed.trees import Trees
@@ -50,48 +48,16 @@ def packed(fabric: Fabric) -> Forest:
     Raises:
         FabricError: some live server has no usable NIC while others live, or the fabric is too large.
     """
-    forest, symmetry = case_of(fabric)
-    return symmetry.apply(forest) if symmetry else forest
-
-
-def packed_program(fabric: Fabric, server: int) -> Program:
-    """Compile what one server does in `packed`; of a plan that was made for a like failure, only its part.
-
-    Raises:
-        FabricError: as `packed`.
-        UsageError: the server is dead or does not exist.
-    """
-    forest, symmetry = case_of(fabric)
-    return compile_program(forest, server, symmetry)
-
-
-def case_of(fabric: Fabric) -> tuple[Forest, Symmetry | None]:
-    """Return the forest that serves a fabric, planned now or before, and the map that it is to be seen in.
-
-    Raises:
-        FabricError: as `packed`.
-    """
     if not fits(fabric):
         raise FabricError(f"{fabric.name} is too large to be packed: ask for detour, or for hips")
     case, symmetry = representative(without_repeats(fabric))
-    return _plan(case), symmetry
+    forest = _plan(case)
+    return symmetry.apply(forest) if symmetry else forest
 
 
 def fits(fabric: Fabric) -> bool:
     """Whether a fabric is small enough to be packed in memory and in time (about 2000 servers)."""
     return fabric.n_servers**2 * fabric.levels <= _MOST_ENTRIES
-
-
-def prepare(fabric: Fabric) -> int:
-    """Plan for every single failure of a healthy BCube ahead; return how many plans that took."""
-    if not isinstance(fabric.wiring, BCube) or fabric.failures or fabric.rates:
-        return 0
-    failures = ("server:0", "link:0/0", "switch:0/0")
-    damaged = [fabric.without(failure) for failure in failures]
-    survivable = [one for one in damaged if one.is_connected]
-    for one in survivable:
-        packed(one)
-    return len(survivable)
 
 
 @lru_cache(maxsize=_KEPT_PLANS)

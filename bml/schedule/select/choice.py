@@ -10,21 +10,18 @@ from functools import cached_property
 from typing import TypeAlias
 
 from bml.schedule.algorithms.direct import DirectProgram
-from bml.schedule.algorithms.exchange import works_on
-from bml.schedule.select.model import DEFAULTS, Constants, switch_over
-from bml.schedule.select.planner import AnyProgram, Plan, plan
-from bml.topology import Fabric
-
-_MOST_PACKED = 64
-"""Servers of a fabric up to which damage is answered by packed trees. Packing has a bounded effort, but its
-bound grows with the fabric, and the step waits for it; detours are found in milliseconds."""
+from bml.schedule.select.candidates import Candidates
+from bml.schedule.select.cases import MOST_SERVERS
+from bml.schedule.select.model import DEFAULTS, Constants
+from bml.schedule.select.plan import AnyProgram, Plan
+from bml.schedule.select.planner import check_connected, plan
+from bml.topology import BCube, Fabric, FabricError, UsageError
 
 
 class Schedules:
     """The schedules of one fabric, as damaged as it is, between which the size of a step decides.
 
-    `algorithm` is one of ALGORITHMS; one that cannot work here is replaced by `auto`. `auto` takes `exchange`
-    below `switch_over_nbytes`, else what suits large vectors.
+    `algorithm` is one of ALGORITHMS; one that cannot work here is replaced by `auto`.
     """
 
     def __init__(self, fabric: Fabric, algorithm: str = "auto", constants: Constants = DEFAULTS):
@@ -38,30 +35,44 @@ class Schedules:
         Raises:
             FabricError: the survivors cannot reach one another.
         """
-        if self.small is not None and nbytes < self.switch_over_nbytes:
-            return self.small
-        return self.large
+        return self._asked or self._candidates.best(nbytes)
+
+    def plan_all(self) -> None:
+        """Plan for all sizes. Raises FabricError as `for_nbytes`."""
+        if self._asked is None:
+            self._candidates.plan_all()
 
     @cached_property
-    def large(self) -> Plan:
-        """The schedule that suits large vectors, or the one that was asked for."""
-        too_large = bool(self.fabric.failures) and self.fabric.n_servers > _MOST_PACKED
-        wanted = "detour" if self.algorithm == "auto" and too_large else self.algorithm
-        return plan(self.fabric, wanted, or_auto=True)
-
-    @cached_property
-    def small(self) -> Plan | None:
-        """The exchange of whole vectors; None where it cannot work, or was not left to us."""
-        if self.algorithm != "auto" or not works_on(self.fabric):
+    def _asked(self) -> Plan | None:
+        """The plan that was asked for; None if the choice is ours, as it is where that one cannot work."""
+        if self.algorithm == "auto":
             return None
-        return Plan(self.fabric, "exchange", "small: start-up times rule")
+        made = plan(self.fabric, self.algorithm)
+        try:
+            made.build()
+        except (FabricError, UsageError):
+            return None
+        return made
 
     @cached_property
-    def switch_over_nbytes(self) -> float:
-        """Steps of fewer bytes take `small`; 0 if none does."""
-        if self.small is None:
-            return 0.0
-        return switch_over(self.small.counts(), self.large.counts(), self._constants)
+    def _candidates(self) -> Candidates:
+        check_connected(self.fabric)
+        return Candidates(self.fabric, self._constants)
+
+
+def prepare(fabric: Fabric, algorithm: str, constants: Constants) -> int:
+    """Plan for every single failure of a healthy BCube ahead; return how many plans that took.
+
+    Nothing is done on fabrics of more than `MOST_SERVERS` servers, which plan when it is needed.
+    """
+    cube = isinstance(fabric.wiring, BCube) and not fabric.failures and not fabric.rates
+    if not cube or fabric.n_servers > MOST_SERVERS:
+        return 0
+    damaged = [fabric.without(failure) for failure in ("server:0", "link:0/0", "switch:0/0")]
+    survivable = [one for one in damaged if one.is_connected]
+    for one in survivable:
+        Schedules(one, algorithm, constants).plan_all()
+    return len(survivable)
 
 
 class Programs:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from math import inf
 
 import numpy as np
 
@@ -83,16 +82,33 @@ class Counts:
         )
 
 
-def switch_over(few: Counts, many: Counts, constants: Constants) -> float:
-    """Size in bytes below which `few`, the schedule of fewer rounds, is quicker than `many`.
+@dataclass(frozen=True)
+class Price:
+    """What a vector costs with one candidate, by the cost model.
 
-    0 if it is for no size, infinite if it is for all: then it is no slower per byte either.
+    Attributes:
+        algorithm: its name.
+        least_s: seconds that it cannot be below.
+        seconds: modelled time; None if it was not planned, or cannot work here.
+        works: False if it was planned and cannot work.
     """
-    saved_s = many.start_s(constants) - few.start_s(constants)
-    extra_s = few.per_byte_s(constants) - many.per_byte_s(constants)
-    if extra_s <= 0:
-        return inf if saved_s >= 0 and saved_s > extra_s else 0.0
-    return max(0.0, saved_s / extra_s)
+
+    algorithm: str
+    least_s: float
+    seconds: float | None
+    works: bool = True
+
+    def __str__(self) -> str:
+        if not self.works:
+            return f"{self.algorithm} cannot work"
+        if self.seconds is None:
+            return f"{self.algorithm} at least {micros(self.least_s)}"
+        return f"{self.algorithm} {micros(self.seconds)}"
+
+
+def micros(seconds: float) -> str:
+    """A time as it is shown."""
+    return f"{seconds * 1e6:.1f} µs"
 
 
 def counts(schedule: Forest | Exchange, fabric: Fabric) -> Counts:
@@ -111,11 +127,11 @@ def counts_of_bml(fabric: Fabric) -> Counts:
         wire=Fraction(2 * (servers - 1), k * servers),
         added=Fraction(servers - 1, servers),
         touched=Fraction(inner + k * (n - 1) + 2, servers),
-        incast=Fraction(stages * _crowd(n - 1), servers),
+        incast=Fraction(stages * crowd(n - 1), servers),
     )
 
 
-def _crowd(senders: int) -> int:
+def crowd(senders: int) -> int:
     """Cost of so many senders at once; one is no crowd."""
     return senders * (senders + 1) if senders > 1 else 0
 
@@ -162,5 +178,5 @@ def _of_exchange(made: Exchange) -> Counts:
         wire=made.gst(),
         added=Fraction(sum(busy)),
         touched=Fraction(sum(senders + 2 for senders in busy)),
-        incast=Fraction(sum(_crowd(senders) for senders in busy)),
+        incast=Fraction(sum(crowd(senders) for senders in busy)),
     )

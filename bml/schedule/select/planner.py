@@ -1,274 +1,39 @@
-"""From a fabric and the name of an algorithm to a plan: its schedule, and every server's program."""
+"""From a fabric and the name of an algorithm to a plan."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from fractions import Fraction
-from functools import cached_property
-from math import inf
-from typing import TypeAlias
-
-from bml.schedule.algorithms.direct import DirectProgram
-from bml.schedule.algorithms.exchange import one_server
 from bml.schedule.algorithms.registry import find
-from bml.schedule.ir import cost
-from bml.schedule.ir.cost import Load
-from bml.schedule.ir.exchange import Exchange, ExchangeProgram, verify_exchange
-from bml.schedule.ir.forest import Forest
-from bml.schedule.ir.program import Program, compile_program, local_bml
-from bml.schedule.ir.verify import verify
-from bml.schedule.packed.packing import case_of, fits, packed_program
-from bml.schedule.select.model import DEFAULTS, Constants, Counts, counts, counts_of_bml, switch_over
-from bml.schedule.select.sample import load_of_bml, sample_of_bml
-from bml.schedule.select.sample_torus import is_even_torus, load_of_torus, sample_of_torus, staged_of_torus
-from bml.topology import BCube, Fabric, FabricError, UsageError
-
-_MOST_BUILT = 1 << 22
-"""Entries, pieces times servers, of a healthy forest that is built only to be costed or verified."""
-_SAMPLE = 64
-"""Pieces that are verified of a larger one."""
-
-AnyProgram: TypeAlias = Program | ExchangeProgram | DirectProgram
-"""The program of one server: in either form of schedule, or without one where memory is shared."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A schedule for one fabric. It is built when first asked for and then kept.
-
-    Attributes:
-        fabric: what it is for, failures included.
-        algorithm: the one that is used, never `auto`.
-        why: reason for this algorithm, in words.
-    """
-
-    fabric: Fabric
-    algorithm: str
-    why: str
-
-    @cached_property
-    def schedule(self) -> Forest | Exchange:
-        """All trees, or for `exchange` all rounds.
-
-        Raises:
-            FabricError: this algorithm cannot work on this fabric; the message says why.
-        """
-        algorithm, argument = find(self.algorithm)
-        return algorithm.build(self.fabric, argument)
-
-    def build(self) -> None:
-        """Do all work that the programs of different servers share.
-
-        Raises:
-            FabricError: as `schedule`.
-        """
-        if self.algorithm == "packed":
-            case_of(self.fabric)
-        elif not (self._is_plain_bml or self._is_plain_exchange):
-            self.schedule  # noqa: B018 (builds it)
-
-    @property
-    def forest(self) -> Forest:
-        """All trees. Raises UsageError for `exchange`, which is no forest."""
-        if isinstance(self.schedule, Exchange):
-            raise UsageError(f"{self.algorithm} is no forest: use `schedule`")
-        return self.schedule
-
-    @property
-    def pieces(self) -> int:
-        """Number of pieces of the vector; 1 for `exchange`, which sends it whole."""
-        if self._is_plain_bml or self._is_large_torus:
-            return self.fabric.levels * self.fabric.n_servers
-        return 1 if isinstance(self.schedule, Exchange) else self.schedule.pieces
-
-    @property
-    def detours(self) -> int:
-        """Number of tree edges of the reduce phase that are relayed."""
-        if self._is_plain_bml or self._is_large_torus:
-            return 0
-        return 0 if isinstance(self.schedule, Exchange) else len(self.schedule.detours)
-
-    def load(self) -> Load:
-        """Traffic of every NIC in one synchronisation; as the times, of plain BML in closed form."""
-        if self._is_plain_bml:
-            return load_of_bml(self.fabric)
-        if self._is_large_torus:
-            return load_of_torus(self.fabric)
-        schedule = self.schedule
-        return schedule.load if isinstance(schedule, Exchange) else cost.load(schedule, self.fabric)
-
-    def gst(self) -> Fraction:
-        """Pipelined synchronisation time in T."""
-        if self._is_uniform_bml or self._is_large_torus:
-            return self.load().busiest
-        schedule = self.schedule
-        return schedule.gst() if isinstance(schedule, Exchange) else cost.gst(schedule, self.fabric)
-
-    def gst_staged(self) -> Fraction:
-        """Synchronisation time in T with a barrier after every stage."""
-        if self._is_uniform_bml:
-            return self.load().busiest  # all NICs are busy in all stages
-        if self._is_large_torus:
-            return staged_of_torus(self.fabric)
-        schedule = self.schedule
-        return (
-            schedule.gst_staged()
-            if isinstance(schedule, Exchange)
-            else cost.gst_staged(schedule, self.fabric)
-        )
-
-    def counts(self) -> Counts:
-        """Rounds, bytes and additions for the cost model; on a healthy BCube without building anything.
-
-        Raises:
-            UsageError: the schedule is a torus too large to be built.
-        """
-        if self._is_uniform_bml:
-            return counts_of_bml(self.fabric)
-        if self._is_large_torus:
-            raise UsageError(
-                f"the cost model counts whole schedules, and that of {self.fabric} is too large to be built: "
-                "leave out the size of the vector"
-            )
-        if self._is_plain_exchange and not self.fabric.rates:
-            return counts(one_server(self.fabric, 0), self.fabric)
-        return counts(self.schedule, self.fabric)
-
-    @property
-    def verified_pieces(self) -> int:
-        """Number of pieces that `violations` looks at: all, or a sample if they are too many to be built."""
-        too_large = self._is_plain_bml and self.pieces * self.fabric.n_servers > _MOST_BUILT
-        return min(_SAMPLE, self.pieces) if too_large or self._is_large_torus else self.pieces
-
-    def violations(self) -> list[str]:
-        """Return what is wrong with the schedule, in words; empty when sound. See `verified_pieces`."""
-        if self._is_large_torus:
-            return verify(sample_of_torus(self.fabric, self.verified_pieces), self.fabric)
-        if self.verified_pieces < self.pieces:
-            return verify(sample_of_bml(self.fabric, self.verified_pieces), self.fabric)
-        schedule = self.schedule
-        if isinstance(schedule, Exchange):
-            return verify_exchange(schedule, self.fabric)
-        return verify(schedule, self.fabric)
-
-    def program(self, server: int) -> AnyProgram:
-        """Compile what one server does, without building the forest where that is not needed.
-
-        Raises:
-            UsageError: the server is dead or does not exist.
-        """
-        if not self.fabric.server_alive(server):
-            raise UsageError(f"server {server} is not alive in {self.fabric}: it has no program")
-        if self._is_plain_bml:
-            return local_bml(self.fabric, server)
-        if self._is_plain_exchange:
-            return one_server(self.fabric, server).program(server)
-        if self.algorithm == "packed":
-            return packed_program(self.fabric, server)
-        if isinstance(self.schedule, Exchange):
-            return self.schedule.program(server)
-        return compile_program(self.schedule, server)
-
-    @property
-    def _name(self) -> str:
-        """The name under which the algorithm is known, without what follows the colon."""
-        return find(self.algorithm)[0].name
-
-    @property
-    def _is_plain_bml(self) -> bool:
-        """Whether this is BML on a healthy BCube, which needs no forest."""
-        is_bml = self._name == "bml" and isinstance(self.fabric.wiring, BCube)
-        return is_bml and not self.fabric.failures
-
-    @property
-    def _is_large_torus(self) -> bool:
-        """Whether this is BML on a healthy torus whose trees are too many to be built, and all alike."""
-        rings = self._name == "bml" or self.algorithm in ("hips", "hips:ring")
-        return (
-            rings
-            and is_even_torus(self.fabric)
-            and self.fabric.levels * self.fabric.n_servers**2 > _MOST_BUILT
-        )
-
-    @property
-    def _is_uniform_bml(self) -> bool:
-        """Whether this is BML on a healthy BCube whose links are alike, which has closed formulas."""
-        return self._is_plain_bml and not self.fabric.rates
-
-    @property
-    def _is_plain_exchange(self) -> bool:
-        """Whether this is an exchange on a healthy fabric, where one server tells of all."""
-        return self.algorithm == "exchange" and not self.fabric.failures
+from bml.schedule.select.candidates import Candidates, usual_algorithm
+from bml.schedule.select.model import DEFAULTS, Constants
+from bml.schedule.select.plan import Plan
+from bml.topology import Fabric, FabricError
 
 
 def plan(
-    fabric: Fabric,
-    algorithm: str = "auto",
-    nbytes: int | None = None,
-    constants: Constants = DEFAULTS,
-    *,
-    or_auto: bool = False,
+    fabric: Fabric, algorithm: str = "auto", nbytes: int | None = None, constants: Constants = DEFAULTS
 ) -> Plan:
     """Choose a schedule for the live servers of a fabric.
 
-    `auto` uses what suits large vectors; if `nbytes`, the size of the vector, is known, the cost model with
-    these constants decides between that and `exchange`. `or_auto` says that an algorithm that cannot work
-    here, as damage may bring about while a job runs, is replaced by what `auto` takes.
+    `auto` takes the schedule of least modelled time for a vector of `nbytes` with these constants; if the
+    size is not known, the one that suits large vectors.
 
     Raises:
         UsageError: there is no such algorithm.
         FabricError: no server is left, or the survivors fall into parts that cannot reach one another.
     """
-    _check_connected(fabric)
-    if algorithm == "auto":
-        return _auto(fabric, nbytes, constants)
-    find(algorithm)
-    made = Plan(fabric, algorithm, "asked for")
-    if or_auto:
-        try:
-            made.build()
-        except (FabricError, UsageError) as error:
-            instead = _auto(fabric, nbytes, constants)
-            return Plan(fabric, instead.algorithm, f"{algorithm} was asked for, but: {error}; {instead.why}")
-    return made
-
-
-def _auto(fabric: Fabric, nbytes: int | None, constants: Constants) -> Plan:
-    """Choose by damage, and by size if it is known."""
-    usual = Plan(fabric, *_for_large(fabric))
+    check_connected(fabric)
+    if algorithm != "auto":
+        find(algorithm)
+        return Plan(fabric, algorithm, "asked for")
     if nbytes is None:
-        return usual
-    small = Plan(fabric, "exchange", "")
-    try:
-        exchange_s = small.counts().seconds(nbytes, constants)
-    except FabricError as error:
-        return Plan(fabric, usual.algorithm, f"{usual.why}; {error}")
-    usual_s = usual.counts().seconds(nbytes, constants)
-    limit = switch_over(small.counts(), usual.counts(), constants)
-    prices = (
-        f"{nbytes} bytes take {_micros(exchange_s)} by exchange and {_micros(usual_s)} by {usual.algorithm}"
-        + (f", {limit:.0f} bytes as long by either" if 0 < limit < inf else "")
-    )
-    if nbytes < limit:
-        return Plan(fabric, "exchange", f"small: {prices}, start-up times rule")
-    return Plan(fabric, usual.algorithm, f"{usual.why}; {prices}")
+        return Plan(fabric, *usual_algorithm(fabric))
+    candidates = Candidates(fabric, constants, patient=True)
+    why = f"least modelled time for {nbytes} bytes"
+    return Plan(fabric, candidates.best(nbytes).algorithm, why, tuple(candidates.prices(nbytes)))
 
 
-def _micros(seconds: float) -> str:
-    return f"{seconds * 1e6:.1f} µs"
-
-
-def _for_large(fabric: Fabric) -> tuple[str, str]:
-    """Return the algorithm that is best where bytes and not start-up times rule, and the reason."""
-    if fabric.failures or fabric.rates:
-        state = "the fabric is damaged" if fabric.failures else "links differ in rate"
-        if fits(fabric):
-            return "packed", f"{state}: spanning trees packed into what is left load all NICs alike"
-        return "detour", f"{state}, and too large to be packed: detours round the damage"
-    return "bml", "the fabric is healthy: all levels work at once"
-
-
-def _check_connected(fabric: Fabric) -> None:
+def check_connected(fabric: Fabric) -> None:
+    """Raise FabricError, which names the parts, unless all live servers can reach one another."""
     if fabric.is_connected:
         return
     if not fabric.servers:
