@@ -18,7 +18,10 @@ from dataclasses import asdict, dataclass
 from itertools import combinations
 
 from bml.schedule import Programs, Schedules, bound, bound_kind, gst, plan, verify
-from bml.schedule.packed.packing import _plan, packed, prepare
+from bml.schedule.packed.packing import _plan, packed
+from bml.schedule.select.cases import _built
+from bml.schedule.select.choice import prepare
+from bml.schedule.select.model import DEFAULTS
 from bml.topology import parse
 
 SINGLE = ("bcube:3x2", "bcube:4x2", "bcube:2x3", "bcube:4x3", "bcube:3x3", "bcube:5x2")
@@ -26,6 +29,7 @@ PAIRS = ("bcube:3x2", "bcube:4x2")
 RANDOM = ("bcube:4x2", "bcube:3x3", "torus:4x2")
 SPEED = {"bcube:4x2": 20, "bcube:4x3": 200, "bcube:16x2": 1000, "bcube:32x2": 10000}
 CACHED_MS = 2
+SIZES = (4 << 10, 64 << 10, 64 << 20)
 SEVERAL = {
     "bcube:3x2": (100, 200),
     "bcube:4x2": (100, 200),
@@ -101,6 +105,7 @@ class Several:
     """From the healthy fabric to one server's program for 2 to 6 random failures, planned from nothing."""
 
     fabric: str
+    nbytes: int
     cases: int
     median_ms: float
     p95_ms: float
@@ -111,6 +116,12 @@ class Several:
     @property
     def kept(self):
         return self.median_ms <= self.limit_median_ms and self.worst_ms <= self.limit_worst_ms
+
+
+def forget():
+    """Drop all plans that were kept."""
+    _plan.cache_clear()
+    _built.cache_clear()
 
 
 def all_parts(fabric):
@@ -126,7 +137,7 @@ def survivable(fabric):
 
 def measure(fabric):
     """Plan a case from nothing, verify it and compare it with its bound and the paper's way."""
-    _plan.cache_clear()
+    forget()
     start_s = time.process_time()
     forest = packed(fabric)
     ms = (time.process_time() - start_s) * 1e3
@@ -214,7 +225,7 @@ def speed(name, limit_ms, runs):
         fabric = healthy.without(first)
         anew = []
         for _ in range(runs):
-            _plan.cache_clear()
+            forget()
             start_s = time.process_time()
             packed(fabric)
             anew.append((time.process_time() - start_s) * 1e3)
@@ -236,19 +247,19 @@ def speed(name, limit_ms, runs):
         yield Speed(str(fabric), min(anew), limit_ms, *found, CACHED_MS)
 
 
-def several(name, limits_ms, count):
+def several(name, nbytes, limits_ms, count):
     """Plan for several failures from nothing, as a running job does."""
     times_ms = []
     for fabric in random_sets(name, count, 2):
-        _plan.cache_clear()
+        forget()
         failures = fabric.failures
         start_s = time.process_time()
         damaged = parse(name).without(*failures)
-        Programs(Schedules(damaged), damaged.servers[0]).for_nbytes(1 << 26)
+        Programs(Schedules(damaged), damaged.servers[0]).for_nbytes(nbytes)
         times_ms.append((time.process_time() - start_s) * 1e3)
     times_ms.sort()
     median, p95 = (times_ms[int(part * (count - 1))] for part in (0.5, 0.95))
-    return Several(name, count, median, p95, times_ms[-1], *limits_ms)
+    return Several(name, nbytes, count, median, p95, times_ms[-1], *limits_ms)
 
 
 def print_case(case):
@@ -279,7 +290,7 @@ def print_speed(row):
 
 def print_several(row):
     print(
-        f"{row.fabric:12} {row.cases} sets of 2-6 failures: "
+        f"{row.fabric:12} {row.nbytes:9} bytes, {row.cases} sets of 2-6 failures: "
         f"median {row.median_ms:6.1f} ms (<= {row.limit_median_ms}), 95 % {row.p95_ms:6.1f}, "
         f"worst {row.worst_ms:6.1f} (<= {row.limit_worst_ms})  {'kept' if row.kept else 'MISSED'}",
         flush=True,
@@ -312,12 +323,13 @@ def main():
             if show:
                 print_speed(row)
     for name, limits_ms in SEVERAL.items():
-        jobs.append(several(name, limits_ms, 10 if options.quick else 100))
-        if show:
-            print_several(jobs[-1])
-    _plan.cache_clear()
+        for nbytes in SIZES:
+            jobs.append(several(name, nbytes, limits_ms, 10 if options.quick else 100))
+            if show:
+                print_several(jobs[-1])
+    forget()
     start_s = time.process_time()
-    plans = prepare(parse("bcube:4x3"))
+    plans = prepare(parse("bcube:4x3"), "auto", DEFAULTS)
     ahead_ms = (time.process_time() - start_s) * 1e3
     if show:
         print(f"all single failures of bcube:4x3 planned ahead: {plans} plans, {ahead_ms:.0f} ms")

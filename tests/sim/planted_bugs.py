@@ -24,10 +24,12 @@ from bml.protocol.server.transfer import IncomingState
 from bml.protocol.step.barrier import Barrier
 from bml.protocol.step.dataflow import Buffer, Reduce
 from bml.protocol.step.workspace import Workspace
-from bml.sim.server import user
+from bml.schedule.select.model import DEFAULTS, Constants
+from bml.sim.server import machine, user
 from bml.sim.server.user import User
 from bml.sim.world.launcher import Launcher
-from bml.topology import ServerFailure
+from bml.sim.world.settings import TREES
+from bml.topology import Fabric, ServerFailure
 
 Patch = pytest.MonkeyPatch
 
@@ -281,6 +283,18 @@ def keep_without_bound(patch: Patch) -> None:
     patch.setattr(Learner, "__init__", lambda learner, server, most_nbytes=0: init(learner, server))
 
 
+def read_constants_of_its_own(patch: Patch) -> None:
+    """On a damaged fabric one server chooses its schedules by other constants than the others."""
+    programs = machine._programs
+
+    def by_its_own(fabric: Fabric, algorithm: str, constants: Constants, server: int) -> Any:
+        if fabric.failures and server == max(fabric.servers):
+            constants = DEFAULTS if constants == TREES else TREES
+        return programs(fabric, algorithm, constants, server)
+
+    patch.setattr(machine, "_programs", by_its_own)
+
+
 PLANTED: tuple[Callable[[Patch], None], ...] = (
     skip_the_fence,
     work_on_while_frozen,
@@ -306,6 +320,7 @@ PLANTED: tuple[Callable[[Patch], None], ...] = (
     never_miss_a_coordinator,
     ignore_stalls,
     give_up_the_busy,
+    read_constants_of_its_own,
 )
 
 PLANTED_IN_SHARED_MEMORY: tuple[Callable[[Patch], None], ...] = (take_a_torn_sum, leave_without_a_word)

@@ -20,6 +20,9 @@ from bml.topology import BCube, Fabric, FabricError
 
 _WORTH = 1.05
 """How many times as long the best schedule so far must take for another one to be planned: by its least."""
+_MOST_COMPARED = 36
+"""Servers of a fabric up to which there are other trees than the usual ones: a mesh of more servers takes
+longer to plan than it saves in many steps."""
 _Least: TypeAlias = Callable[[Fabric], Counts | None]
 """Counts of a fabric that a candidate cannot be below; None if it is seen at once that it cannot work."""
 
@@ -126,7 +129,7 @@ def _counted_least(fabric: Fabric, usual: str) -> dict[str, _Least]:
 
     On a healthy BCube `packed` would be the same trees as `bml`.
     """
-    if fabric.n_servers > MOST_SERVERS or _all_trees_are_stars(fabric):
+    if fabric.n_servers > _MOST_COMPARED or _all_trees_are_stars(fabric):
         return {usual: least_of_trees, "exchange": least_of_exchange}
     paper = "detour" if fabric.failures else "bml"
     found: dict[str, _Least] = {paper: least_of_trees, "exchange": least_of_exchange, "mesh": least_of_mesh}
