@@ -13,14 +13,15 @@ from bml.fabric import layout
 from bml.protocol.coordinator import succession
 from bml.protocol.server import learner
 from bml.protocol.timeouts import Timeouts
-from bml.schedule.select import choice
+from bml.schedule.select import candidates, cases
 from bml.sharedmem import status_page
 from bml.topology import UsageError, limits
 
 SIZES = {row[0]: row[1] for row in rows("limits.md", "Sizes")}
 LIMITS = {
     "servers of a fabric": limits.MAX_SERVERS,
-    "servers with packed trees after damage": choice._MOST_PACKED,
+    "servers with packed trees after damage": cases.MOST_SERVERS,
+    "servers with a choice of several trees": candidates._MOST_COMPARED,
     "servers of an emulated fabric": layout.MAX_SERVERS,
     "steps whose results a joiner keeps": learner._KEPT_STEPS,
     "states that a joiner is given": learner._MOST_STATES,

@@ -117,7 +117,7 @@ def test_what_was_planned_before_changes_no_choice():
     ],
 )
 def test_what_cannot_pay_is_not_planned(name, nbytes, planned, monkeypatch):
-    """For 4 KiB rounds count, and no tree has fewer than the mesh. On 64 servers there is nothing to choose."""
+    """For 4 KiB rounds count, no tree has fewer than the mesh. On 64 servers there is nothing to choose."""
     built, build = set(), cases._built
     monkeypatch.setattr(cases, "_built", lambda name, fabric: built.add(name) or build(name, fabric))
     Schedules(parse(name).without("server:5")).for_nbytes(nbytes)

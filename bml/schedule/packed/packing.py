@@ -37,7 +37,7 @@ _MOST_ENTRIES = 1 << 23
     "packed",
     does="spanning trees on what is left, every hop between neighbours and every relay adding its own "
     "partial; starts from healthy trees, regrows what is broken, moves subtrees off busy NICs",
-    damaged="that is what it is for; the default there",
+    damaged="that is what it is for; the default for long vectors",
 )
 def packed(fabric: Fabric) -> Forest:
     """Pack spanning trees into the live NICs of a connected fabric; on a healthy plain BCube this is bml.
