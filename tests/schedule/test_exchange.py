@@ -1,6 +1,7 @@
 """Exchange: whole vectors round by round, its price, its engine, the same bits on every server."""
 
 import random
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -72,6 +73,30 @@ def test_it_works_where_whole_groups_are_dead():
     alone = parse("bcube:2x1").without("server:1")
     assert plan(alone, "exchange").program(0).rounds == ()
     assert plan(alone, "exchange").gst() == 0
+
+
+def test_a_large_one_is_verified_and_one_that_is_too_large_refused_at_once():
+    """Servers of one group hold one sum, so 2187 servers need no table of 2187 times 2187 vectors."""
+    tracemalloc.start()
+    try:
+        assert plan(parse("bcube:3x7"), "exchange").violations() == []
+        assert tracemalloc.get_traced_memory()[1] < 100e6
+    finally:
+        tracemalloc.stop()
+    with pytest.raises(FabricError, match=r"16764930 hops, up to 4194304 are built"):
+        plan(parse("switch:4095"), "exchange").violations()
+
+
+def test_the_verifier_follows_the_sums_of_uneven_groups():
+    """Sums that differ, though groups are whole in each round: a vector comes twice, another not at all."""
+    fabric = parse("bcube:2x2")
+    level = {0: {server: server ^ 1 for server in range(4)}, 1: {server: server ^ 2 for server in range(4)}}
+    rounds = {
+        server: tuple((Hop(level[at][server], level[at][server], at),) for at in (0, 0, 1))
+        for server in range(4)
+    }
+    found = verify_exchange(Exchange(fabric, rounds), fabric)
+    assert found == [f"server {server} adds server 0 more than once" for server in range(4)]
 
 
 def test_it_is_no_forest():

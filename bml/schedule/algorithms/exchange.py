@@ -17,6 +17,9 @@ from bml.schedule.ir.exchange import Exchange, Rounds, verify_exchange
 from bml.schedule.ir.program import Hop
 from bml.topology import BCube, Fabric, FabricError, Torus
 
+_MOST_HOPS = 1 << 22
+"""Hops of all servers that are built: each is an object of its own."""
+
 
 @algorithm(
     "exchange",
@@ -30,8 +33,15 @@ def exchange(fabric: Fabric) -> Exchange:
     group is dead.
 
     Raises:
-        FabricError: it cannot work here; the message says which group and why.
+        FabricError: it cannot work here; the message says which group and why, or that there are too many
+            hops to be built.
     """
+    hops = len(fabric.servers) * sum(map(len, _groups(fabric, fabric.servers[0])))
+    if hops > _MOST_HOPS:
+        raise FabricError(
+            f"the exchange of {fabric} has {hops} hops, up to {_MOST_HOPS} are built: plan a smaller fabric "
+            "of this kind, or choose another algorithm"
+        )
     made = Exchange(fabric, {server: _rounds(fabric, server) for server in fabric.servers})
     problems = verify_exchange(made, fabric) if fabric.failures else []
     if problems:

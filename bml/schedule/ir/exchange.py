@@ -102,30 +102,49 @@ def verify_exchange(made: Exchange, fabric: Fabric) -> list[str]:
 
 
 def _count_contributions(made: Exchange) -> list[str]:
-    """Follow how often every server's vector is in every server's sum, round by round."""
+    """Follow how often every server's vector is in every server's sum, round by round.
+
+    Servers that have added the same sums hold the same sum: it is counted once for all of them.
+    """
     servers = sorted(made.rounds)
-    held = {server: {server: 1} for server in servers}
-    for number in range(made.n_rounds):
-        after: dict[int, dict[int, int]] = {}
-        for server in servers:
-            group = sorted([server, *(hop.peer for hop in made.rounds[server][number])])
-            for other in group:
-                theirs = sorted([other, *(hop.peer for hop in made.rounds[other][number])])
-                if theirs != group:
-                    return [f"servers {server} and {other} do not agree on their group in round {number}"]
-            total: dict[int, int] = {}
-            for other in group:
-                for origin, count in held[other].items():
-                    total[origin] = total.get(origin, 0) + count
-            after[server] = total
-        held = after
-    return [
-        problem for server in servers for problem in _contribution_problems(server, held[server], servers)
-    ]
+    sums = [{server: 1} for server in servers]
+    """How often each vector is in the sums, by the number of a sum."""
+    held = {server: number for number, server in enumerate(servers)}
+    """The number of each server's sum."""
+    for at in range(made.n_rounds):
+        groups = {server: _group(made, server, at) for server in servers}
+        totals: list[dict[int, int]] = []
+        numbers: dict[tuple[int, ...], int] = {}
+        after: dict[int, int] = {}
+        for group in dict.fromkeys(groups.values()):
+            stray = next((other for other in group if groups[other] != group), None)
+            if stray is not None:
+                return [f"servers {group[0]} and {stray} do not agree on their group in round {at}"]
+            terms = tuple(sorted(held[other] for other in group))
+            if terms not in numbers:
+                numbers[terms] = len(totals)
+                totals.append(_added([sums[term] for term in terms]))
+            after.update(dict.fromkeys(group, numbers[terms]))
+        held, sums = after, totals
+    wrong = [_wrong_counts(total, servers) for total in sums]
+    return [f"server {server} {each}" for server in servers for each in wrong[held[server]]]
 
 
-def _contribution_problems(server: int, held: dict[int, int], servers: list[int]) -> list[str]:
-    missing = [other for other in servers if other not in held]
-    twice = [other for other, count in held.items() if count > 1]
-    problems = [f"server {server} never gets the contribution of server {missing[0]}"] if missing else []
-    return problems + ([f"server {server} adds server {twice[0]} more than once"] if twice else [])
+def _group(made: Exchange, server: int, at: int) -> tuple[int, ...]:
+    """The server and its partners in a round, in id order."""
+    return tuple(sorted([server, *(hop.peer for hop in made.rounds[server][at])]))
+
+
+def _added(terms: list[dict[int, int]]) -> dict[int, int]:
+    total: dict[int, int] = {}
+    for term in terms:
+        for origin, count in term.items():
+            total[origin] = total.get(origin, 0) + count
+    return total
+
+
+def _wrong_counts(total: dict[int, int], servers: list[int]) -> list[str]:
+    missing = next((other for other in servers if other not in total), None)
+    twice = next((other for other, count in total.items() if count > 1), None)
+    problems = [] if missing is None else [f"never gets the contribution of server {missing}"]
+    return problems + ([] if twice is None else [f"adds server {twice} more than once"])
