@@ -262,6 +262,22 @@ def test_gradients_that_are_kept_are_not_summed_twice() -> None:
         assert "call optimizer.zero_grad() before the next backward" in str(error)
 
 
+def test_gradients_that_autograd_returns_are_not_taken_for_kept_ones() -> None:
+    """torch.autograd.grad adds to no gradient: those of the last step may be there still."""
+
+    def measures(group: Any, hook: Any, model: Any, loader: Any) -> Any:
+        for samples in hook.batches(loader):
+            hook.forwarded()
+            value = loss(model, samples)
+            torch.autograd.grad(value, list(model.parameters()), retain_graph=True)
+            model.zero_grad(set_to_none=False)
+            value.backward()
+            backward(hook, model)
+        return hook.samples()["complete"]
+
+    assert one_rank(measures) == [True, True]
+
+
 def test_a_backward_pass_that_did_not_end_is_said_in_the_next_forward() -> None:
     def half(group: Any, hook: Any, model: Any, loader: Any) -> None:
         for samples in hook.batches(loader):

@@ -87,8 +87,10 @@ class RecomputeHook:
         """Whether no gradient was made since the last reduction."""
         self._keeps = False
         """Whether the gradients of the last reduction were still there then."""
-        for each in trained:
-            each.parameter.register_hook(partial(self._note_kept, each.parameter))
+        # By the nodes that add to gradients: those of parameters are also called by torch.autograd.grad.
+        self._accumulators = [_accumulator(each.parameter) for each in trained]
+        for each, accumulator in zip(trained, self._accumulators, strict=True):
+            accumulator.register_prehook(partial(self._note_kept, each.parameter))
 
     def batches(self, loader: Any) -> Iterator[Any]:
         """Iterate over the batches of a DataLoader, and know whose samples the other ranks have.
@@ -223,3 +225,9 @@ class RecomputeHook:
         if len(lost) > self._n_lost and self._group.rank() == min(contributors):
             _log.warning("the samples of the lost ranks %s are computed by the others", lost)
         self._n_lost = len(lost)
+
+
+def _accumulator(parameter: Any) -> Any:
+    """The node of autograd that adds to the gradient of a parameter; it lives as long as it is held."""
+    with torch.enable_grad():
+        return parameter.view_as(parameter).grad_fn.next_functions[0][0]
