@@ -56,7 +56,10 @@ class GroupWork(dist.Work):  # type: ignore[misc]  # PyTorch is untyped here
             self.settle(self._too_late(self._limit_s))
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait until it is over; raises its error, FabricError after `timeout` (0: that of the group)."""
+        """Wait until it is over; raises its error, FabricError after `timeout` (0: that of the group).
+
+        After that error it still goes on: a rank that calls it late lets it write into its tensors.
+        """
         limit_s = timeout.total_seconds() or self._limit_s
         if not self._over.wait(limit_s):
             raise self._too_late(limit_s)
@@ -97,7 +100,7 @@ class GroupWork(dist.Work):  # type: ignore[misc]  # PyTorch is untyped here
     def _too_late(self, limit_s: float) -> FabricError:
         return FabricError(
             f"{self._call} did not end within its timeout of {limit_s:g} s: a rank that is alive has not "
-            "called it"
+            "called it; its tensors may still change, when that rank calls it late"
         )
 
     def _value(self, settled: Any) -> list[Tensor]:

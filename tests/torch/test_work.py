@@ -42,6 +42,23 @@ def test_futures_end_in_time_as_waits_do() -> None:
     assert thread.close(5.0)
 
 
+def test_a_collective_that_took_too_long_says_that_its_tensors_may_change() -> None:
+    thread, comes, tensor = WorkThread("test"), threading.Event(), torch.zeros(2)
+
+    def job() -> int:
+        assert comes.wait(60)
+        tensor[:] = 1
+        return -1
+
+    work = thread.begin(job, GroupWork("all_reduce", [tensor], 0.1))
+    with pytest.raises(Exception, match="its tensors may still change, when that rank calls it late"):
+        work.wait()
+    assert tensor.tolist() == [0, 0]
+    comes.set()
+    assert thread.close(60.0)
+    assert tensor.tolist() == [1, 1]
+
+
 def test_what_begins_while_the_group_ends_is_over() -> None:
     """DDP begins buckets in autograd's threads, while another thread may abort the group."""
     thread = WorkThread("test")
