@@ -4,6 +4,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,11 +24,12 @@ WITHIN_S = 10.0
 class Node:
     """A server that is nothing but its channels; `incarnations` are what it knows of all."""
 
-    def __init__(self, server: int, port: int = 0, incarnation: int = 0):
+    def __init__(self, server: int, port: int = 0, incarnation: int = 0, spec: JobSpec = SPEC):
         self.poller = Poller()
         self.server = server
         self.came: list[tuple[int, bytes]] = []
         self.unsent: list[int] = []
+        self.reasons: list[str] = []
         self.cut: list[int] = []
         self._take: Callable[[control.Channel, Hello], None]
         self._close: Callable[[], None]
@@ -50,9 +52,9 @@ class Node:
         self.lines = PeerLines(
             shell,
             server,
-            SPEC,
+            spec,
             self._came,
-            lambda peer, why: self.unsent.append(peer),
+            self._not_sent,
             lambda peer, why: self.cut.append(peer),
         )
 
@@ -63,6 +65,10 @@ class Node:
         self.came.append((peer, message))
         if not message.startswith(b"answer"):
             answer(b"answer to " + message)
+
+    def _not_sent(self, peer: int, why: str) -> None:
+        self.unsent.append(peer)
+        self.reasons.append(why)
 
     def knows(self, server: int, endpoint: tuple[str, int]) -> None:
         self.peers.contacts[server] = SimpleNamespace(control=endpoint)
@@ -137,6 +143,35 @@ def test_a_peer_that_answers_no_dial_yet_loses_nothing() -> None:
             until(lambda: one.came == [(1, b"answer to a")], one, two)
         assert two.came == [(0, b"a")]
         assert one.unsent == []
+
+
+def test_a_peer_that_lives_behind_a_blocked_path_is_given_up_with_the_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is in the view, as what it sends arrives; what is sent to it does not, and waits no longer."""
+    with socket.create_server((HOST, 0)) as silent:
+        port = silent.getsockname()[1]
+    one = Node(0, spec=replace(SPEC, start_s=1.0))
+    with nodes(one):
+        one.knows(1, (HOST, port))
+        one.lines.send(1, b"a")
+        begun_s = time.monotonic()
+        until(lambda: bool(one.unsent), one)
+        assert time.monotonic() - begun_s >= 1.0
+        assert one.unsent == [1]
+        assert "it is alive, but its port did not answer for" in one.reasons[0]
+        assert "refused" in one.reasons[0]
+        (warning,) = [
+            each.message for each in caplog.records if "waits, as it does not answer" in each.message
+        ]
+        assert f"server 1 waits, as it does not answer at {HOST}:{port}: " in warning
+        assert "it is dialled for up to 1 s" in warning
+        two = Node(1, port)
+        with nodes(two):
+            two.knows(0, one.listener.endpoint)
+            one.lines.send(1, b"b")
+            until(lambda: one.came == [(1, b"answer to b")], one, two)
+        assert two.came == [(0, b"b")], "the first message was given up"
 
 
 def test_a_peer_that_is_out_of_the_view_is_dialled_no_more() -> None:

@@ -2,13 +2,14 @@
 
 A server sends over the channel that it dialled, and is answered over the same. So two servers have up to two,
 and the end of one of them concerns only what its dialler sends. They use the ports where the servers listen
-for their coordinator, and prove the job's token as it does. A server that is alive is dialled until it
-answers.
+for their coordinator, and prove the job's token as it does. A server that is alive is dialled again until it
+answers, but no longer than servers may take to start: a path may be blocked in one direction alone.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -52,6 +53,8 @@ class PeerLines:
         self._accepted: dict[int, control.Channel] = {}
         self._waiting: dict[int, list[bytes]] = {}
         """Messages to servers that are being dialled."""
+        self._failing_since_s: dict[int, float] = {}
+        self._warned: set[int] = set()
         shell.line.take_peers(self._take, self._close)
 
     def send(self, peer: int, message: bytes) -> None:
@@ -110,22 +113,42 @@ class PeerLines:
 
     def _opened(self, peer: int, channel: control.Channel) -> None:
         self._dialled[peer] = channel
+        self._end_failing(peer)
         self._listen(peer, channel, lambda end: self._lost_to(peer, channel, end.why))
         for message in self._waiting.pop(peer):
             channel.send(message)
 
     def _failed(self, peer: int, end: control.End) -> None:
         """A busy server answers later; one that is dead leaves the view soon."""
-        _LOG.debug("server %d: server %d cannot be dialled: %s", self._server, peer, end.why)
-        self._shell.poller.after(_AGAIN_S, partial(self._dial_again, peer))
+        now, timeouts = time.monotonic(), self._spec.timeouts()
+        failing_s = now - self._failing_since_s.setdefault(peer, now)
+        if failing_s >= timeouts.connect_s and peer not in self._warned:
+            self._warned.add(peer)
+            _LOG.warning(
+                "server %d: a message to server %d waits, as it does not answer at %s:%d: %s; it is dialled "
+                "for up to %g s",
+                *(self._server, peer, *self._shell.peers.contacts[peer].control, end.why, timeouts.start_s),
+            )
+        if failing_s >= timeouts.start_s:
+            self._give_up(peer, f"it is alive, but its port did not answer for {failing_s:.3g} s: {end.why}")
+        else:
+            self._shell.poller.after(_AGAIN_S, partial(self._dial_again, peer))
 
     def _dial_again(self, peer: int) -> None:
         why = self.why_lost(peer)
         if why:
-            del self._waiting[peer]
-            self._on_unsent(peer, why)
+            self._give_up(peer, why)
         else:
             self._dial(peer)
+
+    def _give_up(self, peer: int, why: str) -> None:
+        self._end_failing(peer)
+        del self._waiting[peer]
+        self._on_unsent(peer, why)
+
+    def _end_failing(self, peer: int) -> None:
+        self._failing_since_s.pop(peer, None)
+        self._warned.discard(peer)
 
     def _lost_to(self, peer: int, channel: control.Channel, why: str) -> None:
         if self._dialled.get(peer) is channel:
