@@ -39,6 +39,8 @@ class TrainingThread:
     def __init__(self) -> None:
         self._asked: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         """Calls to make, and None when a collective is over."""
+        self._unanswered: _Call | None = None
+        """The last call, also when it is taken from the queue: the handler of a signal may raise then."""
         self._has_left = False
 
     def ask(self, function: Callable[[], Any]) -> Any:
@@ -46,11 +48,12 @@ class TrainingThread:
 
         Raises UsageError if the backward pass ended with an error meanwhile.
         """
-        call = _Call(function)
+        call = self._unanswered = _Call(function)
         self._asked.put(call)
         if self._has_left:
-            self._refuse_all()
+            self._refuse()
         value, error = call.reply.get()
+        self._unanswered = None
         if error is not None:
             raise error
         return value
@@ -75,15 +78,9 @@ class TrainingThread:
     def leave(self) -> None:
         """Make no calls any more: the backward pass is over."""
         self._has_left = True
-        self._refuse_all()
+        self._refuse()
 
-    def _refuse_all(self) -> None:
-        while True:
-            try:
-                call = self._asked.get_nowait()
-            except queue.Empty:
-                return
-            if call is not None:
-                call.refuse(
-                    UsageError("the backward pass ended before the samples of lost ranks were computed")
-                )
+    def _refuse(self) -> None:
+        call = self._unanswered
+        if call is not None:  # if it is answered already, that comes first
+            call.refuse(UsageError("the backward pass ended before the samples of lost ranks were computed"))
