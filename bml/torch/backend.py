@@ -20,7 +20,7 @@ NAME = "bml"
 def register() -> None:
     """Make `torch.distributed.init_process_group("bml")` known. Idempotent."""
     if NAME.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])
 
 
 def create(given: Any, options: Any) -> ProcessGroup:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -32,42 +33,48 @@ class Messages:
 
     def __init__(self, messenger: Messenger | None, rank: int, limit_s: float):
         self._messenger = messenger
-        self._limit_s = limit_s
+        self.limit_s = limit_s
         self._name = f"bml-messages-{rank}"
         self._starting = threading.Lock()
         self._receipts: WorkThread | None = None
 
     def send(self, tensors: Any, to: int, tag: int) -> GroupWork:
         """Begin to send one tensor."""
-        tensor = _single(tensors, "send")
-        return self._settle_later(self._ready().begin_send(raw(tensor), to, tag), "send", tensor, tensor)
+        tensor = single(tensors, "send")
+        check([tensor], "send")
+        begun = self.ready().begin_send(raw(tensor), to, tag)
+        return self.settle_later(begun, GroupWork("send", [tensor], self.limit_s), begun.result)
 
     def recv(self, tensors: Any, source: int, tag: int) -> GroupWork:
         """Begin to receive one tensor; the `source_rank` of the work is the rank that sent it."""
-        tensor = _single(tensors, "recv")
+        tensor = single(tensors, "recv")
+        check([tensor], "recv")
         into = contiguous(tensor)
-        return self._settle_later(self._ready().begin_recv(raw(into), source, tag), "recv", tensor, into)
+        begun = self.ready().begin_recv(raw(into), source, tag)
+
+        def receipt() -> int:
+            found = begun.result()
+            if into is not tensor:
+                tensor.detach().copy_(into)
+            return found
+
+        return self.settle_later(begun, GroupWork("recv", [tensor], self.limit_s), receipt)
 
     def close(self) -> None:
         """End the thread, once the messenger has ended what still waited."""
         if self._receipts is not None:
             self._receipts.close()
 
-    def _ready(self) -> Messenger:
+    def ready(self) -> Messenger:
+        """The messenger. Raises UsageError if the group has none."""
         if self._messenger is None:
             raise UsageError("this group has no channels for messages between two ranks")
         with self._starting:
             self._receipts = self._receipts or WorkThread(self._name)
         return self._messenger
 
-    def _settle_later(self, begun: Future[int], call: str, tensor: Tensor, into: Tensor) -> GroupWork:
-        work = GroupWork(call, [tensor], self._limit_s)
-
-        def receipt() -> int:
-            source = begun.result()
-            if into is not tensor:
-                tensor.detach().copy_(into)
-            return source
+    def settle_later(self, begun: Future[int], work: GroupWork, receipt: Callable[[], int]) -> GroupWork:
+        """Have `work` over once the message is; `receipt` makes an end of it, and returns its source."""
 
         def receive(begun: Future[int]) -> None:
             assert self._receipts is not None
@@ -81,9 +88,9 @@ class Messages:
         return work
 
 
-def _single(tensors: Any, call: str) -> Tensor:
+def single(tensors: Any, call: str) -> Tensor:
+    """The one tensor of a message. Raises UsageError if there are more."""
     found = listed(tensors)
-    check(found, call)
     if len(found) != 1:
         raise UsageError(f"{call} takes one tensor, it was given {len(found)}")
     return found[0]

@@ -17,8 +17,28 @@ Tensor = Any
 """A torch.Tensor; PyTorch is untyped for the type checker here."""
 
 
+def is_tensor(found: Any) -> bool:
+    """Whether it is a tensor of PyTorch."""
+    return isinstance(found, torch.Tensor)
+
+
 def check(tensors: Sequence[Tensor], call: str) -> None:
     """Raise UsageError unless all are dense tensors in host memory."""
+    check_dense(tensors, call)
+    devices = sorted({str(each.device) for each in tensors})
+    if len(devices) > 1:
+        raise UsageError(
+            f"{call} was given tensors on different devices ({', '.join(devices)}): move them to one"
+        )
+    if devices and devices != ["cpu"]:
+        raise UsageError(
+            f"{call} was given a tensor on {devices[0]}: the backend bml takes tensors in host memory, and on "
+            "GPUs of CUDA where torch.cuda is available; give tensor.cpu()"
+        )
+
+
+def check_dense(tensors: Sequence[Tensor], call: str) -> None:
+    """Raise UsageError unless all are dense tensors."""
     for each in tensors:
         if not isinstance(each, torch.Tensor):
             raise UsageError(f"{call} takes tensors, it was given a {type(each).__name__}")
@@ -29,16 +49,6 @@ def check(tensors: Sequence[Tensor], call: str) -> None:
             )
         if each.is_quantized:
             raise UsageError(f"{call} was given a quantized tensor: give tensor.dequantize()")
-    devices = sorted({str(each.device) for each in tensors})
-    if len(devices) > 1:
-        raise UsageError(
-            f"{call} was given tensors on different devices ({', '.join(devices)}): move them to one"
-        )
-    if devices and devices != ["cpu"]:
-        raise UsageError(
-            f"{call} was given a tensor on {devices[0]}: the backend bml takes tensors in host memory, give "
-            "tensor.cpu()"
-        )
 
 
 def check_alike(tensors: Sequence[Tensor], call: str) -> None:

@@ -38,7 +38,7 @@ class GroupWork(dist.Work):  # type: ignore[misc]  # PyTorch is untyped here
         self._over = threading.Event()
         self._error: BaseException | None = None
         self._source = -1
-        self._settled = torch.futures.Future()
+        self._settled = self._new_future()
         self._future = self._settled.then(self._value)
 
     def settle(self, error: BaseException | None, source: int = -1) -> None:
@@ -102,6 +102,9 @@ class GroupWork(dist.Work):  # type: ignore[misc]  # PyTorch is untyped here
             f"{self._call} did not end within its timeout of {limit_s:g} s: a rank that is alive has not "
             "called it; its tensors may still change, when that rank calls it late"
         )
+
+    def _new_future(self) -> Any:
+        return torch.futures.Future()
 
     def _value(self, settled: Any) -> list[Tensor]:
         if self._error is not None:

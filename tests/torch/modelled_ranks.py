@@ -17,11 +17,12 @@ def run_ranks(
     function: Callable[[ProcessGroup], Any],
     kills: dict[int, tuple[int, str]] | None = None,
     joins: list[tuple[int, int]] | None = None,
+    **options: Callable[[int], Any],
 ) -> list[Any]:
     """What `function(group)` returned, or raised, by rank; "dead" for ranks that were killed.
 
     `kills`: by rank, in which step and when (see Faults). `joins`: after which step a rank that was killed is
-    started again; its last end counts.
+    started again; its last end counts. `options`: further arguments of its ProcessGroup, by rank.
     """
     threads: list[threading.Thread] = []
 
@@ -35,7 +36,8 @@ def run_ranks(
     found: list[Any] = [None] * n
 
     def rank(number: int, joins: bool) -> None:
-        group = ProcessGroup(ModelCommunicator(model, number, joins), number, n)
+        further = {name: option(number) for name, option in options.items()}
+        group = ProcessGroup(ModelCommunicator(model, number, joins), number, n, **further)
         try:
             found[number] = function(group)
         except Dead:

@@ -90,13 +90,10 @@ def test_copies_take_locked_memory_alone_and_it_stays_locked() -> None:
     pages = whole_pages(12, np.empty)
     device.pin(pages)
     mark = device.copy_out(x, torch.from_numpy(pages[:12].view(np.float32)), device.mark())
-    if not mark.reached:
-        with pytest.raises(AssertionError, match="while it is copied"):
-            device.unpin(pages)
-        device.pin(pages)
-    mark.wait()
+    was_reached = mark.reached
     device.unpin(pages)
     assert not device.pinned
+    assert bool(device.violations) == (not was_reached)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -23,7 +23,7 @@ from bml.topology.errors import UsageError  # noqa: E402
 from bml.torch.attached.optimizers import prime  # noqa: E402
 from bml.torch.attached.state import TrainingState  # noqa: E402
 from bml.torch.process_group import ProcessGroup  # noqa: E402
-from bml.torch.recomputing.hook import RecomputeHook, recompute_hook  # noqa: E402
+from bml.torch.recomputing.hook import RecomputeHook, check_model, recompute_hook  # noqa: E402
 from bml.torch.recomputing.loader import LoaderShares  # noqa: E402
 from bml.torch.recomputing.plan import LoaderPlan, PassLedger  # noqa: E402
 from bml.torch.resumable import Resumable  # noqa: E402
@@ -526,3 +526,9 @@ def test_two_loops_at_once_are_refused_and_an_old_one_may_end_late() -> None:
         assert isinstance(error, UsageError)
         assert "another pass over a loader of this hook has begun" in str(error)
     assert one_rank(late) == [10, 10]
+
+
+def test_models_on_a_device_are_refused() -> None:
+    check_model(nn.Linear(2, 3))
+    with pytest.raises(UsageError, match="'weight' is on meta: recompute_hook computes in host memory"):
+        check_model(nn.Linear(2, 3, device="meta"))

@@ -38,7 +38,8 @@ def recompute_hook(ddp: Any, loss: Loss) -> RecomputeHook:
     of the data set. Call `recompute_hook` on every rank before training, and draw batches by
     `hook.batches(loader)`.
 
-    Raises UsageError for another backend, and for a model that has a communication hook or SyncBatchNorm.
+    Raises UsageError for another backend, for a model that has a communication hook or SyncBatchNorm, and for
+    one that is not in host memory.
     """
     if not isinstance(ddp, DistributedDataParallel):
         raise UsageError(f"recompute_hook takes a DistributedDataParallel, not a {type(ddp).__name__}")
@@ -50,12 +51,7 @@ def recompute_hook(ddp: Any, loss: Loss) -> RecomputeHook:
             "the group of the model is not of the backend bml: "
             'call init_process_group("bml") before DistributedDataParallel'
         )
-    for name, module in ddp.module.named_modules():
-        if isinstance(module, torch.nn.SyncBatchNorm):
-            raise UsageError(
-                f"the module {name!r} is a SyncBatchNorm: it waits for other ranks in its forward pass, "
-                "and samples of lost ranks are computed by one rank alone; make it a BatchNorm"
-            )
+    check_model(ddp.module)
     hook = RecomputeHook(group, ddp.module, loss)
     try:
         ddp.register_comm_hook(None, lambda state, bucket: hook.reduce(bucket))
@@ -65,6 +61,22 @@ def recompute_hook(ddp: Any, loss: Loss) -> RecomputeHook:
         ) from error
     ddp.register_forward_pre_hook(lambda module, given: hook.forwarded())
     return hook
+
+
+def check_model(model: Any) -> None:
+    """Raise UsageError unless one rank alone can compute samples of others with this model, in host memory."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.SyncBatchNorm):
+            raise UsageError(
+                f"the module {name!r} is a SyncBatchNorm: it waits for other ranks in its forward pass, "
+                "and samples of lost ranks are computed by one rank alone; make it a BatchNorm"
+            )
+    for name, parameter in model.named_parameters():
+        if not parameter.is_cpu:
+            raise UsageError(
+                f"the parameter {name!r} is on {parameter.device}: recompute_hook computes in host memory "
+                "alone; call model.cpu(), or train without the hook"
+            )
 
 
 class RecomputeHook:

@@ -1,0 +1,65 @@
+"""Messages of tensors on a device: their bytes go through twins in page-locked memory."""
+
+from __future__ import annotations
+
+from bml.torch.devices.device import Device, Mark
+from bml.torch.devices.device_work import DeviceWork
+from bml.torch.devices.pinned import PinnedMemory
+from bml.torch.devices.staging import plain
+from bml.torch.messages import Messages
+from bml.torch.tensors import Tensor, raw
+from bml.torch.work import GroupWork
+
+
+def send(
+    messages: Messages, device: Device, memory: PinnedMemory, tensor: Tensor, to: int, tag: int
+) -> GroupWork:
+    """Begin to send one tensor. The caller waits until it is in host memory, so messages keep their order."""
+    messenger = messages.ready()
+    source = plain(tensor)
+    slab = memory.take([source])
+    copied = list[Mark]()
+    try:
+        (twin,) = slab.tensors([source])
+        copied.append(device.copy_out(source, twin, device.mark()))
+        copied[0].wait()
+        begun = messenger.begin_send(raw(twin), to, tag)
+    except BaseException:
+        memory.give_back(slab, copied)
+        raise
+
+    def receipt() -> int:
+        try:
+            return begun.result()
+        finally:
+            memory.give_back(slab, copied)
+
+    return messages.settle_later(begun, DeviceWork("send", [tensor], messages.limit_s, device), receipt)
+
+
+def recv(
+    messages: Messages, device: Device, memory: PinnedMemory, tensor: Tensor, source: int, tag: int
+) -> GroupWork:
+    """Begin to receive one tensor; the `source_rank` of the work is the rank that sent it."""
+    messenger = messages.ready()
+    slab = memory.take([tensor])
+    called = device.mark()
+    copied = list[Mark]()
+    try:
+        (twin,) = slab.tensors([tensor])
+        begun = messenger.begin_recv(raw(twin), source, tag)
+    except BaseException:
+        memory.give_back(slab, [])
+        raise
+    work = DeviceWork("recv", [tensor], messages.limit_s, device)
+
+    def receipt() -> int:
+        try:
+            found = begun.result()
+            work.came = device.copy_in(twin, tensor, called)
+            copied.append(work.came)
+        finally:
+            memory.give_back(slab, copied)
+        return found
+
+    return messages.settle_later(begun, work, receipt)

@@ -1,0 +1,235 @@
+"""Collectives of tensors on a device: the same jobs as in host memory, on twins in page-locked memory.
+
+The inputs are copied out to their twins when a collective is called; the thread of the group waits for the
+copies, carries out the job, and has the outputs copied in. All copies wait for what the caller's stream was
+given before the call, so they see what it computes, and overwrite nothing that it still reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from functools import wraps
+from typing import Any, Protocol
+
+from bml.torch.arguments import listed, operation
+from bml.torch.collectives import Collectives
+from bml.torch.devices.device import Device, Mark
+from bml.torch.devices.device_work import DeviceWork
+from bml.torch.devices.found import Devices, common
+from bml.torch.devices.pinned import PinnedMemory
+from bml.torch.devices.slices import SlicedAllReduce, cut, n_slices
+from bml.torch.movements import Job
+from bml.torch.places import Empty
+from bml.torch.reductions import reduction
+from bml.torch.steps import GroupSteps
+from bml.torch.tensors import Tensor, check_dense, is_tensor
+from bml.torch.work import GroupWork
+
+
+class Group(Protocol):
+    """What the collectives of a device need of their group."""
+
+    def rank(self) -> int:
+        """This rank."""
+        ...
+
+    def size(self) -> int:
+        """How many ranks the group has."""
+        ...
+
+    def limit_s(self, opts: Any, timeout: timedelta | None) -> float:
+        """How long a collective may take."""
+        ...
+
+    def put(self, work: GroupWork, call: str, job: Job) -> GroupWork:
+        """Put a collective behind those that were begun before."""
+        ...
+
+
+class Staging:
+    """The tensors on devices of one group; `empty` makes memory that the group sends without a copy."""
+
+    def __init__(self, group: Group, devices: Devices, empty: Empty):
+        self._group = group
+        self._devices = devices
+        self._empty = empty
+        self._memories = dict[Device, PinnedMemory]()
+
+    def device_of(self, arguments: Any, call: str) -> Device | None:
+        """The device of the tensors among these arguments, None if they are in host memory.
+
+        Raises UsageError if they are on several, or if a tensor on a device is not dense.
+        """
+        tensors = list(_tensors(arguments))
+        device = common(self._devices, tensors, call)
+        if device is not None:
+            check_dense(tensors, call)
+        return device
+
+    def memory(self, device: Device) -> PinnedMemory:
+        """The page-locked memory for a device."""
+        return self._memories.setdefault(device, PinnedMemory(device, self._empty))
+
+    def run(
+        self, device: Device, name: str, read: int, arguments: Sequence[Any], options: dict[str, Any]
+    ) -> GroupWork:
+        """Begin the collective of this name, which reads argument number `read`."""
+        call = _StagedCall(self._group, device, self.memory(device), arguments, read)
+        begin: Callable[..., GroupWork] = getattr(call, name)
+        try:
+            return begin(*_mapped(arguments, call.twin), **options)
+        except BaseException:
+            call.give_back()
+            raise
+
+    def close(self) -> None:
+        """Unlock the memory; the next collective locks some anew."""
+        while self._memories:
+            self._memories.popitem()[1].close()
+
+
+def staged(collective: Callable[..., GroupWork], read: int) -> Any:
+    """A method of groups: `collective` of tensors in host memory or on a device; it reads argument `read`."""
+    name = collective.__name__
+
+    @wraps(collective)
+    def called(group: Any, *arguments: Any, **options: Any) -> GroupWork:
+        staging: Staging | None = group.staging
+        device = staging.device_of(arguments, name) if staging is not None else None
+        if staging is None or device is None:
+            return collective(group, *arguments, **options)
+        return staging.run(device, name, read, arguments, options)
+
+    return called
+
+
+class _StagedCall(Collectives):
+    """One collective on a device: it is called with the twins, and begins with the copies of its inputs."""
+
+    def __init__(
+        self, group: Group, device: Device, memory: PinnedMemory, arguments: Sequence[Any], read: int
+    ):
+        self._group, self._device, self._memory = group, device, memory
+        given = {id(each): each for each in _tensors(arguments)}
+        slab = memory.take(list(given.values()))
+        self._slabs = [slab]
+        self._copies: list[Mark] = []
+        """The marks of all copies from and to the slabs."""
+        self._twins = dict(zip(given, slab.tensors(list(given.values())), strict=True))
+        self._given = {id(twin): given[key] for key, twin in self._twins.items()}
+        self._read = [(plain(each), self.twin(each)) for each in _tensors(arguments[read : read + 1])]
+        self._called = device.mark()
+
+    def twin(self, tensor: Tensor) -> Tensor:
+        """The twin of a tensor in host memory."""
+        return self._twins[id(tensor)]
+
+    def rank(self) -> int:
+        return self._group.rank()
+
+    def size(self) -> int:
+        return self._group.size()
+
+    def begin(
+        self,
+        call: str,
+        outputs: Sequence[Tensor],
+        job: Job,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> GroupWork:
+        """Begin a job on the twins, of which it fills `outputs`."""
+        targets = [self._given[id(each)] for each in outputs]
+        brought = [self._copy_out(*each) for each in self._read]
+
+        def on_twins(steps: GroupSteps) -> None:
+            for mark in brought:
+                mark.wait()
+            job(steps)
+            for twin, target in zip(outputs, targets, strict=True):
+                self._copy_in(twin, target)
+
+        return self._put(call, targets, on_twins, opts, timeout)
+
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> GroupWork:
+        """Reduce a large tensor in slices."""
+        twins = listed(tensors)
+        how = reduction(operation(opts), twins, "all_reduce")
+        n = n_slices(twins[0].nbytes) if len(twins) == 1 else 1
+        if n == 1 or not how.op:
+            return super().allreduce(tensors, opts, timeout)
+        target = self._given[id(twins[0])]
+        (source, twin) = self._read[0]
+        self._slabs.append(self._memory.take(twins))
+        (result,) = self._slabs[1].tensors(twins)
+        given, targets = cut(twin.view(-1), n), list[Tensor]()
+        if source.is_contiguous():
+            brought = [self._copy_out(*each) for each in zip(cut(source.view(-1), n), given, strict=True)]
+        else:
+            brought = [self._copy_out(source, twin)] * n
+        if target.is_contiguous():
+            targets = cut(target.detach().view(-1), n)
+        sliced = SlicedAllReduce(how, brought, given, cut(result.view(-1), n), targets, self._copy_in)
+
+        def on_twins(steps: GroupSteps) -> None:
+            sliced.run(steps)
+            if not targets:
+                self._copy_in(result, target)
+
+        return self._put("all_reduce", [target], on_twins, opts, timeout)
+
+    def give_back(self) -> None:
+        """Give back the memory, which is used until all copies were carried out."""
+        while self._slabs:
+            self._memory.give_back(self._slabs.pop(), self._copies)
+
+    def _copy_out(self, source: Tensor, twin: Tensor) -> Mark:
+        self._copies.append(self._device.copy_out(source, twin, self._called))
+        return self._copies[-1]
+
+    def _copy_in(self, twin: Tensor, target: Tensor) -> Mark:
+        self._copies.append(self._device.copy_in(twin, target, self._called))
+        return self._copies[-1]
+
+    def _put(
+        self,
+        call: str,
+        targets: list[Tensor],
+        on_twins: Callable[[GroupSteps], None],
+        opts: Any,
+        timeout: timedelta | None,
+    ) -> GroupWork:
+        work = DeviceWork(call, targets, self._group.limit_s(opts, timeout), self._device)
+
+        def job(steps: GroupSteps) -> None:
+            try:
+                on_twins(steps)
+                work.came = self._copies[-1] if self._copies else None
+            finally:
+                self.give_back()
+
+        return self._group.put(work, call, job)
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """The tensor without its history, and with its values as they are in memory."""
+    return tensor.detach().resolve_conj().resolve_neg()
+
+
+def _tensors(argument: Any) -> Iterator[Tensor]:
+    """The tensors in lists of lists."""
+    if is_tensor(argument):
+        yield argument
+    elif isinstance(argument, list | tuple):
+        for each in argument:
+            yield from _tensors(each)
+
+
+def _mapped(argument: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """The same lists, with others in the places of tensors."""
+    if is_tensor(argument):
+        return function(argument)
+    if isinstance(argument, list | tuple):
+        return [_mapped(each, function) for each in argument]
+    return argument
