@@ -32,8 +32,8 @@ def check(tensors: Sequence[Tensor], call: str) -> None:
         )
     if devices and devices != ["cpu"]:
         raise UsageError(
-            f"{call} was given a tensor on {devices[0]}: the backend bml takes tensors in host memory, and on "
-            "GPUs of CUDA where torch.cuda is available; give tensor.cpu()"
+            f"{call} was given a tensor on {devices[0]}: the backend bml takes tensors in host memory, and "
+            "on GPUs where torch.cuda is available; give tensor.cpu()"
         )
 
 

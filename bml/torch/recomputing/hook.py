@@ -64,7 +64,7 @@ def recompute_hook(ddp: Any, loss: Loss) -> RecomputeHook:
 
 
 def check_model(model: Any) -> None:
-    """Raise UsageError unless one rank alone can compute samples of others with this model, in host memory."""
+    """Raise UsageError unless one rank alone can compute others' samples with it, in host memory."""
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.SyncBatchNorm):
             raise UsageError(
