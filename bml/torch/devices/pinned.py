@@ -12,8 +12,8 @@ import torch
 from bml.io.memory import Array, idle
 from bml.torch.devices.device import Device, Mark
 from bml.torch.devices.pages import whole_pages
-from bml.torch.places import Empty
 from bml.torch.tensors import Tensor
+from bml.train.operations.places import Empty
 
 _ALIGN_NBYTES = 64
 _LARGEST_FACTOR = 2

@@ -20,11 +20,11 @@ from bml.torch.devices.found import Devices, common
 from bml.torch.devices.pinned import PinnedMemory
 from bml.torch.devices.slices import SlicedAllReduce, cut, n_slices
 from bml.torch.movements import Job
-from bml.torch.places import Empty
 from bml.torch.reductions import reduction
 from bml.torch.steps import GroupSteps
 from bml.torch.tensors import Tensor, check_dense, is_tensor
 from bml.torch.work import GroupWork
+from bml.train.operations.places import Empty
 
 
 class Group(Protocol):
