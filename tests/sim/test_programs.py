@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bml.errors import ContributorLost
@@ -103,11 +104,23 @@ def a_list_of_one_is_not_copied(plant: pytest.MonkeyPatch) -> None:
 
 
 def a_lost_root_sends_nothing(plant: pytest.MonkeyPatch) -> None:
-    plant.setattr(moving, "min", lambda servers: -1, raising=False)
+    plant.setattr(moving, "source", lambda root, contributors: root)
 
 
 def lost_servers_are_said_to_have_sent_zeros(plant: pytest.MonkeyPatch) -> None:
-    plant.setattr(moving, "_of_contributors", lambda parts, outcome, outputs: parts)
+    table = moving._table
+
+    def without_none(collectives: Any, call: Any, given: Any, column: Any, out: Any) -> Any:
+        work, finish = table(collectives, call, given, column, out)
+        zeros = np.zeros(given.shapes[0], given.dtypes[0])
+
+        def finish_with_zeros(outcome: Any) -> Any:
+            found = finish(outcome)
+            return found and [zeros if each is None else each for each in found]
+
+        return work, finish_with_zeros
+
+    plant.setattr(moving, "_table", without_none)
 
 
 def a_lost_root_breaks_the_session(plant: pytest.MonkeyPatch) -> None:
