@@ -17,8 +17,9 @@ from bml.errors import ContributorLost, StepMismatch
 from bml.train.communicator import Committed, Communicator
 
 _UNEVEN = (
-    "If ranks have different numbers of batches, put the loop into torch.distributed.algorithms.Join([ddp]), "
-    "or give the loader and the sampler drop_last=True"
+    "Servers are the ranks of the group. Give all ranks the same model, of the same dtypes, and the same "
+    "options of DistributedDataParallel. If they have different numbers of batches, put the loop into "
+    "torch.distributed.algorithms.Join([ddp]), or give the loader and the sampler drop_last=True"
 )
 _log = logging.getLogger("bml.torch")
 

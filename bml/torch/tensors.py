@@ -38,7 +38,7 @@ def check(tensors: Sequence[Tensor], call: str) -> None:
 
 
 def check_dense(tensors: Sequence[Tensor], call: str) -> None:
-    """Raise UsageError unless all are dense tensors."""
+    """Raise UsageError unless all are dense tensors with elements."""
     for each in tensors:
         if not isinstance(each, torch.Tensor):
             raise UsageError(f"{call} takes tensors, it was given a {type(each).__name__}")
@@ -49,6 +49,11 @@ def check_dense(tensors: Sequence[Tensor], call: str) -> None:
             )
         if each.is_quantized:
             raise UsageError(f"{call} was given a quantized tensor: give tensor.dequantize()")
+        if each.is_meta:
+            raise UsageError(
+                f"{call} was given a tensor on meta, which has no elements: call "
+                'model.to_empty(device="cpu") and set its parameters before'
+            )
 
 
 def check_alike(tensors: Sequence[Tensor], call: str) -> None:

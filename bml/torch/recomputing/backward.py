@@ -57,13 +57,15 @@ class Backward:
     def add(self, bucket: Any, measures: bool) -> Any:
         """Begin to reduce a bucket; returns a torch.futures.Future of its buffer, with means over the ranks.
 
-        With `measures` the norm of what this rank contributes is noted.
+        With `measures` the norm of what this rank contributes is noted. Raises UsageError for a bucket that
+        cannot be reduced, such as a sparse one.
         """
         buffer = bucket.buffer()
+        within = [(self._numbers[id(each)], bucket_order(each)) for each in bucket.parameters()]
+        job = self._job(buffer, within)  # refuses what cannot be reduced
         if measures:
             self._norms.append(float(torch.linalg.vector_norm(buffer.float())))
-        within = [(self._numbers[id(each)], bucket_order(each)) for each in bucket.parameters()]
-        work = self._group.begin(BACKWARD, [buffer], self._job(buffer, within))
+        work = self._group.begin(BACKWARD, [buffer], job)
         self._works.append(work)
         self._thread.serve()
         return work.get_future().then(lambda done: done.value()[0])
@@ -98,7 +100,7 @@ class Backward:
                 added = self._added.get(contributors)
                 if added is None:
                     return own
-                flat = torch.cat([added[number].permute(order).reshape(-1) for number, order in within])
+                flat = torch.cat([_laid(added[number], order) for number, order in within])
                 with np.errstate(all="ignore"):  # an overflow is a result, also if the user has numpy raise
                     made: Vector = np.add(own, flat.numpy())
                 return made
@@ -155,6 +157,12 @@ def bucket_order(parameter: Tensor) -> Order:
                 return tuple(range(parameter.dim()))
             wanted *= sizes[each]
     return order
+
+
+def _laid(gradient: Tensor, order: Order) -> Tensor:
+    """The numbers of a gradient as DDP lays them into a bucket: complex ones as pairs of real ones."""
+    laid = gradient.permute(order)
+    return (torch.view_as_real(laid) if laid.is_complex() else laid).reshape(-1)
 
 
 def _own(drawn: Drawn, rank: int) -> Indices:

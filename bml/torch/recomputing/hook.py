@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import logging
 import math
+import weakref
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from bml.topology.errors import UsageError
 from bml.torch.attached.memory import Named
@@ -59,7 +61,8 @@ def recompute_hook(ddp: Any, loss: Loss) -> RecomputeHook:
         raise UsageError(
             f"the model takes no communication hook, it may have one already: {error}"
         ) from error
-    ddp.register_forward_pre_hook(lambda module, given: hook.forwarded())
+    ddp.register_forward_pre_hook(lambda module, given: hook.forwarded(module.require_backward_grad_sync))
+    _watch_optimizers(hook)
     return hook
 
 
@@ -79,6 +82,19 @@ def check_model(model: Any) -> None:
             )
 
 
+def _watch_optimizers(hook: RecomputeHook) -> None:
+    """Let the hook look at each step of an optimizer before it changes anything."""
+    watched = weakref.ref(hook)
+
+    def before(optimizer: Any, args: Any, settings: Any) -> None:
+        found = watched()
+        if found is not None:
+            found.before_step(optimizer)
+
+    handle = register_optimizer_step_pre_hook(before)
+    weakref.finalize(hook, handle.remove).atexit = False
+
+
 class RecomputeHook:
     """The communication hook of one model on one rank; `recompute_hook` makes it.
 
@@ -90,19 +106,22 @@ class RecomputeHook:
         self._group = group
         self._recompute = Recompute(model, loss, trained)
         self._numbers = {id(each.parameter): number for number, each in enumerate(trained)}
+        self._names = [each.name for each in trained]
         self._passes = Passes()
         self._backward: Backward | None = None
         self._is_compared = group.joins
         self._n_lost = 0
         self._failed: BaseException | None = None
-        self._is_first = True
-        """Whether no gradient was made since the last reduction."""
+        self._made: set[int] = set()
+        """The numbers of the parameters whose gradients were made since the last reduction."""
+        self._syncs = True
+        """Whether the gradients of the last loss are to be reduced: not under `no_sync`."""
         self._keeps = False
         """Whether the gradients of the last reduction were still there then."""
         # By the nodes that add to gradients: those of parameters are also called by torch.autograd.grad.
         self._accumulators = [_accumulator(each.parameter) for each in trained]
         for each, accumulator in zip(trained, self._accumulators, strict=True):
-            accumulator.register_prehook(partial(self._note_kept, each.parameter))
+            accumulator.register_prehook(partial(self._note_made, each.parameter))
 
     def batches(self, loader: Any) -> Iterator[Any]:
         """Iterate over the batches of a DataLoader, and know whose samples the other ranks have.
@@ -142,14 +161,16 @@ class RecomputeHook:
         """Take what `state_dict` returned on another rank."""
         self._passes.load(state)
 
-    def forwarded(self) -> None:
+    def forwarded(self, syncs: bool = True) -> None:
         """Note that the model is called; with gradients, that is the last batch's loss.
 
+        `syncs`: backward will reduce the gradients, as it does but under `no_sync`.
         Raises UsageError inside of `loss`, which is given the model to call, and after a backward pass that
         did not reach all buckets.
         """
         if self._backward is None:
             if torch.is_grad_enabled():
+                self._syncs = syncs
                 self._passes.forwarded()
         elif self._backward.is_computing:
             raise UsageError(
@@ -162,6 +183,29 @@ class RecomputeHook:
             )
             self._backward.leave()
             raise self._failed
+
+    def before_step(self, optimizer: Any) -> None:
+        """Raise UsageError if an optimizer is about to use gradients of the model that were not reduced.
+
+        DDP itself would say so in the next forward pass, when each rank has used its own gradients.
+        """
+        drawn = self._passes.drawn
+        if not (self._made and self._syncs and drawn and drawn[-1].is_forwarded):
+            return
+        if not any(id(each) in self._numbers for group in optimizer.param_groups for each in group["params"]):
+            return
+        missing = [name for number, name in enumerate(self._names) if number not in self._made]
+        why = "backward raised an error"
+        if missing:
+            why = (
+                f"the parameters {', '.join(missing)} got none: backward raised an error, or the loss does "
+                "not depend on them (give DistributedDataParallel find_unused_parameters=True then)"
+            )
+        self._failed = UsageError(
+            f"optimizer.step() with gradients that were not reduced, as {why}. The model is that of the last "
+            "step, and this rank cannot go on"
+        )
+        raise self._failed
 
     def reduce(self, bucket: Any) -> Any:
         """Reduce a torch.distributed.GradBucket; DDP calls it in backward, for one bucket after the other.
@@ -192,14 +236,16 @@ class RecomputeHook:
             self._backward.finish()
             self._passes.commit(self._backward.contributors)
             self._tell_losses(self._backward.contributors)
-            self._backward, self._is_first = None, True
+            self._backward = None
+            self._made.clear()
         return found
 
-    def _note_kept(self, parameter: Any, _: Any) -> None:
+    def _note_made(self, parameter: Any, _: Any) -> None:
         """Called by autograd before it adds to the gradient of a parameter."""
-        if self._is_first:
+        if not self._made:
             kept = parameter.grad
-            self._is_first, self._keeps = False, kept is not None and bool(kept.any())
+            self._keeps = kept is not None and bool(kept.any())
+        self._made.add(self._numbers[id(parameter)])
 
     def _begin(self) -> Backward:
         drawn = self._passes.drawn

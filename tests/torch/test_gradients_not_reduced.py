@@ -1,0 +1,174 @@
+"""Real DDP with the hook over the model of a job: gradients that were not reduced, and odd ones."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from bad_input_programs import N_STEPS, Net, digest, loss, make_loader, optimizer_of, vector  # noqa: E402
+from modelled_ranks import run_ranks  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+from torch.optim.optimizer import _global_optimizer_pre_hooks  # noqa: E402
+
+from bml.topology.errors import UsageError  # noqa: E402
+from bml.torch.process_group import ProcessGroup  # noqa: E402
+from bml.torch.recomputing.hook import recompute_hook  # noqa: E402
+
+N_RANKS, BAD_STEP = 2, 2
+FIRST_GRADIENTS = 5
+"""The step of the group with the gradients of the first batch; DDP itself takes those before."""
+
+
+def train(
+    group: ProcessGroup,
+    model: Any,
+    before: Callable[[int], None] = lambda step: None,
+    loss: Callable[[Any, Any], Any] = loss,
+    **settings: Any,
+) -> tuple[str, bool]:
+    """Train with the hook; returns the error's text, and whether the model is that of the last whole step."""
+    ddp = DistributedDataParallel(model, process_group=group, **settings)
+    hook, optimizer = recompute_hook(ddp, loss), optimizer_of(model)
+    last = digest(model)
+    try:
+        for step, samples in enumerate(hook.batches(make_loader(group.rank(), N_RANKS))):
+            before(step)
+            optimizer.zero_grad()
+            loss(ddp, samples).backward()
+            optimizer.step()
+            last = digest(model)
+    except UsageError as error:
+        return str(error), digest(model) == last
+    return "", digest(model) == last
+
+
+def test_gradients_that_were_not_reduced_are_not_used() -> None:
+    """Each rank would use its own: DDP says so in the next forward pass."""
+
+    def program(group: ProcessGroup) -> tuple[str, bool, Any]:
+        torch.manual_seed(3)
+        model = Net()
+
+        def before(step: int) -> None:
+            model.skips = step == BAD_STEP
+
+        return *train(group, model, before), vector(model).tolist()
+
+    (said, is_last, first), (_, others, second) = run_ranks(N_RANKS, program)
+    assert "optimizer.step() with gradients that were not reduced" in said
+    assert "the parameters right.weight, right.bias got none" in said
+    assert is_last
+    assert others
+    assert first == second
+
+
+def test_a_backward_that_raised_is_named_when_its_gradients_are_used() -> None:
+    def program(group: ProcessGroup) -> str:
+        model = Net()
+        ddp = DistributedDataParallel(model, process_group=group)
+        hook, optimizer = recompute_hook(ddp, loss), optimizer_of(model)
+        for samples in hook.batches(make_loader(group.rank(), N_RANKS)):
+            made = loss(ddp, samples)
+            model.first.weight.register_post_accumulate_grad_hook(_raise)
+            with pytest.raises(KeyError):
+                made.backward()
+            with pytest.raises(UsageError) as caught:
+                optimizer.step()
+            return str(caught.value)
+        return "no batch"
+
+    for said in run_ranks(N_RANKS, program):
+        assert "backward raised an error" in said
+        assert "this rank cannot go on" in said
+
+
+def _raise(*_: Any) -> None:
+    raise KeyError("of the user")
+
+
+def test_steps_that_use_what_is_reduced_or_is_nobody_elses_are_let_alone() -> None:
+    """Another model's optimizer steps at any time, and under no_sync a rank may use its own gradients."""
+
+    def program(group: ProcessGroup) -> int:
+        torch.manual_seed(3)
+        model, other = Net(), nn.Linear(2, 1)
+        ddp = DistributedDataParallel(model, process_group=group)
+        hook, optimizer, others = recompute_hook(ddp, loss), optimizer_of(model), optimizer_of(other)
+        steps = 0
+        for step, samples in enumerate(hook.batches(make_loader(group.rank(), N_RANKS))):
+            optimizer.zero_grad()
+            made = loss(ddp, samples)
+            model.right.bias.register_hook(lambda gradient: others.step())  # in the middle of backward
+            optimizer.step()  # of no gradients: none are made yet
+            made.backward()
+            optimizer.step()
+            steps = step + 1
+        with ddp.no_sync():
+            loss(ddp, samples).backward()
+            optimizer.step()
+        return steps
+
+    assert run_ranks(N_RANKS, program) == [N_STEPS] * N_RANKS
+
+
+def test_a_hook_that_is_gone_looks_at_no_optimizer() -> None:
+    def program(group: ProcessGroup) -> tuple[int, int]:
+        gc.collect()  # hooks of other tests
+        before = len(_global_optimizer_pre_hooks)
+        ddp = DistributedDataParallel(Net(), process_group=group)
+        hook = recompute_hook(ddp, loss)
+        with_hook, gone = len(_global_optimizer_pre_hooks), weakref.ref(hook)
+        del hook, ddp
+        gc.collect()
+        assert gone() is None
+        return with_hook - before, len(_global_optimizer_pre_hooks) - before
+
+    assert run_ranks(1, program) == [(1, 0)]
+
+
+class Complex(nn.Module):
+    """The absolute values of complex numbers, to which real ones are added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(7)
+        self.factors = nn.Parameter(torch.randn(6, 3, dtype=torch.complex64, generator=generator))
+        self.bias = nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: Any) -> Any:
+        return (x.to(torch.complex64) @ self.factors).abs() + self.bias
+
+
+@pytest.mark.parametrize("when", ["before", "brought"])
+def test_complex_gradients_of_a_lost_rank_are_computed(when: str) -> None:
+    """DDP reduces a complex gradient as pairs of real numbers."""
+
+    def program(group: ProcessGroup) -> Any:
+        model = Complex()
+        assert train(group, model) == ("", True)
+        return vector(model)
+
+    whole = run_ranks(N_RANKS, program)
+    found = run_ranks(N_RANKS, program, kills={1: (FIRST_GRADIENTS + BAD_STEP, when)})
+    assert found[1] == "dead"
+    torch.testing.assert_close(found[0], whole[0])
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Net(table=nn.Embedding(5, 3, sparse=True)), "was given a sparse tensor (torch.sparse_coo)"),
+        (lambda: Net().to("meta"), 'on meta, which has no elements: call model.to_empty(device="cpu")'),
+    ],
+    ids=["sparse", "meta"],
+)
+def test_what_cannot_be_reduced_is_named(make: Callable[[], Any], said: str) -> None:
+    for found in run_ranks(N_RANKS, lambda group: train(group, make())):
+        assert said in str(found)
