@@ -205,6 +205,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             "slow:4/1@step=8,rate=10mbit",
             "on the emulated fabric only: the cable carries no more than that",
             on=("fabric",),
+            simulated="slow",
             takes=("for", "rate"),
             needs=("rate",),
         ),

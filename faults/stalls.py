@@ -25,12 +25,15 @@ class Flow(NamedTuple):
 
     `outstanding`: there are bytes that the peer's kernel has not acknowledged. `answers` grows with every
     acknowledgement that comes for them. `tries`: how often in a row the kernel has sent the oldest of them
-    again, or has probed a closed window, without an answer.
+    again, or has probed a closed window, without an answer. `busy_s` is for how many seconds in all bytes
+    waited that the kernel did not take, though the peer had room; `nbytes` is how many went in that time.
     """
 
     outstanding: bool
     answers: int
     tries: int
+    nbytes: int = 0
+    busy_s: float = 0.0
 
 
 @dataclass(slots=True)

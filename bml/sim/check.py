@@ -23,6 +23,7 @@ from bml.sim.mishaps.chaos import (
     draw_successions,
 )
 from bml.sim.mishaps.endings import draw_ending
+from bml.sim.mishaps.slow import draw_slow
 from bml.sim.mishaps.strangers import draw_strangers
 from bml.sim.simulation import Simulation
 from bml.sim.world.delays import MOST_S, NONE, draw_delays
@@ -34,6 +35,8 @@ FABRICS = ("bcube:2x2", "bcube:2x2", "bcube:3x1", "bcube:4x1", "bcube:3x2", "bcu
 OTHER_FAMILIES = ("torus:3x1", "torus:4x1", "torus:3x2", "switch:3", "switch:5", "fattree:4/4")
 #: On one host, few servers add whole vectors: so more are drawn, of which some may be lost.
 HOSTS = ("bcube:2x2", "bcube:4x1", "bcube:5x1", "bcube:2x3", "bcube:3x2")
+#: Large vectors take many events.
+SLOW_FABRICS = ("bcube:2x2", "bcube:2x2", "bcube:3x1", "bcube:4x1", "switch:3", "torus:3x1", "bcube:3x2")
 DETECT_S = 0.5
 #: Every so many seeds, servers join; those runs take several times as long.
 JOINS_EVERY = 4
@@ -45,6 +48,8 @@ ENDINGS_EVERY = 5
 PATHS_EVERY = 3
 #: In one of so many of them the host is so busy that all react late.
 BUSY_EVERY = 5
+#: Every so many seeds, NICs carry a bounded number of bytes per second that wanders, and some are slow.
+SLOW_EVERY = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +79,8 @@ class Scenario(Settings):
             min_servers=_min_servers(extra, parse(name).n_servers),
             delays=draw_delays(random.Random(f"delays {seed}"), parse(name)),
         )
+        if seed % SLOW_EVERY == 7 and not shared_memory:
+            return scenario._with_slow_parts(fabric)
         if seed % JOINS_EVERY == 0:
             scenario = scenario._with_joins()
         elif shared_memory and seed % JOINS_EVERY > 1:
@@ -165,6 +172,22 @@ class Scenario(Settings):
             delays=NONE,
         )
 
+    def _with_slow_parts(self, fabric: str | None) -> Scenario:
+        """Instead: a longer run of large vectors over NICs of which some are slow."""
+        chance = random.Random(f"slow {self.seed}")
+        name = fabric or chance.choice(SLOW_FABRICS)
+        return replace(
+            self,
+            fabric=name,
+            steps=chance.choice((16, 32)) if parse(name).n_servers < 8 else 12,
+            n_elements=6000,
+            slice_nbytes=2048,
+            rate_nbytes_s=250e3,
+            mishaps=draw_slow(chance, parse(name), DETECT_S),
+            min_servers=_min_servers(chance, parse(name).n_servers),
+            delays=NONE,
+        )
+
     def simulation(self, recorded: bool = False) -> Simulation:
         """The run, ready to start."""
         return Simulation(parse(self.fabric), self.seed, self, self.mishaps, recorded)
@@ -175,6 +198,7 @@ class Scenario(Settings):
         what += f", {self.per_iteration} in each iteration" if self.per_iteration > 1 else ""
         what += f", at least {self.min_servers} servers" if self.min_servers else ""
         what += f", on a busy host ({self.load_s:g} s)" if self.load_s else ""
+        what += f", NICs carry {self.rate_nbytes_s / 1e3:g} kB/s" if self.rate_nbytes_s else ""
         what += "" if self.reaches else ", no coordinator can be killed"
         mishaps = "; ".join([*(f"server {each} absent" for each in self.absent), *map(str, self.mishaps)])
         mishaps = mishaps or "no mishap"

@@ -88,6 +88,11 @@ def _unjudged(lost: Iterable[int], view: msg.View) -> list[int]:
     return []
 
 
+def _never_slow(server: int, level: int) -> bool:
+    """No link has a rate here."""
+    return False
+
+
 class Model:
     """One state of the small model; `choices` can happen next, `make` lets one happen."""
 
@@ -107,7 +112,7 @@ class Model:
         self.data: dict[tuple[int, int], deque[Packet]] = {}
         self.down: dict[int, deque[msg.ToServer]] = {s: deque() for s in self.cores}
         self.up: dict[int, deque[msg.ToCoordinator]] = {s: deque() for s in self.cores}
-        self.promises = Promises(History(recorded=False), _unjudged)
+        self.promises = Promises(History(recorded=False), _unjudged, _never_slow)
         self.term = 0
         self.coordinator = self._coordinator()
         self._settle()
@@ -276,7 +281,7 @@ class Model:
                     assert core.view is not None
                     self.opened[server] = core.view
                 case ev.Installed(view):
-                    self.promises.installed(server, view)
+                    self.promises.installed(server, view, self.fabric.without(*view.failures))
                     if len(core.views) == 1:
                         self.ready[server] = view.epoch
                 case ev.Retry(step, epoch):

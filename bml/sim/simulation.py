@@ -20,6 +20,7 @@ from bml.sim.judge.promises import PromiseBroken, Promises
 from bml.sim.mishaps.affected import Affected
 from bml.sim.mishaps.chaos import FOREVER, Mishap
 from bml.sim.mishaps.endings import OPERATOR_S, Endings
+from bml.sim.mishaps.slow import nics_of, ports_of, share_of
 from bml.sim.mishaps.troubles import Troubles
 from bml.sim.server.machine import Machine
 from bml.sim.world.coordinators import SimulatedCoordinator, SimulatedCoordinators
@@ -27,11 +28,12 @@ from bml.sim.world.host import Host
 from bml.sim.world.load import Load
 from bml.sim.world.network import Network
 from bml.sim.world.paths import Key, Pair, Where, pair
+from bml.sim.world.ports import Ports
 from bml.sim.world.settings import Settings
 from bml.sim.world.wires import Wires
 from bml.topology import Fabric, InvariantError
 
-#: How long the steps of a run may take on a host that is overloaded, in virtual seconds.
+#: How long the steps of a run may take on a host that is overloaded, or over slow NICs, in virtual seconds.
 _LOADED_S = 400.0
 #: After so many failing starts a launcher may give up, with the other mishaps of coordinators.
 _MANY_STARTS = 6
@@ -61,13 +63,13 @@ class Simulation:
         self.timeouts = Timeouts.of(settings.detect_s)
         self.network = Network(seed)
         self.history = History(recorded)
-        self.promises = Promises(self.history, self._reachable)
+        self.promises = Promises(self.history, self._reachable, self._slowed)
         self.endings = Endings()
         self.finished: coord.Finished | None = None
         self.gave_up = ""
         """Why the launcher ended the job, if it could not get a coordinator."""
         self._load = Load(self.network, settings.load_s, seed)
-        self._deadline_s = _LOADED_S if settings.load_s else 0.0
+        self._deadline_s = _LOADED_S if settings.load_s or settings.rate_nbytes_s else 0.0
         self._headless = False
         least = fabric.n_servers // 2 + 1 if settings.min_servers is None else settings.min_servers
         self.affected = Affected(fabric, least)
@@ -76,7 +78,7 @@ class Simulation:
         self._troubles = Troubles(fabric)
         self._tied: defaultdict[tuple[str, int], list[Mishap]] = defaultdict(list)
         self.wires = Wires(
-            self.network,
+            Ports(self.network, settings.rate_nbytes_s, seed),
             self.timeouts.connect_s,
             process=lambda server: self.machines[server].process,
             arrived=lambda to, origin, level: self.machines[to].arrived(origin, level),
@@ -140,6 +142,8 @@ class Simulation:
                 self.coordinators.lose(target[0])
             case "control-hold":
                 self._hold(target[0], mishap.for_s)
+            case "slow" | "slow-out" | "slow-in" | "slow-switch":
+                self._slow_down(mishap)
             case "join":
                 self._join(target[0])
             case "raise" | "return" | "endless":
@@ -164,6 +168,10 @@ class Simulation:
         reached, connects = self._troubles.reached, self.wires.paths.connects
         lately = self._troubles.reachable(alive, self.network.now)
         return [each for each in lately if running <= reached(each, running, connects)]
+
+    def _slowed(self, server: int, level: int) -> bool:
+        """Whether the NIC, or another one of its switch, has been slow."""
+        return (level, self.fabric.group(server, level)) in self.affected.slow
 
     def _crash(self, server: int) -> None:
         machine = self.machines[server]
@@ -226,6 +234,15 @@ class Simulation:
                 self.wires.heal(kind, where)
 
         self._later(for_s, heal, f"{kind} {', '.join(map(str, places))} heals")
+
+    def _slow_down(self, mishap: Mishap) -> None:
+        """A part is slow: that befalls no server."""
+        self.affected.slow.update(
+            (level, self.fabric.group(server, level)) for server, level in nics_of(mishap, self.fabric)
+        )
+        ports, share = ports_of(mishap, self.fabric), share_of(mishap)
+        self.wires.ports.slow_down(ports, share)
+        self._later(mishap.for_s, lambda: self.wires.ports.recover(ports, share), f"{mishap.kind} heals")
 
     def _hold(self, server: int, for_s: float) -> None:
         self.affected.servers.add(server)

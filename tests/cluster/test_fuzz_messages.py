@@ -85,7 +85,18 @@ def test_a_call_for_which_there_is_no_memory_ends_the_learner_in_words(
 
 FABRIC = parse("bcube:2x2")
 INCARNATION = Incarnation(3, 9, "somewhere")
-VIEW = View(2, (0, 1, 3), ("server:2",), 4, "test", 0.1, (("link:1/0", 1),), (3,), (INCARNATION,))
+VIEW = View(
+    2,
+    (0, 1, 3),
+    ("server:2",),
+    4,
+    "test",
+    0.1,
+    (("link:1/0", 1),),
+    (3,),
+    (INCARNATION,),
+    rates=(msg.Rate(1, 1, 3, 2),),
+)
 TO_SERVER = (
     msg.Who(1), msg.Freeze(1, 3, "x"), msg.Propose(1, VIEW), msg.Install(1, 2), msg.Evict(1, 3, "x"),
     msg.Abort(1, "start", "x"), msg.Shutdown(1), msg.Inject("kill:1"),
@@ -99,7 +110,7 @@ TO_COORDINATOR = (
     msg.Interrupted(1, 0, 0), msg.CanSendState(1),
     msg.CaughtUp(1, 2), msg.NeedsState(1, 2),
     msg.Leaves(1, "x"), msg.Progress(1, 9), msg.Ended(1, "done", "", 9),
-    msg.Inject("join:2"),
+    msg.Inject("join:2"), msg.Measured(1, 2, ((0, 0, 90_000, 400_000), (3, 1, 70_000, 1))),
 )  # fmt: skip
 
 
@@ -150,6 +161,11 @@ def test_control_messages_are_read_or_refused() -> None:
         msg.Propose(1, View(2, (0, 1, 2, 3), (), -1, "", 0.0)),
         msg.Propose(1, View(2, (0, 1, 2, 3), (), 0, "", 0.0, learners=(0, 1, 2, 3))),
         msg.Propose(1, View(2, (0, 1, 2, 3), (), 0, "", 0.0, joined=(Incarnation(9, 1),))),
+        msg.Propose(1, View(2, (0, 1, 2, 3), (), 0, "", 0.0, rates=(msg.Rate(1, 2, 1, 1),))),
+        msg.Propose(1, View(2, (0, 1, 2, 3), ("link:1/0",), 0, "", 0.0, rates=(msg.Rate(1, 0, 1, 1),))),
+        msg.Propose(1, View(2, (0, 1, 2, 3), (), 0, "", 0.0, rates=(msg.Rate(1, 0, 6, 1),))),
+        msg.Propose(1, View(2, (0, 1, 2, 3), (), 0, "", 0.0, rates=(msg.Rate(1, 0, 1, 0),))),
+        msg.Propose(1, View(2, (0, 1, 2, 3), (), 0, "", 0.0, rates=(msg.Rate(1, 0, 1, 1),) * 2)),
         msg.Propose(1, View(2, (0, 1, 2, 3), (), 0, "", 0.0, joined=(Incarnation(1, 0),))),
         msg.Freeze(1, 2**32, ""),
         msg.Who(-1),
@@ -170,6 +186,12 @@ def test_what_no_coordinator_says(message: msg.Message) -> None:
         msg.Suspect(1, 0, 9, "silence", 0.0, "no level"),
         msg.Suspect(1, 77, 0, "silence", 0.0, "no server"),
         msg.Leaves(2, "another"),
+        msg.Measured(2, 1, ((0, 1, 9, 9),)),
+        msg.Measured(1, 1, ((2, 0, 9, 9),)),
+        msg.Measured(1, 1, ((0, 0, 9, 9), (77, 0, 9, 9))),
+        msg.Measured(1, 1, ((0, 0, -1, 9),)),
+        msg.Measured(1, 1, ((0, 0, 9, 0),)),
+        msg.Measured(1, 2**32, ()),
         msg.Ended(3, "failed", "another", 4),
         STATUS.__class__(1, 7, 0, 2**32, None, None, 0, -1, "", "", None),
         STATUS.__class__(1, 7, 0, 2, None, None, 0, -1, "", "", Incarnation(2, 1)),

@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 from bml.protocol.wire import messages as msg
 from bml.topology.errors import FabricError
 
-VIEW = msg.View(4, (0, 2), ("server:1", "link:0/1"), 17, "server 1 is dead: gone", 0.25, (("link:0/1", 2),))
+VIEW = msg.View(
+    4,
+    (0, 2),
+    ("server:1", "link:0/1"),
+    17,
+    "server 1 is dead: gone",
+    0.25,
+    (("link:0/1", 2),),
+    rates=(msg.Rate(2, 0, 3, 1),),
+)
 ALL: list[msg.Message] = [
     msg.Who(1),
     msg.Freeze(1, 4, "why"),
@@ -30,6 +39,7 @@ ALL: list[msg.Message] = [
     msg.Healthy(2, 1, 0),
     msg.Relapsed(2, 1, 0),
     msg.Interrupted(2, 1, 0),
+    msg.Measured(2, 4, ((1, 0, 90_000, 400_000),)),
     msg.CanSendState(2),
     msg.CaughtUp(2, 7),
     msg.NeedsState(2, 7),

@@ -64,6 +64,28 @@ def test_what_would_take_too_long_is_not_packed():
     assert Schedules(parse("bcube:9x2")).for_nbytes(MIB_64).algorithm == "bml"
 
 
+@pytest.mark.parametrize("rate", ["1/2", "1/8", "1/32"])
+@pytest.mark.parametrize("name", ["bcube:9x2", "torus:9x2", "bcube:5x3"])
+def test_a_slow_nic_of_a_large_damaged_fabric_costs_what_a_dead_one_does_at_most(name, rate):
+    damaged = parse(name).without("server:8")
+    large = damaged.with_rates({(4, 0): rate})
+    made = Schedules(large).for_nbytes(MIB_64)
+    dead = Schedules(damaged.without("link:4/0")).for_nbytes(MIB_64).gst()
+    assert made.algorithm == "detour"
+    assert made.gst() <= min(dead, plan(large, "detour").gst())
+
+
+def test_a_slow_nic_of_a_large_fabric_is_packed_round():
+    large = parse("bcube:9x2").with_rates({(4, 0): "1/8"})
+    assert Schedules(large).for_nbytes(MIB_64).gst() == 1, "a little more than .99 T of the healthy fabric"
+
+
+def test_a_large_fabric_that_only_slow_nics_join_uses_them():
+    large = parse("switch:66").without("server:8").with_rates({(4, 0): "1/8"})
+    assert not large.without("link:4/0").is_connected
+    assert Schedules(large).for_nbytes(MIB_64).fabric == large
+
+
 def test_a_wish_is_followed_whatever_the_size():
     fabric = parse("bcube:3x2")
     assert Schedules(fabric, "packed").for_nbytes(FOUR_BYTES).algorithm == "packed"

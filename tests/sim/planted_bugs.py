@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import pytest
 from msgspec import structs
 
 from bml.faults import Diagnosis, diagnose
+from bml.faults.slowness import slowed
 from bml.faults.stalls import Stalls
 from bml.protocol.coordinator import ballot, next_view
 from bml.protocol.coordinator import core as coord
@@ -29,7 +30,7 @@ from bml.sim.server import machine, user
 from bml.sim.server.user import User
 from bml.sim.world.launcher import Launcher
 from bml.sim.world.settings import TREES
-from bml.topology import Fabric, ServerFailure
+from bml.topology import Fabric, Link, ServerFailure
 
 Patch = pytest.MonkeyPatch
 
@@ -295,6 +296,24 @@ def read_constants_of_its_own(patch: Patch) -> None:
     patch.setattr(machine, "_programs", by_its_own)
 
 
+def plan_with_old_rates(patch: Patch) -> None:
+    """Every third plan is for the rates of the first view."""
+    plans: list[Fabric] = []
+
+    def old(fabric: Fabric, halvings: Mapping[Link, int]) -> Fabric:
+        plans.append(fabric)
+        return slowed(fabric, halvings if len(plans) % 3 else {})
+
+    patch.setattr("bml.protocol.server.core.slowed", old)
+
+
+def judge_by_one_round(patch: Patch) -> None:
+    """A NIC is slow that moves less than others in one round, whoever else waits for it."""
+    patch.setattr("bml.faults.slowness.LONGER", 0.0)
+    patch.setattr("bml.faults.slowness.LONGEST", 0.0)
+    patch.setattr("bml.faults.slowness.SLOW_SHARE", 0.8)
+
+
 PLANTED: tuple[Callable[[Patch], None], ...] = (
     skip_the_fence,
     work_on_while_frozen,
@@ -321,6 +340,8 @@ PLANTED: tuple[Callable[[Patch], None], ...] = (
     ignore_stalls,
     give_up_the_busy,
     read_constants_of_its_own,
+    plan_with_old_rates,
+    judge_by_one_round,
 )
 
 PLANTED_IN_SHARED_MEMORY: tuple[Callable[[Patch], None], ...] = (take_a_torn_sum, leave_without_a_word)

@@ -14,6 +14,8 @@ State table:
     proposing
     any        too few servers, a training error        stopped    Abort to all
     steady     a joiner waits, a learner has caught up  freezing   as after evidence: the next view has it
+    steady     a NIC is slow, or is so no more          freezing   as after evidence: the next view has its
+                                                                   rate
     steady     every contributor is done                stopped    Shutdown to all
     any        a change, all left in it are done        stopped    Shutdown to them
     any        Deposed: a successor is at work          stopped    sends nothing more
@@ -35,6 +37,7 @@ from bml.protocol.coordinator.evidence import Findings
 from bml.protocol.coordinator.joiners import Joiners
 from bml.protocol.coordinator.known import KnownViews
 from bml.protocol.coordinator.next_view import derive_next_view
+from bml.protocol.coordinator.rates import Rates
 from bml.protocol.timeouts import Timeouts
 from bml.protocol.wire import messages as msg
 from bml.topology import Fabric
@@ -65,6 +68,7 @@ class Agreement:
         self.answer_by = self.last_answer_by = now + timeouts.start_s
         self._asked_at = self._awake_at = now
         self.findings = Findings(timeouts, now)
+        self.rates = Rates(fabric, timeouts)
         self.joiners = Joiners()
         self.ending = Ending(term, fabric.servers)
         self._fabric = fabric
@@ -87,8 +91,9 @@ class Agreement:
         if self.overdue(now):
             return now
         due = [now + self._timeouts.heartbeat_s] if self._waits else []
-        act_at = self.findings.act_at
-        return min([*due, *([act_at] if act_at is not None else [])], default=now + 3600)
+        judged_at = None if self._waits or self.findings.fresh else self.rates.act_at
+        due += [at for at in (self.findings.act_at, judged_at) if at is not None]
+        return min(due, default=now + 3600)
 
     @property
     def _waits(self) -> bool:
@@ -199,7 +204,9 @@ class Agreement:
         """Diagnose all evidence and freeze the survivors."""
         self.findings.forget(self._is_void)
         self.settle_if_steady()
-        next_ = derive_next_view(self._fabric, self.known.view, self._absent, self.findings, self.joiners)
+        next_ = derive_next_view(
+            self._fabric, self.known.view, self._absent, self.findings, self.joiners, self.rates
+        )
         if next_.members and self.ending.done(next_.contributors):
             return self._finish()  # the servers that are left need no view
         shortage = self.known.shortage(next_.contributors)
@@ -241,6 +248,17 @@ class Agreement:
             return []
         return self.change(now) if findings.heal(self._fabric, self.known.view.failures) else []
 
+    def measured(self, message: msg.Measured, now: float) -> None:
+        """A server has measured what its connections carry; only in the view in force that says something."""
+        if self.state == "steady" and message.epoch == epoch_of(self.known.view):
+            self.rates.measured(message, now)
+
+    def adjust(self, now: float) -> list[Instruction]:
+        """Plan with other rates, if they have changed, unless there is other evidence to act on."""
+        if self.state != "steady" or self.known.view is None or self.findings.fresh:
+            return []
+        return self.change(now) if self.rates.judge(self.known.view, now) else []
+
     def evict(self, servers: Iterable[int]) -> list[Instruction]:
         """Tell servers that are in no view, now and whenever they appear again: they would wait for ever."""
         asked = self.ballot.members if self.ballot else ()
@@ -272,6 +290,7 @@ class Agreement:
         self.known.put_in_force(view)
         self.state = "steady"
         self.joiners.settle(view)
+        self.rates.installed()
         self.findings.answered(view, self._fabric.without(*view.failures))
         self.settle_if_steady()
         out: list[Instruction] = [

@@ -181,7 +181,8 @@ class Coordinator:
             if findings.act_at is not None:
                 return []
             return self._agreement.change(now) if findings.fresh else []
-        return self._agreement.heal(now) or self._agreement.admit_or_promote(now)
+        agreement = self._agreement
+        return agreement.heal(now) or agreement.admit_or_promote(now) or agreement.adjust(now)
 
     def _overdue(self, now: float) -> list[Instruction]:
         """Go on without the servers that have not answered in time."""
@@ -311,6 +312,9 @@ class Coordinator:
                 return self._agreement.heal(now)
             case msg.Relapsed(observer, peer, level):
                 self._findings.trusted.discard((observer, peer, level))
+                return []
+            case msg.Measured():
+                self._agreement.measured(message, now)
                 return []
             case msg.CanSendState():
                 self._joiners.can_send_state(server)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from bml.faults import Diagnosis, Settlement, diagnose, settle
 from bml.protocol.coordinator.evidence import Findings
 from bml.protocol.coordinator.joiners import Joiners, incarnations_of, learners_of, works_again
-from bml.protocol.wire.messages import Incarnation, View
+from bml.protocol.coordinator.rates import Rates
+from bml.protocol.wire.messages import Incarnation, Rate, View
 from bml.topology import Fabric, ServerFailure
 
 
@@ -27,6 +28,7 @@ class NextView:
     learners: tuple[int, ...] = ()
     joined: tuple[Incarnation, ...] = ()
     newcomers: frozenset[int] = frozenset()
+    rates: tuple[Rate, ...] = ()
 
     @property
     def contributors(self) -> tuple[int, ...]:
@@ -45,6 +47,7 @@ class NextView:
             failed=self.failed,
             learners=self.learners,
             joined=self.joined,
+            rates=self.rates,
         )
 
 
@@ -54,6 +57,7 @@ def derive_next_view(
     absent: frozenset[int],
     findings: Findings,
     joiners: Joiners,
+    rates: Rates,
 ) -> NextView:
     """The view that follows `view` on the whole `fabric`; in the first view servers are `absent`.
 
@@ -75,17 +79,17 @@ def derive_next_view(
     admitted = joiners.reached(admitted, settlement.members, broken)
     failures = tuple(str(each) for each in sorted(broken))
     reason = _explained(diagnosis, settlement)
+    good_news = _good_news(findings.healed, admitted, promoted, joiners.behind(view))
     return NextView(
         reason=reason,
-        news="; ".join(
-            filter(None, (reason, _good_news(findings.healed, admitted, promoted, joiners.behind(view))))
-        ),
+        news="; ".join(filter(None, (reason, good_news, rates.news(view)))),
         members=settlement.members,
         failures=failures,
         failed=_failed(view, standing, failures),
         learners=learners_of(settlement.members, view, admitted, promoted),
         joined=incarnations_of(settlement.members, view, admitted),
         newcomers=frozenset(admitted),
+        rates=rates.following(view, fabric.without(*failures)),
     )
 
 

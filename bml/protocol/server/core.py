@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bml.errors import Evicted, job_error
+from bml.faults.slowness import slowed
 from bml.protocol.server import events as ev
 from bml.protocol.server.calls import Calls
 from bml.protocol.server.donor import Donor
@@ -383,7 +384,8 @@ class ServerCore:
             if not self._view_history.records:
                 self._steps.committed = view.commit
         fabric = self._base.without(*view.failures)
-        programs = self._planner(fabric, self.server)
+        planned = {(rate.server, rate.level): rate.halvings for rate in view.rates if rate.halvings}
+        programs = self._planner(slowed(fabric, planned), self.server)
         levels = range(fabric.levels)
         links = frozenset((peer, level) for level in levels for peer in fabric.neighbours(self.server, level))
         self._steps.install(programs, fabric, links)

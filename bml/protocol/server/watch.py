@@ -8,11 +8,15 @@ from math import inf
 from bml.faults import Detector, Suspicion
 from bml.faults.healing import Recovery, listened
 from bml.faults.stalls import Flow, Stalls
+from bml.faults.throughput import Meter
 from bml.protocol.server.events import Heartbeat, Instruction, Probe, Tell
 from bml.protocol.wire import messages as msg
 from bml.topology import Fabric
 
 Links = frozenset[tuple[int, int]]
+
+_MEASURED = 2.0
+"""In detect_s: so often a server says what its connections carry."""
 
 
 class Watch:
@@ -25,6 +29,8 @@ class Watch:
         self._detector = Detector(server, (), detect_s, now)
         self._stalls = Stalls(detect_s)
         self._recovery = Recovery(self._detector.interval_s, proof_s=detect_s)
+        self._meter = Meter(_MEASURED * detect_s, now)
+        self._epoch = 0
         self._suspicions: dict[tuple[int, int], msg.Suspect] = {}
         self._lost_at: dict[tuple[int, int], float] = {}
 
@@ -47,6 +53,8 @@ class Watch:
         self.links = links
         self._detector.set_links(links, now)
         self._stalls = Stalls(self._detector.detect_s)
+        self._meter.restart(now)
+        self._epoch = view.epoch
         self._suspicions.clear()
         self._lost_at.clear()
         failed = dict.fromkeys(view.failures, 1) | dict(view.failed)
@@ -64,7 +72,9 @@ class Watch:
 
     def flows(self, flows: Mapping[tuple[int, int], Flow], now: float) -> None:
         """The kernel's state of the connections; those that are not watched are ignored."""
-        self._stalls.look({link: flow for link, flow in flows.items() if link in self.links}, now)
+        watched = {link: flow for link, flow in flows.items() if link in self.links}
+        self._stalls.look(watched, now)
+        self._meter.look(watched)
 
     def proved(self, peer: int, level: int) -> list[Instruction]:
         """The probe of a link that is out of the view came back whole: the next tick tells."""
@@ -89,7 +99,13 @@ class Watch:
         done += [Tell(msg.Healthy(self._server, peer, level)) for peer, level in came]
         done += [Tell(msg.Relapsed(self._server, peer, level)) for peer, level in went]
         done += [Probe(peer, level) for peer, level in probes]
-        return done
+        return done + self._measured(now)
+
+    def _measured(self, now: float) -> list[Tell]:
+        """What the connections carried while they were busy, now and then."""
+        samples = self._meter.take(now)
+        moved = tuple((peer, level, nbytes, int(busy_s * 1e6) + 1) for peer, level, nbytes, busy_s in samples)
+        return [Tell(msg.Measured(self._server, self._epoch, moved))] if moved else []
 
     def _stalled(self, now: float) -> list[Tell]:
         """Connections that stand still although their peer is heard; those that move again are withdrawn.

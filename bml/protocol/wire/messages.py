@@ -26,6 +26,18 @@ class Incarnation(msgspec.Struct, frozen=True):
     contact: str = ""
 
 
+class Rate(msgspec.Struct, frozen=True):
+    """The rate with which a NIC is planned: its nominal one, halved so many times.
+
+    `times` is how often it was found slow in this job, also if it is not any more.
+    """
+
+    server: int
+    level: int
+    halvings: int
+    times: int
+
+
 class View(msgspec.Struct, frozen=True):
     """One agreed state of the fabric: the members, and the parts that are known to be dead.
 
@@ -49,6 +61,8 @@ class View(msgspec.Struct, frozen=True):
     learners: tuple[int, ...] = ()
     #: The incarnations of those members that joined; the others are in their first.
     joined: tuple[Incarnation, ...] = ()
+    #: The NICs that are slow, or were, in order.
+    rates: tuple[Rate, ...] = ()
 
     @property
     def contributors(self) -> tuple[int, ...]:
@@ -249,6 +263,17 @@ class Relapsed(_Message, frozen=True):
     level: int
 
 
+class Measured(_Message, frozen=True):
+    """The server's connections in this view: (peer, level, bytes that arrived, µs in which it was busy).
+
+    Of the last second or so, and only of those that were busy (bml.faults.throughput).
+    """
+
+    server: int
+    epoch: int
+    moved: tuple[tuple[int, int, int, int], ...]
+
+
 class CanSendState(_Message, frozen=True):
     """The training function comes to step boundaries, at which its state can be sent to a joiner."""
 
@@ -306,6 +331,7 @@ ToCoordinator = (
     | Healthy
     | Relapsed
     | Interrupted
+    | Measured
     | CanSendState
     | CaughtUp
     | NeedsState

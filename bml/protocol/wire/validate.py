@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from bml.faults.slowness import MOST_HALVINGS
 from bml.protocol.wire import messages as msg
 from bml.protocol.wire.messages import MessageError, View
 from bml.topology import Fabric
@@ -55,6 +56,8 @@ def check_from_server(message: msg.Message, server: int, fabric: Fabric) -> msg.
             _within(epoch, 0, _MOST_EPOCH, "epoch")
         case msg.Progress(_, step):
             _within(step, 0, _MOST, "step")
+        case msg.Measured():
+            _check_measured(message, fabric)
     return message
 
 
@@ -70,6 +73,14 @@ def _check_status(status: msg.Status, fabric: Fabric) -> None:
     if status.incarnation is not None:
         _check_incarnation(status.incarnation)
         _same(status.incarnation.server, status.server)
+
+
+def _check_measured(message: msg.Measured, fabric: Fabric) -> None:
+    _within(message.epoch, 0, _MOST_EPOCH, "epoch")
+    for peer, level, nbytes, busy_us in message.moved:
+        _check_neighbours(message.server, peer, level, fabric)
+        _within(nbytes, 0, _MOST, "number of bytes")
+        _within(busy_us, 1, _MOST, "time in µs")
 
 
 def _check_view(view: View, fabric: Fabric) -> None:
@@ -107,6 +118,16 @@ def _check_new_view(view: View, fabric: Fabric) -> None:
         _check_incarnation(incarnation)
     for _, times in view.failed:
         _within(times, 0, _MOST, "number of failures")
+    _check_rates(view, left)
+
+
+def _check_rates(view: View, left: Fabric) -> None:
+    nics = [(rate.server, rate.level) for rate in view.rates]
+    if nics != sorted({*nics}) or not {*nics} <= {*left.links}:
+        raise MessageError(f"view {view.epoch}: {nics} are not the live NICs of rates, each once, in order")
+    for rate in view.rates:
+        _within(rate.halvings, 0, MOST_HALVINGS, "number of halvings")
+        _within(rate.times, 1, _MOST, "number of failures")
 
 
 def _check_incarnation(incarnation: msg.Incarnation) -> None:
@@ -114,12 +135,16 @@ def _check_incarnation(incarnation: msg.Incarnation) -> None:
 
 
 def _check_link(message: _OfLink, fabric: Fabric) -> None:
-    observer, peer, level = message.observer, message.peer, message.level
+    own = isinstance(message, msg.Suspect) and message.kind == "own-nic"
+    _check_neighbours(message.observer, message.peer, message.level, fabric, own)
+
+
+def _check_neighbours(observer: int, peer: int, level: int, fabric: Fabric, own: bool = False) -> None:
+    """`own`: the two are one server and its NIC."""
     servers = range(fabric.n_servers)
     if observer not in servers or peer not in servers or level not in range(fabric.levels):
         raise MessageError(f"there is no link from {observer} to {peer} of level {level} in {fabric.name}")
     group = fabric.group(observer, level)
-    own = isinstance(message, msg.Suspect) and message.kind == "own-nic"
     if group < 0 or group != fabric.group(peer, level) or (observer == peer) != own:
         raise MessageError(f"servers {observer} and {peer} are no neighbours on level {level}")
 

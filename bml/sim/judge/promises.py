@@ -15,6 +15,7 @@ import numpy as np
 from bml.protocol.step.workspace import Array
 from bml.protocol.wire.messages import View
 from bml.sim.judge.history import History
+from bml.topology import Fabric
 from bml.topology.errors import InvariantError
 from bml.train.ledger import LoopLedger
 
@@ -30,12 +31,20 @@ class PromiseBroken(InvariantError):
 class Promises:
     """Of one run. Promise 2 and 7 are checked by `contribution` and `ledgers`, the others as named.
 
-    `reachable(lost, view)` returns those of the lost servers that all members of the view could reach.
+    `reachable(lost, view)` returns those of the lost servers that all members of the view could reach,
+    `slowed(server, level)` whether the NIC, or another one of its switch, has been slow.
     """
 
-    def __init__(self, history: History, reachable: Callable[[Iterable[int], View], list[int]]):
+    def __init__(
+        self,
+        history: History,
+        reachable: Callable[[Iterable[int], View], list[int]],
+        slowed: Callable[[int, int], bool],
+    ):
         self._history = history
         self._reachable = reachable
+        self._slowed = slowed
+        self._planned: dict[int, Fabric] = {}
         self._views: dict[int, View] = {}
         self._results: dict[int, bytes] = {}
         self._commit_epoch: dict[int, int] = {}
@@ -44,10 +53,18 @@ class Promises:
         self._states: dict[int, bytes] = {}
         self._given: dict[int, bytes] = {}
 
-    def installed(self, server: int, view: View) -> None:
-        """Promise 1, for views: one view an epoch, none undoes a commit; 8: no server is lost needlessly."""
+    def installed(self, server: int, view: View, planned: Fabric) -> None:
+        """Promise 1, for views: one view and one plan an epoch, none undoes a commit; 3 and 8: see there.
+
+        `planned` is the fabric that the server's programs are made for.
+        """
         if view.epoch not in self._views:
             self._evicted(view)
+            self._slow(view)
+        known_plan = self._planned.setdefault(view.epoch, planned)
+        if known_plan != planned:
+            said = f"server {server} plans view {view.epoch} for {planned}, others for {known_plan}"
+            raise PromiseBroken(1, said)
         known = self._views.setdefault(view.epoch, view)
         if known != view:
             raise PromiseBroken(1, f"epoch {view.epoch} is two views: {known}; on server {server} {view}")
@@ -58,6 +75,12 @@ class Promises:
                 raise PromiseBroken(
                     1, f"step {step} was committed in epoch {epoch}, view {view.epoch} commits {view.commit}"
                 )
+
+    def _slow(self, view: View) -> None:
+        """Promise 3: no NIC is planned slow that never was, nor any other one of its switch."""
+        for rate in view.rates:
+            if not self._slowed(rate.server, rate.level):
+                raise PromiseBroken(3, f"{rate} in {view}, though all NICs of that switch only wander")
 
     def _evicted(self, view: View) -> None:
         """Promise 8: no server is evicted that all others could reach."""

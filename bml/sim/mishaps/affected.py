@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 from bml.sim.world.paths import Pair
-from bml.topology import Fabric, LinkFailure, ServerFailure
+from bml.topology import Fabric, LinkFailure, ServerFailure, Switch
 
 
 class Affected:
@@ -19,6 +19,8 @@ class Affected:
         self.n_network = 0
         """Mishaps of the network. From two on, the evidence may have several explanations, and the right one
         need not be found: a whole server may be blamed."""
+        self.slow: set[Switch] = set()
+        """Switches of which a port, or the switch itself, was slow: only their NICs may be planned slow."""
         self.resized = False
         """Whether servers left for good, or joined."""
         self._fabric = fabric

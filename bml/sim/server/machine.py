@@ -54,6 +54,7 @@ class Machine:
         self.channel: Channel | None = None
         self.over = False
         self._world = world
+        self._planned = world.fabric
         self.core = ServerCore(
             server,
             world.fabric,
@@ -280,6 +281,7 @@ class Machine:
     # --- the beginning and the end ---------------------------------------------------------------
 
     def _planner(self, fabric: Fabric, server: int) -> AnyPrograms:
+        self._planned = fabric
         if self._world.host is not None:
             meeting_nbytes = self._world.settings.slice_nbytes // 4  # so that vectors are added in both ways
             return OneProgram(DirectProgram(server, fabric.servers, _GRAIN_NBYTES, meeting_nbytes))
@@ -288,7 +290,7 @@ class Machine:
     def _installed(self, view: View) -> None:
         what = f"view {view.epoch} of {view.members}, commit {view.commit}"
         self._world.point("installed", f"server {self.server} installs {what}", self.server)
-        self._world.promises.installed(self.server, view)
+        self._world.promises.installed(self.server, view, self._planned)
         if len(self.core.views) == 1 and self.incarnation is None:
             self.user.come_to(1)
 

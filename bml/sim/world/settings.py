@@ -24,7 +24,8 @@ class Settings:
 
     Its surroundings: a successor of a coordinator takes `restart_s` to start. `reaches`: the launcher can
     kill a coordinator, which it cannot on a machine that it does not reach. `delays` are the slow ways.
-    `load_s` is how late a busy host reacts at most (load.py).
+    `load_s` is how late a busy host reacts at most (load.py). Each direction of a NIC carries about
+    `rate_nbytes_s` bytes per second; 0: without a limit.
     """
 
     steps: int = 5
@@ -42,3 +43,4 @@ class Settings:
     reaches: bool = True
     delays: Delays = NONE
     load_s: float = 0.0
+    rate_nbytes_s: float = 0.0

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from bml.faults.stalls import Flow
-from bml.protocol.wire.frame import Header
+from bml.protocol.wire.frame import HEADER_NBYTES, Header
 from bml.protocol.wire.messages import View
 from bml.sim.judge.zero_copy import Reference
 from bml.sim.world.delays import Delays
-from bml.sim.world.network import Network
 from bml.sim.world.paths import Pair, Paths, Where, pair
+from bml.sim.world.ports import WINDOW, Ports
 from bml.sim.world.process import Process
 
 Key: TypeAlias = tuple[int, int]
@@ -45,13 +45,37 @@ class _Sent:
 
     outstanding: int = 0
     answers: int = 0
-    owed: int = 0
+    owed: list[int] = field(default_factory=list)
     since_s: float = 0.0
+    nbytes: int = 0
+    busy_s: float = 0.0
+    _busy_since_s: float = 0.0
 
-    def answered(self, count: int, now: float) -> None:
-        self.outstanding -= count
-        self.answers += count
+    def put(self, now: float) -> None:
+        """One more frame is sent."""
+        if not self.outstanding:
+            self.since_s = now
+        self.outstanding += 1
+        if self.outstanding == WINDOW + 1:
+            self._busy_since_s = now
+
+    def answered(self, sizes: Sequence[int], now: float) -> None:
+        """Frames of these sizes, in bytes, are acknowledged."""
+        if self.outstanding > WINDOW:
+            waited_s, took_s = now - self._busy_since_s, now - self.since_s
+            self.nbytes += int(sum(sizes) * (waited_s / took_s if took_s else 1.0))
+            self.busy_s += waited_s
+            self._busy_since_s = now
+        self.outstanding -= len(sizes)
+        self.answers += len(sizes)
         self.since_s = now
+
+    def flow(self, now: float) -> Flow:
+        """What the kernel says now."""
+        unanswered = self.outstanding > 0
+        tries = bisect_right(_RETRANSMITS_S, now - self.since_s) if unanswered else 0
+        waits_s = now - self._busy_since_s if self.outstanding > WINDOW else 0.0
+        return Flow(unanswered, self.answers, tries, self.nbytes, self.busy_s + waits_s)
 
 
 @dataclass
@@ -92,7 +116,7 @@ class Wires:
 
     def __init__(
         self,
-        network: Network,
+        ports: Ports,
         connect_s: float,
         process: Callable[[int], Process],
         arrived: Callable[[int, int, int], None],
@@ -102,7 +126,8 @@ class Wires:
         delays: Delays,
     ):
         self.paths = Paths()
-        self._network = network
+        self.ports = ports
+        self._network = ports.network
         self._delays = delays
         self._connect_s = connect_s
         self._process = process
@@ -131,7 +156,7 @@ class Wires:
         sent = connection.sent[to]
         if sent.owed:
             sent.answered(sent.owed, self._network.now)
-            sent.owed = 0
+            sent.owed.clear()
 
     def _drain(self, connection: _Connection, to: int) -> None:
         late, origin, level = connection.late[to], connection.other(to), connection.pair[2]
@@ -202,10 +227,7 @@ class Wires:
         found: dict[Key, Flow] = {}
         for (owner, peer, level), end in self._ends.items():
             if owner == server and end.connection is not None:
-                sent = end.connection.sent[server]
-                waits_s = self._network.now - sent.since_s if sent.outstanding else 0.0
-                tries = bisect_right(_RETRANSMITS_S, waits_s)
-                found[peer, level] = Flow(sent.outstanding > 0, sent.answers, tries)
+                found[peer, level] = end.connection.sent[server].flow(self._network.now)
         return found
 
     def peek(self, server: int, peer: int, level: int) -> Parcel | None:
@@ -286,10 +308,8 @@ class Wires:
 
     def _put(self, connection: _Connection, to: int, parcel: Parcel) -> None:
         origin, level = connection.other(to), connection.pair[2]
-        sent = connection.sent[origin]
-        if not sent.outstanding:
-            sent.since_s = self._network.now
-        sent.outstanding += 1
+        sent, nbytes = connection.sent[origin], HEADER_NBYTES + parcel.header.nbytes
+        sent.put(self._network.now)
 
         def read() -> None:
             if self._end(to, origin, level).connection is connection:
@@ -300,13 +320,17 @@ class Wires:
             if connection.closed and connection.lossy:
                 return
             if self.paths.carries(to, origin, level):
-                sent.answered(1, self._network.now)
+                sent.answered([nbytes], self._network.now)
             else:
-                sent.owed += 1
+                sent.owed.append(nbytes)
             self._process(to).run(read)
 
-        way_s = self._delays.link(origin, to, level)
-        self._network.deliver((connection.number, to), lambda: self._come(connection, to, arrive), way_s)
+        way_s, channel = self._delays.link(origin, to, level), (connection.number, to)
+
+        def carried() -> None:
+            self._network.deliver(channel, lambda: self._come(connection, to, arrive), way_s)
+
+        self.ports.carry(channel, (origin, to, level), nbytes, carried)
 
     def _close(self, server: int, peer: int, level: int, end: _End) -> None:
         """This side closes; the other learns it behind the frames that were sent before."""

@@ -1,0 +1,148 @@
+"""The rates of the next view: what servers measured is judged round by round, and acted on with patience.
+
+A NIC is planned slower when two rounds in a row found it so and the step would take at least LEAST_GAIN less
+time; faster when it was found faster for as long as a part that failed so often must be heard before it is
+used again (bml.faults.healing). One of which nothing is known for four times as long, as no tree uses it, is
+tried again. Each time that a NIC is found slow anew doubles that wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+
+from bml.faults.healing import stable_s
+from bml.faults.slowness import Judgement, Moved, Path, Throughput, halvings_of, in_words, slowed
+from bml.protocol.timeouts import Timeouts
+from bml.protocol.wire.messages import Measured, Rate, View
+from bml.schedule.ir.nics import cut_bound, number_nics
+from bml.topology import Fabric, Link
+
+LEAST_GAIN = Fraction(15, 100)
+"""Of the time of a step: trees that gain less are not worth a view change."""
+
+FASTER = 1.5
+"""A NIC is found faster when it moves so many times what it is planned with."""
+
+_UNKNOWN = 4.0
+
+
+class Rates:
+    """The rates that servers measure on the whole `fabric`, and those that the next view is to have."""
+
+    def __init__(self, fabric: Fabric, timeouts: Timeouts):
+        self.act_at: float | None = None
+        """When the round that has begun is to be judged, in seconds."""
+        self._fabric = fabric
+        self._timeouts = timeouts
+        self._throughput = Throughput()
+        self._round: dict[Path, Moved] = {}
+        self._wanted: dict[Link, int] | None = None
+        self._slower: dict[Link, int] = {}
+        self._faster_since: dict[Link, float] = {}
+        self._unknown_since: dict[Link, float] = {}
+
+    def measured(self, message: Measured, now: float) -> None:
+        """A server has measured; others are about to say what they have."""
+        for peer, level, nbytes, busy_us in message.moved:
+            self._round[message.server, peer, level] = Moved(nbytes, busy_us / 1e6)
+        if self.act_at is None:
+            self.act_at = now + self._timeouts.silence_window_s
+
+    def installed(self) -> None:
+        """A view is in force: from now on other bytes go other ways."""
+        self.act_at = self._wanted = None
+        self._round.clear()
+        self._throughput.clear()
+        for found in (self._slower, self._faster_since, self._unknown_since):
+            found.clear()
+
+    def judge(self, view: View, now: float) -> bool:
+        """Whether the next view is to have other rates than this one; False before `act_at` has come."""
+        if self.act_at is None or now < self.act_at:
+            return False
+        self.act_at = None
+        self._throughput.add(self._round)
+        self._round = {}
+        alive = self._fabric.without(*view.failures)
+        planned = halvings(view)
+        judged = self._throughput.judge(alive, planned)
+        if judged is None:
+            self._slower.clear()
+            return False
+        wanted = {**planned, **self._faster(judged, view, now)}
+        wanted |= self._found_slower(judged, alive, wanted)
+        self._wanted = None if wanted == planned else wanted
+        return self._wanted is not None
+
+    def following(self, view: View | None, alive: Fabric) -> tuple[Rate, ...]:
+        """The rates of the view that follows `view`, of those NICs that are `alive` then."""
+        if view is None:
+            return ()
+        times = {(rate.server, rate.level): rate.times for rate in view.rates}
+        before = halvings(view)
+        wanted = before if self._wanted is None else self._wanted
+        for nic, count in wanted.items():
+            times[nic] = times.get(nic, 0) + (count > before.get(nic, 0))
+        return tuple(
+            Rate(*nic, wanted.get(nic, 0), count)
+            for nic, count in sorted(times.items())
+            if alive.nic_alive(*nic)
+        )
+
+    def news(self, view: View | None) -> str:
+        """The change of rates in words; empty if there is none."""
+        if view is None or self._wanted is None:
+            return ""
+        before = halvings(view)
+        said = in_words(self._fabric.without(*view.failures), before, self._wanted)
+        slower = any(count > before.get(nic, 0) for nic, count in self._wanted.items())
+        return f"{said}, trees avoid it" if slower else said
+
+    def _found_slower(self, judged: Judgement, alive: Fabric, planned: Mapping[Link, int]) -> dict[Link, int]:
+        """The NICs that this round and the one before found slower, if to avoid them gains enough."""
+        before, self._slower = self._slower, judged.slower()
+        found = {nic: count for nic, count in self._slower.items() if nic in before}
+        return found if found and gain(alive, planned, {**planned, **found}) >= LEAST_GAIN else {}
+
+    def _faster(self, judged: Judgement, view: View, now: float) -> dict[Link, int]:
+        """The slow NICs that have been faster than planned for long enough, or unknown."""
+        found: dict[Link, int] = {}
+        for rate in view.rates:
+            nic = rate.server, rate.level
+            if not rate.halvings:
+                continue
+            wait_s = stable_s(rate.times, self._timeouts.detect_s)
+            share = judged.share(nic)
+            if share is None:
+                self._faster_since.pop(nic, None)
+                if now - self._unknown_since.setdefault(nic, now) >= _UNKNOWN * wait_s:
+                    found[nic] = 0
+                continue
+            self._unknown_since.pop(nic, None)
+            count = halvings_of(share)
+            if count >= rate.halvings or share < FASTER * 2.0**-rate.halvings:
+                self._faster_since.pop(nic, None)
+            elif now - self._faster_since.setdefault(nic, now) >= wait_s:
+                found[nic] = count
+        return found
+
+
+def halvings(view: View) -> dict[Link, int]:
+    """NIC -> by how many halvings of its nominal rate this view plans with it; those that it plans slow."""
+    return {(rate.server, rate.level): rate.halvings for rate in view.rates if rate.halvings}
+
+
+def gain(alive: Fabric, planned: Mapping[Link, int], found: Mapping[Link, int]) -> Fraction:
+    """The part of a step's time that trees for the rates `found` save, over those for the rates `planned`.
+
+    By bounds that packed trees come close to: trees load every NIC by its planned rate, so the slowest one
+    makes all of them wait.
+    """
+    late = max(Fraction(2) ** (count - planned.get(nic, 0)) for nic, count in found.items())
+    now_t = _bound(slowed(alive, planned)) * late
+    return 1 - _bound(slowed(alive, found)) / now_t if now_t else Fraction(0)
+
+
+def _bound(fabric: Fabric) -> Fraction:
+    return cut_bound(number_nics(fabric))

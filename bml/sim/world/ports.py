@@ -1,0 +1,88 @@
+"""The ports of the simulated NICs: each carries so many bytes per second, one frame after the other.
+
+As TCP does, a connection has little under way at a time: a frame takes its turn at the ports when one before
+it is over, so that connections share a port.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Hashable, Iterable
+from typing import TypeAlias
+
+from bml.sim.world.network import Network
+
+Port: TypeAlias = tuple[int, int, bool]
+"""(server, level, whether it is the one that sends)."""
+
+WANDER = 0.2
+"""By so much more or less than its rate a port carries."""
+
+WINDOW = 2
+"""So many frames of a connection may be under way."""
+
+_WANDERS_S = 0.5
+"""After this time a port carries another amount."""
+
+
+class Ports:
+    """All ports; a healthy one carries `rate_nbytes_s` (0: without a limit) and wanders, as `seed` says."""
+
+    def __init__(self, network: Network, rate_nbytes_s: float, seed: int):
+        self.network = network
+        self._rate_nbytes_s = rate_nbytes_s
+        self._seed = seed
+        self._under_way: Counter[Hashable] = Counter()
+        self._waiting: defaultdict[Hashable, deque[Callable[[], None]]] = defaultdict(deque)
+        self._free_at: defaultdict[Port, float] = defaultdict(float)
+        self._shares: defaultdict[Port, list[float]] = defaultdict(list)
+
+    def slow_down(self, ports: Iterable[Port], share: float) -> None:
+        """These ports carry that share of their rate from now on; the slowest of several counts."""
+        for port in ports:
+            self._shares[port].append(share)
+
+    def recover(self, ports: Iterable[Port], share: float) -> None:
+        """Undo one `slow_down`."""
+        for port in ports:
+            self._shares[port].remove(share)
+
+    def carry(
+        self, channel: Hashable, way: tuple[int, int, int], nbytes: int, done: Callable[[], None]
+    ) -> None:
+        """Carry a frame of a connection's `channel` the way (origin, to, level); then call `done`."""
+        if not self._rate_nbytes_s:
+            done()
+            return
+
+        origin, to, level = way
+
+        def begin() -> None:
+            self._under_way[channel] += 1
+            self.network.after(self._takes_s((origin, level, True), nbytes), arrive)
+
+        def arrive() -> None:
+            self.network.after(self._takes_s((to, level, False), nbytes), end)
+
+        def end() -> None:
+            self._under_way[channel] -= 1
+            done()
+            if self._waiting[channel]:
+                self._waiting[channel].popleft()()
+
+        if self._under_way[channel] < WINDOW:
+            begin()
+        else:
+            self._waiting[channel].append(begin)
+
+    def _takes_s(self, port: Port, nbytes: int) -> float:
+        """How long a frame takes at this port from now, behind those that came to it before."""
+        now = self.network.now
+        self._free_at[port] = max(now, self._free_at[port]) + nbytes / self._rate(port, now)
+        return self._free_at[port] - now
+
+    def _rate(self, port: Port, now: float) -> float:
+        chance = random.Random(f"{self._seed} {port} {now // _WANDERS_S}")
+        share = min(self._shares[port], default=1.0)
+        return self._rate_nbytes_s * share * chance.uniform(1 - WANDER, 1 + WANDER)

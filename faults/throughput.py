@@ -1,0 +1,63 @@
+"""Measures how fast the connections of one server take bytes, only while more bytes wait for them.
+
+Bytes per second of a connection that has nothing to send, or that passes on what comes in slowly, say nothing
+of its rate. So only the time counts in which its queue was not empty. Times are seconds on one monotonic
+clock, which the caller reads.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from bml.faults.detector import Link
+from bml.faults.stalls import Flow
+
+LEAST_NBYTES = 8 << 10
+"""Bytes in a window below which nothing is said: so little may have waited for something else."""
+
+
+class Sample(NamedTuple):
+    """The connection to `peer` on `level` was busy for `busy_s` seconds, in which `nbytes` arrived there."""
+
+    peer: int
+    level: int
+    nbytes: int
+    busy_s: float
+
+
+class Meter:
+    """The connections of one server; what they carried is summed up over windows of `window_s` seconds."""
+
+    def __init__(self, window_s: float, now: float) -> None:
+        self._window_s = window_s
+        self._flows: Mapping[Link, Flow] = {}
+        self.restart(now)
+
+    def restart(self, now: float) -> None:
+        """Begin a new window: what was measured belongs to a view that is over."""
+        self._began_at = now
+        self._flows = {}
+        self._sums: dict[Link, tuple[int, float]] = {}
+
+    def look(self, flows: Mapping[Link, Flow]) -> None:
+        """Take in what the kernel says now of all connections that are open."""
+        before, self._flows = self._flows, flows
+        for link, flow in flows.items():
+            nbytes, busy_s = _moved(before.get(link), flow)
+            old_nbytes, old_busy_s = self._sums.get(link, (0, 0.0))
+            self._sums[link] = old_nbytes + nbytes, old_busy_s + busy_s
+
+    def take(self, now: float) -> list[Sample]:
+        """Return what was measured in the window, once it is over; else, or if that is nothing, nothing."""
+        if now - self._began_at < self._window_s:
+            return []
+        self._began_at, sums = now, self._sums
+        self._sums = {}
+        samples = (Sample(*link, nbytes, busy_s) for link, (nbytes, busy_s) in sorted(sums.items()))
+        return [each for each in samples if each.nbytes >= LEAST_NBYTES and each.busy_s > 0]
+
+
+def _moved(before: Flow | None, flow: Flow) -> tuple[int, float]:
+    """Bytes and busy seconds between two looks; none of a connection that is new."""
+    if before is None or flow.nbytes < before.nbytes or flow.busy_s < before.busy_s:
+        return 0, 0.0
+    return flow.nbytes - before.nbytes, flow.busy_s - before.busy_s
