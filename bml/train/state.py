@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ Load = Callable[[Any], None]
 Save = Callable[[], Any]
 Value = TypeVar("Value")
 
+_PARAMS = "params"
 _PATIENCE = 10
 """After how many committed steps a warning says that parameters have not changed."""
 _SAMPLE = 1 << 22
@@ -27,6 +29,22 @@ _REBOUND = "`w = w - g` makes a new array that the session does not know; write 
 _HELD_ONCE = [object()]
 _NOT_HELD_ELSEWHERE = sys.getrefcount(_HELD_ONCE[0])
 """The reference count of an object that only one container, or one array with it as its base, holds."""
+
+
+class Mirror(ABC):
+    """An array in the place of values elsewhere, such as those of a tensor on an accelerator."""
+
+    @abstractmethod
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """The array, always the same one."""
+
+    @abstractmethod
+    def read(self) -> None:
+        """Bring the array up to date."""
+
+    @abstractmethod
+    def write(self) -> None:
+        """Give the values those of the array."""
 
 
 class NamedState:
@@ -63,17 +81,20 @@ class NamedState:
 
     def arrays(self) -> list[Array]:
         """Return all arrays, in order of their names."""
+        self._read()
         return [array for _, array in leaves(self._values, "")]
 
     def fill(self, data: npt.NDArray[np.uint8]) -> int:
         """Fill all arrays from `data`, which has their bytes in order; returns how many bytes were read."""
         at = 0
-        for array in self.arrays():
+        for _, array in leaves(self._values, ""):
             # A copy, as views of another dtype must begin at a multiple of its size.
             array[...] = np.frombuffer(data[at : at + array.nbytes].tobytes(), array.dtype).reshape(
                 array.shape
             )
             at += array.nbytes
+        for each in _mirrors(self._values):
+            each.write()
         return at
 
     @property
@@ -106,7 +127,8 @@ class NamedState:
 
         With `whole` it is that of the whole state, including the values behind functions.
         """
-        value = self._values if whole else self._values.get("params", self._values)
+        value = self._values if whole else self._values.get(_PARAMS, self._values)
+        self._read(value)
         arrays = [array for _, array in leaves(value, "")]
         if not arrays and not (whole and self._functions):
             return ""
@@ -123,13 +145,15 @@ class NamedState:
         Returns a warning, once, if they were the same for ten committed steps: the training function has
         probably bound their name to new arrays.
         """
-        if self._changes or "params" not in self._values:
+        if self._changes or _PARAMS not in self._values:
             return ""
         if self._watch is None:
-            self._watch = (step, _sample(self._values["params"]), _sample(self._values))
+            self._read()
+            self._watch = (step, _sample(self._values[_PARAMS]), _sample(self._values))
         elif step >= self._watch[0] + _PATIENCE:
             self._changes = True  # also after the warning, which is shown once
-            if self._watch[1] == _sample(self._values["params"]):
+            self._read(self._values[_PARAMS])
+            if self._watch[1] == _sample(self._values[_PARAMS]):
                 self._stands_still = True
                 return (
                     f"the parameters named with session.state have not changed in {_PATIENCE} steps: "
@@ -149,8 +173,15 @@ class NamedState:
                     f"the training function no longer uses an array of the state {name!r}: {_REBOUND}, or "
                     "name the new one"
                 )
-        if self._stands_still and self._watch is not None and self._watch[2] == _sample(self._values):
-            raise UsageError(f"nothing that was named with session.state has ever changed: {_REBOUND}")
+        if self._stands_still and self._watch is not None:
+            self._read()
+            if self._watch[2] == _sample(self._values):
+                raise UsageError(f"nothing that was named with session.state has ever changed: {_REBOUND}")
+
+    def _read(self, value: Any = None) -> None:
+        """Bring the arrays of a value, by default of all, up to date where they mirror something else."""
+        for each in _mirrors(self._values if value is None else value):
+            each.read()
 
 
 def _sample(value: Any) -> int:
@@ -206,6 +237,17 @@ def leaves(value: Any, name: str) -> Iterator[tuple[str, Array]]:
                 "name plain arrays"
             )
         yield name, array
+
+
+def _mirrors(value: Any) -> Iterator[Mirror]:
+    """Yield the mirrors in a value, as `leaves` yields the arrays."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for each in value:
+            yield from _mirrors(each)
+    elif type(value) is not np.ndarray and isinstance(value, Mirror):
+        yield value
 
 
 def _is_held(container: Any, at: Any) -> bool:
