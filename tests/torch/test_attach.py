@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -554,3 +556,22 @@ def test_recompute_changes_no_buffer_no_gradient_and_no_random_number() -> None:
     assert all(torch.isfinite(each).all() for each in again(rows[:1])), (
         "one sample has the running statistics"
     )
+
+
+def test_a_model_that_is_dropped_takes_its_buckets_with_it() -> None:
+    # Hooks of a parameter are kept by C++, where Python's collector sees no cycle.
+    dropped: list[Any] = []
+
+    def train(session: Any) -> None:
+        model = mlp()
+        optimizer = sgd(model)
+        run = bml.torch.attach(session, model, optimizer, None, cross_entropy)
+        for batch in batches_of(run):
+            cross_entropy(model, batch).backward()
+            optimizer.step()
+        dropped.extend(map(weakref.ref, (*model.parameters(), run._gradients)))
+
+    assert not on_servers(train, 1).errors
+    gc.collect()
+    assert len(dropped) == 5
+    assert all(each() is None for each in dropped)

@@ -7,7 +7,8 @@ waits for those before it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,8 @@ from bml.torch.attached.memory import Named, reduced_dtype
 from bml.torch.attached.statistics import Statistics
 from bml.train.batch import Batch
 from bml.train.session import Session
+
+_Made = Callable[[int, int], None]
 
 
 class Gradients:
@@ -41,9 +44,10 @@ class Gradients:
             GradientBucket(session, [trained[number] for number in numbers], numbers)
             for numbers in buckets(sizes, bucket_nbytes or limit_of(sum(nbytes for _, nbytes in sizes)))
         ]
-        for bucket in self._buckets:
+        made = weakref.WeakMethod(self._made)  # Python's collector sees no cycle through hooks of a tensor
+        for number, bucket in enumerate(self._buckets):
             for place, (_, parameter) in enumerate(bucket.members):
-                parameter.register_post_accumulate_grad_hook(partial(self._made, bucket, place))
+                parameter.register_post_accumulate_grad_hook(partial(_tell, made, number, place))
         self._batch: Batch | None = None
         self._again: Again | None = None
         self._n_begun = 0
@@ -95,12 +99,12 @@ class Gradients:
         self._statistics.finish()
         self.is_reduced = True
 
-    def _made(self, bucket: GradientBucket, place: int, _: torch.Tensor) -> None:
-        """A hook: backward has added to the gradient of a parameter."""
+    def _made(self, number: int, place: int) -> None:
+        """Backward has added to the gradient of a parameter, in this place of a bucket."""
         batch = self._batch
         if batch is None:
             return
-        if bucket.made(place, self.is_last_part):
+        if self._buckets[number].made(place, self.is_last_part):
             self._begin_ready(batch)
 
     def _begin_ready(self, batch: Batch) -> None:
@@ -125,3 +129,10 @@ class Gradients:
                         f"{tuple(parameter.shape)}, has a gradient and was frozen or absent when it was "
                         "attached: give attach every parameter that is trained later"
                     )
+
+
+def _tell(made: Callable[[], _Made | None], number: int, place: int, _: torch.Tensor) -> None:
+    """A hook of a parameter."""
+    function = made()
+    if function is not None:
+        function(number, place)
