@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
+from collections import Counter, UserDict, namedtuple
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -114,6 +114,30 @@ class Rows(torch.utils.data.Dataset):  # type: ignore[misc]
 
 def share(step: int, of: int = 2) -> Any:
     return np.arange(10 * step, 10 * step + 10 // of)
+
+
+class Texts(UserDict):  # type: ignore[type-arg]
+    """As the batches of tokenizers: they know how to move themselves."""
+
+    def to(self, device: Any) -> str:
+        return f"texts on {device}"
+
+
+def test_samples_are_moved_with_everything_that_can_be() -> None:
+    packed_rows = torch.nn.utils.rnn.pack_sequence([torch.ones(3, 2), torch.ones(1, 2)])
+    pair = namedtuple("pair", "one other")
+    given = {"x": torch.ones(4), "more": [pair(torch.ones(2), "text"), (packed_rows, 5)], "texts": Texts()}
+    source = Source([1, 2, 3], lambda rows: given, "meta")
+    for found in (source.fetch(np.array([0, 2])), source.moved(given)):
+        assert found["x"].device.type == "meta"
+        (moved, text), (rows, number) = found["more"]
+        assert type(found["more"][0]) is pair
+        assert (moved.device.type, text, number) == ("meta", "text", 5)
+        assert rows.data.device.type == "meta"
+        assert rows.batch_sizes.device.type == "cpu"
+        assert found["texts"] == "texts on meta"
+    assert Source(torch.ones(4), device="meta").fetch(np.array([1])).device.type == "meta"
+    assert Source([1, 2, 3], lambda rows: given).fetch(np.array([0])) is given
 
 
 def test_shares_that_were_foretold_are_loaded_once() -> None:

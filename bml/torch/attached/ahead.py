@@ -40,7 +40,9 @@ class Ahead:
         assert self._loaded is not None
         samples = next(self._loaded)
         _, foretold = self._foretold.popleft()
-        return samples if np.array_equal(foretold, indices) else self._source.fetch(indices)
+        if not np.array_equal(foretold, indices):
+            return self._source.fetch(indices)
+        return self._source.moved(samples)
 
     def close(self) -> None:
         """End the workers."""

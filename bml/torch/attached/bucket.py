@@ -10,6 +10,7 @@ from bml.protocol.step.workspace import Array
 from bml.topology.errors import UsageError
 from bml.torch.attached.memory import Named, reduced_dtype
 from bml.torch.attached.sent import sent
+from bml.torch.devices.vectors import vector_on
 from bml.train.batch import Batch
 from bml.train.batches import Indices
 from bml.train.pending import Pending
@@ -22,20 +23,19 @@ Again = Callable[[Indices], list[torch.Tensor]]
 class GradientBucket:
     """The gradients of `members`, numbered `numbers` among all parameters; they have one dtype.
 
-    Each is copied into the bucket as soon as it is made: it is in the cache then, and its memory serves the
-    next ones, so backward needs no fresh pages. Gradients of 16 bits are summed in float32.
+    Each is copied into the bucket as soon as it is made: in host memory it is in the cache then, and its
+    memory serves the next ones, so backward needs no fresh pages. From an accelerator it is copied while
+    backward goes on. Gradients of 16 bits are summed in float32.
     """
 
     def __init__(self, session: Session, members: Sequence[Named], numbers: Sequence[int]):
         self.members, self.numbers = members, numbers
         self._parameters = [each.parameter for each in members]
-        self._dtype = reduced_dtype(self._parameters[0].dtype)
-        self._sizes = [each.numel() for each in self._parameters]
-        self._vector = session.empty(sum(self._sizes), str(self._dtype).removeprefix("torch."))
-        self._flat = torch.from_numpy(self._vector)
-        self._views = self._shaped(self._flat)
-        self._markers = [sent(each) for each in self._views]
-        self._sent: dict[int, torch.Tensor] = {}
+        first = self._parameters[0]
+        self._dtype = reduced_dtype(first.dtype)
+        shapes = [tuple(each.shape) for each in self._parameters]
+        self._vector = vector_on(first.device, shapes, (self._dtype, first.dtype), session.empty)
+        self._markers = [sent(each) for each in self._parameters]
         """What stands in the places of gradients that were made."""
         self._pending: Pending | None = None
         self._to_come: set[int] = set()
@@ -44,7 +44,6 @@ class GradientBucket:
         """Begin a batch: no parameter has a gradient."""
         self._pending = None
         self._to_come = set(range(len(self.members)))
-        self._sent = {}
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -85,15 +84,15 @@ class GradientBucket:
 
     def begin(self, batch: Batch, again: Again | None) -> None:
         """Begin the step of a bucket that is ready. A server without samples sends zeros."""
-        if not len(batch.indices):
-            self._flat.zero_()
-        self._pending = batch.allreduce_async(self._vector, again and self._recompute(again))
+        ready = self._vector.begin(as_zeros=not len(batch.indices))
+        recompute = again and self._recompute(again)
+        self._pending = batch.allreduce_async(self._vector.array, recompute, ready=ready)
 
     def check(self) -> None:
         """Raise UsageError if a gradient was taken away after it had been made."""
-        for place, marker in self._sent.items():
+        for place, marker in enumerate(self._markers):
             name, parameter = self.members[place]
-            if parameter.grad is not marker:
+            if place not in self._to_come and parameter.grad is not marker:
                 raise UsageError(
                     f"the gradient of {name!r} was replaced between backward and the step: call zero_grad() "
                     "before backward"
@@ -101,14 +100,13 @@ class GradientBucket:
 
     def norm(self) -> float:
         """The norm of what is contributed."""
-        return float(torch.linalg.vector_norm(self._flat))
+        return self._vector.norm()
 
     def finish(self) -> None:
         """Wait for the step: the gradients of the parameters become the means over the global batch."""
         assert self._pending is not None
-        mean = torch.from_numpy(self._pending.wait()).to(self._parameters[0].dtype)
-        for parameter, part in zip(self._parameters, self._shaped(mean), strict=True):
-            parameter.grad = part
+        for parameter, mean in zip(self._parameters, self._vector.take(self._pending.wait()), strict=True):
+            parameter.grad = mean
 
     def _take(self, place: int) -> None:
         """Take a gradient that is whole from its parameter. Raises UsageError for a sparse one."""
@@ -121,20 +119,14 @@ class GradientBucket:
                 "layer sparse=False"
             )
         self._to_come.discard(place)
-        with torch.no_grad():
-            self._views[place].copy_(grad)
-        parameter.grad = self._sent[place] = self._markers[place] if grad.dtype == self._dtype else sent(grad)
+        self._vector.put(place, grad)
+        parameter.grad = self._markers[place]
 
     def _recompute(self, again: Again) -> Callable[[Indices], Array]:
         def recompute(indices: Indices) -> Array:
             found = again(indices)
             parts = [found[number].to(self._dtype).reshape(-1) for number in self.numbers]
-            gathered: Array = torch.cat(parts).numpy()
+            gathered: Array = torch.cat(parts).cpu().numpy()
             return gathered
 
         return recompute
-
-    def _shaped(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """The tensors of the parameters' shapes that lie in a flat one."""
-        parts = flat.split(self._sizes)
-        return [part.view(each.shape) for part, each in zip(parts, self._parameters, strict=True)]

@@ -18,6 +18,7 @@ from bml.topology.errors import UsageError
 from bml.torch.attached.bucket import Again
 from bml.torch.attached.layout import seed_of
 from bml.torch.attached.memory import Named
+from bml.torch.devices.chance import forked, seed_all
 from bml.train.batches import Indices
 
 Loss = Callable[[Any, Any], torch.Tensor]
@@ -36,6 +37,7 @@ class Recompute:
     def __init__(self, model: Any, loss: Loss, trained: Sequence[Named]):
         self._model, self._loss = model, loss
         self._parameters = [each.parameter for each in trained]
+        self._where = self._parameters[0].device
 
     def of_batch(self, seed: int, step: int, fetch: Fetch) -> Again:
         """Return the function for one batch. It raises UsageError if the loss is no scalar."""
@@ -51,10 +53,10 @@ class Recompute:
         return again
 
     def _gradients(self, seed: int, fetch: Fetch, indices: Indices) -> list[torch.Tensor]:
-        with torch.enable_grad(), torch.random.fork_rng(devices=[]), _unchanged(self._model, len(indices)):
-            torch.default_generator.manual_seed(seed)
+        with torch.enable_grad(), forked(self._where), _unchanged(self._model, len(indices)):
+            seed_all(seed, self._where)
             samples = fetch(indices)
-            torch.default_generator.manual_seed(seed)  # as in the loop, where workers may have drawn
+            seed_all(seed, self._where)  # as in the loop, where workers may have drawn
             loss = self._loss(self._model, samples)
             if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
                 raise UsageError(

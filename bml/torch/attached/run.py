@@ -22,6 +22,7 @@ from bml.torch.attached.share import Share
 from bml.torch.attached.source import Source
 from bml.torch.attached.state import TrainingState
 from bml.torch.attached.statistics import Statistics
+from bml.torch.devices.chance import seed_all
 from bml.train.batch import Batch
 from bml.train.batches import BatchPlan, Indices, shares
 from bml.train.session import Session
@@ -43,10 +44,10 @@ def attach(
 ) -> Run:
     """Train a model in step with all servers of the session: `run.batches` gives the data.
 
-    `model` is an nn.Module on the CPU, `optimizer` a torch optimizer of its parameters, `scheduler` anything
-    with `state_dict` and `load_state_dict`. Call it once, after checkpoints were loaded and before the
-    training loop. Backward must be that of a loss SUMMED over the samples of the share; `optimizer.step()`
-    then sees the mean over the global batch.
+    `model` is an nn.Module on the CPU or on one GPU, `optimizer` a torch optimizer of its parameters,
+    `scheduler` anything with `state_dict` and `load_state_dict`. Call it once, after checkpoints were loaded
+    and before the training loop. Backward must be that of a loss SUMMED over the samples of the share;
+    `optimizer.step()` then sees the mean over the global batch.
 
     `loss(model, samples)` returns the loss summed over any collated samples, as the loop computes it. With
     it, the others compute the samples of a server that is lost; without it they are left out of that step.
@@ -54,7 +55,7 @@ def attach(
     of an eighth of them all, 1 to 8 MiB. With `allow_unused` a parameter that got no gradient counts as one
     with zeros, without it is an error.
 
-    Raises UsageError for parameters that are sparse, not on the CPU, complex or of 8 bits, for one that
+    Raises UsageError for parameters that are sparse, complex, of 8 bits or on several devices, for one that
     requires a gradient and is not in the optimizer, for an optimizer or state that a server that joins could
     not be given, and if the session has a model already.
     """
@@ -69,7 +70,7 @@ def attach(
     gradients = Gradients(session, named, Statistics(session, model), bucket_nbytes, bool(allow_unused))
     _attached.add(session)
     recompute = Recompute(model, loss, named) if loss is not None else None
-    run = Run(session, optimizer, state, gradients, recompute)
+    run = Run(session, optimizer, state, gradients, recompute, named[0].parameter.device)
     keep_first_gradients(optimizer)
     return run
 
@@ -84,12 +85,14 @@ class Run:
         state: TrainingState,
         gradients: Gradients,
         recompute: Recompute | None,
+        where: Any,
     ):
         self._session = session
         self._optimizer = optimizer
         self._state = state
         self._gradients = gradients
         self._recompute = recompute
+        self._where = where
         self._batch: Batch | None = None
         self._share: Share | None = None
         self._again: Again | None = None
@@ -106,19 +109,21 @@ class Run:
         seed: int = 0,
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
+        device: Any = None,
     ) -> Iterator[Share]:
         """Iterate over this server's shares of the global batches, as `Session.batches` divides them.
 
         `dataset` has samples by index and a length, or is a tensor, a tuple or a dict of tensors with a row
         for each sample. Samples are collated by `collate_fn`, by default as torch's DataLoader does, and
-        loaded in advance by `num_workers` processes. Each share begins without gradients. Torch's random
+        loaded in advance by `num_workers` processes. With `device` their tensors are moved there, both those
+        of the loop and those that `loss` is given. Each share begins without gradients. Torch's random
         numbers are seeded by `seed`, the batch and the share before its samples are loaded and before it is
         computed, and by `seed` and the batch alone after the sums. A share must be ended with
         `optimizer.step()`, or with `reduce()` where a step is skipped.
 
         Raises UsageError for numbers out of range, for other data sets, and where a share was not ended.
         """
-        source = Source(dataset, collate_fn)
+        source = Source(dataset, collate_fn, device)
         plan = BatchPlan(len(source), global_batch, epochs, seed)
         fetch, end = self._fetch(source, plan, num_workers)
         loop = self._session.batches(len(source), global_batch=global_batch, epochs=epochs, seed=seed)
@@ -150,7 +155,7 @@ class Run:
         self._gradients.begin_all(self._optimizer)
         self._compare()
         self._gradients.finish()
-        torch.default_generator.manual_seed(self._seed_after)  # of whatever the optimizer draws
+        seed_all(self._seed_after, self._where)  # of whatever the optimizer draws
         self._warn_of_left_out()
 
     def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -161,9 +166,9 @@ class Run:
         self._again = self._recompute.of_batch(seed, step, fetch) if self._recompute else None
         self._seed_after = seed_of(seed, step, NO_SAMPLES)
         seed_of_share = seed_of(seed, step, computed)
-        torch.default_generator.manual_seed(seed_of_share)  # a data set may draw random numbers
+        seed_all(seed_of_share, self._where)  # a data set may draw random numbers
         samples = fetch_ahead(batch)
-        torch.default_generator.manual_seed(seed_of_share)  # workers may have drawn them
+        seed_all(seed_of_share, self._where)  # workers may have drawn them
         self._batch = batch
         self._gradients.open(batch, self._again)
         n_samples = len(computed)

@@ -10,7 +10,7 @@ from bml.topology.errors import UsageError
 
 
 class SentGradient(torch.Tensor):  # type: ignore[misc]
-    """The gradient of a parameter between backward and the sum. Every use of it raises UsageError."""
+    """The gradient of a parameter between backward and the sum. It has no memory; its use is a UsageError."""
 
     @classmethod
     def __torch_function__(
@@ -21,7 +21,17 @@ class SentGradient(torch.Tensor):  # type: ignore[misc]
             "clip_grad_norm_, scaler.unscale_, scaler.step and all else that reads or changes gradients"
         )
 
+    @classmethod
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        # Autograd adds another gradient to it, and says so in a hook, which raises an error.
+        return args[0]
 
-def sent(grad: torch.Tensor) -> torch.Tensor:
-    """Return the same memory as a tensor that cannot be used."""
-    return torch.Tensor._make_subclass(SentGradient, grad.detach())
+
+def sent(parameter: torch.Tensor) -> torch.Tensor:
+    """Return what can be the gradient of this parameter, and cannot be used."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch.Tensor._make_wrapper_subclass(
+            SentGradient, parameter.shape, dtype=parameter.dtype, device=parameter.device
+        )

@@ -17,9 +17,13 @@ from bml.train.batches import Indices
 
 
 class Source:
-    """Samples by index. Raises UsageError for a data set without a length or without indices."""
+    """Samples by index, moved to `device` if it is given.
 
-    def __init__(self, dataset: Any, collate_fn: Any = None):
+    Raises UsageError for a data set without a length or without indices.
+    """
+
+    def __init__(self, dataset: Any, collate_fn: Any = None, device: Any = None):
+        self._device = device
         # A subclass may make something else of its rows.
         columns = dataset.tensors if type(dataset) is TensorDataset else dataset
         are_columns = _are_columns(columns)
@@ -42,8 +46,12 @@ class Source:
     def fetch(self, indices: Indices) -> Any:
         """Return the samples of these indices (shape (n,), n at least 1), collated, in this thread."""
         if self._columns is not None:
-            return _at(self._columns, torch.from_numpy(np.array(indices)))
-        return self.collate(rows_of(self.dataset, indices.tolist()))
+            return self.moved(_at(self._columns, torch.from_numpy(np.array(indices))))
+        return self.moved(self.collate(rows_of(self.dataset, indices.tolist())))
+
+    def moved(self, samples: Any) -> Any:
+        """Return collated samples with their tensors on the device, if one was given."""
+        return samples if self._device is None else _moved(samples, self._device)
 
 
 class _Rows(Dataset):  # type: ignore[misc]
@@ -79,6 +87,19 @@ def part(samples: Any, start: int, stop: int, n_samples: int) -> Any:
         f"batch.micro cannot cut {type(samples).__name__} of {n_samples} samples into parts: let the samples "
         "be the first dimension of each tensor"
     )
+
+
+def _moved(samples: Any, device: Any) -> Any:
+    if isinstance(samples, torch.Tensor):
+        return samples.to(device, non_blocking=True)
+    if hasattr(samples, "to"):  # a class of packed sequences or of texts, which knows better
+        return samples.to(device)
+    if isinstance(samples, Mapping):
+        return {key: _moved(each, device) for key, each in samples.items()}
+    if isinstance(samples, tuple | list):
+        parts = [_moved(each, device) for each in samples]
+        return type(samples)(*parts) if hasattr(samples, "_fields") else type(samples)(parts)
+    return samples
 
 
 def _at(columns: Any, which: Any) -> Any:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
+from bml.torch.devices.vectors import vector_on
 from bml.train.batch import Batch
 from bml.train.batches import Indices
 from bml.train.pending import Pending
@@ -31,9 +32,11 @@ class Statistics:
             if buffer is not None
         ]
         size = sum(buffer.numel() for buffer in self._buffers)
-        self._vector = session.empty(size + 1, "float64") if size else None
+        self._where = self._buffers[0].device if size else None
+        dtypes = (torch.float64, torch.float64)
+        self._vector = vector_on(self._where, [(size + 1,)], dtypes, session.empty) if size else None
         """The values, and 1 if there are samples, each times the number of samples."""
-        self._kept: npt.NDArray[np.float64] | None = None
+        self._kept: torch.Tensor | None = None
         self._pending: Pending | None = None
 
     def open(self, batch: Batch) -> None:
@@ -44,16 +47,24 @@ class Statistics:
         """Begin the step of this batch; a model without such statistics needs none."""
         if self._vector is None:
             return
-        self._vector[:] = self._weighted(len(batch.indices))
-        self._pending = batch.allreduce_async(self._vector, self._again if has_loss else None)
+        n_samples = len(batch.indices)
+        self._vector.put(0, self._weighted(n_samples))
+        ready = self._vector.begin(as_zeros=not n_samples)
+        self._pending = batch.allreduce_async(
+            self._vector.array, self._again if has_loss else None, ready=ready
+        )
 
     def finish(self) -> None:
         """Wait for the step, and take the means; if no sample counted, the values are those of before."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
+        assert self._vector is not None
         found = pending.wait()
-        mean, at = torch.from_numpy(self._kept if not found[-1] and self._kept is not None else found), 0
+        (mean,) = self._vector.take(found)
+        if not found[-1] and self._kept is not None:
+            mean = self._kept
+        at = 0
         with torch.no_grad():
             for buffer in self._buffers:
                 part = mean[at : at + buffer.numel()].view(buffer.shape)
@@ -61,12 +72,13 @@ class Statistics:
                 at += buffer.numel()
 
     def _again(self, indices: Indices) -> npt.NDArray[np.float64]:
-        return self._weighted(len(indices))
+        found: npt.NDArray[np.float64] = self._weighted(len(indices)).cpu().numpy()
+        return found
 
-    def _weighted(self, n_samples: int) -> npt.NDArray[np.float64]:
-        values = np.append(self._values(), 1.0)
-        return np.multiply(values, n_samples) if n_samples else np.zeros_like(values)
+    def _weighted(self, n_samples: int) -> torch.Tensor:
+        values = self._values()
+        return torch.cat([values, values.new_ones(1)]) * n_samples
 
-    def _values(self) -> npt.NDArray[np.float64]:
-        values: Any = torch.cat([buffer.detach().double().reshape(-1) for buffer in self._buffers]).numpy()
-        return np.asarray(values)
+    def _values(self) -> torch.Tensor:
+        with torch.no_grad():
+            return torch.cat([each.to(self._where, torch.float64).reshape(-1) for each in self._buffers])
