@@ -289,8 +289,7 @@ def test_cuda_is_a_device_of_the_backend() -> None:
 class Elsewhere:
     """A tensor as it looks on another accelerator."""
 
-    is_cpu = is_cuda = False
-    device = "xpu:0"
+    device = torch.device("xpu", 0)
 
 
 def test_accelerators_that_are_not_supported_are_refused() -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Protocol
 
 import torch
 
 from bml.topology.errors import UsageError
-from bml.torch.devices.cuda import CudaDevice
 from bml.torch.devices.device import Device
+from bml.torch.devices.registry import device_at
 from bml.torch.tensors import Tensor
 
 
@@ -27,14 +26,7 @@ class CudaDevices:
 
     def find(self, tensor: Tensor) -> Device | None:
         """See Devices."""
-        if tensor.is_cpu:
-            return None
-        if not tensor.is_cuda:
-            raise UsageError(
-                f"the backend bml takes tensors in host memory, and on GPUs of CUDA, not on {tensor.device}: "
-                "give tensor.cpu()"
-            )
-        return _of_index(tensor.device.index)
+        return device_at(tensor.device)
 
 
 def available() -> Devices | None:
@@ -56,8 +48,3 @@ def common(devices: Devices, tensors: Sequence[Tensor], call: str) -> Device | N
         names = ", ".join(sorted({str(each.device) for each in tensors}))
         raise UsageError(f"{call} was given tensors on different devices ({names}): move them to one")
     return found[0] if found else None
-
-
-@cache
-def _of_index(index: int) -> Device:
-    return CudaDevice(torch.device("cuda", index))

@@ -23,6 +23,9 @@ def device_at(where: Any) -> Device | None:
         return None
     if where not in _made:
         if where.type not in MAKERS:
-            raise UsageError(f"bml takes tensors in host memory and on GPUs of CUDA, not on {where}")
+            raise UsageError(
+                f"the backend bml takes tensors in host memory, and on GPUs of CUDA, not on {where}: give "
+                "tensor.cpu()"
+            )
         _made.setdefault(where, MAKERS[where.type](where))
     return _made[where]
