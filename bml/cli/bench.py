@@ -27,7 +27,13 @@ from bml.cli.output import current
 from bml.cli.plan import parse_bytes
 from bml.cli.printed import check_writable, strict_json
 from bml.cli.values import FiniteRange
-from bml.cluster.spec.constants import constants_of_emulated, default_path, load_constants, store_constants
+from bml.cluster.spec.constants import (
+    constants_of_emulated,
+    constants_of_one_host,
+    default_path,
+    load_constants,
+    store_constants,
+)
 from bml.cluster.spec.job import JobSpec
 from bml.schedule import Schedules, plan
 from bml.schedule.select.model import Constants
@@ -303,7 +309,7 @@ def _theory(
     """Return the constants, the goodput in bytes/s of our NICs and of peers', if known, and the source."""
     known, source = load_constants(constants)
     if job.emulated is None:
-        return known, (None, None), source
+        return constants_of_one_host(known, job.fabric.n_servers), (None, None), source
     status = emulated.use(job.emulated).status()
     rate, one_switch = status["rate"], status["one_switch_rate"]
     goodputs = rate / 8 * emulated.GOODPUT, one_switch / 8 * emulated.GOODPUT

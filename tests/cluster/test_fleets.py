@@ -18,6 +18,7 @@ from bml.cluster.fleets.processes import ProcessFleet
 from bml.cluster.process import worker
 from bml.cluster.process.coordinator import CoordinatorLoop
 from bml.cluster.process.mail import Outbox, receive
+from bml.cluster.spec.constants import constants_of_one_host
 from bml.cluster.spec.job import Contact, JobSpec, Place, default_nics
 from bml.errors import StartError
 from bml.protocol.coordinator.events import Gone
@@ -164,6 +165,18 @@ def test_each_server_takes_its_own_of_the_addresses_that_are_set(monkeypatch: py
     assert fleet._place(2).nics == ("10.7.0.3", "10.7.1.3")
     with pytest.raises(UsageError, match="for each of 1 levels"):
         ProcessFleet(SPEC, prints=False)._place(0)
+
+
+def test_servers_of_one_host_choose_schedules_as_ones_that_share_its_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of other places, as on an emulated fabric, keep the constants that they were given."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    spec = JobSpec("bcube:3x2", transport="tcp")
+    on_one_host = ProcessFleet(spec, prints=False)
+    assert on_one_host.spec.constants == constants_of_one_host(spec.constants, 9)
+    elsewhere = ProcessFleet(spec, prints=False, place=on_one_host._place)
+    assert elsewhere.spec.constants == spec.constants
 
 
 def test_a_fork_server_that_cannot_run_is_named_with_its_status(

@@ -95,7 +95,8 @@ class ProcessFleet:
         place: Placement | None = None,
         apply_fault: ApplyFault | None = None,
     ):
-        self.spec = self._spec = spec.settled(one_host=place is None)
+        settled = spec.settled(one_host=place is None)
+        self.spec = self._spec = settled.sharing_cores() if place is None else settled
         self._apply_fault = apply_fault
         self._place = place or self._on_loopback
         self._prints = prints

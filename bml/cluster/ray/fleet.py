@@ -102,7 +102,8 @@ class RayFleet:
                 f"its Ray has free {ray.available_resources()}"
             )
         self._one_machine = alone and has_room
-        self.spec = self._spec = spec.settled(self._one_machine)
+        settled = spec.settled(self._one_machine)
+        self.spec = self._spec = settled.sharing_cores() if self._one_machine else settled
         self._local = is_own or machines is not None
         head = machines.head if machines else max(living, key=lambda each: each.is_head).node
         self._coordinator = RayCoordinator(

@@ -76,5 +76,25 @@ def store_constants(constants: Constants, path: Path | None = None) -> Path:
 
 def constants_of_emulated(known: Constants, goodput: float, n_servers: int) -> Constants:
     """Return the constants of an emulated fabric: NICs of `goodput` bytes/s, and servers that share cores."""
-    crowd = max(1.0, n_servers / (os.cpu_count() or 1))
-    return replace(known, alpha_s=max(known.alpha_s, crowd * _ROUND_S), beta_s=1 / goodput)
+    return replace(known, alpha_s=_start_up_s(known, n_servers), beta_s=1 / goodput)
+
+
+def constants_of_one_host(known: Constants, n_servers: int) -> Constants:
+    """Return the constants of servers that share the cores of one host: bytes cost processor time, too."""
+    crowd = _crowd(n_servers)
+    return Constants(
+        alpha_s=_start_up_s(known, n_servers),
+        beta_s=crowd * known.beta_s,
+        gamma_s=crowd * known.gamma_s,
+        delta_s=crowd * known.delta_s,
+        epsilon_s=crowd * known.epsilon_s,
+    )
+
+
+def _start_up_s(known: Constants, n_servers: int) -> float:
+    return max(known.alpha_s, _crowd(n_servers) * _ROUND_S)
+
+
+def _crowd(n_servers: int) -> float:
+    """Servers that share a core."""
+    return max(1.0, n_servers / (os.cpu_count() or 1))

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from bml.cluster.spec.constants import constants_of_one_host
 from bml.cluster.spec.trace import ServerTrace
 from bml.faults import FaultPlan
 from bml.faults.kinds import KINDS
@@ -141,6 +142,10 @@ class JobSpec:
         shared = one_host and not (wanted or self._unsharable() or segment.why_not())
         zero_copy = not (shared or self.traffic_class is not None or self._needs_wires())
         return replace(self, transport="shm" if shared else "tcp", zero_copy=zero_copy)
+
+    def sharing_cores(self) -> JobSpec:
+        """Return the specification with constants of servers that share the cores of this host."""
+        return replace(self, constants=constants_of_one_host(self.constants, self.parsed_fabric().n_servers))
 
     def _needs_wires(self) -> str:
         """Say why all bytes must go over links; empty if they need not."""
