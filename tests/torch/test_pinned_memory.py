@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 from fake_device import FakeDevice  # noqa: E402
 
 from bml.io.memory import address_of  # noqa: E402
+from bml.topology.errors import UsageError  # noqa: E402
 from bml.torch.devices import pinned  # noqa: E402
 from bml.torch.devices.pinned import PinnedMemory  # noqa: E402
 
@@ -96,6 +97,8 @@ def test_what_is_in_use_when_the_group_ends_is_unlocked_when_it_is_given_back() 
     memory.close()
     assert list(device.pinned) == [address_of(used.pages)]
     assert used in pinned._abandoned
+    with pytest.raises(UsageError, match="the process group was destroyed"):
+        memory.take(bytes_of(PAGE))
     memory.give_back(used, [device.mark()])
     assert not device.pinned
     assert used not in pinned._abandoned

@@ -52,18 +52,19 @@ class CudaDevice:
 
     def copy_out(self, source: Tensor, into: Tensor, after: Mark) -> CudaMark:
         """See Device."""
-        return _copy(self._outwards, source, into, after, source)
+        return self._copy(self._outwards, source, into, after, source)
 
     def copy_in(self, source: Tensor, into: Tensor, after: Mark) -> CudaMark:
         """See Device."""
-        return _copy(self._inwards, source, into, after, into)
+        return self._copy(self._inwards, source, into, after, into)
 
     def pin(self, pages: Array) -> None:
         """See Device. Raises FabricError if the memory cannot be locked."""
         address = address_of(pages)
         if address in self._pinned:
             return
-        error = int(torch.cuda.cudart().cudaHostRegister(address, pages.nbytes, _PORTABLE))
+        with torch.cuda.device(self._device):
+            error = int(torch.cuda.cudart().cudaHostRegister(address, pages.nbytes, _PORTABLE))
         if error:
             raise FabricError(
                 f"CUDA cannot lock {pages.nbytes >> 10} KiB of host memory (error {error}): allow this "
@@ -75,7 +76,8 @@ class CudaDevice:
         """See Device."""
         address = address_of(pages)
         self._pinned.remove(address)
-        error = int(torch.cuda.cudart().cudaHostUnregister(address))
+        with torch.cuda.device(self._device):
+            error = int(torch.cuda.cudart().cudaHostUnregister(address))
         if error:
             raise FabricError(f"CUDA cannot unlock {pages.nbytes >> 10} KiB of host memory (error {error})")
 
@@ -83,12 +85,12 @@ class CudaDevice:
         """See Device."""
         return torch.futures.Future(devices=[self._device])
 
-
-def _copy(stream: Any, source: Tensor, into: Tensor, after: Mark, of_device: Tensor) -> CudaMark:
-    assert isinstance(after, CudaMark)
-    stream.wait_event(after.event)
-    # Tensors that were made in inference mode can be written only so.
-    with torch.cuda.stream(stream), torch.inference_mode():
-        into.copy_(source, non_blocking=True)
-    of_device.record_stream(stream)  # its memory is not given to others before the copy
-    return CudaMark(stream)
+    def _copy(self, stream: Any, source: Tensor, into: Tensor, after: Mark, of_device: Tensor) -> CudaMark:
+        assert isinstance(after, CudaMark)
+        stream.wait_event(after.event)
+        # Threads of bml have no device of their own: without the first, leaving the stream would make them
+        # use GPU 0. And tensors that were made in inference mode can be written only so.
+        with torch.cuda.device(self._device), torch.cuda.stream(stream), torch.inference_mode():
+            into.copy_(source, non_blocking=True)
+        of_device.record_stream(stream)  # its memory is not given to others before the copy
+        return CudaMark(stream)

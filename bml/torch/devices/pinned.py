@@ -10,6 +10,7 @@ from itertools import accumulate
 import torch
 
 from bml.io.memory import Array, idle
+from bml.topology.errors import UsageError
 from bml.torch.devices.device import Device, Mark
 from bml.torch.devices.pages import whole_pages
 from bml.torch.tensors import Tensor
@@ -64,9 +65,14 @@ class PinnedMemory:
         self._closed = False
 
     def take(self, like: Sequence[Tensor]) -> Slab:
-        """A slab with room for tensors like these. Raises FabricError if no more memory can be locked."""
+        """A slab with room for tensors like these.
+
+        Raises FabricError if no more memory can be locked, UsageError after `close`.
+        """
         wanted = sum(_aligned(each.nbytes) for each in like)
         with self._lock:
+            if self._closed:
+                raise UsageError("the process group was destroyed: nothing can begin in it any more")
             self._volume += wanted
             slab = self._fitting(wanted) or self._made(wanted)
             slab.needed_at, slab.until = self._volume, ()
