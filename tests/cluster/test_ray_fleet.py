@@ -14,7 +14,7 @@ import cloudpickle
 import pytest
 from fake_ray import SPEC, FakeRay, contact, report, said, unavailable, waits, waits_for
 
-from bml.cluster.fleets.fleet import Changed, Died, Reported
+from bml.cluster.fleets.fleet import Changed, Died, Patience, Reported
 from bml.cluster.fleets.handles import ProcessId, process_id
 
 pytestmark = pytest.mark.timeout(60)
@@ -24,7 +24,7 @@ def test_a_server_that_ray_does_not_reach_is_not_dead(ray: FakeRay, fleet: Any) 
     ray.answers["ServerActor 1", "run"] = unavailable()
     assert waits(fleet, lambda: len(ray.asked("ServerActor 1", "run")) > 3) == []
     assert ray.asked("CoordinatorActor", "gone") == []
-    assert fleet.ask(("status", ""), 0.0) == {}
+    assert fleet.ask(("status", ""), Patience(0.0)) == {}
     assert len(ray.asked("ServerActor 1", "answer")) == 1, "it runs"
     ray.answers["ServerActor 1", "run"] = cloudpickle.dumps(report(1))
     assert waits_for(fleet, len) == [Reported(report(1))]
@@ -50,7 +50,7 @@ def test_a_server_that_ray_knows_to_be_dead_is(
     ray.answers["ServerActor 1", "run"] = ray.answers["ServerActor 1", "answer"] = getattr(errors, kind)(
         *given
     )
-    assert fleet.ask(("inject", "kill:1"), 0.0)[1] == {"done": "server 1 died of it"}
+    assert fleet.ask(("inject", "kill:1"), Patience(0.0))[1] == {"done": "server 1 died of it"}
     (died,) = waits_for(fleet, len)
     assert type(died) is Died
     assert died.why.startswith("its process is gone (Ray: ")
@@ -229,5 +229,5 @@ def test_nothing_is_asked_of_ray_after_the_end(ray: FakeRay, fleet: Any) -> None
     """Ray would connect this process to any cluster that it finds on the machine."""
     fleet.close()
     calls = len(ray.calls)
-    assert fleet.ask(("status", ""), 1.0) == {}
+    assert fleet.ask(("status", ""), Patience(1.0)) == {}
     assert len(ray.calls) == calls

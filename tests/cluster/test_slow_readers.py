@@ -194,7 +194,10 @@ def test_a_coordinator_that_dies_while_a_server_is_started_is_started_again(
     settings: dict[str, Any] = {"launcher": "processes", "transport": "tcp", "min_servers": 2}
     with bml.start(lambda session: train(session, 3 * STEPS, 3), "bcube:2x2", **settings) as job:
         job.inject("leave:1")
-        job.inject("join:1,step=300")
+        while 1 in job.status()["members"]:
+            assert job.running
+            time.sleep(0.02)
+        job.inject("join:1")
         assert starting.wait(30)
         job.inject("coordinator")
         job.inject("kill:3")

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from bml import fabric
 from bml.cluster.emulated.ray_nodes import EmulatedRayFleet, OnStart
-from bml.cluster.fleets.fleet import Answers, Fleet, FleetEvent, NotInjected
+from bml.cluster.fleets.fleet import Answers, Fleet, FleetEvent, NotInjected, Patience
 from bml.cluster.fleets.processes import ProcessFleet
 from bml.cluster.spec.constants import constants_of_emulated
 from bml.cluster.spec.job import JobSpec, Place, Request
@@ -75,9 +75,9 @@ class EmulatedFleet:
         failed = [NotInjected(str(fault), why) for fault, why in self._injector.take_failed()]
         return [*events, *failed]
 
-    def ask(self, request: Request, timeout_s: float) -> Answers:
+    def ask(self, request: Request, patience: Patience) -> Answers:
         """See Fleet."""
-        return self._fleet.ask(request, timeout_s)
+        return self._fleet.ask(request, patience)
 
     def close(self) -> None:
         """See Fleet; all damage is healed."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bml.cluster.fleets.actuators import FaultListener
-from bml.cluster.fleets.fleet import Answers, ApplyFault, FleetEvent
+from bml.cluster.fleets.fleet import Answers, ApplyFault, FleetEvent, Patience
 from bml.cluster.fleets.processes import Placement
 from bml.cluster.fleets.supervisor import MACHINE_FOLDER, SUPERVISOR, Supervisor
 from bml.cluster.process.imports import what_we_import
@@ -113,15 +113,15 @@ class EmulatedRayFleet:
             self._listen(timeout_s)
         return [self._events.get() for _ in range(self._events.qsize())]
 
-    def ask(self, request: Request, timeout_s: float) -> Answers:
+    def ask(self, request: Request, patience: Patience) -> Answers:
         """See Fleet."""
         number = next(self._numbers)
         with self._answered:
             self._answers[number] = None
-        self._say("ask", number, request, timeout_s)
+        self._say("ask", number, request, patience)
         with self._answered:
             # The driver waits for the servers as long; its answer takes a moment more.
-            self._answered.wait_for(lambda: self._answers[number] is not None, 2 * timeout_s)
+            self._answered.wait_for(lambda: self._answers[number] is not None, 2 * max(patience))
             return self._answers.pop(number) or {}
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from bml.cluster.spec.job import Contact, JobSpec, Request, ServerReport
 from bml.errors import BmlError, StartError
@@ -52,6 +52,21 @@ Answers = Mapping[int, dict[str, Any]]
 """Server -> its answer (see `Server.answer`); a server that did not answer in time is missing."""
 
 
+class Patience(NamedTuple):
+    """How long answers are waited for, in seconds: `all_s` for all of them.
+
+    As long as no answer says more than that a server does nothing, it is `one_s`, if that is longer.
+    """
+
+    all_s: float
+    one_s: float = 0.0
+
+    def left_s(self, answers: Answers, since_s: float) -> float:
+        """How long to wait on for these answers, `since_s` after the question; 0: no longer."""
+        says = any(any(answer.values()) for answer in answers.values())
+        return max(0.0, (self.all_s if says else max(self)) - since_s)
+
+
 class Fleet(Protocol):
     """The processes of one job. One thread calls all methods except `join` and `ask`.
 
@@ -80,7 +95,7 @@ class Fleet(Protocol):
         """
         ...
 
-    def ask(self, request: Request, timeout_s: float) -> Answers:
+    def ask(self, request: Request, patience: Patience) -> Answers:
         """Ask every running server, and wait for the answers while another thread is in `wait`."""
         ...
 

@@ -18,6 +18,7 @@ from bml.cluster.fleets.fleet import (
     Died,
     FleetEvent,
     Known,
+    Patience,
     Reported,
     look_after,
     reachable,
@@ -172,9 +173,9 @@ class ProcessFleet:
         self._look_after_coordinator()
         return events
 
-    def ask(self, request: Request, timeout_s: float) -> Answers:
+    def ask(self, request: Request, patience: Patience) -> Answers:
         """See Fleet."""
-        deadline = time.monotonic() + timeout_s
+        begun_s = time.monotonic()
         with self._changed:
             asked = {s: child for s, child in self._servers.items() if child.unanswered < _MOST_UNANSWERED}
             self._number += 1
@@ -185,7 +186,7 @@ class ProcessFleet:
             child.send("ask", number, request)
         with self._changed:
             while asked.keys() & self._servers.keys() - answers.keys():
-                if not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                if not self._changed.wait(patience.left_s(answers, time.monotonic() - begun_s)):
                     break
             return self._questions.pop(number)
 

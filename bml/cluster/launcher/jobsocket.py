@@ -37,7 +37,7 @@ _MOST_REQUEST_NBYTES = 1 << 16
 _IDLE_S = 60.0
 _CREDENTIALS = struct.Struct("=iII")  # ucred: process, user, group
 _POLL_S = 0.02  # how long `close` may take, in seconds
-_CALL_S = 5.0
+_CALL_S = 15.0  # on an emulated fabric, an answer may take twice as long as that of a server
 
 Serve = Callable[[dict[str, Any]], dict[str, Any]]
 

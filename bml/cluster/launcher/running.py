@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -9,7 +10,7 @@ from collections.abc import Container, Iterable
 from concurrent.futures import Future, wait
 from typing import Any
 
-from bml.cluster.fleets.fleet import Changed, Died, Fleet, FleetEvent, NotInjected, Reported
+from bml.cluster.fleets.fleet import Changed, Died, Fleet, FleetEvent, NotInjected, Patience, Reported
 from bml.cluster.launcher import outcomes
 from bml.cluster.launcher.callbacks import Teller
 from bml.cluster.launcher.jobsocket import JobSocket
@@ -18,8 +19,10 @@ from bml.cluster.launcher.restarts import OUT, Comebacks, is_worth_it
 from bml.cluster.launcher.result import Result
 from bml.cluster.spec.job import JobSpec, ServerReport, check_possible
 from bml.errors import FabricError, UsageError, job_error
-from bml.faults import Fault, FaultPlan
+from bml.faults import AtOnce, AtStep, Fault, FaultPlan
 from bml.topology import ServerFailure
+
+_LOG = logging.getLogger("bml.cluster")
 
 #: How long servers may take to end after the first has ended, in seconds; then they are killed.
 _GRACE_S = 10.0
@@ -27,8 +30,9 @@ _EVICTED_GRACE_S = 1.0
 #: The longest single wait, in seconds: Ctrl-C just before a wait does not end it, and is handled after it. It
 #: does end a join, which then takes the thread for ended (CPython 3.11), so events are waited for.
 _POLL_S = 0.2
-#: How long a server may take to answer, in seconds; a frozen one never does.
-_ANSWER_S = 1.0
+#: How long servers may take to answer: a frozen one never does, and on a loaded machine it may take seconds
+#: until one acts.
+_STATUS, _INJECT = Patience(1.0), Patience(1.0, 5.0)
 #: How long the user's functions are waited for, in seconds, when the job is over, and when it is ended.
 _TOLD_S = 10.0
 _ENDED_TOLD_S = 1.0
@@ -99,7 +103,7 @@ class Job:
         `{"answers": False}` for a server that does not answer within a second. The keys are in
         docs/reference/formats.md.
         """
-        answers = self._fleet.ask(("status", ""), _ANSWER_S) if self.running else {}
+        answers = self._fleet.ask(("status", ""), _STATUS) if self.running else {}
         silent = [
             server
             for server in self.spec.parsed_fabric().servers
@@ -124,14 +128,20 @@ class Job:
         """Inject one fault: `kill:4`, `freeze:2,for=3s`, `switch:0/2`; later with `@step=9` or `@t=2s`.
 
         Times count from now. Returns `{"fault", "job", "done"}`, where `done` has a text for every server
-        that acts. Raises UsageError if it is not a fault of this fabric, FabricError if no server can
-        apply it.
+        that acts. Raises UsageError if it is not a fault of this fabric, and for a `join` of a server that is
+        in the job at its moment, if that is now or past. Raises FabricError if no server can apply it within
+        5 seconds.
         """
         fault = Fault.parse(str(spec), at_once=True)
         check_possible(FaultPlan((fault,)), self.spec.emulated is not None)
         if not self.running:
             raise FabricError(f"the job {self.name} has ended")
-        answers = self._fleet.ask(("inject", str(fault)), _ANSWER_S)
+        if fault.kind == "join" and self._is_here(_server_of(fault)) and self._is_due(fault):
+            raise UsageError(
+                f"'{fault}': server {_server_of(fault)} is in the job; it can join when it is out of the "
+                "view (see bml status)"
+            )
+        answers = self._fleet.ask(("inject", str(fault)), _INJECT)
         wrong = [answer["error"] for answer in answers.values() if "error" in answer]
         if wrong:
             raise UsageError(wrong[0])
@@ -143,6 +153,21 @@ class Job:
                 "a server that did not answer applies it when it wakes"
             )
         return {"fault": str(fault), "job": self.name, "done": done}
+
+    def _is_here(self, server: int) -> bool:
+        """Whether a server is in the view, as far as is known."""
+        return server in self._snapshot.get("members", ()) and server not in self._result.dead
+
+    def _is_due(self, fault: Fault) -> bool:
+        """Whether a fault without a phase strikes at once: servers say in which step they are."""
+        match fault.trigger:
+            case AtOnce():
+                return True
+            case AtStep(step):
+                answers = self._fleet.ask(("status", ""), _STATUS).values()
+                return any(answer.get("step", 0) > step for answer in answers)
+            case _:
+                return False
 
     def wait(self, timeout_s: float | None = None) -> Result:
         """Wait for the end of the job; returns its result, or raises the error that ended it (see `launch`).
@@ -314,9 +339,7 @@ class Job:
         for number, text in snapshot["asked"]:
             if (snapshot["term"], number) > self._asked:
                 self._asked = (snapshot["term"], number)
-                target = Fault.parse(text, at_once=True).target
-                assert isinstance(target, ServerFailure)
-                self._wanted.append((target.server, text))
+                self._wanted.append((_server_of(Fault.parse(text, at_once=True)), text))
 
     def _join(self, missing: set[int]) -> None:
         """Start the wanted servers that are gone, and note those that could not be started."""
@@ -325,14 +348,16 @@ class Job:
             self._lost(server)
         wanted, self._wanted = self._wanted, []
         for server, asked in wanted:
-            here = server in self._snapshot.get("members", ()) and server not in self._result.dead
             if server in self._joining.coming:
                 if (
                     server in self._result.dead
                 ):  # it died again: the current start must be over before the next one
                     self._wanted.append((server, asked))
                 continue
-            if here or self._is_over:
+            if self._is_over:
+                continue
+            if self._is_here(server):
+                _LOG.warning("%s changes nothing: server %d is in the job", asked, server)
                 continue
             self._result.begun.add(asked)
             self._result.dead.pop(server, None)
@@ -340,6 +365,11 @@ class Job:
             self._incarnations[server] = 1 + max(self._incarnations.values(), default=0)
             missing.add(server)
             self._joining.begin(server, self._incarnations[server])
+
+
+def _server_of(join: Fault) -> int:
+    assert isinstance(join.target, ServerFailure)
+    return join.target.server
 
 
 def _patience(servers: Iterable[int], members: Container[int]) -> dict[int, float]:

@@ -31,7 +31,7 @@ from typing import Any
 
 import ray
 
-from bml.cluster.fleets.fleet import Changed, FleetEvent
+from bml.cluster.fleets.fleet import Changed, FleetEvent, Patience
 from bml.cluster.fleets.supervisor import MACHINE_FOLDER
 from bml.cluster.process.mail import Outbox, receive
 from bml.cluster.ray.fleet import RayFleet
@@ -100,8 +100,8 @@ class _Driver:
         except (EOFError, OSError):
             os._exit(1)
 
-    def _ask(self, number: int, request: Any, timeout_s: float) -> None:
-        self.say("answer", number, self._fleet.ask(request, timeout_s))
+    def _ask(self, number: int, request: Any, patience: Patience) -> None:
+        self.say("answer", number, self._fleet.ask(request, patience))
 
     def _obey(self) -> None:
         """Carry out an order; wait a moment for one if there is nothing else to do."""

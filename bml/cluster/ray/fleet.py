@@ -27,7 +27,7 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from bml.cluster.fleets.fleet import Answers, Died, FleetEvent, Known, Reported, reachable
+from bml.cluster.fleets.fleet import Answers, Died, FleetEvent, Known, Patience, Reported, reachable
 from bml.cluster.fleets.fork_server import ENDING_S
 from bml.cluster.fleets.handles import Handle
 from bml.cluster.fleets.placement import Reservation, blocks
@@ -221,39 +221,43 @@ class RayFleet:
             events += self._coordinator.last_words(_LAST_WORDS_S)
         return events
 
-    def ask(self, request: Request, timeout_s: float) -> Answers:
+    def ask(self, request: Request, patience: Patience) -> Answers:
         """See Fleet; an actor that dies of a fault may take its answer with it."""
         with self._changing:
             if self._closed:
                 return {}  # a call of Ray would now connect this process to any cluster it finds
             self._asking += 1
         try:
-            return self._ask(request, timeout_s)
+            return self._ask(request, patience)
         finally:
             with self._changing:
                 self._asking -= 1
                 self._changing.notify_all()
 
-    def _ask(self, request: Request, timeout_s: float) -> Answers:
-        running = self._running()
+    def _ask(self, request: Request, patience: Patience) -> Answers:
+        running, begun_s = self._running(), time.monotonic()
         asked = {
-            handle.answer.remote(request, timeout_s): server
+            handle.answer.remote(request, max(patience)): server
             for server, handle in list(self._actors.items())
             if server in running
         }
-        ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=timeout_s) if asked else ([], [])
         answers: dict[int, dict[str, Any]] = {}
-        for ref in ready:
+        while asked:
+            left_s = patience.left_s(answers, time.monotonic() - begun_s)
+            ready, _ = ray.wait(list(asked), num_returns=1, timeout=left_s)
+            if not ready:
+                break
+            server = asked.pop(ready[0])
             try:
-                answer = ray.get(ref)
+                answer = ray.get(ready[0])
             except ActorUnavailableError:
                 continue
             except _DEATHS:
-                answer = {"done": f"server {asked[ref]} died of it"} if request[0] == "inject" else None
+                answer = {"done": f"server {server} died of it"} if request[0] == "inject" else None
             except RayError:
                 continue
             if answer is not None:
-                answers[asked[ref]] = answer
+                answers[server] = answer
         return answers
 
     def close(self) -> None:
