@@ -7,6 +7,7 @@ which it is rank 0 meets. Whoever decides about the membership passes handles on
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from hashlib import sha256
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -31,11 +32,15 @@ class Handle(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The place of a process in a group: its rank, the number of ranks, and the handle of rank 0."""
+    """The place of a process in a group: its rank, the number of ranks, and the handle of rank 0.
+
+    `digest` is the same for the same handles by rank.
+    """
 
     rank: int
     size: int
     first: Handle
+    digest: str
 
 
 class Uses:
@@ -71,7 +76,8 @@ def place(own: Handle, handles: Collection[str]) -> Place:
     twice = len(found) - len(set(found))
     if twice:
         raise UsageError(f"{twice} of {len(found)} handles are there twice: give each process one rank")
-    return Place(found.index(own), len(found), found[0])
+    digest = sha256(" ".join(each.name for each in found).encode()).hexdigest()
+    return Place(found.index(own), len(found), found[0], digest)
 
 
 def fabric_of(size: int, environ: Mapping[str, str]) -> str | None:

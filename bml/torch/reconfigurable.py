@@ -7,13 +7,16 @@ forms a group anew; in between it outlives lost ranks as any group of bml does.
 from __future__ import annotations
 
 import os
+import socket
 import threading
+import time
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 
+from bml.cluster.formation.entries import names
 from bml.cluster.formation.group import Group, close_all, form
 from bml.cluster.formation.host import this_host
 from bml.cluster.formation.settings import Settings
@@ -24,6 +27,45 @@ from bml.torch.messages import Messages
 from bml.torch.process_group import DEFAULT_TIMEOUT, ProcessGroup
 from bml.torch.steps import GroupSteps
 from bml.torch.work import GroupWork, WorkThread
+
+_GROUPS, _MEMBERS, _DIFFER = "reconfigured", "members", "differ"
+"""Keys of a group in the store of its rank 0: the prefix, the digest of its handles, that it has two."""
+_LOOK_S = 0.02
+"""How often a process that waits for the others looks into the store, in seconds."""
+
+
+class NotFormed(StartError, RuntimeError):
+    """A group was not formed: PyTorch's own groups raise RuntimeError."""
+
+
+class MeetingStore:
+    """The store of a group, in which waits end when its processes were given different handles.
+
+    Methods are those of bml.cluster.formation.entries.Store; they raise NotFormed then.
+    """
+
+    def __init__(self, store: Any, digest: str):
+        self._store = store
+        self.set, self.get, self.add = store.set, store.get, store.add
+        if store.compare_set(_MEMBERS, "", digest) != digest.encode():
+            store.set(_DIFFER, "")
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all keys have values."""
+        if self._store.check([_DIFFER]):
+            raise NotFormed(
+                "the processes were given different handles for this uuid: give all of them the same ones, "
+                "in the same order"
+            )
+        return bool(self._store.check(keys))
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        """Wait until all keys have values; raises TimeoutError if that takes too long."""
+        deadline = time.monotonic() + timeout.total_seconds()
+        while not self.check(keys):
+            if time.monotonic() > deadline:
+                raise TimeoutError
+            time.sleep(_LOOK_S)
 
 
 class ReconfigurableGroup(ProcessGroup):
@@ -40,6 +82,7 @@ class ReconfigurableGroup(ProcessGroup):
         self._rank, self._size = rank, size
         self._uses = Uses()
         self._formation = 0
+        self._old_keys: list[str] = []
         self._changing = threading.Lock()
         check_nics(os.environ)
         host = this_host(None).address
@@ -68,9 +111,10 @@ class ReconfigurableGroup(ProcessGroup):
 
         A list of handles gives the ranks by position; a set leaves them to the backend. `options.uuid` is
         the same in all these processes, and new to each. Returns a work; the group can be used when it is
-        over. It fails with StartError if not all of them appear within `options.timeout`: this process is in
-        no group then, and may be put into another one. Raises RuntimeError for a uuid that was used,
-        UsageError for handles that cannot be.
+        over. It fails with an error that is a StartError and a RuntimeError if not all of them appear within
+        `options.timeout`, and at once if rank 0 has ended or if they were given different handles: this
+        process is in no group then, and may be put into another one. Raises RuntimeError for a uuid that was
+        used, UsageError for handles that cannot be.
         """
         found = place(self._handle, options.handles)
         self._uses.use(options.uuid)
@@ -86,8 +130,10 @@ class ReconfigurableGroup(ProcessGroup):
     # --- forming and leaving -----------------------------------------------------------------------
 
     def _form(self, formation: int, found: Place, uuid: int, settings: Settings) -> int:
-        store = dist.PrefixStore(f"reconfigured/{uuid}", self._store_of(found.first, settings.start_s))
-        group = form(store, found.rank, found.size, settings)
+        try:
+            group = self._formed_of(found, f"{_GROUPS}/{uuid}", settings)
+        except StartError as error:
+            raise NotFormed(str(error)) from error
         with self._changing:
             is_wanted = formation == self._formation
             if is_wanted:
@@ -96,14 +142,26 @@ class ReconfigurableGroup(ProcessGroup):
                 self._steps = GroupSteps(group.server, found.rank, found.size)
         if not is_wanted:
             group.begin_close("crashed")
-            raise StartError("the group was left before it was formed")
+            raise NotFormed("the group was left before it was formed")
         return -1
+
+    def _formed_of(self, found: Place, prefix: str, settings: Settings) -> Group:
+        for key in self._old_keys:  # those of a group of which this process was rank 0
+            self._meeting.delete_key(key)
+        self._old_keys = []
+        if found.first == self._handle:
+            self._old_keys = [f"{prefix}/{key}" for key in (*names(found.size), _MEMBERS, _DIFFER)]
+        store = dist.PrefixStore(prefix, self._store_of(found.first, settings.start_s))
+        return form(MeetingStore(store, found.digest), found.rank, found.size, settings)
 
     def _store_of(self, first: Handle, within_s: float) -> Any:
         if first == self._handle:
             return self._meeting
+        at, within = (first.host, first.port), timedelta(seconds=within_s)
         try:
-            return dist.TCPStore(first.host, first.port, timeout=timedelta(seconds=within_s))
+            # A process listens there as long as it lives, and PyTorch would dial one that ended again.
+            socket.create_connection(at, within_s).close()
+            return dist.TCPStore(*at, timeout=within)
         except Exception as error:  # PyTorch has several for this
             raise StartError(
                 f"the process of rank 0 does not answer at {first.host}:{first.port}: {error}"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import signal
+import socket
 import threading
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -78,8 +80,8 @@ def test_processes_are_put_into_groups(name: str, tmp_path: Path) -> None:
         assert used.startswith("RuntimeError: the uuid")
         assert "already used" in used
         assert foreign.startswith("UsageError: 'gloo' is no handle")
-        assert absent == "StartError: the group cannot be formed: rank 1 did not appear in time (start_s)"
-        assert unreachable.startswith("StartError: the process of rank 0 does not answer at 127.0.0.1:1")
+        assert absent == "NotFormed: the group cannot be formed: rank 1 did not appear in time (start_s)"
+        assert unreachable.startswith("NotFormed: the process of rank 0 does not answer at 127.0.0.1:1")
         assert unformed.startswith("UsageError: the group is not formed: exchange the handles")
     assert sorted(rank for rank, _ in orders) == list(range(len(orders))), "a rank each"
     assert len({first for _, first in orders}) <= 1
@@ -92,7 +94,10 @@ def test_all_processes_find_the_same_ranks(seed: int) -> None:
     members = rng.sample(handles, rng.randint(1, 9))
     texts = [each.encode() for each in members]
     for rank, each in enumerate(members):
-        assert place(each, texts) == (rank, len(members), members[0])
+        found = place(each, texts)
+        assert found[:3] == (rank, len(members), members[0])
+        assert found.digest == place(members[0], texts).digest
+        assert len(members) == 1 or found.digest != place(each, texts[::-1]).digest
     places = [place(each, set(texts)) for each in members]
     assert sorted(found.rank for found in places) == list(range(len(members)))
     assert len({found.first for found in places}) == 1
@@ -129,6 +134,64 @@ def test_the_named_fabric_is_for_groups_of_its_size() -> None:
 def test_a_handle_is_a_string_that_comes_back() -> None:
     own = Handle("a", "::1", 29500)
     assert place(own, [own.encode()]).first == own
+
+
+def failure(group: Any, uuid: int, handles: list[str], limit_s: float = 60.0) -> Exception:
+    """The error of a group that is not formed."""
+    work = group.reconfigure(SimpleNamespace(uuid=uuid, handles=handles, timeout=timedelta(seconds=limit_s)))
+    with pytest.raises(RuntimeError) as raised:
+        work.wait()
+    assert isinstance(raised.value, StartError)
+    return raised.value
+
+
+@pytest.mark.timeout(60)
+def test_processes_that_were_given_different_handles_are_told_at_once() -> None:
+    from bml.torch.reconfigurable import ReconfigurableGroup
+
+    groups = [ReconfigurableGroup(rank, 3) for rank in range(3)]
+    zero, one, two = (each.get_reconfigure_handle() for each in groups)
+    found = dict[int, Exception]()
+
+    def joins(me: int, handles: list[str]) -> None:
+        found[me] = failure(groups[me], 5, handles)
+
+    first = threading.Thread(target=joins, args=(0, [zero, one, two]))
+    first.start()
+    joins(1, [zero, two, one])
+    first.join(30)
+    joins(2, [zero, two, one])
+    assert sorted(found) == [0, 1, 2], "none has waited for its time-out of 60 s"
+    for error in found.values():
+        assert "given different handles for this uuid" in str(error)
+    for each in groups:
+        each.abort()
+
+
+@pytest.mark.timeout(60)
+def test_a_rank_0_that_has_ended_is_noticed_at_once() -> None:
+    from bml.torch.reconfigurable import ReconfigurableGroup
+
+    with socket.create_server(("127.0.0.1", 0)) as ended:
+        gone = new_handle(*ended.getsockname()).encode()
+    group = ReconfigurableGroup(0, 1)
+    error = failure(group, 1, [gone, group.get_reconfigure_handle()], limit_s=300)
+    assert "the process of rank 0 does not answer" in str(error)
+    assert "refused" in str(error)
+    group.abort()
+
+
+def test_the_keys_of_a_group_go_when_the_next_one_is_formed() -> None:
+    from bml.torch.reconfigurable import ReconfigurableGroup
+
+    group = ReconfigurableGroup(0, 1)
+    handles = [group.get_reconfigure_handle(), new_handle("127.0.0.1", 1).encode()]
+    held = []
+    for uuid in range(3):
+        assert "rank 1 did not appear" in str(failure(group, uuid, handles, limit_s=0.2))
+        held.append(group._meeting.num_keys())
+    assert held == held[:1] * 3
+    group.abort()
 
 
 class OtherSteps:

@@ -142,6 +142,11 @@ class Entries:
         return [rank for rank, key in enumerate(keys) if not self._store.check([key])]
 
 
+def names(size: int) -> list[str]:
+    """The keys of a group of `size` ranks that none has joined."""
+    return [_JOB, _JOINED, *map(_host, range(size)), *map(_contact, range(size))]
+
+
 def _names(ranks: list[int], but: str) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))} {but} in time (start_s)"
 
