@@ -222,3 +222,9 @@ def test_too_many_relayed_edges_are_refused(monkeypatch):
     monkeypatch.setattr("bml.schedule.ir.drawing.MAX_RELAYED", 100)
     with pytest.raises(UsageError, match="144 tree edges of this schedule on bcube:4x2 join no neighbours"):
         plan(parse("bcube:4x2"), "mesh").forest  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["ring", "ring:both", "mesh", "hips", "flextree", "flextree:1"])
+def test_trees_that_are_too_many_to_be_built_are_refused_at_once(name):
+    with pytest.raises(UsageError, match=r"trees of 19683 servers would take .* plan a smaller fabric"):
+        plan(parse("bcube:3x9"), name).build()

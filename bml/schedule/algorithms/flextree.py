@@ -18,7 +18,7 @@ import numpy as np
 
 from bml.schedule.algorithms.registry import algorithm
 from bml.schedule.algorithms.ring import draft_ring
-from bml.schedule.ir.drawing import Draft, blank, lay
+from bml.schedule.ir.drawing import Draft, blank, check_room, lay
 from bml.schedule.ir.forest import Forest
 from bml.topology import Fabric, UsageError
 
@@ -41,7 +41,7 @@ def flextree(fabric: Fabric, shape: str = "") -> Forest:
     widest stage first.
 
     Raises:
-        UsageError: the shape is none, or it needs more servers than are alive.
+        UsageError: the shape is none, or it needs more servers than are alive, or there are too many servers.
     """
     widths = parse_widths(shape) if shape else factors(len(fabric.servers))
     inside = prod(widths)
@@ -50,7 +50,9 @@ def flextree(fabric: Fabric, shape: str = "") -> Forest:
             f"flextree:{shape} needs {inside} servers, {fabric} has {len(fabric.servers)}: "
             "choose widths whose product is at most that"
         )
-    if set(widths) == {1}:
+    is_ring = set(widths) == {1}
+    check_room(fabric, 2 * len(fabric.servers) if is_ring else inside)
+    if is_ring:
         return lay(fabric, draft_ring(fabric, list(range(fabric.n_servers))))
     return lay(fabric, _draft(fabric, [width for width in widths if width > 1]))
 
