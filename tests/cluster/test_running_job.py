@@ -160,57 +160,6 @@ def test_a_frozen_server_does_not_answer_and_is_suspected(tmp_path: Path) -> Non
     assert any("heard nothing from server 3" in each for each in suspicions), suspicions
 
 
-def in_a_loop(path: Path) -> Callable[[bml.Session], None]:
-    def train(session: bml.Session) -> None:
-        """The same in a loop, at whose boundaries servers come and go."""
-        w = session.empty(1)
-        w[:] = 0
-        session.state(w=w)
-        for _ in session.steps(100_000):
-            time.sleep(0.005)
-            if session.allreduce(np.array([path.exists()]).astype(np.int32), op="max")[0]:
-                break
-
-    return train
-
-
-def test_a_fault_is_injected_though_servers_take_seconds_to_answer(tmp_path: Path) -> None:
-    stop = tmp_path / "stop"
-    with bml.start(in_a_loop(stop), "bcube:2x2", launcher="processes", detect_s=8) as job:
-        wait_for(lambda: job.status()["step"] > 2)
-        processes = [each["process"] for each in answered(job)["servers"].values()]
-        for process in processes:
-            os.kill(process, signal.SIGSTOP)
-        go_on = threading.Timer(2.5, lambda: [os.kill(each, signal.SIGCONT) for each in processes])
-        go_on.start()
-        (done,) = job.inject("leave:1")["done"]
-        go_on.join()
-        assert f"(process {processes[1]})" in done
-        wait_for(lambda: job.status()["members"] == [0, 2, 3])
-        stop.touch()
-        assert sorted(job.wait(30).values) == [0, 2, 3]
-
-
-def test_a_join_of_a_server_that_is_there_is_refused(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    stop = tmp_path / "stop"
-    with bml.start(in_a_loop(stop), "bcube:2x2", launcher="processes") as job:
-        step = wait_for(lambda: (now := job.status()["servers"][0].get("step", 0)) > 2 and now)
-        for late in ("", f"@step={step - 1}"):
-            with pytest.raises(UsageError, match=r"server 1 is in the job; it can join when it is out of"):
-                job.inject(f"join:1{late}")
-        later = f"join:1@step={step + 300}"
-        job.inject(later)
-        wait_for(lambda: f"{later} changes nothing: server 1 is in the job" in caplog.text)
-        job.inject("leave:1")
-        wait_for(lambda: job.status()["members"] == [0, 2, 3])
-        job.inject(f"join:1@step={step}")
-        wait_for(lambda: (now := job.status())["members"] == [0, 1, 2, 3] and not now["learners"])
-        stop.touch()
-        assert sorted(job.wait(30).values) == [0, 1, 2, 3]
-
-
 def test_what_a_wait_waits_for(tmp_path: Path) -> None:
     release = tmp_path / "go"
 
