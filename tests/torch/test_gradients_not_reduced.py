@@ -159,16 +159,3 @@ def test_complex_gradients_of_a_lost_rank_are_computed(when: str) -> None:
     found = run_ranks(N_RANKS, program, kills={1: (FIRST_GRADIENTS + BAD_STEP, when)})
     assert found[1] == "dead"
     torch.testing.assert_close(found[0], whole[0])
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda: Net(table=nn.Embedding(5, 3, sparse=True)), "was given a sparse tensor (torch.sparse_coo)"),
-        (lambda: Net().to("meta"), 'on meta, which has no elements: call model.to_empty(device="cpu")'),
-    ],
-    ids=["sparse", "meta"],
-)
-def test_what_cannot_be_reduced_is_named(make: Callable[[], Any], said: str) -> None:
-    for found in run_ranks(N_RANKS, lambda group: train(group, make())):
-        assert said in str(found)
