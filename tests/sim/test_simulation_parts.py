@@ -241,3 +241,12 @@ def test_a_simulated_server_carries_out_every_instruction(shared_memory: bool) -
     simulation = Simulation(parse("bcube:2x1"), 1, settings=Settings(shared_memory=shared_memory))
     needs_shared_memory = set() if shared_memory else {Post, Sum, Quit, ev.FetchResult}
     assert {*simulation.machines[0]._handlers} == {*get_args(ev.Instruction)} - needs_shared_memory
+
+
+def test_frames_that_wait_on_a_nic_without_a_rate_are_not_measured() -> None:
+    ends = Ends()
+    ends.run()
+    ends.send(*range(1, 20))
+    ends.run()
+    assert len(ends.seen) == 19
+    assert ends.wires.flows(0)[1, 0][3:] == (0, 0.0)

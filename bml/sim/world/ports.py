@@ -38,6 +38,11 @@ class Ports:
         self._free_at: defaultdict[Port, float] = defaultdict(float)
         self._shares: defaultdict[Port, list[float]] = defaultdict(list)
 
+    @property
+    def limited(self) -> bool:
+        """Whether there is a rate that can be measured."""
+        return self._rate_nbytes_s > 0
+
     def slow_down(self, ports: Iterable[Port], share: float) -> None:
         """These ports carry that share of their rate from now on; the slowest of several counts."""
         for port in ports:

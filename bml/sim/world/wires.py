@@ -227,7 +227,8 @@ class Wires:
         found: dict[Key, Flow] = {}
         for (owner, peer, level), end in self._ends.items():
             if owner == server and end.connection is not None:
-                found[peer, level] = end.connection.sent[server].flow(self._network.now)
+                flow = end.connection.sent[server].flow(self._network.now)
+                found[peer, level] = flow if self.ports.limited else Flow(*flow[:3])
         return found
 
     def peek(self, server: int, peer: int, level: int) -> Parcel | None:
