@@ -148,7 +148,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "leave": Kind(
             "server",
             "leave:4@step=9",
-            "no fault: server 4 is asked to go, as by SIGTERM; it finishes its step and nothing is lost",
+            "no fault: server 4 is asked to go, as by SIGTERM; it leaves between two iterations of a loop",
             on=("server",),
             simulated="leave",
         ),
