@@ -16,7 +16,8 @@ import numpy as np
 from bml.io.copies import copy
 from bml.io.memory import Array, private_pool
 from bml.protocol.step.direct import Sum
-from bml.protocol.step.workspace import OPS
+from bml.protocol.step.spans import runs
+from bml.protocol.step.workspace import OPS, Padded, vector_of
 from bml.schedule.algorithms.direct import DirectProgram, adds_whole
 from bml.sharedmem.joined_mapping import JoinedMapping
 from bml.sharedmem.pool import SharedPool
@@ -100,7 +101,7 @@ class Reduction:
 
     def contribute(
         self,
-        vector: Array,
+        contribution: Array | Padded,
         op: str,
         use: Use,
         signature: int,
@@ -109,11 +110,12 @@ class Reduction:
     ) -> None:
         """Take this contribution to the next step of these servers, and describe it on the status page.
 
-        `vector` is one-dimensional and contiguous. It must not change until the step is committed or
+        `contribution` is one-dimensional and contiguous. It must not change until the step is committed or
         contributed to again. `op` is a key of `OPS`, and `use` says how the result is used. Raises
         FabricError when a copy is necessary and there is no memory for it.
         """
-        place = self._place
+        place, vector = self._place, vector_of(contribution)
+        filled = contribution[1:] if isinstance(contribution, Padded) else None
         self._vector, self._op, self._use = vector, OPS[op], use
         if vector is not self._located() or (place is not None and place.changes != self._pool.changes):
             self._place = self._locate(vector, members)
@@ -123,7 +125,7 @@ class Reduction:
         # Only the first member's choice counts. None is needed if every server may add the whole vector.
         chooses = self._pages.server == members[0] and not adds_whole(len(members), vector.nbytes, True)
         choice = self._pages.free_set() if chooses else 0
-        self._pages.own.describe(signature, text, self._place, choice, use is Use.READ)
+        self._pages.own.describe(signature, text, self._place, choice, use is Use.READ, filled)
 
     def add(self, instruction: Sum) -> bool:
         """Carry out a `Sum`: all members are ready. Returns True if it was the whole vector, not a share.
@@ -142,7 +144,7 @@ class Reduction:
                 raise InvariantError(f"all add the whole vector, of which {self._unstaged} was not copied")
             self._result = self._empty_result()
             if self._vector.size:
-                self._add(self._contributions(members), self._result, 0, self._vector.size)
+                self._add_filled(members, self._result, 0, self._vector.size)
             return True
         self._set = self._pages[members[0]].result_set
         if self._use is not Use.READ:
@@ -151,8 +153,8 @@ class Reduction:
         if stop > start:
             place = self._result_shares.own(self._set, instruction.share * dtype.itemsize)
             share = np.frombuffer(place, dtype, stop - start)
-            parts = self._contributions(members)
-            self._add(parts, share, start, stop, None if self._fetched is None else self._fetched[start:stop])
+            fetched = None if self._fetched is None else self._fetched[start:stop]
+            self._add_filled(members, share, start, stop, fetched)
         return False
 
     def join(self) -> None:
@@ -286,6 +288,20 @@ class Reduction:
 
     # --- arithmetic ------------------------------------------------------------------------------
 
+    def _add_filled(
+        self, members: tuple[int, ...], out: Array, start: int, stop: int, copy: Array | None = None
+    ) -> None:
+        """Add the contributions of these servers, as `_add` does; the zeros of padded ones are not read."""
+        parts = self._contributions(members)
+        filled = self._pages.filled(members)
+        if filled is None:
+            self._add(parts, out, start, stop, copy)
+            return
+        for a, b, numbers in runs(filled, start, stop):
+            run = slice(a - start, b - start)
+            terms = [parts[number] for number in numbers]
+            self._add(terms, out[run], a, b, None if copy is None else copy[run])
+
     def _add(self, parts: list[Array], out: Array, start: int, stop: int, copy: Array | None = None) -> None:
         """out[0:stop-start] = the parts' elements [start, stop), added in order; the same into `copy`."""
         blocks = len(parts) > 2 or copy is not None  # else no partial sum is read again
@@ -294,8 +310,8 @@ class Reduction:
         for a in range(start, stop, size):
             b = min(a + size, stop)
             block = out[a - start : b - start]
-            if len(parts) == 1:
-                block[...] = parts[0][a:b]
+            if len(parts) < 2:
+                block[...] = parts[0][a:b] if parts else 0
             else:
                 op(parts[0][a:b], parts[1][a:b], out=block)
             for part in parts[2:]:

@@ -6,13 +6,15 @@ the server has come is written last.
 
     0   changes        the number of posts; other servers sleep on its lower half (futex)
     1   standing       epoch, step and stage of the last post; grows within an epoch
-    2   call           signature of the call of this step; the bit above it: the user reads in place
+    2   call           signature of the call of this step; the bits above it: the contribution is padded, and
+                       the user reads in place
     3.. input          serial number, descriptor, size of the segment, offset in it. Above the serial
                        number, of 32 bits: how often the owner's memory changed, so that mappings of it may
                        be stale
     7   result set     the one that takes the shares of this step; the first member's word counts
     8.. proof          that the owner has the cluster's token, 32 bytes
     12  asleep         1: the server sleeps until another server posts, and must be woken
+    13.. filled        if the contribution is padded: its elements that need not be zero, from and to
     32  held           per entry the number of a result set that this server's user still reads, plus 1
     64  shares         per result set serial number, descriptor and size of this server's segment
     512 text           the call as a text: its length, then utf-8
@@ -39,9 +41,10 @@ STATUS_PAGE_NBYTES = 3 * mmap.PAGESIZE
 
 STANDING, CALL, ASLEEP = 1, 2, 12
 """Numbers of the words that are read in every wait."""
-IN_PLACE = 1 << 32
-"""The bit above the signature of a call."""
-_CHANGES, _INPUT, _SET, _PROOF = 0, 3, 7, 8
+PADDED, IN_PLACE = 1 << 32, 1 << 33
+"""The bits above the signature of a call."""
+SIGNATURE = PADDED - 1
+_CHANGES, _INPUT, _SET, _PROOF, _FILLED = 0, 3, 7, 8, 13
 _HELD, _SHARES, _TEXT = 32, 64, 512
 _SHARE_WORDS = 3
 _TEXT_AT = 8 * (_TEXT + 1)
@@ -85,13 +88,23 @@ class StatusPage:
         self._placed: InputPlace | None = None
 
     def describe(
-        self, signature: int, text: str, place: InputPlace | None, result_set: int, in_place: bool = False
+        self,
+        signature: int,
+        text: str,
+        place: InputPlace | None,
+        result_set: int,
+        in_place: bool = False,
+        filled: tuple[int, int] | None = None,
     ) -> None:
         """Describe the call that the next READY is about; `place` is None for a vector without elements.
 
-        `in_place`: the user wants to read the result where it lies.
+        `in_place`: the user wants to read the result where it lies. `filled`: the contribution is zero
+        outside of these elements, whatever lies there.
         """
         words = self._words
+        if filled is not None:
+            words[_FILLED], words[_FILLED + 1] = filled
+            signature |= PADDED
         words[CALL] = signature | IN_PLACE if in_place else signature
         words[_SET] = result_set
         if place is not None and place != self._placed:
@@ -199,6 +212,12 @@ class PeerStatusPage:
     def input_key(self) -> tuple[int, int]:
         """A key that is different when its contribution lies elsewhere: serial with changes, and offset."""
         return self.words[_INPUT], self.words[_INPUT + 3]
+
+    @property
+    def filled(self) -> tuple[int, int] | None:
+        """The elements (start, stop) outside of which its contribution is zero; None if it is not padded."""
+        words = self.words
+        return (words[_FILLED], words[_FILLED + 1]) if words[CALL] & PADDED else None
 
     def share_key(self, result_set: int) -> int:
         """A key, a serial number, that is different when its shares of a result set lie elsewhere."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
@@ -13,6 +14,8 @@ from bml.sharedmem.status_page import (
     CALL,
     IN_PLACE,
     N_SETS,
+    PADDED,
+    SIGNATURE,
     STANDING,
     PeerStatusPage,
     StatusPage,
@@ -25,6 +28,7 @@ _SMALL_NBYTES = 64 << 10
 """In steps of larger vectors, servers that share cores wait for computations, not just for a post."""
 _MOST_PER_CORE = 2
 """With more servers to a core, their shares of it differ too little for a move to help."""
+_ALL = (0, sys.maxsize)
 _NAP_S = 0.005
 """The longest sleep in seconds: after it `interrupted` is asked again."""
 
@@ -202,7 +206,7 @@ class StatusPages:
     def differing(self, signature: int, members: Iterable[int]) -> PeerStatusPage | None:
         """A member whose call is different, None if there is none; valid when all members are ready."""
         for page in self.of(members):
-            if page.words[CALL] & ~IN_PLACE != signature:
+            if page.words[CALL] & SIGNATURE != signature:
                 return page
         return None
 
@@ -210,6 +214,16 @@ class StatusPages:
         """Whether any member wants to read the result in place; valid when all members are ready."""
         calls = [page.words[CALL] for page in self.of(members)]
         return max(calls) >= IN_PLACE
+
+    def filled(self, members: Iterable[int]) -> list[tuple[int, int]] | None:
+        """The elements of each contribution outside of which it is zero; None if no contribution is padded.
+
+        Valid when all members are ready.
+        """
+        pages = self.of(members)
+        if not any(page.words[CALL] & PADDED for page in pages):
+            return None
+        return [page.filled or _ALL for page in pages]
 
     def free_set(self) -> int:
         """The first result set that no server of the job reads, in or out of the view, of any incarnation."""

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from bml.errors import ContributorLost
+from bml.protocol.step.workspace import Padded
 from bml.topology.errors import UsageError
 from bml.torch.steps import GroupSteps, Vector
 from bml.torch.tensors import Tensor, check_alike, describe, raw, write
@@ -30,7 +31,7 @@ def broadcast(tensors: Sequence[Tensor], root: int) -> Job:
     text = f"broadcast from {root} {describe(tensors)}"
 
     def job(steps: GroupSteps) -> None:
-        def prepare(contributors: tuple[int, ...]) -> Vector:
+        def prepare(contributors: tuple[int, ...]) -> Vector | Padded:
             gives = source(root, contributors) == steps.rank
             return places.vector(0, [raw(each) for each in tensors] if gives else (), steps.empty)
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bml.errors import ContributorLost, StepMismatch
+from bml.protocol.step.workspace import Padded, written
 from bml.train.communicator import Committed, Communicator
 
 _UNEVEN = (
@@ -24,7 +25,7 @@ _UNEVEN = (
 _log = logging.getLogger("bml.torch")
 
 Vector = npt.NDArray[np.generic]
-Prepare = Callable[[tuple[int, ...]], Vector]
+Prepare = Callable[[tuple[int, ...]], Vector | Padded]
 """Prepares this rank's contribution for the ranks that contribute."""
 
 
@@ -58,7 +59,7 @@ class GroupSteps:
         communicator = self.communicator
         if self.is_alone:
             own = (self.rank,)
-            return Committed(0, 0, own, prepare(own))
+            return Committed(0, 0, own, written(prepare(own)))
         signature = zlib.crc32(text.encode())
         while True:
             view = communicator.view

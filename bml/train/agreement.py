@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from bml.protocol.step.workspace import Array
+from bml.protocol.step.workspace import Array, Padded
 from bml.protocol.wire.messages import View
 from bml.train.communicator import Committed
 from bml.train.state import NamedState, raw
@@ -21,7 +21,7 @@ from bml.train.state import NamedState, raw
 _WORDS = 4
 """How many 64-bit words a sha256 has."""
 
-Prepare = Callable[[View], Array]
+Prepare = Callable[[View], Array | Padded]
 """Prepares this server's contribution for the members of a view."""
 
 

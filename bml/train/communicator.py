@@ -9,7 +9,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from bml.protocol.server.transfer import SegmentedBytes
-from bml.protocol.step.workspace import Array
+from bml.protocol.step.workspace import Array, Padded
 from bml.protocol.wire.messages import View
 
 
@@ -92,7 +92,13 @@ class Communicator(Protocol):
         ...
 
     def sync(
-        self, epoch: int, contribution: Array, op: str, text: str, signature: int, shared: bool = False
+        self,
+        epoch: int,
+        contribution: Array | Padded,
+        op: str,
+        text: str,
+        signature: int,
+        shared: bool = False,
     ) -> Outcome:
         """Synchronise the next step; see bml.cluster.server.server.Server.sync."""
         ...

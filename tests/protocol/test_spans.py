@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bml.protocol.step.spans import Spans, common, merged, missing, placed, size
+from bml.protocol.step.spans import Spans, common, merged, missing, placed, runs, size
 
 N = 24
 SPANS = st.lists(st.tuples(st.integers(0, N), st.integers(0, N)), max_size=6)
@@ -29,6 +29,16 @@ def test_merged_is_the_same_set_in_fewest_spans(spans: list[tuple[int, int]]) ->
 def test_common_and_missing(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> None:
     assert elements(common(merged(a), merged(b))) == elements(a) & elements(b)
     assert elements(missing(merged(a), N)) == set(range(N)) - elements(a)
+
+
+@given(SPANS, st.integers(0, N), st.integers(0, N))
+def test_runs_tell_of_every_element_which_spans_have_it(spans: list[tuple[int, int]], a: int, b: int) -> None:
+    start, stop = min(a, b), max(a, b)
+    found = list(runs(spans, start, stop))
+    told = {element: numbers for low, high, numbers in found for element in range(low, high)}
+    assert list(told) == list(range(start, stop))
+    for element, numbers in told.items():
+        assert numbers == [number for number, (low, high) in enumerate(spans) if low <= element < high]
 
 
 @given(SPANS, SPANS)

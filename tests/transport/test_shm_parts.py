@@ -10,7 +10,7 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ import pytest
 from bml.io import mapping
 from bml.io.copies import copy
 from bml.protocol.step.direct import Stage, Sum, standing
+from bml.protocol.step.workspace import Padded, vector_of
 from bml.schedule.algorithms.direct import adds_whole
 from bml.sharedmem import Reduction, SharedPool, StatusPages, Use, futex
 from bml.sharedmem.joined_mapping import JoinedMapping
@@ -276,10 +277,10 @@ def host() -> Iterator[Host]:
         reduction.close()
 
 
-def begin(host: Host, vectors: list[np.ndarray], op: str, uses: list[Use]) -> None:
+def begin(host: Host, vectors: Sequence[np.ndarray | Padded], op: str, uses: list[Use]) -> None:
     """Everybody brings a vector and adds a share."""
     members = tuple(range(len(host)))
-    size, itemsize = vectors[0].size, vectors[0].itemsize
+    size, itemsize = vector_of(vectors[0]).size, vector_of(vectors[0]).itemsize
     share = -(-size * itemsize // len(host) // 4096) * 4096 // itemsize or 1
     for (_, _, reduction), vector, use in zip(host, vectors, uses, strict=True):
         reduction.contribute(vector, op, use, 1, "call", members)
@@ -298,7 +299,9 @@ def end(host: Host) -> list[np.ndarray]:
     return [reduction.take() for _, _, reduction in host]
 
 
-def step(host: Host, vectors: list[np.ndarray], op: str = "sum", shared: bool = False) -> list[np.ndarray]:
+def step(
+    host: Host, vectors: Sequence[np.ndarray | Padded], op: str = "sum", shared: bool = False
+) -> list[np.ndarray]:
     begin(host, vectors, op, [Use.READ if shared else Use.OWN] * len(host))
     return end(host)
 
@@ -315,6 +318,36 @@ def test_reductions_of_every_kind(host: Host, dtype: str, op: str) -> None:
         assert result.tobytes() == right.tobytes()
     for result in step(host, vectors, op, shared=True):
         assert result.tobytes() == right.tobytes()
+
+
+@pytest.mark.parametrize("n", [3, 9_000, 400_003])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_zeros_that_were_not_written_are_not_read(host: Host, n: int, shared: bool, seed: int) -> None:
+    """Contributions filled anywhere, also nowhere or not padded at all; then a step without padded ones."""
+    chance = np.random.default_rng(seed)
+    brought: list[np.ndarray | Padded] = []
+    right = np.zeros(n, np.uint64)
+    for server, (_, pool, _) in enumerate(host):
+        vector = pool.empty(n, "uint64")
+        vector[:] = chance.integers(1, 1 << 60, n, np.uint64)
+        start, stop = sorted(chance.integers(0, n + 1, 2).tolist())
+        if server == seed:
+            start, stop = 0, n
+        brought.append(vector if server == seed else Padded(vector, start, stop))
+        right[start:stop] += vector[start:stop]
+    for result in step(host, brought, shared=shared):
+        assert result.tolist() == right.tolist()
+    members = (0, 1, 2)
+    for (_, _, reduction), each in zip(host, brought, strict=True):
+        reduction.contribute(each, "sum", Use.OWN, 1, "call", members)
+    for _, _, reduction in host:
+        assert reduction.add(Sum(1, 1, 0, n, n, True, True, members)), "all add the whole"
+        reduction.fetch()
+        assert reduction.take().tolist() == right.tolist()
+    dense = [np.arange(n, dtype=np.uint64) for _ in host]
+    for result in step(host, dense, shared=shared):
+        assert result.tolist() == (3 * dense[0]).tolist()
 
 
 @pytest.mark.parametrize("lies_in_pool", [False, True])

@@ -23,7 +23,7 @@ from bml.cluster.spec.trace import ServerTrace
 from bml.faults import Fault
 from bml.protocol.server import events as ev
 from bml.protocol.server.transfer import SegmentedBytes
-from bml.protocol.step.workspace import Array
+from bml.protocol.step.workspace import Array, Padded, vector_of
 from bml.protocol.wire import messages as msg
 from bml.protocol.wire.call import Call
 from bml.topology.errors import BmlError, UsageError
@@ -108,20 +108,28 @@ class Server:
         return self._shell.opened.memory.empty(shape, dtype)
 
     def sync(
-        self, epoch: int, contribution: Array, op: str, text: str, signature: int, shared: bool = False
+        self,
+        epoch: int,
+        contribution: Array | Padded,
+        op: str,
+        text: str,
+        signature: int,
+        shared: bool = False,
     ) -> Outcome:
         """Bring this server's contribution to the next step, prepared for view `epoch`.
 
-        `contribution` is one-dimensional and contiguous, and is only read. Returns the result once the
-        step is committed by all servers, or says for which view to prepare it again; `shared` allows that it
-        lies in memory that other servers read too. Raises the error that ends the job.
+        `contribution` is one-dimensional and contiguous, and is only read; zeros may be written into a padded
+        one. Returns the result once the step is committed by all servers, or says for which view to prepare
+        it again; `shared` allows that it lies in memory that other servers read too. Raises the error that
+        ends the job.
         """
         meeting, handover = self._meeting, self._handover
         if self._replays:
             handover.wait_for_next()  # the vector must not be taken for a contribution
-        call = Call(op, contribution.dtype.str, contribution.size, text)
+        vector = vector_of(contribution)
+        call = Call(op, vector.dtype.str, vector.size, text)
         submit = ev.Submit(handover.step, epoch, call, signature)
-        meeting.enter(contribution, op)
+        meeting.enter(vector, op)
         reply = self._quiet.run(self._shell.runner.sync, submit, contribution, op, shared)
         meeting.leave()
         if isinstance(reply, ev.Replay):

@@ -21,7 +21,7 @@ from bml.cluster.steps.host import StepHost
 from bml.cluster.steps.meeting import Signalled
 from bml.protocol.server import events as ev
 from bml.protocol.step.direct import Post, Quit, Stage, Sum
-from bml.protocol.step.workspace import Array
+from bml.protocol.step.workspace import Array, Padded, vector_of
 from bml.protocol.wire.call import Call, neutral
 from bml.protocol.wire.frame import Header, Kind
 from bml.sharedmem import Reduction, StatusPages, Use
@@ -62,13 +62,15 @@ class DirectSync:
         """The id of this server."""
         return self._pages.server
 
-    def sync(self, submit: ev.Submit, vector: Array, op: str, shared: bool) -> Outcome | ev.Replay:
+    def sync(
+        self, submit: ev.Submit, contribution: Array | Padded, op: str, shared: bool
+    ) -> Outcome | ev.Replay:
         """See Server.sync; `Replay` stands for the result of a step that was followed."""
         deferral, begins = self._meeting.deferral, True
         while True:
             deferral.look()
             try:
-                outcome = self._step(submit, vector, op, shared, begins)
+                outcome = self._step(submit, contribution, op, shared, begins)
             finally:
                 if deferral.came:
                     deferral.release()
@@ -80,7 +82,7 @@ class DirectSync:
 
     @unbroken
     def _step(
-        self, submit: ev.Submit, vector: Array, op: str, shared: bool, begins: bool
+        self, submit: ev.Submit, contribution: Array | Padded, op: str, shared: bool, begins: bool
     ) -> Outcome | ev.Replay | Exception | None:
         """Begin the step, or go on with it; None: a signal came, its handler is next."""
         host = self._host
@@ -95,7 +97,7 @@ class DirectSync:
             if begins:
                 assert view is not None
                 self._over = self._meeting.replies.qsize
-                self._bring(submit, vector, op, Use.READ if shared else Use.OWN, view.members)
+                self._bring(submit, contribution, op, Use.READ if shared else Use.OWN, view.members)
                 if host.faults.pending:
                     host.apply_faults(None)
                 self._carry_on(host.core.handle, submit)
@@ -152,13 +154,21 @@ class DirectSync:
         behind = self._pages.behind(*post, members)
         return f"servers {behind} to be {post.stage.name} in step {post.step}"
 
-    def _bring(self, submit: ev.Submit, vector: Array, op: str, use: Use, members: tuple[int, ...]) -> None:
+    def _bring(
+        self,
+        submit: ev.Submit,
+        contribution: Array | Padded,
+        op: str,
+        use: Use,
+        members: tuple[int, ...],
+    ) -> None:
         self._sum = self._posted = None
-        self._members, self._nbytes, self._beside = members, vector.nbytes, self._host.beside()
+        self._members, self._nbytes = members, vector_of(contribution).nbytes
+        self._beside = self._host.beside()
         if self._mapped_epoch != submit.epoch:
             self._mapped_epoch = submit.epoch
             self._reduction.forget_mappings()
-        self._reduction.contribute(vector, op, use, submit.signature, submit.call.text, members)
+        self._reduction.contribute(contribution, op, use, submit.signature, submit.call.text, members)
 
     def _changes_nothing(self, call: Call) -> Array:
         """A neutral contribution, in memory that others read; steps that are alike have the same."""

@@ -14,7 +14,7 @@ from bml.cluster.steps.host import Handlers, StepHost
 from bml.cluster.steps.shared import SharedSteps
 from bml.cluster.steps.wire import WireSteps
 from bml.protocol.server import events as ev
-from bml.protocol.step.workspace import Array, Workspace
+from bml.protocol.step.workspace import Array, Padded, Workspace
 from bml.schedule import AnyPrograms, DirectProgram, OneProgram, Programs, Schedules
 from bml.sharedmem import StatusPages
 from bml.topology import Fabric
@@ -34,7 +34,9 @@ class StepRunner(Protocol):
         """Contributions that had to be copied into memory that others read, in bytes."""
         ...
 
-    def sync(self, submit: ev.Submit, vector: Array, op: str, shared: bool) -> Outcome | ev.Replay:
+    def sync(
+        self, submit: ev.Submit, contribution: Array | Padded, op: str, shared: bool
+    ) -> Outcome | ev.Replay:
         """Bring a contribution, in the training thread; returns its result, or why there is none.
 
         `Replay` stands for the result of a step that was followed. `shared` allows that the result lies in

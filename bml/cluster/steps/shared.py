@@ -17,7 +17,7 @@ from bml.cluster.steps.following import Follower
 from bml.cluster.steps.host import Handlers, StepHost
 from bml.protocol.server import events as ev
 from bml.protocol.step.direct import Post, Quit, Stage, Sum
-from bml.protocol.step.workspace import Array, Workspace
+from bml.protocol.step.workspace import Array, Padded, Workspace
 from bml.sharedmem import Reduction, SharedPool, StatusPages
 from bml.topology.errors import BmlError
 from bml.train.communicator import Committed, Outcome
@@ -61,9 +61,11 @@ class SharedSteps:
         """See StepRunner."""
         return self._reduction.nbytes_copied
 
-    def sync(self, submit: ev.Submit, vector: Array, op: str, shared: bool) -> Outcome | ev.Replay:
+    def sync(
+        self, submit: ev.Submit, contribution: Array | Padded, op: str, shared: bool
+    ) -> Outcome | ev.Replay:
         """See StepRunner."""
-        return self._direct.sync(submit, vector, op, shared)
+        return self._direct.sync(submit, contribution, op, shared)
 
     def open(self, contacts: Mapping[int, Contact]) -> None:
         """See StepRunner."""

@@ -9,7 +9,7 @@ from bml.cluster.spec.trace import TracedWorkspace
 from bml.cluster.steps.host import Handlers, StepHost
 from bml.protocol.server import events as ev
 from bml.protocol.step.dataflow import Reduce
-from bml.protocol.step.workspace import Array, Workspace
+from bml.protocol.step.workspace import Array, Padded, Workspace, written
 from bml.protocol.wire.call import neutral
 from bml.train.communicator import Committed, Outcome
 
@@ -41,8 +41,11 @@ class WireSteps:
         self._one_host = host.one_host
         self._trace = host.trace
 
-    def sync(self, submit: ev.Submit, vector: Array, op: str, shared: bool) -> Outcome | ev.Replay:
+    def sync(
+        self, submit: ev.Submit, contribution: Array | Padded, op: str, shared: bool
+    ) -> Outcome | ev.Replay:
         """See StepRunner."""
+        vector = written(contribution)
         self._plan(vector.nbytes)
         yields = _YIELDS if vector.nbytes <= _SMALL_NBYTES or self._one_host() else 0
         reply = self._answer(submit, yields)

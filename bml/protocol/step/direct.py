@@ -19,7 +19,8 @@ reported to a coordinator that freezes the view. So a COMPLETE that any server s
 reports complete. The shared memory adds these points to the argument:
 
 1. *Contributions are only read until commit.* A server that posts COMPLETE has read all that it will read. So
-   when a server commits, no server reads its contribution any more.
+   when a server commits, no server reads its contribution any more. Which of its elements are filled, if the
+   others are zeros that were not written, is said and read like where it lies.
 2. *No server writes into another's memory*: the kernel refuses it. A server that was evicted while it was
    frozen, and wakes, can finish its own share, in its own memory, of a step that is over for the others; they
    read nothing of it any more.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
 Spans = tuple[tuple[int, int], ...]
 
@@ -38,6 +39,17 @@ def missing(spans: Spans, n_elements: int) -> Spans:
     """The elements of 0 .. n_elements-1 that are not in them."""
     edges = [0, *(edge for span in spans for edge in span), n_elements]
     return tuple((start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if start < stop)
+
+
+def runs(filled: Sequence[tuple[int, int]], start: int, stop: int) -> Iterator[tuple[int, int, list[int]]]:
+    """Cut [start, stop) where any of these spans begin or end.
+
+    Yields (start, stop, numbers), where `numbers` are those of the spans that have these elements. Unlike
+    elsewhere here the spans may overlap.
+    """
+    edges = {start, stop, *(edge for span in filled for edge in span if start < edge < stop)}
+    for a, b in pairwise(sorted(edges)):
+        yield a, b, [number for number, (low, high) in enumerate(filled) if low <= a and b <= high]
 
 
 def size(spans: Iterable[tuple[int, int]]) -> int:

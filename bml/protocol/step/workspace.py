@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,32 @@ Array = NDArray[np.generic]
 OPS: dict[str, np.ufunc] = {"sum": np.add, "min": np.minimum, "max": np.maximum, "prod": np.multiply}
 
 _BLOCK_NBYTES = 64 << 10
+
+
+class Padded(NamedTuple):
+    """A contribution to a sum that is zero outside of elements [start, stop).
+
+    There `vector` may hold anything. Whoever needs the zeros writes them; see `written`.
+    """
+
+    vector: Array
+    start: int
+    stop: int
+
+
+def vector_of(contribution: Array | Padded) -> Array:
+    """The vector of a contribution, whatever it holds where it is zero."""
+    return contribution.vector if isinstance(contribution, Padded) else contribution
+
+
+def written(contribution: Array | Padded) -> Array:
+    """The vector of a contribution, with its zeros written into it."""
+    if not isinstance(contribution, Padded):
+        return contribution
+    vector, start, stop = contribution
+    vector[:start] = 0
+    vector[stop:] = 0
+    return vector
 
 
 class Workspace:

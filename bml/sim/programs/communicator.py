@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from bml.errors import Evicted, StepMismatch
 from bml.protocol.server.transfer import SegmentedBytes
-from bml.protocol.step.workspace import Array
+from bml.protocol.step.workspace import Array, Padded, written
 from bml.protocol.wire.messages import View
 from bml.sim.programs.faults import Dead
 from bml.sim.programs.group import Contribution, Group, StateRequest
@@ -51,7 +51,13 @@ class ModelCommunicator:
         return made
 
     def sync(
-        self, epoch: int, contribution: Array, op: str, text: str, signature: int, shared: bool = False
+        self,
+        epoch: int,
+        contribution: Array | Padded,
+        op: str,
+        text: str,
+        signature: int,
+        shared: bool = False,
     ) -> Outcome:
         """See Communicator. Raises Evicted, StepMismatch, and the error that ended the job."""
         group = self._group
@@ -75,7 +81,7 @@ class ModelCommunicator:
             self._die_if("before")
             if epoch != group.epoch:
                 return Retried(self._step, group.epoch)
-            group.bring(self.server, Contribution(contribution, op, text, signature, shared))
+            group.bring(self.server, Contribution(written(contribution), op, text, signature, shared))
             self._die_if("brought")
             group.wait_for(
                 lambda: group.committed >= self._step or group.epoch != epoch,

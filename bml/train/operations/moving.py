@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from bml.errors import ContributorLost
-from bml.protocol.step.workspace import Array
+from bml.protocol.step.workspace import Array, Padded
 from bml.protocol.wire.messages import View
 from bml.topology.errors import UsageError
 from bml.train.agreement import Prepare
@@ -39,7 +39,7 @@ def broadcast(collectives: Collectives, arrays: Arrays, root: int, out: Any) -> 
     outputs = None if out is None else Outputs(out, given.shapes, given.dtypes, many)
     places = Places(given.sizes)
 
-    def prepare(view: View) -> Array:
+    def prepare(view: View) -> Array | Padded:
         gives = source(root, view.contributors) == server
         return places.vector(0, given.parts if gives else (), empty)
 
@@ -92,7 +92,7 @@ def _table(
     places = Places(given.sizes * n)
     shared = outputs is not None or not gets or width > 1
 
-    def prepare(view: View) -> Array:  # when its step begins, not before: it is n times as large
+    def prepare(view: View) -> Array | Padded:  # when its step begins, not before: it is n times as large
         return places.vector(server * width, given.parts, empty)
 
     def give(outcome: Committed) -> Any:

@@ -12,6 +12,8 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
+from bml.protocol.step.workspace import Padded, written
+
 Raw = npt.NDArray[np.uint8]
 Vector = npt.NDArray[np.generic]
 Empty = Callable[[int, npt.DTypeLike], Vector]
@@ -19,6 +21,8 @@ Empty = Callable[[int, npt.DTypeLike], Vector]
 
 _WORD = np.dtype(np.uint64)
 _BYTE = np.dtype(np.uint8)
+_SMALL_NBYTES = 64 << 10
+"""Zeros of shorter vectors are written and added sooner than left out."""
 
 
 class Places:
@@ -28,11 +32,11 @@ class Places:
         self.sizes = tuple(sizes)
         self._starts = (0, *accumulate(sizes))
 
-    def vector(self, first: int, parts: Sequence[Raw], empty: Empty) -> Vector:
+    def vector(self, first: int, parts: Sequence[Raw], empty: Empty) -> Vector | Padded:
         """The vector with these bytes from the place `first` on, and zeros in all others.
 
         It has the same shape (n,) and dtype on every rank: uint64, or uint8 if words of 64 bits do not divide
-        it. A part that fills all of it, and is aligned, is not copied.
+        it. A part that fills all of it, and is aligned, is not copied. Long zeros are not written.
         """
         nbytes = self._starts[-1]
         word = _BYTE if nbytes % _WORD.itemsize else _WORD
@@ -41,13 +45,16 @@ class Places:
             if found.flags.aligned:
                 return found
         made = empty(nbytes // word.itemsize, word)
-        data, at = made.view(np.uint8), self._starts[first]
-        data[:at] = 0
+        data, size = made.view(np.uint8), word.itemsize
+        start = stop = self._starts[first]
         for part in parts:
-            data[at : at + part.size] = part
-            at += part.size
-        data[at:] = 0
-        return made
+            data[stop : stop + part.size] = part
+            stop += part.size
+        low, high = start // size, -(-stop // size)
+        data[low * size : start] = 0
+        data[stop : high * size] = 0
+        padded = Padded(made, low, high)
+        return written(padded) if nbytes < _SMALL_NBYTES else padded
 
     def part(self, vector: Vector, place: int) -> Raw:
         """The bytes at a place, as a view of `vector`; they may begin anywhere."""
