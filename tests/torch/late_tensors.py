@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from fake_device import FakeDevice, poison
 from torch.utils._pytree import tree_map
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 WHERE_NAME = "late"
 _AT_ONCE = ("_local_scalar_dense", "equal", "is_nonzero", "nonzero")
@@ -191,7 +190,9 @@ def _with_own_numbers(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def install() -> None:
-    """Make the device known to torch, once in a process, and to bml."""
+    """Make the device known to torch, once in a process. Raises ImportError if torch takes none in Python."""
+    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
     _setup_privateuseone_for_python_backend(WHERE_NAME, module)
     library = torch.library.Library("aten", "IMPL")
     library.impl("empty.memory_format", _empty, "PrivateUse1")

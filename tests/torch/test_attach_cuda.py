@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("torch.utils.backend_registration")
 
 from jobs_in_threads import on_servers, samples  # noqa: E402
 from late_programs import adam, cross_entropy, mlp, normalised, sgd, training  # noqa: E402
