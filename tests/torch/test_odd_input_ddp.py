@@ -133,3 +133,42 @@ def refused(group: ProcessGroup, make: Callable[[], Any], hooked: bool) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
+
+
+def raising(group: ProcessGroup, bucket: Any) -> Any:
+    raise KeyError("of the user")
+
+
+def in_float8(group: ProcessGroup, bucket: Any) -> Any:
+    narrow = bucket.buffer().to(torch.float8_e4m3fn)
+    return group.allreduce([narrow], ReduceOp.SUM).get_future().then(lambda _: bucket.buffer())
+
+
+@pytest.mark.parametrize(
+    ("hook", "said"),
+    [
+        (raising, "KeyError: 'of the user'"),
+        (in_float8, "UsageError: all_reduce cannot reduce torch.float8"),
+    ],
+)
+def test_an_error_of_a_users_communication_hook_comes_as_it_is_and_the_group_goes_on(
+    hook: Callable[[ProcessGroup, Any], Any], said: str
+) -> None:
+    def program(group: ProcessGroup) -> tuple[str, bool, float]:
+        model = Net()
+        ddp = DistributedDataParallel(model, process_group=group)
+        before = vector(model)
+        ddp.register_comm_hook(None, lambda state, bucket: hook(group, bucket))
+        error = ""
+        try:
+            loss(ddp, next(iter(make_loader(group.rank(), N_RANKS)))).backward()
+        except Exception as raised:
+            error = f"{type(raised).__name__}: {raised}"
+        total = torch.ones(1)
+        group.allreduce([total], ReduceOp.SUM).wait()
+        return error, torch.equal(vector(model), before), total.item()
+
+    for error, is_same, total in run_ranks(N_RANKS, program):
+        assert said in error
+        assert is_same
+        assert total == N_RANKS
