@@ -46,6 +46,8 @@ def _show(now: dict[str, Any], console: Console) -> None:
     for server in now.get("waiting", []):
         console.print(f"waiting: server {server} asks to join; it is let in at the next step boundary")
     console.print("broken: " + (", ".join(now.get("failures", [])) or "nothing"))
+    for nic, rate in now.get("slow", {}).items():
+        console.print(f"slow: NIC {nic} runs at {rate}, trees avoid it")
     for why in now.get("suspicions", []):
         console.print(f"suspected: {why}")
     console.print(_server_table(now))

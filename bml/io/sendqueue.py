@@ -46,7 +46,16 @@ class Counters:
 class SendQueue:
     """The frames that wait, and the rest of a frame that is partly written."""
 
-    __slots__ = ("_counters", "_number", "_partial", "_waiting", "nbytes")
+    __slots__ = (
+        "_counters",
+        "_nbytes_before",
+        "_number",
+        "_partial",
+        "_waited",
+        "_waiting",
+        "_waits_since",
+        "nbytes",
+    )
 
     def __init__(self, counters: Counters) -> None:
         self.nbytes = 0
@@ -55,6 +64,9 @@ class SendQueue:
         self._waiting: list[Frame] = []
         self._partial: list[bytes | memoryview] = []
         self._number = 0
+        self._waits_since: float | None = None
+        self._nbytes_before = 0
+        self._waited = (0, 0.0)
 
     def __len__(self) -> int:
         return len(self._waiting) + bool(self._partial)
@@ -74,6 +86,19 @@ class SendQueue:
         frame = heappop(self._waiting)
         self.nbytes -= len(frame[2]) + (0 if frame[3] is None else len(frame[3]))
         return frame
+
+    def set_waiting(self, waits: bool, now: float) -> None:
+        """Note that from now on (seconds) bytes wait because the kernel takes no more, or not any longer."""
+        self._waited = self.waited(now)
+        self._waits_since = now if waits else None
+        self._nbytes_before = self._counters.nbytes_sent
+
+    def waited(self, now: float) -> tuple[int, float]:
+        """The bytes that the kernel took while others waited for it, and for how many seconds they waited."""
+        nbytes, seconds = self._waited
+        if self._waits_since is None:
+            return nbytes, seconds
+        return nbytes + self._counters.nbytes_sent - self._nbytes_before, seconds + now - self._waits_since
 
     def write(self, sock: socket.socket) -> bool:
         """Write the next few frames with one system call; raises OSError, except when it would block.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import time
 from collections.abc import Callable
 from typing import Literal
 
@@ -77,6 +78,7 @@ class Stream:
         """End the stream, without `on_end`, and return its socket, which stays open."""
         sock, self._sock = self._sock, None
         if sock is not None:
+            self._set_blocked(False)
             self._poller.remove(self._fd)
             self._stopped()
         return sock
@@ -94,13 +96,13 @@ class Stream:
         """
         if self._sock is not None and not self._muted:
             self._muted = True
+            self._set_blocked(False)
             self._poller.remove(self._fd)
 
     def unmute(self) -> None:
         """End `mute`."""
         if self._sock is not None and self._muted:
             self._muted = False
-            self._blocked = False
             self.start()
 
     def _read(self, sock: socket.socket) -> None:
@@ -173,8 +175,14 @@ class Stream:
             return
         blocked = queue.nbytes > 0
         if blocked is not self._blocked:
-            self._blocked = blocked
+            self._set_blocked(blocked)
             self._watch()
+
+    def _set_blocked(self, blocked: bool) -> None:
+        """Bytes wait until the kernel takes more, or not any longer."""
+        if blocked is not self._blocked:
+            self._blocked = blocked
+            self.queue.set_waiting(blocked, time.monotonic())
 
     def _write_failed(self, error: OSError) -> None:
         """Stop writing. If the peer is gone, bytes that it sent before may still be read before the end."""
@@ -183,5 +191,5 @@ class Stream:
             self._end_by(error)
             return
         self._write_error = error.strerror or str(error)
-        self._blocked = False
+        self._set_blocked(False)
         self._watch()

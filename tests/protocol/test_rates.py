@@ -11,6 +11,7 @@ import pytest
 from fluid import Port, bytes_of, step
 
 from bml.faults.slowness import MOST_HALVINGS, Path, Throughput, halvings_of, in_words, slowed
+from bml.protocol.coordinator.core import Connected, Coordinator, From
 from bml.protocol.coordinator.rates import LEAST_GAIN, Rates, gain, halvings
 from bml.protocol.timeouts import Timeouts
 from bml.protocol.wire import messages as msg
@@ -232,3 +233,20 @@ def test_old_measurements_are_forgotten() -> None:
     for _ in range(8):
         throughput.add({})
     assert throughput.judge(fabric, {}) is None
+
+
+@pytest.mark.parametrize("adapts", [True, False])
+def test_a_schedule_without_rates_takes_no_notice_of_them(adapts: bool) -> None:
+    fabric = bcube(2, 2)
+    coordinator = Coordinator(fabric, 1, Timeouts.of(0.5), None, 0.0, adapts=adapts)
+    for epoch in (0, 1):
+        for server in fabric.servers:
+            if epoch == 0:
+                coordinator.handle(Connected(server), 0.0)
+            status = msg.Status(server, 1, epoch, epoch, None, None, 0, -1, "", "")
+            coordinator.handle(From(server, status), 0.0)
+    for server in fabric.servers:
+        coordinator.handle(From(server, msg.Accepted(server, 1, 1)), 0.0)
+    assert coordinator.state == "steady"
+    coordinator.handle(From(1, msg.Measured(1, 1, ((0, 0, 90_000, 90_000),))), 1.0)
+    assert (coordinator.next_deadline(1.0) < 1.5) == adapts

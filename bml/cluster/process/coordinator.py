@@ -66,7 +66,10 @@ class CoordinatorLoop:
         self._last: dict[str, Any] = {}
         now = time.monotonic()
         self._fabric = spec.parsed_fabric()
-        self._core = core.Coordinator(self._fabric, term, self._timeouts, spec.min_servers, now, spec.absent)
+        adapts = spec.algorithm in ("auto", "packed")
+        self._core = core.Coordinator(
+            self._fabric, term, self._timeouts, spec.min_servers, now, spec.absent, adapts
+        )
         self._heartbeat_at = now
 
     def say(self, event: core.Event) -> None:
@@ -123,6 +126,7 @@ class CoordinatorLoop:
             "epoch": view.epoch if view else 0,
             "members": list(self._core.members),
             "failures": list(view.failures) if view else [],
+            "slow": msg.slow_nics(view) if view else {},
             "reason": view.reason if view else "",
             "noticed_s": view.noticed_s if view else 0.0,
             "step": self._core.step,

@@ -9,6 +9,7 @@ from bml.cluster.server.shell import ServerShell
 from bml.cluster.spec.job import Contact
 from bml.protocol.server.core import ServerCore
 from bml.protocol.step.spans import size
+from bml.protocol.wire.messages import slow_nics
 from bml.transport.interface import Transport
 
 _COUNTERS = (
@@ -77,6 +78,7 @@ def view_records(core: ServerCore) -> list[dict[str, object]]:
             "epoch": record.view.epoch,
             "members": list(record.view.members),
             "failures": list(record.view.failures),
+            "slow": slow_nics(record.view),
             "at_s": None if first is None else round(record.installed_at_s - first.installed_at_s, 6),
             "commit": record.view.commit,
             "kept": size(record.view.final),

@@ -59,6 +59,7 @@ class Agreement:
         min_servers: int | None,
         now: float,
         absent: Iterable[int],
+        adapts: bool,
     ):
         self.term = term
         self.state = "gathering"
@@ -73,6 +74,7 @@ class Agreement:
         self.ending = Ending(term, fabric.servers)
         self._fabric = fabric
         self._absent = frozenset(absent)
+        self._adapts = adapts
         self._timeouts = timeouts
         first = (server for server in fabric.servers if server not in self._absent)
         self.known = KnownViews(tuple(first), min_servers)
@@ -250,7 +252,7 @@ class Agreement:
 
     def measured(self, message: msg.Measured, now: float) -> None:
         """A server has measured what its connections carry; only in the view in force that says something."""
-        if self.state == "steady" and message.epoch == epoch_of(self.known.view):
+        if self._adapts and self.state == "steady" and message.epoch == epoch_of(self.known.view):
             self.rates.measured(message, now)
 
     def adjust(self, now: float) -> list[Instruction]:

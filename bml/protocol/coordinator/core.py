@@ -33,7 +33,7 @@ class Coordinator:
 
     `term` grows with every coordinator of a job. `min_servers`: fewer than that stop the job; None:
     a view must have more than half of the members of the one before. `absent` servers are not there from the
-    beginning, and may join.
+    beginning, and may join. `adapts`: the servers' schedules take notice of the rates of NICs.
 
     A message of a server counts once the server's Status has come over the same connection. Before that, a
     new coordinator does not know the view that the message is about, nor that the server is a member.
@@ -47,10 +47,11 @@ class Coordinator:
         min_servers: int | None,
         now: float,
         absent: Iterable[int] = (),
+        adapts: bool = True,
     ):
         self.term = term
         self._timeouts = timeouts
-        self._agreement = Agreement(fabric, term, timeouts, min_servers, now, absent)
+        self._agreement = Agreement(fabric, term, timeouts, min_servers, now, absent, adapts)
         self._known, self._findings = self._agreement.known, self._agreement.findings
         self._joiners, self._ending = self._agreement.joiners, self._agreement.ending
         self._early: dict[int, list[msg.ToCoordinator]] = {}  # messages that came before the Status

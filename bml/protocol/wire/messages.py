@@ -76,6 +76,11 @@ class View(msgspec.Struct, frozen=True):
         return next((incarnation for incarnation in self.joined if incarnation.server == server), None)
 
 
+def slow_nics(view: View) -> dict[str, str]:
+    """The NICs that a view plans slow: "server/level" -> the part of its nominal rate, such as "1/8"."""
+    return {f"{each.server}/{each.level}": f"1/{2**each.halvings}" for each in view.rates if each.halvings}
+
+
 class _Message(msgspec.Struct, frozen=True, tag=True):
     pass
 

@@ -8,14 +8,16 @@ connection that the transport makes.
 from __future__ import annotations
 
 import logging
+import os
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
 from bml.faults.stalls import Flow
 from bml.io.poller import Poller
-from bml.protocol.step.slices import LAN_RATE
+from bml.protocol.step.slices import LAN_RATE, on_one_host
 from bml.protocol.wire.frame import Header
 from bml.topology.errors import InvariantError, UsageError
 from bml.transport.handshake.auth import Hello, Identity, Role
@@ -68,6 +70,8 @@ class LinkTransport:
             raise
         self._sndbufs = send_buffers(nics, self._settings.nic_rate or LAN_RATE)
         self._sndbuf_nbytes = self._sndbufs[False]
+        asked = os.environ.get("BML_ADAPT_RATES", "0") not in ("", "0")
+        self._measures = asked and not on_one_host(nics)
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -137,12 +141,18 @@ class LinkTransport:
         self._probes.start((peer, level), dial)
 
     def flows(self) -> dict[LinkKey, Flow]:
-        """See `Transport`; silenced NICs do not count, as the kernel continues there."""
+        """See `Transport`; silenced NICs do not count, as the kernel continues there.
+
+        Rates are measured if `BML_ADAPT_RATES` asks for it, but not on a loopback interface, where links have
+        no rate of their own.
+        """
         found: dict[LinkKey, Flow] = {}
+        now = time.monotonic()
         for key, link in self._links.items():
             if link.sock is not None and not self._nics[link.level].silent:
                 with suppress(OSError):  # the end of this connection is about to be reported
-                    found[key] = flow_of(link.sock)
+                    waited = link.queue.waited(now) if self._measures else (0, 0.0)
+                    found[key] = flow_of(link.sock, waited)
         return found
 
     def is_up(self, peer: int, level: int) -> bool:

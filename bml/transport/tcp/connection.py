@@ -86,7 +86,7 @@ class TcpConnection(Stream):
             self._poller.soon(partial(self._write_failed_before, sock, error))
             return
         if self.queue.nbytes:
-            self._blocked = True
+            self._set_blocked(True)
             self._watch()
 
     def _write_failed_before(self, sock: socket.socket, error: OSError) -> None:
