@@ -257,7 +257,7 @@ def test_wrong_tensors_are_refused_before_anything_is_copied() -> None:
 
 def test_tensors_of_a_device_that_is_not_supported() -> None:
     def rank(group: ProcessGroup) -> None:
-        with pytest.raises(UsageError, match=r"was given a tensor on meta: .* give tensor\.cpu"):
+        with pytest.raises(UsageError, match="was given a tensor on meta, which has no elements"):
             group.allreduce([torch.empty(3, device="meta")])
 
     assert run_ranks(1, rank) == [None]
