@@ -319,8 +319,8 @@ def sparse() -> Any:
 BAD = {
     "to_dense": lambda group: group.allreduce([sparse()]),
     "different dtypes": lambda group: group.allreduce([torch.ones(1), torch.ones(1, dtype=torch.int32)]),
-    "different devices": lambda group: group.allreduce([torch.ones(1), torch.ones(1, device="meta")]),
-    "host memory": lambda group: group.allreduce([torch.ones(1, device="meta")]),
+    "a tensor on meta": lambda group: group.allreduce([torch.ones(1), torch.ones(1, device="meta")]),
+    "has no elements": lambda group: group.allreduce([torch.ones(1, device="meta")]),
     "cannot reduce torch.float8": lambda group: group.allreduce([torch.ones(2).to(torch.float8_e5m2)]),
     "no order": lambda group: group.allreduce(
         [torch.ones(2, dtype=torch.complex64)], options(dist.AllreduceOptions, "MAX")
