@@ -33,7 +33,9 @@ FIRST_TRIED = {
     "promote_a_user_that_replays": 105,
     "begin_to_replay_while_frozen": 715,
     "sleep_while_a_state_is_overtaken": 185,
-    "take_a_joiner_for_a_stranger": 490,
+    "take_a_joiner_for_a_stranger": 640,
+    "never_miss_a_coordinator": 150,
+    "judge_by_one_round": 205,
 }
 """Seeds shortly before those that find the rarest bugs: it is found in any order, but sooner from there."""
 
