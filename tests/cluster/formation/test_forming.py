@@ -11,8 +11,8 @@ from ranks import Ranks
 
 pytestmark = pytest.mark.real
 
-#: The longest time without a step after a death that a survivor may have, in seconds, on a busy machine: 2.1 s
-#: were measured where ten processes wanted two cores.
+#: The longest time without a step after a death that a survivor may have, in seconds, on a busy machine:
+#: it was 2.1 s where ten processes wanted two cores.
 _RECOVERS_S = 10.0
 
 
