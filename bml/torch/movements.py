@@ -16,7 +16,7 @@ import torch
 from bml.errors import ContributorLost
 from bml.protocol.step.workspace import Padded
 from bml.topology.errors import UsageError
-from bml.torch.steps import GroupSteps, Vector
+from bml.torch.steps import GroupSteps, UnfitSizes, Vector
 from bml.torch.tensors import Tensor, check_alike, describe, raw, write
 from bml.train.communicator import Committed
 from bml.train.operations.places import Places, source
@@ -136,7 +136,7 @@ def _agreed_sizes(steps: GroupSteps, outputs: Sequence[Tensor], inputs: Sequence
         for taker in done.contributors:
             gives, takes = sent[giver][taker], awaited[taker][giver]
             if gives != takes:
-                raise UsageError(
+                raise UnfitSizes(
                     f"all_to_all: rank {giver} sends {gives} bytes to rank {taker}, which awaits {takes}: "
                     "make the sizes of its outputs those of the inputs of the others"
                 )

@@ -257,7 +257,7 @@ class ProcessGroup(Collectives, dist.ProcessGroup):  # type: ignore[misc]  # PyT
 
         def carry_out() -> int:
             with torch.inference_mode():  # tensors that were made so can be written only so
-                job(steps)
+                steps.carry_out(job)
             if call != BACKWARD:
                 steps.tell_losses()
             return -1

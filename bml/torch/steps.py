@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from bml.errors import ContributorLost, StepMismatch
 from bml.protocol.step.workspace import Padded, written
+from bml.topology.errors import UsageError
 from bml.train.communicator import Committed, Communicator
 
 _UNEVEN = (
@@ -27,6 +28,10 @@ _log = logging.getLogger("bml.torch")
 Vector = npt.NDArray[np.generic]
 Prepare = Callable[[tuple[int, ...]], Vector | Padded]
 """Prepares this rank's contribution for the ranks that contribute."""
+
+
+class UnfitSizes(UsageError):
+    """The ranks were given sizes that do not fit; all raise it in the same step."""
 
 
 class GroupSteps:
@@ -42,20 +47,33 @@ class GroupSteps:
         self.communicator = communicator
         self._n_lost = 0
         self._failed: BaseException | None = None
-        """Why a contribution was not prepared: a later one of this rank would be taken for it."""
+        """Why a collective was not carried out: a later one of this rank would be taken for it."""
 
     def empty(self, size: int, dtype: npt.DTypeLike) -> Vector:
         """An uninitialised array of shape (size,) that is sent without a copy."""
         return self.communicator.empty(size, dtype)
 
-    def step(self, text: str, op: str, prepare: Prepare, shared: bool = True) -> Committed:
-        """Reduce one vector of every rank; `text` describes the call, alike on all ranks.
+    def carry_out(self, job: Callable[[GroupSteps], None]) -> None:
+        """Call the job of one collective, and raise its error.
 
-        With `shared` the result may be read-only. Raises the error that ends the job, and that of an earlier
-        `prepare`.
+        An error that other ranks may not have is raised by all later collectives, too: this rank may have
+        left out a step, and the others would take its next one for that.
         """
         if self._failed is not None:
             raise self._failed
+        try:
+            job(self)
+        except (ContributorLost, UnfitSizes):
+            raise
+        except BaseException as error:
+            self._failed = error
+            raise
+
+    def step(self, text: str, op: str, prepare: Prepare, shared: bool = True) -> Committed:
+        """Reduce one vector of every rank; `text` describes the call, alike on all ranks.
+
+        With `shared` the result may be read-only. Raises the error that ends the job.
+        """
         communicator = self.communicator
         if self.is_alone:
             own = (self.rank,)
@@ -63,11 +81,7 @@ class GroupSteps:
         signature = zlib.crc32(text.encode())
         while True:
             view = communicator.view
-            try:
-                vector = prepare(view.contributors)
-            except BaseException as error:
-                self._failed = error
-                raise
+            vector = prepare(view.contributors)
             try:
                 outcome = communicator.sync(view.epoch, vector, op, text, signature, shared)
             except StepMismatch as error:

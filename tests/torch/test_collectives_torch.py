@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from modelled_ranks import run_ranks  # noqa: E402
 
-from bml.errors import ContributorLost, StepMismatch, UsageError  # noqa: E402
+from bml.errors import ContributorLost, FabricError, StepMismatch, UsageError  # noqa: E402
 from bml.torch.process_group import ProcessGroup  # noqa: E402
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -365,6 +365,28 @@ def test_sizes_that_do_not_fit_are_told_to_all_ranks_and_the_group_goes_on() -> 
             group.alltoall([torch.ones(1)] * 2, [torch.ones(n_rows), torch.ones(1)]).wait()
         group.barrier().wait()
         return True
+
+    assert run_ranks(2, rank) == [True, True]
+
+
+def test_a_collective_that_fails_on_one_rank_alone_is_not_taken_for_its_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def rank(group: ProcessGroup) -> Any:
+        if group.rank() == 1:
+            monkeypatch.setattr(group._steps, "empty", out_of_memory)
+            with pytest.raises(FabricError, match="no memory"):
+                group.allreduce_coalesced([torch.ones(1), torch.ones(1)]).wait()
+            monkeypatch.undo()
+            with pytest.raises(FabricError, match="no memory"):
+                group.allreduce([torch.full((1,), 10.0)]).wait()
+            return True
+        with pytest.raises(StepMismatch, match="server 1 has ended"):
+            group.allreduce_coalesced([torch.ones(1), torch.ones(1)]).wait()
+        return True
+
+    def out_of_memory(*_: Any) -> Any:
+        raise FabricError("no memory")
 
     assert run_ranks(2, rank) == [True, True]
 
