@@ -192,9 +192,10 @@ class Session(CollectiveCalls):
         on.
 
         `ready()` is for memory that something else is still writing, such as copies from an accelerator: it
-        is called once, in the thread that takes the steps, and the arrays are not read before it has
-        returned. What it raises is the error of the step. `arrays` is a `bucket` or one contiguous array
-        then, of a dtype that is reduced as it is.
+        is called once, and the arrays are not read before it has returned. A thread of the library calls it
+        or, where a server was lost, the training thread inside of any `wait`; so it must not wait for
+        anything that the training thread would do later. What it raises is the error of the step. `arrays`
+        is a `bucket` or one contiguous array then, of a dtype that is reduced as it is.
 
         Raises UsageError as `allreduce` does, and for other arrays with `ready`; `wait` raises later errors.
         """
