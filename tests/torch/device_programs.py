@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -93,6 +94,16 @@ def options(kind: Any, op: str = "", root: int | None = None) -> Any:
     return made
 
 
+@dataclass(eq=False)
+class Chain:
+    """Calls that nobody has waited for, the later ones of tensors of the earlier ones."""
+
+    works: list[Any]
+    results: list[torch.Tensor]
+    is_everywhere: bool
+    """Whether all ranks have such results, and so may go on with them."""
+
+
 class Program:
     """One rank's part of a program that a seed draws: the same calls on all ranks, other values on each."""
 
@@ -101,7 +112,10 @@ class Program:
         self._group, self._place = group, place
         self._values = torch.Generator().manual_seed(1000 * seed + group.rank())
         self._n_calls = n_calls
-        self._pending: list[tuple[Any, list[torch.Tensor]]] = []
+        self._pending: list[Chain] = []
+        self._drawn_on: list[Chain] = []
+        """The chains that the call that is being made goes on."""
+        self._goes_on = False
         self._seen: list[tuple[torch.Tensor, Any]] = []
         """What the device read of results, and of outputs before their calls; since when it is there."""
 
@@ -109,6 +123,7 @@ class Program:
         """Make all calls; returns the values of all results."""
         for _ in range(self._n_calls):
             elsewhere = self._drawn.random() < 0.3
+            self._goes_on = not elsewhere  # another stream has not followed what this one computed
             with self._place.stream() if elsewhere else nullcontext():
                 self._begin(self._drawn.choice(CALLS))
                 while self._pending and (elsewhere or self._drawn.random() < 0.6):
@@ -120,15 +135,24 @@ class Program:
         return [self._place.read(each) for each, _ in self._seen]
 
     def _begin(self, call: Callable[[Program], tuple[Any, list[torch.Tensor]]]) -> None:
+        self._drawn_on = []
         work, results = call(self)
-        self._pending.append((work, results))
+        before = self._drawn_on
+        works = [each for chain in before for each in chain.works]
+        known = [each for chain in before for each in chain.results]
+        fresh = [each for each in results if not any(each is one for one in known)]
+        self._pending = [each for each in self._pending if each not in before]
+        self._pending.append(Chain([*works, work], [*known, *fresh], call is not Program.gather))
 
     def _end(self, number: int) -> None:
-        work, results = self._pending.pop(number)
-        if self._drawn.random() < 0.5:
-            work.wait()
-        else:
-            work.get_future().wait()
+        chain = self._pending.pop(number)
+        self._drawn.shuffle(chain.works)
+        for work in chain.works:
+            if self._drawn.random() < 0.5:
+                work.wait()
+            else:
+                work.get_future().wait()
+        results = chain.results
         after = [self._place.tensor(torch.zeros(each.shape, dtype=each.dtype)) for each in results]
         for each, copied in zip(results, after, strict=True):
             self._place.compute(lambda each=each, copied=copied: copied.copy_(each))
@@ -138,7 +162,22 @@ class Program:
     # --- what it computes --------------------------------------------------------------------------
 
     def given(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """A tensor that the device computes: of any strides, and read by the device up to the call."""
+        """A tensor that the device computes: of any strides, and read by the device up to the call.
+
+        Or one to which a call that nobody has waited for still gives its values.
+        """
+        if self._goes_on and self._drawn.random() < 0.4:
+            found = [
+                (chain, each)
+                for chain in self._pending
+                for each in chain.results
+                if chain.is_everywhere and each.shape == shape and each.dtype is dtype
+            ]
+            if found:
+                chain, each = self._drawn.choice(found)
+                if chain not in self._drawn_on:
+                    self._drawn_on.append(chain)
+                return each
         values = torch.randint(-50, 50, shape, generator=self._values).to(dtype)
         if len(shape) > 1 and self._drawn.random() < 0.3:
             values = values.t().contiguous().t()

@@ -2,7 +2,8 @@
 
 The inputs are copied out to their twins when a collective is called; the thread of the group waits for the
 copies, carries out the job, and has the outputs copied in. All copies wait for what the caller's stream was
-given before the call, so they see what it computes, and overwrite nothing that it still reads.
+given before the call, so they see what it computes, and overwrite nothing that it still reads. An input that
+an earlier call of the group still gives its values is copied out later: in the thread, after that call.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from bml.torch.collectives import Collectives
 from bml.torch.devices.device import Device, Mark
 from bml.torch.devices.device_work import DeviceWork
 from bml.torch.devices.found import Devices, common
+from bml.torch.devices.order import Arrivals
 from bml.torch.devices.pinned import PinnedMemory
 from bml.torch.devices.slices import SlicedAllReduce, cut, n_slices
 from bml.torch.movements import Job
@@ -55,6 +57,7 @@ class Staging:
         self._devices = devices
         self._empty = empty
         self._memories = dict[Device, PinnedMemory]()
+        self._arrivals = Arrivals()
 
     def device_of(self, arguments: Any, call: str) -> Device | None:
         """The device of the tensors among these arguments, None if they are in host memory.
@@ -75,7 +78,7 @@ class Staging:
         self, device: Device, name: str, read: int, arguments: Sequence[Any], options: dict[str, Any]
     ) -> GroupWork:
         """Begin the collective of this name, which reads argument number `read`."""
-        call = _StagedCall(self._group, device, self.memory(device), arguments, read)
+        call = _StagedCall(self._group, device, self.memory(device), self._arrivals, arguments, read)
         begin: Callable[..., GroupWork] = getattr(call, name)
         try:
             return begin(*_mapped(arguments, call.twin), **options)
@@ -85,6 +88,7 @@ class Staging:
 
     def close(self) -> None:
         """Unlock the memory; the next collective locks some anew."""
+        self._arrivals = Arrivals()
         while self._memories:
             self._memories.popitem()[1].close()
 
@@ -108,9 +112,15 @@ class _StagedCall(Collectives):
     """One collective on a device: it is called with the twins, and begins with the copies of its inputs."""
 
     def __init__(
-        self, group: Group, device: Device, memory: PinnedMemory, arguments: Sequence[Any], read: int
+        self,
+        group: Group,
+        device: Device,
+        memory: PinnedMemory,
+        arrivals: Arrivals,
+        arguments: Sequence[Any],
+        read: int,
     ):
-        self._group, self._device, self._memory = group, device, memory
+        self._group, self._device, self._memory, self._arrivals = group, device, memory, arrivals
         given = {id(each): each for each in _tensors(arguments)}
         slab = memory.take(list(given.values()))
         self._slabs = [slab]
@@ -118,7 +128,7 @@ class _StagedCall(Collectives):
         """The marks of all copies from and to the slabs."""
         self._twins = dict(zip(given, slab.tensors(list(given.values())), strict=True))
         self._given = {id(twin): given[key] for key, twin in self._twins.items()}
-        self._read = [(plain(each), self.twin(each)) for each in _tensors(arguments[read : read + 1])]
+        self._read = list(_tensors(arguments[read : read + 1]))
         self._called = device.mark()
 
     def twin(self, tensor: Tensor) -> Tensor:
@@ -141,10 +151,10 @@ class _StagedCall(Collectives):
     ) -> GroupWork:
         """Begin a job on the twins, of which it fills `outputs`."""
         targets = [self._given[id(each)] for each in outputs]
-        brought = [self._copy_out(*each) for each in self._read]
+        brought = self._brought()
 
         def on_twins(steps: GroupSteps) -> None:
-            for mark in brought:
+            for mark in brought():
                 mark.wait()
             job(steps)
             for twin, target in zip(outputs, targets, strict=True):
@@ -160,19 +170,16 @@ class _StagedCall(Collectives):
         if n == 1 or not how.op:
             return super().allreduce(tensors, opts, timeout)
         target = self._given[id(twins[0])]
-        (source, twin) = self._read[0]
         self._slabs.append(self._memory.take(twins))
         (result,) = self._slabs[1].tensors(twins)
-        given, targets = cut(twin.view(-1), n), list[Tensor]()
-        if source.is_contiguous():
-            brought = [self._copy_out(*each) for each in zip(cut(source.view(-1), n), given, strict=True)]
-        else:
-            brought = [self._copy_out(source, twin)] * n
-        if target.is_contiguous():
-            targets = cut(target.detach().view(-1), n)
-        sliced = SlicedAllReduce(how, brought, given, cut(result.view(-1), n), targets, self._copy_in)
+        brought = self._brought(n)
+        targets = cut(target.detach().view(-1), n) if target.is_contiguous() else []
 
         def on_twins(steps: GroupSteps) -> None:
+            given, results = cut(twins[0].view(-1), n), cut(result.view(-1), n)
+            marks = brought()
+            marks = marks if len(marks) == n else marks * n
+            sliced = SlicedAllReduce(how, marks, given, results, targets, self._copy_in)
             sliced.run(steps)
             if not targets:
                 self._copy_in(result, target)
@@ -184,9 +191,34 @@ class _StagedCall(Collectives):
         while self._slabs:
             self._memory.give_back(self._slabs.pop(), self._copies)
 
-    def _copy_out(self, source: Tensor, twin: Tensor) -> Mark:
-        self._copies.append(self._device.copy_out(source, twin, self._called))
-        return self._copies[-1]
+    def _brought(self, n: int = 1) -> Callable[[], list[Mark]]:
+        """Copy the inputs out, in n slices where they are contiguous; call it in the thread for the marks.
+
+        If an earlier call gives one of them its values, all are copied only there.
+        """
+        earlier = self._arrivals.of(self._read)
+        if not earlier:
+            marks = self._copied_out(n)
+            return lambda: marks
+
+        def copied_late() -> list[Mark]:
+            for each in earlier:
+                each.wait()
+            return self._copied_out(n)
+
+        return copied_late
+
+    def _copied_out(self, n: int) -> list[Mark]:
+        sources = [plain(each) for each in self._read]
+        computed = any(each.is_conj() or each.is_neg() for each in self._read)
+        after = self._device.mark() if computed else self._called
+        start = len(self._copies)
+        for source, given in zip(sources, self._read, strict=True):
+            parts = [(source, self.twin(given))]
+            if n > 1 and source.is_contiguous():
+                parts = list(zip(*(cut(each.view(-1), n) for each in parts[0]), strict=True))
+            self._copies += [self._device.copy_out(*each, after) for each in parts]
+        return self._copies[start:]
 
     def _copy_in(self, twin: Tensor, target: Tensor) -> Mark:
         self._copies.append(self._device.copy_in(twin, target, self._called))
@@ -201,15 +233,24 @@ class _StagedCall(Collectives):
         timeout: timedelta | None,
     ) -> GroupWork:
         work = DeviceWork(call, targets, self._group.limit_s(opts, timeout), self._device)
+        arrival = self._arrivals.expect(targets)
 
         def job(steps: GroupSteps) -> None:
             try:
                 on_twins(steps)
-                work.came = self._copies[-1] if self._copies else None
+                work.came = self._last_copy()
             finally:
+                arrival.is_under_way(self._last_copy())
                 self.give_back()
 
-        return self._group.put(work, call, job)
+        try:
+            return self._group.put(work, call, job)
+        except BaseException:
+            arrival.is_under_way(None)
+            raise
+
+    def _last_copy(self) -> Mark | None:
+        return self._copies[-1] if self._copies else None
 
 
 def plain(tensor: Tensor) -> Tensor:
