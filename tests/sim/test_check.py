@@ -18,7 +18,7 @@ from bml.sim.check import FABRICS, JOINS_EVERY, OTHER_FAMILIES, Scenario, Tally,
 from bml.sim.judge.promises import PromiseBroken
 from bml.topology import parse
 
-MOST_SEEDS = 2000
+MOST_SEEDS = 3000
 
 FIRST_TRIED = {
     "forget_accepted_views": 220,
@@ -28,7 +28,7 @@ FIRST_TRIED = {
     "lose_the_end": 435,
     "read_terms_from_a_clock": 170,
     "give_up_the_busy": 140,
-    "start_from_a_state_that_overtook": 215,
+    "start_from_a_state_that_overtook": 2865,
     "ignore_stalls": 195,
     "promote_a_user_that_replays": 105,
     "begin_to_replay_while_frozen": 715,
