@@ -38,6 +38,8 @@ _REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", BACKWARD)
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 """As torch.distributed's own for gloo."""
+_LEAVE_S = 1.0
+"""How long an abort waits for copies from and to devices."""
 
 
 class ProcessGroup(Collectives, dist.ProcessGroup):  # type: ignore[misc]  # PyTorch is untyped here
@@ -213,11 +215,13 @@ class ProcessGroup(Collectives, dist.ProcessGroup):  # type: ignore[misc]  # PyT
     def _end(self, in_order: bool) -> None:
         on_shutdown, self._on_shutdown = self._on_shutdown, None
         ended = self._thread.close(self._limit_s if in_order else 0)
-        if on_shutdown is not None:
-            on_shutdown(in_order and ended)
+        try:
+            if self.staging is not None:  # its pages may be given up, which devices must not have locked then
+                self.staging.close(self._limit_s if in_order else _LEAVE_S)
+        finally:
+            if on_shutdown is not None:
+                on_shutdown(in_order and ended)
         self._messages.close()
-        if self.staging is not None:
-            self.staging.close()
 
     # --- small parts -----------------------------------------------------------------------------
 
@@ -228,7 +232,9 @@ class ProcessGroup(Collectives, dist.ProcessGroup):  # type: ignore[misc]  # PyT
         return device, self.staging.memory(device)
 
     def _empty(self, size: int, dtype: npt.DTypeLike) -> Vector:
-        return self._steps.empty(size, dtype)
+        steps = self._steps
+        self._thread.check_open()
+        return steps.empty(size, dtype)
 
     def begin(
         self,

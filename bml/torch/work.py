@@ -135,16 +135,19 @@ class WorkThread:
         A callback of a future runs in this thread, and may wait for what it begins: another thread takes
         over then.
         """
-        over = UsageError("the process group was destroyed: nothing can begin in it any more")
-        if self._closed.is_set():
-            raise over
+        self.check_open()
         if threading.current_thread() is self._thread:
             self._start()
         self._begun[work] = None
         self._todo.put((job, work))
         if self._closed.is_set():  # meanwhile: it may lie behind the end
-            work.settle(over)
+            work.settle(_over())
         return work
+
+    def check_open(self) -> None:
+        """Raise UsageError if it was closed."""
+        if self._closed.is_set():
+            raise _over()
 
     def close(self, limit_s: float = _END_S) -> bool:
         """Let it end after what was begun; returns whether it ended within the limit. Idempotent."""
@@ -173,3 +176,7 @@ class WorkThread:
     def _look(self, now: float) -> None:
         for work in list(self._begun):
             work.expire(now)
+
+
+def _over() -> UsageError:
+    return UsageError("the process group was destroyed: nothing can begin in it any more")

@@ -174,6 +174,11 @@ class FakeDevice:
             while not mark.reached:
                 assert self._advance(), "streams wait for each other"
 
+    def hang(self) -> None:
+        """Let the current stream come to nothing any more that it is given from now on."""
+        with self._lock:
+            self._current.await_mark(FakeMark(self))
+
     def run_all(self) -> None:
         """Carry out all work."""
         with self._lock:

@@ -61,7 +61,8 @@ class Copy:
 def test_a_slab_is_used_again_once_its_copies_were_carried_out() -> None:
     memory, copies = PinnedMemory(FakeDevice(1), np.empty), [Copy(), Copy()]
     first = memory.take(bytes_of(PAGE))
-    memory.give_back(first, copies)
+    first.until += copies
+    memory.give_back(first)
     assert memory.take(bytes_of(PAGE)) is not first
     copies[0].wait()
     assert memory.take(bytes_of(PAGE)) is not first
@@ -73,7 +74,7 @@ def test_a_slab_is_used_again_once_its_copies_were_carried_out() -> None:
 def test_a_slab_is_used_for_what_needs_at_least_half_of_it() -> None:
     memory = PinnedMemory(FakeDevice(1), np.empty)
     large = memory.take(bytes_of(8 * PAGE))
-    memory.give_back(large, [])
+    memory.give_back(large)
     assert memory.take(bytes_of(2 * PAGE)) is not large
     assert memory.take(bytes_of(8 * PAGE + 1)) is not large
     assert memory.take(bytes_of(5 * PAGE)) is large
@@ -82,24 +83,53 @@ def test_a_slab_is_used_for_what_needs_at_least_half_of_it() -> None:
 def test_memory_that_was_not_needed_for_long_is_unlocked() -> None:
     device = FakeDevice(1)
     memory = PinnedMemory(device, np.empty)
-    memory.give_back(memory.take(bytes_of(64 * PAGE)), [])
+    memory.give_back(memory.take(bytes_of(64 * PAGE)))
     for _ in range(16 * 64 // 4 + 1):
-        memory.give_back(memory.take(bytes_of(4 * PAGE)), [])
+        memory.give_back(memory.take(bytes_of(4 * PAGE)))
     assert list(device.pinned.values()) == [4 * PAGE]
 
 
-def test_what_is_in_use_when_the_group_ends_is_unlocked_when_it_is_given_back() -> None:
+def test_what_is_in_use_when_the_group_ends_is_unlocked_and_copied_no_more() -> None:
     device = FakeDevice(1)
     memory = PinnedMemory(device, np.empty)
-    used, free = memory.take(bytes_of(PAGE)), memory.take(bytes_of(PAGE))
-    memory.give_back(free, [])
-    memory.close()
-    memory.close()
-    assert list(device.pinned) == [address_of(used.pages)]
-    assert used in pinned._abandoned
-    with pytest.raises(UsageError, match="the process group was destroyed"):
-        memory.take(bytes_of(PAGE))
-    memory.give_back(used, [device.mark()])
+    like = bytes_of(PAGE)
+    used, free = memory.take(like), memory.take(like)
+    memory.give_back(free)
+    there = device.tensor(torch.zeros(PAGE, dtype=torch.uint8))
+    memory.copy_out(used, there, used.tensors(like)[0], device.mark())
+    memory.close(30)
+    memory.close(30)
     assert not device.pinned
-    assert used not in pinned._abandoned
     assert not device.violations
+    with pytest.raises(UsageError, match="the process group was destroyed"):
+        memory.copy_in(used, used.tensors(like)[0], there, device.mark())
+    with pytest.raises(UsageError, match="the process group was destroyed"):
+        memory.take(like)
+    memory.give_back(used)
+
+
+def test_what_is_copied_when_the_group_has_ended_is_unlocked_when_it_is_given_back() -> None:
+    device, copy = FakeDevice(1), Copy()
+    memory = PinnedMemory(device, np.empty)
+    slabs = [memory.take(bytes_of(PAGE)) for _ in range(2)]
+    slabs[0].until.append(copy)
+    memory.close(0.01)
+    assert list(device.pinned) == [address_of(slabs[0].pages)]
+    assert slabs[0] in pinned._abandoned
+    assert slabs[1] not in pinned._abandoned
+    copy.wait()
+    memory.give_back(slabs[0])
+    assert not device.pinned
+    assert slabs[0] not in pinned._abandoned
+
+
+def test_the_memory_of_a_device_that_has_failed_stays_locked(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, copy = FakeDevice(1), Copy()
+    memory = PinnedMemory(device, np.empty)
+    slab = memory.take(bytes_of(PAGE))
+    memory.take(bytes_of(PAGE))
+    slab.until.append(copy)
+    monkeypatch.setattr(copy, "is_reached", lambda: 1 / 0)
+    memory.close(30)
+    assert list(device.pinned) == [address_of(slab.pages)]
+    pinned._abandoned.remove(slab)

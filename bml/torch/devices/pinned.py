@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import mmap
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import torch
@@ -19,9 +20,11 @@ from bml.train.operations.places import Empty
 _ALIGN_NBYTES = 64
 _LARGEST_FACTOR = 2
 """A slab is used for what needs at least half of it."""
+_LOOK_S = 0.001
+"""How often it is seen whether copies were carried out, in seconds."""
 
 _abandoned: list[Slab] = []
-"""Locked memory that calls still had when their group ended: nobody else may get it."""
+"""Locked memory that was still copied when its group ended: nobody else may get it."""
 
 
 class Slab:
@@ -29,7 +32,7 @@ class Slab:
 
     def __init__(self, pages: Array):
         self.pages = pages
-        self.until: Sequence[Mark] = ()
+        self.until = list[Mark]()
         """The copies of its last use."""
         self.needed_at = 0
         """The clock of its memory when it was used last."""
@@ -71,33 +74,65 @@ class PinnedMemory:
         """
         wanted = sum(_aligned(each.nbytes) for each in like)
         with self._lock:
-            if self._closed:
-                raise UsageError("the process group was destroyed: nothing can begin in it any more")
+            self._check_open()
             self._volume += wanted
             slab = self._fitting(wanted) or self._made(wanted)
-            slab.needed_at, slab.until = self._volume, ()
+            slab.needed_at, slab.until = self._volume, []
             self._used.append(slab)
             self._give_up_idle()
         return slab
 
-    def give_back(self, slab: Slab, until: Sequence[Mark]) -> None:
-        """Take a slab back, whose memory is used until these marks are reached."""
-        with self._lock:
-            self._used.remove(slab)
-            slab.until = until
-            self._free.append(slab)
-            if self._closed:
-                _abandoned.remove(slab)
-                self._give_up(slab)
+    def copy_out(self, slab: Slab, source: Tensor, into: Tensor, after: Mark) -> Mark:
+        """`Device.copy_out` into a tensor of a slab. Raises UsageError after `close`."""
+        return self._copied(slab, lambda: self._device.copy_out(source, into, after))
 
-    def close(self) -> None:
-        """Unlock all memory, after the copies that are under way; what is in use when it is given back."""
+    def copy_in(self, slab: Slab, source: Tensor, into: Tensor, after: Mark) -> Mark:
+        """`Device.copy_in` of a tensor of a slab. Raises UsageError after `close`."""
+        return self._copied(slab, lambda: self._device.copy_in(source, into, after))
+
+    def give_back(self, slab: Slab) -> None:
+        """Take a slab back, whose memory is used until its copies were carried out."""
         with self._lock:
             if not self._closed:
-                self._closed = True
-                _abandoned.extend(self._used)
-                for slab in list(self._free):
-                    self._give_up(slab)
+                self._used.remove(slab)
+                self._free.append(slab)
+            elif slab in _abandoned and slab.is_free:
+                _abandoned.remove(slab)
+                self._device.unpin(slab.pages)
+
+    def close(self, limit_s: float) -> None:
+        """Unlock all memory, also that in use, after the copies that are under way; there are none later.
+
+        What is still copied after `limit_s` stays locked, as if the device had failed: nobody else gets it.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            slabs = [*self._free, *self._used]
+        due_s = time.monotonic() + limit_s
+        for slab in slabs:  # without the lock: calls that end need not wait for a device that hangs
+            try:
+                self._unlock(slab, due_s)
+            except Exception:  # the device has failed, and says so where its results are awaited
+                _abandoned.append(slab)
+
+    def _copied(self, slab: Slab, begin: Callable[[], Mark]) -> Mark:
+        with self._lock:  # `close` waits for each copy, or comes before it
+            self._check_open()
+            slab.until.append(begin())
+        return slab.until[-1]
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("the process group was destroyed: nothing can begin in it any more")
+
+    def _unlock(self, slab: Slab, due_s: float) -> None:
+        while not slab.is_free:
+            if time.monotonic() > due_s:
+                raise TimeoutError
+            time.sleep(_LOOK_S)
+        self._device.unpin(slab.pages)
 
     def _fitting(self, wanted: int) -> Slab | None:
         largest = max(_LARGEST_FACTOR * wanted, mmap.PAGESIZE)
@@ -115,13 +150,8 @@ class PinnedMemory:
     def _give_up_idle(self) -> None:
         for slab in list(self._free):
             if idle(self._volume, slab.needed_at, slab.pages.nbytes) and slab.is_free:
-                self._give_up(slab)
-
-    def _give_up(self, slab: Slab) -> None:
-        for mark in slab.until:
-            mark.wait()
-        self._free.remove(slab)
-        self._device.unpin(slab.pages)
+                self._free.remove(slab)
+                self._device.unpin(slab.pages)
 
 
 def _aligned(nbytes: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bml.torch.devices.device import Device, Mark
+from bml.torch.devices.device import Device
 from bml.torch.devices.device_work import DeviceWork
 from bml.torch.devices.pinned import PinnedMemory
 from bml.torch.devices.staging import plain
@@ -18,21 +18,19 @@ def send(
     messenger = messages.ready()
     source = plain(tensor)
     slab = memory.take([source])
-    copied = list[Mark]()
     try:
         (twin,) = slab.tensors([source])
-        copied.append(device.copy_out(source, twin, device.mark()))
-        copied[0].wait()
+        memory.copy_out(slab, source, twin, device.mark()).wait()
         begun = messenger.begin_send(raw(twin), to, tag)
     except BaseException:
-        memory.give_back(slab, copied)
+        memory.give_back(slab)
         raise
 
     def receipt() -> int:
         try:
             return begun.result()
         finally:
-            memory.give_back(slab, copied)
+            memory.give_back(slab)
 
     return messages.settle_later(begun, DeviceWork("send", [tensor], messages.limit_s, device), receipt)
 
@@ -44,22 +42,20 @@ def recv(
     messenger = messages.ready()
     slab = memory.take([tensor])
     called = device.mark()
-    copied = list[Mark]()
     try:
         (twin,) = slab.tensors([tensor])
         begun = messenger.begin_recv(raw(twin), source, tag)
     except BaseException:
-        memory.give_back(slab, [])
+        memory.give_back(slab)
         raise
     work = DeviceWork("recv", [tensor], messages.limit_s, device)
 
     def receipt() -> int:
         try:
             found = begun.result()
-            work.came = device.copy_in(twin, tensor, called)
-            copied.append(work.came)
+            work.came = memory.copy_in(slab, twin, tensor, called)
         finally:
-            memory.give_back(slab, copied)
+            memory.give_back(slab)
         return found
 
     return messages.settle_later(begun, work, receipt)

@@ -8,6 +8,7 @@ an earlier call of the group still gives its values is copied out later: in the 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import wraps
@@ -86,11 +87,15 @@ class Staging:
             call.give_back()
             raise
 
-    def close(self) -> None:
-        """Unlock the memory; the next collective locks some anew."""
+    def close(self, limit_s: float) -> None:
+        """Unlock the memory, and let no call copy any more; one of a group that is formed later locks anew.
+
+        A device that hangs is waited for no longer than `limit_s`.
+        """
+        due_s = time.monotonic() + limit_s
         self._arrivals = Arrivals()
         while self._memories:
-            self._memories.popitem()[1].close()
+            self._memories.popitem()[1].close(max(0.0, due_s - time.monotonic()))
 
 
 def staged(collective: Callable[..., GroupWork], read: int) -> Any:
@@ -124,8 +129,7 @@ class _StagedCall(Collectives):
         given = {id(each): each for each in _tensors(arguments)}
         slab = memory.take(list(given.values()))
         self._slabs = [slab]
-        self._copies: list[Mark] = []
-        """The marks of all copies from and to the slabs."""
+        self._last_copy: Mark | None = None
         self._twins = dict(zip(given, slab.tensors(list(given.values())), strict=True))
         self._given = {id(twin): given[key] for key, twin in self._twins.items()}
         self._read = list(_tensors(arguments[read : read + 1]))
@@ -189,7 +193,7 @@ class _StagedCall(Collectives):
     def give_back(self) -> None:
         """Give back the memory, which is used until all copies were carried out."""
         while self._slabs:
-            self._memory.give_back(self._slabs.pop(), self._copies)
+            self._memory.give_back(self._slabs.pop())
 
     def _brought(self, n: int = 1) -> Callable[[], list[Mark]]:
         """Copy the inputs out, in n slices where they are contiguous; call it in the thread for the marks.
@@ -212,17 +216,19 @@ class _StagedCall(Collectives):
         sources = [plain(each) for each in self._read]
         computed = any(each.is_conj() or each.is_neg() for each in self._read)
         after = self._device.mark() if computed else self._called
-        start = len(self._copies)
+        marks = list[Mark]()
         for source, given in zip(sources, self._read, strict=True):
             parts = [(source, self.twin(given))]
             if n > 1 and source.is_contiguous():
                 parts = list(zip(*(cut(each.view(-1), n) for each in parts[0]), strict=True))
-            self._copies += [self._device.copy_out(*each, after) for each in parts]
-        return self._copies[start:]
+            marks += [self._memory.copy_out(self._slabs[0], *each, after) for each in parts]
+        self._last_copy = marks[-1] if marks else None
+        return marks
 
     def _copy_in(self, twin: Tensor, target: Tensor) -> Mark:
-        self._copies.append(self._device.copy_in(twin, target, self._called))
-        return self._copies[-1]
+        # Of two slabs the second one has the results.
+        self._last_copy = self._memory.copy_in(self._slabs[-1], twin, target, self._called)
+        return self._last_copy
 
     def _put(
         self,
@@ -238,9 +244,9 @@ class _StagedCall(Collectives):
         def job(steps: GroupSteps) -> None:
             try:
                 on_twins(steps)
-                work.came = self._last_copy()
+                work.came = self._last_copy
             finally:
-                arrival.is_under_way(self._last_copy())
+                arrival.is_under_way(self._last_copy)
                 self.give_back()
 
         try:
@@ -248,9 +254,6 @@ class _StagedCall(Collectives):
         except BaseException:
             arrival.is_under_way(None)
             raise
-
-    def _last_copy(self) -> Mark | None:
-        return self._copies[-1] if self._copies else None
 
 
 def plain(tensor: Tensor) -> Tensor:
