@@ -13,7 +13,7 @@ from device_programs import Host, Mailbox, OneDevice, Program, options  # noqa: 
 from fake_device import BUGS, FakeDevice  # noqa: E402
 from modelled_ranks import run_ranks  # noqa: E402
 
-from bml.errors import ContributorLost  # noqa: E402
+from bml.errors import ContributorLost, StepMismatch  # noqa: E402
 from bml.topology.errors import UsageError  # noqa: E402
 from bml.torch.devices import slices  # noqa: E402
 from bml.torch.devices.found import CudaDevices  # noqa: E402
@@ -202,6 +202,20 @@ def test_slices_of_different_contributors_would_be_found(monkeypatch: pytest.Mon
     monkeypatch.setattr(slices.SlicedAllReduce, "run", run_once)
     found = reduced_in_slices(3, {1: (3, "before")})
     assert set(found[0].view(-1).tolist()) == {21.0, 17.0 * 3 / 2}
+
+
+@pytest.mark.usefixtures("small_slices")
+def test_ranks_with_slices_of_other_shapes_are_told_so() -> None:
+    devices = [FakeDevice(rank) for rank in range(2)]
+
+    def rank(group: ProcessGroup) -> None:
+        x = devices[group.rank()].tensor(torch.zeros((4, 25) if group.rank() else (25, 4)))
+        group.allreduce([x]).wait()
+
+    for found in run_ranks(2, rank, devices=lambda rank: OneDevice(devices[rank])):
+        assert isinstance(found, StepMismatch)
+        assert "float32 [25, 4]" in str(found)
+        assert "float32 [4, 25]" in str(found)
 
 
 def test_slices_follow_from_the_size_alone() -> None:

@@ -43,6 +43,8 @@ class SlicedAllReduce:
     """
 
     how: Reduction
+    whole: str
+    """Dtype and shape of the tensor, which are alike on all ranks."""
     brought: Sequence[Mark]
     given: Sequence[Tensor]
     results: Sequence[Tensor]
@@ -67,6 +69,7 @@ class SlicedAllReduce:
             stale = [number for number in range(n) if contributors[number] != steps.contributors]
 
     def _reduce(self, steps: GroupSteps, number: int) -> None:
-        call = f"all_reduce of slice {number + 1} of {len(self.given)} of a tensor on an accelerator:"
+        of = f"{number + 1} of {len(self.given)} of {self.whole} on an accelerator"
+        call = f"all_reduce of slice {of}:"
         values = self.how.run(steps, call, [self.given[number]])
         self.how.store(values, [self.results[number]])

@@ -25,7 +25,7 @@ from bml.torch.devices.slices import SlicedAllReduce, cut, n_slices
 from bml.torch.movements import Job
 from bml.torch.reductions import reduction
 from bml.torch.steps import GroupSteps
-from bml.torch.tensors import Tensor, check_dense, is_tensor
+from bml.torch.tensors import Tensor, check_dense, describe, is_tensor
 from bml.torch.work import GroupWork
 from bml.train.operations.places import Empty
 
@@ -183,7 +183,7 @@ class _StagedCall(Collectives):
             given, results = cut(twins[0].view(-1), n), cut(result.view(-1), n)
             marks = brought()
             marks = marks if len(marks) == n else marks * n
-            sliced = SlicedAllReduce(how, marks, given, results, targets, self._copy_in)
+            sliced = SlicedAllReduce(how, describe(twins), marks, given, results, targets, self._copy_in)
             sliced.run(steps)
             if not targets:
                 self._copy_in(result, target)
