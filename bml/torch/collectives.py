@@ -42,7 +42,7 @@ class Collectives:
             opts: Any = None,
             timeout: timedelta | None = None,
         ) -> GroupWork:
-            """Begin a collective that gives `outputs` their values."""
+            """Begin a collective that gives `outputs` their values, if its job returns True."""
             raise NotImplementedError
 
     # --- reductions ------------------------------------------------------------------------------
@@ -52,8 +52,9 @@ class Collectives:
         tensors = listed(tensors)
         how = reduction(operation(opts), tensors, "all_reduce")
 
-        def job(steps: GroupSteps) -> None:
+        def job(steps: GroupSteps) -> bool:
             how.store(how.run(steps, "all_reduce", tensors), tensors)
+            return True
 
         return self.begin("all_reduce", tensors, job, opts, timeout)
 
@@ -63,10 +64,11 @@ class Collectives:
         root = root_of(opts, self.size())
         how = reduction(more[0] if more else operation(opts), tensors, "reduce")
 
-        def job(steps: GroupSteps) -> None:
+        def job(steps: GroupSteps) -> bool:
             values = how.run(steps, f"reduce to {root}", tensors)
             if steps.rank == root:
                 how.store(values, tensors)
+            return steps.rank == root
 
         return self.begin("reduce", tensors, job, opts)
 
@@ -95,11 +97,12 @@ class Collectives:
             if len(parts) != n or parts[rank].numel() != output.numel():
                 raise UsageError(f"{call} needs {n} inputs, that of this rank of the size of the output")
 
-        def job(steps: GroupSteps) -> None:
+        def job(steps: GroupSteps) -> bool:
             for output, parts in zip(outputs, inputs, strict=True):
                 ends = np.cumsum([0, *(each.numel() for each in parts)])
                 values = how.run(steps, call, parts)
                 how.store(values[ends[rank] : ends[rank + 1]], [output])
+            return True
 
         return self.begin(call, outputs, job, opts)
 
@@ -150,13 +153,14 @@ class Collectives:
         check_fit("all_gather", self.rank(), self.size(), outputs, inputs)
         gathered = movements.all_gather(outputs, inputs)
 
-        def job(steps: GroupSteps) -> None:
+        def job(steps: GroupSteps) -> bool:
             gathered(steps)
             if whole:
                 steps.require_all("all_gather into one tensor")
             for result, each in zip(results, whole, strict=False):
                 if each is not result:
                     result.detach().copy_(each)
+            return True
 
         return self.begin("all_gather", results, job, opts)
 
@@ -199,10 +203,11 @@ class Collectives:
         even = not output_sizes and not input_sizes
         moved = movements.all_to_all(into, parts, even)
 
-        def job(steps: GroupSteps) -> None:
+        def job(steps: GroupSteps) -> bool:
             moved(steps)
             if whole is not output:
                 output.detach().copy_(whole)
+            return True
 
         return self.begin("all_to_all_single", [output], job, opts)
 
@@ -212,7 +217,8 @@ class Collectives:
         """Wait for all live ranks."""
         nothing = np.empty(0, np.uint8)
 
-        def job(steps: GroupSteps) -> None:
+        def job(steps: GroupSteps) -> bool:
             steps.step("barrier", "max", lambda contributors: nothing)
+            return True
 
         return self.begin("barrier", [], job, opts, timeout)

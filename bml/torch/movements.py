@@ -21,8 +21,8 @@ from bml.torch.tensors import Tensor, check_alike, describe, raw, write
 from bml.train.communicator import Committed
 from bml.train.operations.places import Places, source
 
-Job = Callable[[GroupSteps], None]
-"""Carries out one collective, in the thread of the group."""
+Job = Callable[[GroupSteps], bool]
+"""Carries out one collective, in the thread of the group; returns whether it wrote the outputs."""
 
 
 def broadcast(tensors: Sequence[Tensor], root: int) -> Job:
@@ -30,14 +30,16 @@ def broadcast(tensors: Sequence[Tensor], root: int) -> Job:
     places = Places([each.nbytes for each in tensors])
     text = f"broadcast from {root} {describe(tensors)}"
 
-    def job(steps: GroupSteps) -> None:
+    def job(steps: GroupSteps) -> bool:
         def prepare(contributors: tuple[int, ...]) -> Vector | Padded:
             gives = source(root, contributors) == steps.rank
             return places.vector(0, [raw(each) for each in tensors] if gives else (), steps.empty)
 
         done = steps.step(text, "sum", prepare)
-        if source(root, done.contributors) != steps.rank:
+        takes = source(root, done.contributors) != steps.rank
+        if takes:
             _store(places, done, range(len(tensors)), tensors)
+        return takes
 
     return job
 
@@ -54,7 +56,7 @@ def all_gather(outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor]) ->
     places, width = Places([each.nbytes for each in by_rank]), len(inputs)
     text = f"all_gather {describe(by_rank)}"
 
-    def job(steps: GroupSteps) -> None:
+    def job(steps: GroupSteps) -> bool:
         done = _step(steps, text, places, steps.rank * width, inputs)
 
         def found(place: int) -> int:
@@ -63,6 +65,7 @@ def all_gather(outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor]) ->
             return held if places.sizes[held] == places.sizes[place] else place
 
         _store(places, done, map(found, range(len(by_rank))), by_rank)
+        return True
 
     return job
 
@@ -77,11 +80,12 @@ def gather(outputs: Sequence[Tensor], given: Tensor, root: int) -> Job:
         raise UsageError("gather needs outputs of the size of the input: all ranks give tensors of one size")
     text = f"gather to {root} {describe([given])}"
 
-    def job(steps: GroupSteps) -> None:
+    def job(steps: GroupSteps) -> bool:
         places = Places([given.nbytes] * steps.n_ranks)
         done = _step(steps, text, places, steps.rank, [given])
         if steps.rank == root:
             _store(places, done, (source(rank, done.contributors) for rank in range(steps.n_ranks)), outputs)
+        return steps.rank == root
 
     return job
 
@@ -96,12 +100,13 @@ def scatter(output: Tensor, inputs: Sequence[Tensor], root: int) -> Job:
         raise UsageError("scatter needs inputs of the size of the output: all ranks get tensors of one size")
     text = f"scatter from {root} {describe([output])}"
 
-    def job(steps: GroupSteps) -> None:
+    def job(steps: GroupSteps) -> bool:
         places = Places([output.nbytes] * steps.n_ranks)
         done = _step(steps, text, places, 0, inputs)
         if root not in done.contributors:
             raise ContributorLost(f"rank {root} was lost before all ranks had what it scatters")
         _store(places, done, [steps.rank], [output])
+        return True
 
     return job
 
@@ -115,12 +120,13 @@ def all_to_all(outputs: Sequence[Tensor], inputs: Sequence[Tensor], even: bool =
     check_alike([*outputs, *inputs], "all_to_all")
     text = f"all_to_all {describe(inputs)}" if even else f"all_to_all {inputs[0].dtype}, parts of any size"
 
-    def job(steps: GroupSteps) -> None:
+    def job(steps: GroupSteps) -> bool:
         n, rank = steps.n_ranks, steps.rank
         sizes = [inputs[0].nbytes] * n * n if even else _agreed_sizes(steps, outputs, inputs)
         places = Places(sizes)
         done = _step(steps, text, places, rank * n, inputs)
         _store(places, done, range(rank, n * n, n), outputs)
+        return True
 
     return job
 

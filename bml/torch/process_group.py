@@ -18,7 +18,6 @@ import torch.distributed as dist
 from bml.cluster.formation.program_end import is_failure
 from bml.protocol.server.transfer import SegmentedBytes
 from bml.topology.errors import UsageError
-from bml.torch import movements
 from bml.torch.collectives import Collectives
 from bml.torch.devices import staged_messages
 from bml.torch.devices.device import Device
@@ -240,19 +239,23 @@ class ProcessGroup(Collectives, dist.ProcessGroup):  # type: ignore[misc]  # PyT
         self,
         call: str,
         outputs: Sequence[Tensor],
-        job: movements.Job,
+        job: Callable[[GroupSteps], object],
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> GroupWork:
         """Begin a collective of tensors in host memory; see `put`."""
-        return self.put(GroupWork(call, outputs, self.limit_s(opts, timeout)), call, job)
+
+        def in_place(steps: GroupSteps) -> None:
+            job(steps)
+
+        return self.put(GroupWork(call, outputs, self.limit_s(opts, timeout)), call, in_place)
 
     def limit_s(self, opts: Any, timeout: timedelta | None) -> float:
         """How long a collective may take: `timeout`, that of its options, or that of the group."""
         limit = timeout if isinstance(timeout, timedelta) else getattr(opts, "timeout", None)
         return limit.total_seconds() if limit is not None and limit > timedelta(0) else self._limit_s
 
-    def put(self, work: GroupWork, call: str, job: movements.Job) -> GroupWork:
+    def put(self, work: GroupWork, call: str, job: Callable[[GroupSteps], None]) -> GroupWork:
         """Put a collective behind those that were begun before; raises UsageError if it may not be called."""
         steps = self._steps  # those of now: a job that waits must not run in a group that is formed later
         if steps.is_alone and call in _REDUCTIONS:

@@ -45,7 +45,7 @@ class Group(Protocol):
         """How long a collective may take."""
         ...
 
-    def put(self, work: GroupWork, call: str, job: Job) -> GroupWork:
+    def put(self, work: GroupWork, call: str, job: Callable[[GroupSteps], None]) -> GroupWork:
         """Put a collective behind those that were begun before."""
         ...
 
@@ -153,16 +153,16 @@ class _StagedCall(Collectives):
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> GroupWork:
-        """Begin a job on the twins, of which it fills `outputs`."""
+        """Begin a job on the twins, of which it fills `outputs`: those that it leaves are not copied in."""
         targets = [self._given[id(each)] for each in outputs]
         brought = self._brought()
 
         def on_twins(steps: GroupSteps) -> None:
             for mark in brought():
                 mark.wait()
-            job(steps)
-            for twin, target in zip(outputs, targets, strict=True):
-                self._copy_in(twin, target)
+            if job(steps):
+                for twin, target in zip(outputs, targets, strict=True):
+                    self._copy_in(twin, target)
 
         return self._put(call, targets, on_twins, opts, timeout)
 
