@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -109,6 +110,80 @@ def test_calls_after_the_end_lock_nothing() -> None:
         for n in (10, 5000, 20000):
             with pytest.raises(UsageError, match=DESTROYED):
                 group.allreduce([device.tensor(torch.ones(n))])
+        return len(device.pinned)
+
+    assert alone(device, rank)[0] == 0
+
+
+# --- calls that fail before they have begun ---------------------------------------------------------
+
+
+class NobodyAnswers:
+    """A messenger whose messages never come."""
+
+    def begin_recv(self, array: Any, source: int, tag: int = 0) -> Future[int]:
+        return Future()
+
+    begin_send = begin_recv
+
+
+FAILURES = [
+    (call, fails)
+    for call in ("allreduce", "send", "recv")
+    for fails in ("mark", "copy_out", "future", "tensors")
+    if (call, fails) != ("recv", "copy_out")  # which it does not call
+]
+
+
+@pytest.mark.parametrize(("call", "fails"), FAILURES)
+def test_memory_of_a_call_that_fails_is_used_again(
+    call: str, fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = FakeDevice(1)
+    calls = {
+        "allreduce": lambda group, x: group.allreduce([x]),
+        "send": lambda group, x: group.send([x], 0),
+        "recv": lambda group, x: group.recv([x], 0),
+    }
+
+    def fail(*_: Any) -> Any:
+        raise MemoryError("there is none")
+
+    def rank(group: ProcessGroup) -> int:
+        x = device.tensor(torch.ones(1000))
+        device.run_all()
+        with monkeypatch.context() as patched:
+            patched.setattr(pinned.Slab if fails == "tensors" else device, fails, fail)
+            for _ in range(3):
+                with pytest.raises(MemoryError):
+                    calls[call](group, x)
+                device.run_all()
+        return len(device.pinned)
+
+    (found,) = run_ranks(
+        1, rank, devices=lambda rank: OneDevice(device), messenger=lambda rank: NobodyAnswers()
+    )
+    assert found <= 1
+
+
+@pytest.mark.parametrize("when", ["memory", "mark"])
+def test_an_abort_while_a_call_begins(when: str) -> None:
+    device = FakeDevice(1)
+
+    def rank(group: ProcessGroup) -> int:
+        x = device.tensor(torch.ones(1000))
+        place: Any = group.staging if when == "memory" else device
+        kept = getattr(place, when)
+
+        def aborting(*arguments: Any) -> Any:
+            found = kept(*arguments)
+            group.abort()
+            return found
+
+        setattr(place, when, aborting)
+        with pytest.raises(UsageError, match=DESTROYED):
+            group.allreduce([x])
+        setattr(place, when, kept)
         return len(device.pinned)
 
     assert alone(device, rank)[0] == 0

@@ -16,7 +16,7 @@ def send(
 ) -> GroupWork:
     """Begin to send one tensor. The caller waits until it is in host memory, so messages keep their order."""
     messenger = messages.ready()
-    source = plain(tensor)
+    source, work = plain(tensor), DeviceWork("send", [tensor], messages.limit_s, device)
     slab = memory.take([source])
     try:
         (twin,) = slab.tensors([source])
@@ -32,7 +32,7 @@ def send(
         finally:
             memory.give_back(slab)
 
-    return messages.settle_later(begun, DeviceWork("send", [tensor], messages.limit_s, device), receipt)
+    return messages.settle_later(begun, work, receipt)
 
 
 def recv(
@@ -40,15 +40,15 @@ def recv(
 ) -> GroupWork:
     """Begin to receive one tensor; the `source_rank` of the work is the rank that sent it."""
     messenger = messages.ready()
-    slab = memory.take([tensor])
+    work = DeviceWork("recv", [tensor], messages.limit_s, device)
     called = device.mark()
+    slab = memory.take([tensor])
     try:
         (twin,) = slab.tensors([tensor])
         begun = messenger.begin_recv(raw(twin), source, tag)
     except BaseException:
         memory.give_back(slab)
         raise
-    work = DeviceWork("recv", [tensor], messages.limit_s, device)
 
     def receipt() -> int:
         try:

@@ -20,7 +20,7 @@ from bml.torch.devices.device import Device, Mark
 from bml.torch.devices.device_work import DeviceWork
 from bml.torch.devices.found import Devices, common
 from bml.torch.devices.order import Arrivals
-from bml.torch.devices.pinned import PinnedMemory
+from bml.torch.devices.pinned import PinnedMemory, Slab
 from bml.torch.devices.slices import SlicedAllReduce, cut, n_slices
 from bml.torch.movements import Job
 from bml.torch.reductions import reduction
@@ -79,9 +79,10 @@ class Staging:
         self, device: Device, name: str, read: int, arguments: Sequence[Any], options: dict[str, Any]
     ) -> GroupWork:
         """Begin the collective of this name, which reads argument number `read`."""
-        call = _StagedCall(self._group, device, self.memory(device), self._arrivals, arguments, read)
-        begin: Callable[..., GroupWork] = getattr(call, name)
+        call = _StagedCall(self._group, device, self.memory(device), self._arrivals)
         try:
+            call.take(arguments, read)
+            begin: Callable[..., GroupWork] = getattr(call, name)
             return begin(*_mapped(arguments, call.twin), **options)
         except BaseException:
             call.give_back()
@@ -116,24 +117,19 @@ def staged(collective: Callable[..., GroupWork], read: int) -> Any:
 class _StagedCall(Collectives):
     """One collective on a device: it is called with the twins, and begins with the copies of its inputs."""
 
-    def __init__(
-        self,
-        group: Group,
-        device: Device,
-        memory: PinnedMemory,
-        arrivals: Arrivals,
-        arguments: Sequence[Any],
-        read: int,
-    ):
+    def __init__(self, group: Group, device: Device, memory: PinnedMemory, arrivals: Arrivals):
         self._group, self._device, self._memory, self._arrivals = group, device, memory, arrivals
-        given = {id(each): each for each in _tensors(arguments)}
-        slab = memory.take(list(given.values()))
-        self._slabs = [slab]
+        self._slabs = list[Slab]()
         self._last_copy: Mark | None = None
-        self._twins = dict(zip(given, slab.tensors(list(given.values())), strict=True))
+
+    def take(self, arguments: Sequence[Any], read: int) -> None:
+        """Take memory for the twins of all tensors; `give_back` gives it back, also after an error here."""
+        given = {id(each): each for each in _tensors(arguments)}
+        self._slabs.append(self._memory.take(list(given.values())))
+        self._twins = dict(zip(given, self._slabs[0].tensors(list(given.values())), strict=True))
         self._given = {id(twin): given[key] for key, twin in self._twins.items()}
         self._read = list(_tensors(arguments[read : read + 1]))
-        self._called = device.mark()
+        self._called = self._device.mark()
 
     def twin(self, tensor: Tensor) -> Tensor:
         """The twin of a tensor in host memory."""
