@@ -161,9 +161,9 @@ def test_a_peer_that_lives_behind_a_blocked_path_is_given_up_with_the_reason(
         assert one.unsent == [1]
         assert "it is alive, but its port did not answer for" in one.reasons[0]
         assert "refused" in one.reasons[0]
-        (warning,) = [
+        (warning,) = {
             each.message for each in caplog.records if "waits, as it does not answer" in each.message
-        ]
+        }
         assert f"server 1 waits, as it does not answer at {HOST}:{port}: " in warning
         assert "it is dialled for up to 1 s" in warning
         two = Node(1, port)

@@ -6,7 +6,7 @@ import pytest
 
 from bml.errors import Evicted, StepMismatch, TrainingError
 from bml.sim import Mishap, Simulation, When
-from bml.sim.check import ENDINGS_EVERY, Scenario
+from bml.sim.check import ENDINGS_EVERY, JOINS_EVERY, SLOW_EVERY, Scenario
 from bml.sim.judge.promises import PromiseBroken
 from bml.sim.mishaps.endings import BOUND_S, KINDS, OPERATOR_S, Endings
 from bml.sim.world.settings import Settings
@@ -81,12 +81,11 @@ def test_a_long_computation_evicts_no_server_and_the_others_go_on_when_it_is_kil
 
 
 def test_seeds_draw_every_kind_beside_all_else() -> None:
-    drawn = [Scenario.of(seed) for seed in range(2, 400, ENDINGS_EVERY)]
+    seeds = [seed for seed in range(2, 400, ENDINGS_EVERY) if seed % SLOW_EVERY != 7]
+    drawn = [Scenario.of(seed) for seed in seeds]
     assert {one.mishaps[-1].kind for one in drawn} == set(KINDS)
     assert {len(one.mishaps) for one in drawn} >= {1, 2, 3, 4}
-    assert {bool(seed % 4) for seed in range(2, 400, ENDINGS_EVERY)} == {True, False}, (
-        "also where servers join"
-    )
+    assert {bool(seed % JOINS_EVERY) for seed in seeds} == {True, False}, "also where servers join"
 
 
 def test_a_wrong_error_breaks_promise_4() -> None:

@@ -6,6 +6,7 @@ import random
 import signal
 import socket
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -198,6 +199,10 @@ class OtherSteps:
     """Steps that carry out nothing."""
 
     is_alone = False
+
+    def carry_out(self, job: Callable[[Any], object]) -> None:
+        """Call it."""
+        job(self)
 
     def tell_losses(self) -> None:
         """Nobody is lost."""
