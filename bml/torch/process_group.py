@@ -213,13 +213,13 @@ class ProcessGroup(Collectives, dist.ProcessGroup):  # type: ignore[misc]  # PyT
 
     def _end(self, in_order: bool) -> None:
         on_shutdown, self._on_shutdown = self._on_shutdown, None
-        ended = self._thread.close(self._limit_s if in_order else 0)
+        in_order &= self._thread.close(self._limit_s if in_order else 0)
         try:
             if self.staging is not None:  # its pages may be given up, which devices must not have locked then
                 self.staging.close(self._limit_s if in_order else _LEAVE_S)
         finally:
             if on_shutdown is not None:
-                on_shutdown(in_order and ended)
+                on_shutdown(in_order)
         self._messages.close()
 
     # --- small parts -----------------------------------------------------------------------------
