@@ -83,18 +83,21 @@ def same(fabric: Fabric, found: Iterable[Link], nic: Link) -> bool:
     return one == nic or (len(twins) == 1 and one == (twins[0], nic[1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FABRICS)
 def test_a_wander_changes_nothing(name: str) -> None:
     for seed in range(8):
         assert Job(name, seed).steps(12, {}) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bcube:3x2", "bcube:4x2", "torus:3x2"])
 def test_a_wander_changes_nothing_on_a_damaged_fabric(name: str) -> None:
     for seed, failures in enumerate([["server:0"], ["link:4/0"], ["switch:0/1"], ["server:1", "link:5/1"]]):
         assert Job(name, seed, failures).steps(12, {}) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ports", [(True, False), (True,), (False,)], ids=["both", "out", "in"])
 @pytest.mark.parametrize("name", FABRICS)
 def test_any_nic_at_a_tenth_is_found_within_three_steps_and_kept(name: str, ports: tuple[bool, ...]) -> None:
@@ -133,6 +136,7 @@ def _apart(fabric: Fabric, chance: random.Random) -> list[Link]:
     return [one, chance.choice([nic for nic in others if nic != one])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bcube:3x2", "bcube:2x3"])
 def test_two_slow_nics_are_found(name: str) -> None:
     for seed in range(6):
@@ -162,6 +166,7 @@ def test_what_is_fast_again_is_used_again(name: str) -> None:
     assert [rate.times for rate in job.view.rates] == [1], "that it was slow is known to the next coordinator"
 
 
+@pytest.mark.slow
 def test_a_nic_that_flaps_is_tried_less_and_less_often() -> None:
     """Ten seconds slow, ten fast: without patience that would be 24 views in 240 s."""
     job = Job("bcube:3x2")

@@ -20,6 +20,7 @@ if not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_pytho
 PROGRAMS = Path(__file__).parent / "late_programs.py"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_every_program_holds_on_a_device_that_is_late() -> None:
     # PyTorch takes seconds to import, so all programs run in one process.

@@ -83,7 +83,7 @@ def oracle(name: str) -> Any:
     return models[0]
 
 
-@pytest.mark.parametrize("hooked", [False, True], ids=["plain", "hook"])
+@pytest.mark.parametrize("hooked", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "hook"])
 @pytest.mark.parametrize("name", [*ODD_MODELS, *ODD_EVENTS])
 def test_odd_input_is_trained_as_in_one_process(name: str, hooked: bool) -> None:
     """NaN and Inf pass, and parameters that are empty, mixed, frozen or unused hurt nobody."""
@@ -97,7 +97,7 @@ def test_odd_input_is_trained_as_in_one_process(name: str, hooked: bool) -> None
         torch.testing.assert_close(found, wanted, equal_nan=True, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("hooked", [False, True], ids=["plain", "hook"])
+@pytest.mark.parametrize("hooked", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "hook"])
 @pytest.mark.parametrize(
     ("name", "said"),
     [
