@@ -27,7 +27,7 @@ class Incarnation(msgspec.Struct, frozen=True):
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """The rate with which the NIC of `server` on `level` is planned: its nominal one, halved `halvings` times.
+    """The rate with which the NIC of `server` on `level` is planned: the nominal one halved `halvings` times.
 
     `times` is how often it was found slow in this job, also if it is not any more.
     """
