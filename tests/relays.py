@@ -13,8 +13,9 @@ from typing import NamedTuple
 Endpoint = tuple[str, int]
 
 _POLL_S = 0.02
-_FREE_S = 20.0
-"""How long the port of a dead server may be in use: a connection of others may have been given it."""
+_FREE_S = 75.0
+"""How long the port of a dead server may be in use: its connections stay in TIME_WAIT for 60 s, if there was
+nothing in them that it had not read."""
 
 
 class Relayed(NamedTuple):

@@ -190,6 +190,7 @@ def train_until(path: Path) -> Callable[[bml.Session], int]:
     return train
 
 
+@pytest.mark.timeout(240)  # the addresses of a dead server may be in use for a minute
 def test_nobody_becomes_coordinator_by_relaying_what_is_said_to_a_dead_server(tmp_path: Path) -> None:
     """It has taken the addresses of server 3, which is dead; a new coordinator dials all that it knows of."""
     stop = tmp_path / "stop"
