@@ -26,7 +26,7 @@ def train(session: bml.Session) -> float:
 @pytest.mark.real
 @pytest.mark.timeout(60)
 def test_trace_of_a_job_accounts_for_every_byte_and_step() -> None:
-    result = bml.launch(train, "bcube:2x2", launcher="processes", trace=True)
+    result = bml.launch(train, "bcube:2x2", launcher="processes", algorithm="bml", trace=True)
     assert set(result.values.values()) == {4.0}
     events = json.loads(json.dumps(result.trace))["traceEvents"]
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
