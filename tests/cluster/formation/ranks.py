@@ -70,8 +70,12 @@ class Ranks:
         until_s = time.monotonic() + within_s
         with self._changed:
             while not holds():
-                assert time.monotonic() < until_s, f"ranks said {self.last()}"
+                assert time.monotonic() < until_s, f"ranks said {self.last()}, ended with {self.codes()}"
                 self._changed.wait(0.02)
+
+    def codes(self) -> dict[int, int | None]:
+        """Return the exit codes of the ranks, None for those that run."""
+        return {rank: process.poll() for rank, process in self.processes.items()}
 
     def last(self) -> dict[int, Any]:
         return {rank: lines[-1:] for rank, lines in self.said.items()}
@@ -80,9 +84,13 @@ class Ranks:
         """Return all that a rank said under this key."""
         return [line[key] for line in self.said[rank] if key in line]
 
-    def wait_for(self, key: str, *ranks: int, n: int = 1) -> None:
+    def wait_for(self, key: str, *ranks: int, n: int = 1, within_s: float = DEADLINE_S) -> None:
         """Wait until each of these ranks, or all, has said this so often."""
-        self.wait_until(lambda: all(len(self.get(each, key)) >= n for each in ranks or range(self.size)))
+
+        def said() -> bool:
+            return all(len(self.get(each, key)) >= n for each in ranks or range(self.size))
+
+        self.wait_until(said, within_s)
 
     def end(self, rank: int) -> tuple[int, str]:
         """Wait for the end of a rank; returns its code and the text of its errors."""
