@@ -78,6 +78,11 @@ def flat(tensor: Tensor) -> Tensor:
     return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
 
 
+def norm(tensor: Tensor) -> float:
+    """The Euclidean norm of its elements."""
+    return float(torch.linalg.vector_norm(tensor))
+
+
 def raw(tensor: Tensor) -> Raw:
     """Its elements as bytes, shape (nbytes,): over its own memory where that is contiguous."""
     found: Raw = flat(tensor).view(torch.uint8).numpy()

@@ -23,6 +23,7 @@ from bml.torch.attached.source import Source
 from bml.torch.attached.state import TrainingState
 from bml.torch.attached.statistics import Statistics
 from bml.torch.devices.chance import seed_all
+from bml.torch.tensors import norm
 from bml.train.batch import Batch
 from bml.train.batches import BatchPlan, Indices, shares
 from bml.train.session import Session
@@ -204,7 +205,10 @@ class Run:
         self._has_compared = True
         if not share.is_whole or len(batch.indices) < LEAST_COMPARED:
             return
-        found, wanted = self._gradients.norm(), math.hypot(*map(_norm, again(batch.indices)))
+        found, wanted = (
+            self._gradients.norm(),
+            math.hypot(*(norm(each.float()) for each in again(batch.indices))),
+        )
         if not are_alike(found, wanted):
             raise UsageError(
                 f"the first gradient has the norm {found:.3g}, but that of `loss` over the same "
@@ -230,10 +234,6 @@ class Run:
 def _computed(own: Indices, whole: Indices) -> Indices:
     """The samples that a server computes: its own, or some of the batch that do not count, if it has none."""
     return own if len(own) else whole[:_STAND_INS]
-
-
-def _norm(gradient: torch.Tensor) -> float:
-    return float(torch.linalg.vector_norm(gradient.float()))
 
 
 def _check(session: Any, model: Any, optimizer: Any, scheduler: Any, loss: Any) -> None:

@@ -18,7 +18,7 @@ from bml.io.memory import Array
 from bml.torch.devices.device import Device, Mark
 from bml.torch.devices.pages import whole_pages
 from bml.torch.devices.registry import device_at
-from bml.torch.tensors import Tensor
+from bml.torch.tensors import Tensor, norm
 from bml.train.operations.places import Empty
 
 Shapes = Sequence[tuple[int, ...]]
@@ -88,7 +88,7 @@ class _HostVector:
 
     def norm(self) -> float:
         """See Vector."""
-        return _norm(self._flat)
+        return norm(self._flat)
 
     def take(self, mean: Array) -> list[Tensor]:
         """See Vector."""
@@ -138,7 +138,7 @@ class _DeviceVector:
     def norm(self) -> float:
         """See Vector."""
         self._last["out"].wait()
-        return _norm(self._flat)
+        return norm(self._flat)
 
     def take(self, mean: Array) -> list[Tensor]:
         """See Vector."""
@@ -156,10 +156,6 @@ def _unpin(device: Device, pages: Array, last: dict[str, Mark]) -> None:
         for mark in last.values():
             mark.wait()
         device.unpin(pages)
-
-
-def _norm(flat: Tensor) -> float:
-    return float(torch.linalg.vector_norm(flat))
 
 
 def _shaped(flat: Tensor, shapes: Shapes) -> list[Tensor]:

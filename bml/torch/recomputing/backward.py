@@ -17,7 +17,7 @@ from bml.torch.recomputing.plan import extra_of
 from bml.torch.recomputing.training_thread import TrainingThread
 from bml.torch.reductions import reduction
 from bml.torch.steps import GroupSteps, Vector
-from bml.torch.tensors import Tensor, describe
+from bml.torch.tensors import Tensor, describe, norm
 from bml.torch.work import GroupWork
 from bml.train.batches import Indices, shares
 
@@ -64,7 +64,7 @@ class Backward:
         within = [(self._numbers[id(each)], bucket_order(each)) for each in bucket.parameters()]
         job = self._job(buffer, within)  # refuses what cannot be reduced
         if measures:
-            self._norms.append(float(torch.linalg.vector_norm(buffer.float())))
+            self._norms.append(norm(buffer.float()))
         work = self._group.begin(BACKWARD, [buffer], job)
         self._works.append(work)
         self._thread.serve()
@@ -82,9 +82,7 @@ class Backward:
         """The norm of this rank's gradients, and that of the same gradients by the user's loss."""
         rank = self._group.rank()
         own = self._summed([(each, _own(each, rank)) for each in self._drawn])
-        return math.hypot(*self._norms), math.hypot(
-            *(float(torch.linalg.vector_norm(each)) for each in own or [])
-        )
+        return math.hypot(*self._norms), math.hypot(*map(norm, own or []))
 
     def _job(self, buffer: Tensor, within: Sequence[tuple[int, Order]]) -> Callable[[GroupSteps], None]:
         """Reduces a bucket in the thread of the group. It has the parameters `within`, in these orders."""
