@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from fake_device import FakeDevice
+from modelled_ranks import options
 
 from bml.torch.process_group import ProcessGroup
 
@@ -83,15 +84,6 @@ class Mailbox:
         for each in (future, future_of_other):
             each.set_result(key[0])
         return future
-
-
-def options(kind: Any, op: str = "", root: int | None = None) -> Any:
-    made = kind()
-    if op:
-        made.reduceOp = getattr(dist.ReduceOp, op)
-    if root is not None:
-        made.rootRank = root
-    return made
 
 
 @dataclass(eq=False)

@@ -4,12 +4,24 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import torch.distributed as dist
+
 from bml.sim.programs.communicator import ModelCommunicator
 from bml.sim.programs.faults import Dead, Faults
 from bml.sim.programs.group import Group
 from bml.torch.process_group import ProcessGroup
 
 _LIMIT_S = 30
+
+
+def options(kind: Any, op: str = "", root: int | None = None) -> Any:
+    """Options of a collective, of PyTorch's class `kind`."""
+    made = kind()
+    if op:
+        made.reduceOp = getattr(dist.ReduceOp, op)
+    if root is not None:
+        made.rootRank = root
+    return made
 
 
 def run_ranks(

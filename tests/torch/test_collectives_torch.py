@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
-from modelled_ranks import run_ranks  # noqa: E402
+from modelled_ranks import options, run_ranks  # noqa: E402
 
 from bml.errors import ContributorLost, FabricError, StepMismatch, UsageError  # noqa: E402
 from bml.torch.process_group import ProcessGroup  # noqa: E402
@@ -43,15 +43,6 @@ def reduced(op: str, all_values: list[Any]) -> Any:
     if found is None:
         found = wide.amin(0) if op == "MIN" else wide.amax(0)
     return found.to(dtype)
-
-
-def options(kind: Any, op: str = "", root: int | None = None) -> Any:
-    made = kind()
-    if op:
-        made.reduceOp = getattr(dist.ReduceOp, op)
-    if root is not None:
-        made.rootRank = root
-    return made
 
 
 CASES = [
