@@ -1,4 +1,8 @@
-"""A GPU behind the interface of a device, by torch.cuda; nothing is decided here."""
+"""A GPU behind the interface of a device, by torch.cuda; nothing is decided here.
+
+The current device of a new thread is GPU 0, and a call could make a context there, of hundreds of MB for
+every process. So each call is made with the right device.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,6 @@ from bml.torch.tensors import Tensor
 
 _PORTABLE = 1
 """cudaHostRegisterPortable: locked for all contexts of this process."""
-
-
-# The current device of a new thread is GPU 0, and a call could make a context there, of hundreds of MB for
-# every process. So each call is made with the right device.
 
 
 class CudaMark:
