@@ -84,6 +84,8 @@ PURE = (
     "bml.sim",
     "bml.torch.attached.layout",
     "bml.torch.recomputing.plan",
+    "bml.train.balancing.stopwatch",
+    "bml.train.balancing.weights",
     "bml.train.batches",
     "bml.train.bfloat16",
     "bml.train.ledger",

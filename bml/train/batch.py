@@ -8,7 +8,7 @@ a copy, and again if the view changes. They are copied before `recompute` may wr
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -16,7 +16,16 @@ import numpy as np
 from bml.protocol.step.workspace import Array
 from bml.protocol.wire.messages import View
 from bml.topology.errors import UsageError
-from bml.train.batches import GlobalBatch, Indices, assignment, shares, used_indices
+from bml.train.batches import (
+    EQUAL,
+    Assignment,
+    GlobalBatch,
+    Indices,
+    Weights,
+    assignment,
+    shares,
+    used_indices,
+)
 from bml.train.collectives import CHANGED, Collectives
 from bml.train.communicator import Committed
 from bml.train.ledger import Ledger
@@ -32,7 +41,9 @@ class Batch:
     It is open until its gradient is committed, or until the loop goes on or is left without that.
     """
 
-    def __init__(self, collectives: Collectives, whole: GlobalBatch, ledger: Ledger):
+    def __init__(
+        self, collectives: Collectives, whole: GlobalBatch, ledger: Ledger, weights: Weights = EQUAL
+    ):
         self.epoch_no = whole.epoch_no
         """The epoch (pass over the samples) to which it belongs, from 0."""
         self.batch_no = whole.batch_no
@@ -42,8 +53,9 @@ class Batch:
         # Every server has the same contributors of the last step, so all split the batch alike, even
         # while one of them already knows of a new view.
         self.base = collectives.contributors
+        self.weights = weights  # those that all servers have agreed on
         server = collectives.communicator.server
-        self.indices: Indices = shares(whole.indices, self.base).get(server, whole.indices[:0])
+        self.indices: Indices = shares(whole.indices, self.base, weights).get(server, whole.indices[:0])
         """The samples of this server: int64, shape (n,). Empty if there are more servers than samples, and on
         a joiner that is still given results of the others."""
         self._collectives = collectives
@@ -157,8 +169,12 @@ class Batch:
 
     def used(self, outcome: Committed, recomputed: bool) -> dict[int, Indices]:
         """Return the samples in a sum, by the server that contributed them."""
-        assigned = assignment(self.whole.indices, self.base, outcome.contributors)
+        assigned = self.assigned(outcome.contributors)
         return used_indices(assigned, recomputed=recomputed)
+
+    def assigned(self, contributors: Iterable[int]) -> dict[int, Assignment]:
+        """Divide its samples among those of its servers that are left, and others that joined since."""
+        return assignment(self.whole.indices, self.base, contributors, self.weights)
 
     def set_aside(self) -> None:
         """Copy the parts that are not committed: recompute may write into the same memory."""
@@ -203,6 +219,7 @@ class _Part:
         self._check_sum = 0
         if ready is None:
             self._note()
+            collectives.stopwatch.stop()
         else:
             check_not_copied(gradient, self._flat)
         call = "batch.allreduce" if recompute is None else "batch.allreduce with recompute"
@@ -240,6 +257,7 @@ class _Part:
             self._ready()
             self._ready = None
             self._note()
+            self._collectives.stopwatch.stop()
 
     def _note(self) -> None:
         """Take the check sum of the contribution, if changes are looked for."""
@@ -248,7 +266,7 @@ class _Part:
 
     def _prepare(self, view: View) -> Array:
         batch, server = self._batch, self._collectives.communicator.server
-        mine = assignment(batch.whole.indices, batch.base, view.contributors).get(server)
+        mine = batch.assigned(view.contributors).get(server)
         if self._recompute is None or mine is None or not len(mine.extra):
             return self._flat
         return cast(Array, self._collectives.steps.ask(lambda: self._with(mine.extra)))

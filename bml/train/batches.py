@@ -9,6 +9,7 @@ server knows the parts of all others without a message.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,10 @@ import numpy.typing as npt
 from bml.topology.errors import UsageError
 
 Indices = npt.NDArray[np.int64]
+Weights = Mapping[int, int]
+"""Server -> its weight (> 0) when a batch is split: shares are in proportion. One that it lacks has FULL."""
+FULL = 64
+EQUAL: Weights = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,14 +42,16 @@ class BatchPlan:
     """The global batches of a run: every sample exactly once per training epoch, in seeded order.
 
     `n_samples` samples, `global_batch` of them per step (the last batch of an epoch may be smaller),
-    `epochs` passes. The order of epoch e is `Generator(PCG64((seed, e))).permutation(n_samples)`.
-    Raises UsageError when a number is out of range.
+    `epochs` passes. The order of epoch e is `Generator(PCG64((seed, e))).permutation(n_samples)`. With
+    `balance` slower servers get smaller shares. Raises UsageError when a number is out of range, or `balance`
+    is no bool.
     """
 
     n_samples: int
     global_batch: int
     epochs: int
     seed: int = 0
+    balance: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("n_samples", 1), ("global_batch", 1), ("epochs", 0), ("seed", 0)):
@@ -54,6 +61,8 @@ class BatchPlan:
             object.__setattr__(self, name, int(value))
             if value < least:
                 raise UsageError(f"{name} must be at least {least}, it is {value}")
+        if not isinstance(self.balance, bool):
+            raise UsageError(f"balance must be True or False, it is {self.balance!r}")
 
     @property
     def batches_per_epoch(self) -> int:
@@ -63,7 +72,7 @@ class BatchPlan:
     def __str__(self) -> str:
         return (
             f"batches({self.n_samples}, global_batch={self.global_batch}, "
-            f"epochs={self.epochs}, seed={self.seed})"
+            f"epochs={self.epochs}, seed={self.seed}{', balance=True' * self.balance})"
         )
 
     def __len__(self) -> int:
@@ -90,33 +99,47 @@ class Assignment(NamedTuple):
     extra: Indices
 
 
-def shares(indices: Indices, members: Iterable[int]) -> dict[int, Indices]:
-    """Split `indices` (shape (m,)) into contiguous, near-equal shares, in order of server id.
+def sizes(n_samples: int, weights: Weights) -> dict[int, int]:
+    """Split so many samples in proportion to the weights of all servers, in order of server id.
 
-    Sizes differ by at most one, the larger ones first; with fewer indices than members some shares are empty.
-    The values are views into `indices`. Raises UsageError when there are no members.
+    Sizes are rounded down, and the servers that lost most by that get one more, the lower ids first. No size
+    is 0 unless there are more servers than samples. The sizes depend on whole numbers alone.
     """
-    ids = sorted(set(members))
-    if not ids:
+    ids = sorted(weights)
+    return dict(zip(ids, _sizes(n_samples, tuple(weights[server] for server in ids)), strict=True))
+
+
+def shares(indices: Indices, members: Iterable[int], weights: Weights = EQUAL) -> dict[int, Indices]:
+    """Split `indices` (shape (m,)) into contiguous shares of these `sizes`, in order of server id.
+
+    With equal weights sizes differ by at most one, the larger ones first; with fewer indices than members
+    some shares are empty. The values are views into `indices`. Raises UsageError when there are no members.
+    """
+    of = {server: weights.get(server, FULL) for server in members}
+    if not of:
         raise UsageError("a batch cannot be shared among no servers")
-    size, larger = divmod(len(indices), len(ids))
-    stops = np.arange(1, len(ids) + 1) * size + np.minimum(np.arange(1, len(ids) + 1), larger)
-    starts = [0, *stops[:-1].tolist()]
-    return {server: indices[a:b] for server, a, b in zip(ids, starts, stops.tolist(), strict=True)}
+    found, start = {}, 0
+    for server, size in sizes(len(indices), of).items():
+        found[server] = indices[start : start + size]
+        start += size
+    return found
 
 
-def assignment(indices: Indices, base: Iterable[int], members: Iterable[int]) -> dict[int, Assignment]:
+def assignment(
+    indices: Indices, base: Iterable[int], members: Iterable[int], weights: Weights = EQUAL
+) -> dict[int, Assignment]:
     """Divide a batch that was split among `base` when only `members` contribute.
 
     A member of the base keeps its own share, and a server that joined since has none. The shares of the lost
-    servers, one after the other in order of id, are split among the members like a batch of their own. The
-    own and extra indices of all members together are `indices`, each exactly once. The result depends on the
-    two sets only, not on the order of events. Raises UsageError when `members` is empty.
+    servers, one after the other in order of id, are split among the members like a batch of their own, by
+    the same weights. The own and extra indices of all members together are `indices`, each exactly once. The
+    result depends on the two sets and the weights only, not on the order of events. Raises UsageError when
+    `members` is empty.
     """
     base_ids, member_ids = set(base), set(members)
-    first = shares(indices, base_ids)
+    first = shares(indices, base_ids, weights)
     lost = [share for server, share in first.items() if server not in member_ids]
-    again = shares(np.concatenate([indices[:0], *lost]), member_ids)
+    again = shares(np.concatenate([indices[:0], *lost]), member_ids, weights)
     none = indices[:0]
     return {server: Assignment(first.get(server, none), again[server]) for server in sorted(member_ids)}
 
@@ -127,6 +150,23 @@ def used_indices(assigned: Mapping[int, Assignment], *, recomputed: bool) -> dic
         server: np.concatenate(part) if recomputed and len(part.extra) else part.own
         for server, part in assigned.items()
     }
+
+
+@lru_cache(maxsize=64)
+def _sizes(n_samples: int, weights: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the sizes by position. They are cached, as a batch is split several times in a step."""
+    total, least = sum(weights), int(n_samples >= len(weights))
+    found = [max(least, n_samples * weight // total) for weight in weights]
+
+    def owed(at: int) -> int:
+        return n_samples * weights[at] - found[at] * total
+
+    left = n_samples - sum(found)
+    for at in sorted(range(len(found)), key=owed, reverse=True)[: max(left, 0)]:
+        found[at] += 1
+    for _ in range(-left):  # the least share was more than theirs
+        found[min((at for at in range(len(found)) if found[at] > least), key=owed)] -= 1
+    return tuple(found)
 
 
 @lru_cache(maxsize=4)

@@ -13,10 +13,12 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from bml.errors import ContributorLost
 from bml.topology.errors import UsageError
 from bml.train.agreement import Prepare
+from bml.train.balancing.stopwatch import Stopwatch
 from bml.train.calls import Calls
 from bml.train.communicator import Committed, Communicator
 from bml.train.pending import Finish, Pending, Steps, Work
@@ -37,7 +39,8 @@ class Collectives:
     def __init__(self, communicator: Communicator):
         self.communicator = communicator
         self.calls = Calls()
-        self.steps = Steps(self.calls.later)
+        self.stopwatch = Stopwatch(lambda: communicator.clock())
+        self.steps = Steps(self.calls.later, self.stopwatch)
         self.position = Position()
         self.contributors = communicator.servers
         """The servers whose contributions are in the last committed step. At first these are all servers of
@@ -47,6 +50,8 @@ class Collectives:
         """False on a server that joins, until it has taken the others' state."""
         self.n_steps = 0
         """How many steps were committed."""
+        self.n_own_steps = 0
+        """How many of them no call of the training function asked for; a report does not count them."""
         self.n_calls = 0
         """Calls since the last boundary. They tell apart two calls that look alike."""
         self.debug = os.environ.get("BML_DEBUG", "0") not in ("", "0")
@@ -103,3 +108,9 @@ class Collectives:
             if isinstance(outcome, Committed):
                 self.n_steps += 1
                 return outcome
+
+    def own_step(self, call: str, op: str, dtype: npt.DTypeLike, size: int, prepare: Prepare) -> Committed:
+        """Reduce a vector that no call of the training function asked for, at a boundary."""
+        done = self.step(self.describe(call, np.dtype(dtype), ((size,),)), op, prepare)
+        self.n_own_steps += 1
+        return done

@@ -55,6 +55,10 @@ class Communicator(Protocol):
         """Whether this server joins while the job runs."""
         ...
 
+    def clock(self) -> float:
+        """The seconds of a clock of this server, of which only differences count."""
+        ...
+
     def joined(self) -> memoryview | None:
         """Wait for the training state if this server joins and needs one now, and return it; else None.
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from bml.errors import ContributorLost
 from bml.topology.errors import UsageError
+from bml.train.balancing.stopwatch import Stopwatch
 
 _END_S = 1.0
 """How long the thread may take to see that the job is over."""
@@ -106,11 +107,16 @@ class _MainThreadCall:
 class Steps:
     """The queue of one session. The thread of the steps calls `ask`; the training thread calls the rest.
 
-    `waiting` makes the context in which a thread waits.
+    `waiting` makes the context in which a thread waits; the `stopwatch` stands still meanwhile.
     """
 
-    def __init__(self, waiting: Callable[[], AbstractContextManager[object]]) -> None:
+    def __init__(
+        self,
+        waiting: Callable[[], AbstractContextManager[object]],
+        stopwatch: Stopwatch | None = None,
+    ) -> None:
         self.waiting = waiting
+        self._stopwatch = stopwatch or Stopwatch(lambda: 0.0)
         # Queues, not a condition: a signal's handler that raised in a condition would leave its lock wrong.
         self._begun: deque[Pending] = deque()
         """Steps that were begun and not waited for yet; the first one that is not over is under way."""
@@ -143,6 +149,9 @@ class Steps:
         """Do a step in the training thread, as soon as those that were begun are over."""
         if self._begun:
             self.wait_for_all()
+        if self._stopwatch.runs:
+            with self._stopwatch:
+                return finish(work())
         return finish(work())
 
     def wait_for_all(self) -> None:
@@ -156,7 +165,8 @@ class Steps:
         """Wait until a step, and so all before it, are over; finishes those, in order."""
         while wanted in self._begun:
             first = self._begun[0]
-            self._until_over(first)
+            with self._stopwatch:
+                self._until_over(first)
             if first.error is None:
                 first.finish()
             self._begun.popleft()

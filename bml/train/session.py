@@ -29,12 +29,13 @@ import numpy.typing as npt
 from bml.protocol.step.workspace import Array
 from bml.protocol.wire.messages import View
 from bml.topology.errors import UsageError
-from bml.train.agreement import Prepare, agree
+from bml.train.agreement import agree
+from bml.train.balancing.balancer import Balancer
 from bml.train.batch import Batch, Recompute
-from bml.train.batches import BatchPlan
+from bml.train.batches import EQUAL, BatchPlan, Weights
 from bml.train.calls import warn_user
 from bml.train.collectives import Collectives
-from bml.train.communicator import Committed, Communicator
+from bml.train.communicator import Communicator
 from bml.train.ledgers import Ledgers, LedgerSummary
 from bml.train.operations.calls import CollectiveCalls
 from bml.train.operations.reducing import allreduce
@@ -61,9 +62,8 @@ class Session(CollectiveCalls):
         self._position = self._collectives.position
         self._state = NamedState()
         self._ledgers = Ledgers()
+        self._balancer = Balancer(self._collectives)
         self._drawn: tuple[Loop, Batch] | None = None
-        self.own_steps = 0
-        """Steps that no call of the training function asked for: they made the named state equal."""
         self._warning = ""
         self._given: memoryview | None = None
         """The state of the others, until this joiner has come to their place in the program."""
@@ -205,20 +205,28 @@ class Session(CollectiveCalls):
         """Return once every live server has called it; raises what `allreduce` raises."""
         self.allreduce(np.empty(0, np.uint8), "max")
 
-    def batches(self, n_samples: int, *, global_batch: int, epochs: int, seed: int = 0) -> Iterator[Batch]:
+    def batches(
+        self, n_samples: int, *, global_batch: int, epochs: int, seed: int = 0, balance: bool = False
+    ) -> Iterator[Batch]:
         """Iterate over this server's shares of the global batches, each a `Batch`, in `epochs` epochs.
 
         Every sample of 0 .. n_samples-1 is used exactly once per epoch, also when servers fail. Each batch
         must be ended with its `allreduce`, or several for parts of the gradient, before the next is drawn.
-        All servers must give the same numbers. A loop that is left early leaves samples out; `samples` says
-        so. If the iterator is kept in a variable, close it after `break`: until then the loop is open.
-        Raises UsageError for numbers out of range (see `BatchPlan`), and when a batch was not ended.
+        With `balance` servers that compute slower get smaller shares: every 8 batches a small step compares
+        their times per sample. All servers must give the same numbers. A loop that is left early leaves
+        samples out; `samples` says so. If the iterator is kept in a variable, close it after `break`: until
+        then the loop is open. Raises UsageError for numbers out of range (see `BatchPlan`), and when a batch
+        was not ended.
         """
-        plan = BatchPlan(n_samples, global_batch, epochs, seed)
+        plan = BatchPlan(n_samples, global_batch, epochs, seed, balance)
         loop = self._position.enter(str(plan), len(plan), lambda: self._end_batches(loop))
         for index in self._iterate(loop):
-            batch = Batch(self._collectives, plan.batch(index), self._ledgers.open(loop.id, plan))
+            weights = self._weights(plan) if plan.balance else EQUAL
+            ledger = self._ledgers.open(loop.id, plan)
+            batch = Batch(self._collectives, plan.batch(index), ledger, weights)
             self._drawn = (loop, batch)
+            if plan.balance:
+                self._collectives.stopwatch.start(len(batch.indices))
             yield batch
 
     def steps(self, n_steps: int) -> Iterator[int]:
@@ -246,6 +254,11 @@ class Session(CollectiveCalls):
         Returns an empty text if no array was named.
         """
         return self._state.digest()
+
+    @property
+    def own_steps(self) -> int:
+        """Steps that no call of the training function asked for: a report does not count them."""
+        return self._collectives.n_own_steps
 
     # --- loops -----------------------------------------------------------------------------------
 
@@ -309,9 +322,9 @@ class Session(CollectiveCalls):
         if self._given is not None:
             self._take(self._given)
         if self._state.is_new:
-            self._agree_on_state()
+            self._warning = agree(self._state, self.server, self._collectives.own_step)
         self._communicator.boundary(
-            lambda: snapshot(self._state, self._position.path, self.contributors, self._ledgers.dump())
+            lambda: snapshot(self._state, self._position.path, self.contributors, *self._dumped())
         )
         if index < loop.length:
             self._communicator.begin_iteration()
@@ -323,16 +336,14 @@ class Session(CollectiveCalls):
         self._state.is_new = False  # it is equal on all servers
         self._collectives.contributors = manifest.contributors
         self._ledgers = Ledgers.load(manifest.ledgers)
+        self._balancer.load(manifest.shares)
 
-    def _agree_on_state(self) -> None:
-        collectives = self._collectives
+    def _weights(self, plan: BatchPlan) -> Weights:
+        with self._collectives.calls:
+            return self._balancer.next_batch(plan)
 
-        def step(call: str, op: str, dtype: npt.DTypeLike, size: int, prepare: Prepare) -> Committed:
-            done = collectives.step(collectives.describe(call, np.dtype(dtype), ((size,),)), op, prepare)
-            self.own_steps += 1  # a report does not count it
-            return done
-
-        self._warning = agree(self._state, self.server, step)
+    def _dumped(self) -> tuple[bytes, bytes]:
+        return self._ledgers.dump(), self._balancer.dump()
 
     # --- the end ---------------------------------------------------------------------------------
 

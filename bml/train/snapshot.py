@@ -1,7 +1,7 @@
 """The training state at a step boundary, as bytes: made for a server that joins, and restored there.
 
     8 bytes, little endian      length of the manifest
-    manifest (msgpack)          path in the program, contributors, ledgers, dtypes and shapes, saved values
+    manifest (msgpack)          path, contributors, ledgers, weights, dtypes, shapes, saved values
     arrays                      one after the other, C order
 
 The arrays are those that the training function named with `session.state`, in order of their names; on the
@@ -37,6 +37,8 @@ class Manifest(msgspec.Struct):
     saved: bytes
     refusal: str = ""
     """Why no state can be given: the joiner ends with this error, and the other servers go on."""
+    shares: bytes = b""
+    """The weights by which batches are split (`bml.train.balancing.balancer.Balancer.dump`)."""
 
 
 class Snapshot:
@@ -64,12 +66,14 @@ class Snapshot:
         return found[0] if len(found) == 1 else b"".join(found)
 
 
-def snapshot(state: NamedState, path: Path, contributors: tuple[int, ...], ledgers: bytes) -> Snapshot:
+def snapshot(
+    state: NamedState, path: Path, contributors: tuple[int, ...], ledgers: bytes, shares: bytes = b""
+) -> Snapshot:
     """Return the state as it is now, at this position in the program."""
     try:
         state.check_in_use()
         arrays = state.arrays()
-        manifest = Manifest(path, contributors, ledgers, state.kinds, state.saved())
+        manifest = Manifest(path, contributors, ledgers, state.kinds, state.saved(), shares=shares)
     except (
         Exception
     ) as error:  # also one of a user's function: a healthy job must not end because a server joins

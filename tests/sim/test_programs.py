@@ -12,6 +12,7 @@ from bml.errors import ContributorLost
 from bml.sim.programs.check import check, check_all
 from bml.topology import errors
 from bml.train import batch, calls, collectives, pending, session, snapshot, state, vectors
+from bml.train.balancing import balancer
 from bml.train.ledgers import Ledgers
 from bml.train.operations import moving, reducing
 from bml.train.position import Position
@@ -151,6 +152,30 @@ def values_behind_functions_are_not_given(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(state.NamedState, "load", lambda self, saved: None)
 
 
+def a_share_follows_a_time_that_nobody_agreed_on(plant: pytest.MonkeyPatch) -> None:
+    own_step = collectives.Collectives.own_step
+
+    def altered(self: collectives.Collectives, call: str, *given: Any) -> Any:
+        done = own_step(self, call, *given)
+        if "times" in call:
+            done.result[self.communicator.server] *= 2
+        return done
+
+    plant.setattr(collectives.Collectives, "own_step", altered)
+
+
+def a_joiner_begins_with_equal_shares(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(balancer.Balancer, "load", lambda self, dumped: None)
+
+
+def weights_are_forgotten_when_a_server_is_lost(plant: pytest.MonkeyPatch) -> None:
+    def used(self: batch.Batch, contributors: Any) -> Any:
+        weights = self.weights if set(self.base) <= set(contributors) else {}
+        return batch.assignment(self.whole.indices, self.base, contributors, weights)
+
+    plant.setattr(batch.Batch, "assigned", used)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "plant",
@@ -174,6 +199,9 @@ def values_behind_functions_are_not_given(plant: pytest.MonkeyPatch) -> None:
         means_are_over_all_servers,
         states_stay_different,
         values_behind_functions_are_not_given,
+        a_share_follows_a_time_that_nobody_agreed_on,
+        a_joiner_begins_with_equal_shares,
+        weights_are_forgotten_when_a_server_is_lost,
     ],
 )
 def test_planted_bugs_are_found(

@@ -138,6 +138,10 @@ class Server:
             handover.step = reply.step + 1
         return reply
 
+    def clock(self) -> float:
+        """See Communicator."""
+        return time.monotonic()
+
     # --- joining and leaving ---------------------------------------------------------------------
 
     def joined(self) -> memoryview | None:

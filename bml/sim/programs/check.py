@@ -107,6 +107,8 @@ def _faults(chance: random.Random, n_servers: int) -> Faults:
             )
     if chance.random() < 0.1:
         found.leaves[chance.choice(servers)] = chance.randint(1, 10)
+    for server in servers:
+        found.paces[server] = tuple(chance.choice([1.0, 1.0, 2.0, 4.0]) for _ in range(chance.randint(1, 2)))
     for _ in range(chance.choice([0, 1, 1, 2])):
         server = chance.choice([*found.absent, *found.kills, *found.leaves, chance.choice(servers)])
         found.joins.append((chance.randint(1, _MOST_CALLS // 2), server))

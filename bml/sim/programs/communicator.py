@@ -11,6 +11,7 @@ from bml.errors import Evicted, StepMismatch
 from bml.protocol.server.transfer import SegmentedBytes
 from bml.protocol.step.workspace import Array, Padded, written
 from bml.protocol.wire.messages import View
+from bml.sim.programs.clock import CLOCK
 from bml.sim.programs.faults import Dead
 from bml.sim.programs.group import Contribution, Group, StateRequest
 from bml.train.communicator import Committed, Outcome, Retried
@@ -109,6 +110,10 @@ class ModelCommunicator:
             raise Dead  # in another of its threads
         if self._group.error is not None:
             raise self._group.error
+
+    def clock(self) -> float:
+        """The virtual time that this server's training function has computed for."""
+        return CLOCK.now_s
 
     def joined(self) -> memoryview | None:
         """See Communicator."""

@@ -26,7 +26,8 @@ class Faults:
     those counted that it replays. `interrupts`: a signal's handler raises in this server's training thread,
     after so many calls of functions by or in the session. A fault whose moment is never reached does nothing.
     With `holds_for_joiners` the others wait at a boundary until each server that was started has asked for
-    the state, however late its thread runs: else it may come when they have ended.
+    the state, however late its thread runs: else it may come when they have ended. `paces`: the seconds per
+    sample of a server, in turn (see `Clock`); others take one second.
     """
 
     absent: tuple[int, ...] = ()
@@ -36,6 +37,7 @@ class Faults:
     doomed: dict[int, tuple[int, str]] = field(default_factory=dict)
     interrupts: dict[int, int] = field(default_factory=dict)
     holds_for_joiners: bool = False
+    paces: dict[int, tuple[float, ...]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         said = [f"server {server} dies in call {call}, {when}" for server, (call, when) in self.kills.items()]
@@ -43,4 +45,5 @@ class Faults:
         said += [f"server {server} joins after step {step}" for step, server in self.joins]
         said += [f"joined, {each} dies in call {call}, {when}" for each, (call, when) in self.doomed.items()]
         said += [f"server {server} is interrupted in function {n}" for server, n in self.interrupts.items()]
+        said += [f"server {server} computes at {paces} s a sample" for server, paces in self.paces.items()]
         return "; ".join([*(f"server {each} is absent" for each in self.absent), *said]) or "no faults"

@@ -152,10 +152,10 @@ class OracleSession:
         self._left()
 
     def batches(
-        self, n_samples: int, *, global_batch: int, epochs: int, seed: int = 0
+        self, n_samples: int, *, global_batch: int, epochs: int, seed: int = 0, balance: bool = False
     ) -> Iterator[OracleBatch]:
         """Whole batches."""
-        loop = _Loop(BatchPlan(n_samples, global_batch, epochs, seed))
+        loop = _Loop(BatchPlan(n_samples, global_batch, epochs, seed, balance))
         self._left()
         self.loops.append(loop)
         try:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from bml.sim.programs.clock import CLOCK
 from bml.sim.programs.communicator import ModelCommunicator
 from bml.sim.programs.faults import Faults, Interrupted
 from bml.sim.programs.group import Group
@@ -26,6 +27,7 @@ def run(train: Callable[[Any], Any], servers: Iterable[int], faults: Faults, rep
     threads: list[threading.Thread] = []
 
     def serve(communicator: ModelCommunicator) -> None:
+        CLOCK.begin(communicator.server, faults.paces.get(communicator.server, (1.0,)))
         session, value, error = session_module.Session(communicator), None, None
         if not communicator.joins and communicator.server in faults.interrupts:
             sys.setprofile(_interrupting(faults.interrupts[communicator.server]))

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bml.sim.programs.clock import CLOCK
 from bml.sim.programs.collectives import LINES, NAMES, ROOTS
 from bml.sim.programs.faults import Interrupted
 
@@ -45,7 +46,8 @@ ODD = (
 
 
 def gradient(layer: int, indices: Any, w: Sequence[Any]) -> Any:
-    """The gradient of a layer, summed over samples: it depends on both layers."""
+    """The gradient of a layer, summed over samples: it depends on both layers, and takes virtual time."""
+    CLOCK.compute(len(indices))
     shift = int(w[0].flat[0]) + 3 * int(w[1].flat[0])
     rows = (indices[:, None] * (layer + 2) + np.arange(w[layer].size) + shift) % 19
     return rows.sum(axis=0).astype(np.float64).reshape(w[layer].shape)
@@ -149,15 +151,18 @@ class Writer:
         chance, batch = self._chance, self._name("b")
         n = chance.choice([7, 12, 25])
         size = str(chance.choice([3, 5, 8]))
-        seed = str(chance.randint(0, 3))
+        seed, epochs, balance = str(chance.randint(0, 3)), chance.randint(1, 2), ""
+        if chance.random() < 0.12:
+            n, size, epochs, balance = 25, "5", chance.randint(3, 4), ", balance=True"
         if self._now("plans differ"):
-            what = chance.choice(["seed", "size", "samples"])
+            what = chance.choice(["seed", "size", "samples", "balance"])
             seed = "session.server" if what == "seed" else seed
             size = f"{size} + session.server" if what == "size" else size
             n_text = f"{n} + session.server" if what == "samples" else str(n)
+            balance = ", balance=session.server == 1" if what == "balance" else balance
         else:
             n_text = str(n)
-        loop = f"session.batches({n_text}, global_batch={size}, epochs={chance.randint(1, 2)}, seed={seed})"
+        loop = f"session.batches({n_text}, global_batch={size}, epochs={epochs}, seed={seed}{balance})"
         if self._now("two loops in turn"):
             with self._block(f"for {batch}, other in zip({loop}, session.steps(50)):"):
                 self._reduce(batch)

@@ -25,7 +25,7 @@ from bml.torch.attached.statistics import Statistics
 from bml.torch.devices.chance import seed_all
 from bml.torch.tensors import norm
 from bml.train.batch import Batch
-from bml.train.batches import BatchPlan, Indices, shares
+from bml.train.batches import EQUAL, BatchPlan, Indices, shares
 from bml.train.session import Session
 
 _STAND_INS = 2
@@ -108,12 +108,14 @@ class Run:
         global_batch: int,
         epochs: int,
         seed: int = 0,
+        balance: bool = False,
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         device: Any = None,
     ) -> Iterator[Share]:
         """Iterate over this server's shares of the global batches, as `Session.batches` divides them.
 
+        With `balance` servers that load and compute slower get smaller shares.
         `dataset` has samples by index and a length, or is a tensor, a tuple or a dict of tensors with a row
         for each sample. Samples are collated by `collate_fn`, by default as torch's DataLoader does, and
         loaded in advance by `num_workers` processes. With `device` their tensors are moved there, both those
@@ -125,9 +127,11 @@ class Run:
         Raises UsageError for numbers out of range, for other data sets, and where a share was not ended.
         """
         source = Source(dataset, collate_fn, device)
-        plan = BatchPlan(len(source), global_batch, epochs, seed)
+        plan = BatchPlan(len(source), global_batch, epochs, seed, balance)
         fetch, end = self._fetch(source, plan, num_workers)
-        loop = self._session.batches(len(source), global_batch=global_batch, epochs=epochs, seed=seed)
+        loop = self._session.batches(
+            len(source), global_batch=global_batch, epochs=epochs, seed=seed, balance=balance
+        )
         try:
             for batch in loop:
                 yield self._begin(batch, plan.seed, source.fetch, fetch)
@@ -184,15 +188,19 @@ class Run:
             raise UsageError(f"num_workers must be a whole number, at least 0; it is {n_workers!r}")
         if not n_workers or source.is_in_memory:
             return lambda batch: source.fetch(_computed(batch.indices, batch.whole.indices)), lambda: None
-        session = self._session
+        session, weights = self._session, EQUAL
 
         def foretell(step: int) -> Indices:
             whole = plan.batch(step).indices
-            return _computed(shares(whole, session.contributors).get(session.server, whole[:0]), whole)
+            return _computed(
+                shares(whole, session.contributors, weights).get(session.server, whole[:0]), whole
+            )
 
         ahead = Ahead(source, len(plan), foretell, n_workers, plan.seed)
 
         def fetch(batch: Batch) -> Any:
+            nonlocal weights
+            weights = batch.weights
             return ahead.fetch(batch.whole.step, _computed(batch.indices, batch.whole.indices))
 
         return fetch, ahead.close
