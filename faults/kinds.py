@@ -203,19 +203,19 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "slow": Kind(
             "link",
             "slow:4/1@step=8,rate=10mbit",
-            "on the emulated fabric only: the cable carries no more than that",
+            "on the emulated fabric only: the cable carries no more than that, each way",
             on=("fabric",),
             simulated="slow",
-            takes=("for", "rate"),
+            takes=("for", "rate", "direction"),
             needs=("rate",),
         ),
         "loss": Kind(
             "link",
             "loss:4/1@step=8,share=5%",
-            "on the emulated fabric only: that share of the packets is lost",
+            "on the emulated fabric only: that share of the packets is lost, each way",
             on=("fabric",),
             simulated="lossy",
-            takes=("for", "share"),
+            takes=("for", "share", "direction"),
             needs=("share",),
         ),
     }

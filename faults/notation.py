@@ -135,6 +135,12 @@ class Fault:
         return period_s
 
     @property
+    def direction(self) -> str:
+        """The traffic of its NIC that it strikes: out, in or both."""
+        direction: str = self.settings.get("direction", "both")
+        return direction
+
+    @property
     def peer(self) -> int | None:
         """The server at the other end of the connection that stands still."""
         peer: int | None = self.settings.get("peer")

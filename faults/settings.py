@@ -19,6 +19,8 @@ _SHARE = re.compile(r"(?P<number>[0-9]{1,3}(\.[0-9]{1,4})?)%")
 _BITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 _LEAST_BIT, _MOST_BIT = 8 * 10**3, 10 * 10**9
 _LEAST_PERIOD_S = 0.02
+DIRECTIONS = ("out", "in", "both")
+"""The traffic of a NIC that a fault of its cable strikes: what it sends, what it receives, or both."""
 _MOST_S = 1_000_000
 """The longest time that can be given, in seconds: eleven days."""
 
@@ -128,8 +130,14 @@ def _check_share(share: float) -> str:
     return "" if 0 < share <= 1 else "is no share, a number with % from 0.0001% to 100%"
 
 
+def _read_direction(text: str) -> str:
+    if text not in DIRECTIONS:
+        raise ValueError(f"is no direction, one of {', '.join(DIRECTIONS)}")
+    return text
+
+
 def share_text(share: float) -> str:
-    """Write the fraction of packets that a cable loses as the notation has it: `5%`."""
+    """Write a fraction as the notation has it: `5%`."""
     return f"{share * 100:.4f}".rstrip("0").rstrip(".") + "%"
 
 
@@ -139,6 +147,7 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
         "every": Setting(read_seconds, write_seconds, _check_period),
         "rate": Setting(_read_rate, _write_rate, _check_rate),
         "share": Setting(_read_share, share_text, _check_share),
+        "direction": Setting(_read_direction),
         "for": Setting(read_seconds, write_seconds, check_time),
     }
 )

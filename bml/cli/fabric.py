@@ -14,6 +14,7 @@ from bml.cli.output import current
 from bml.fabric import DEFAULT_NAME, DEFAULT_RATE, Damage, EmulatedFabric, find, parse_rate, rate_text
 from bml.fabric import down as take_down
 from bml.fabric import up as bring_up
+from bml.faults.settings import DIRECTIONS
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _RATE_HELP = "Rate of every NIC in each direction, such as 200mbit or 1gbit."
@@ -144,16 +145,23 @@ def blackhole(link: str, name: str, as_json: bool) -> None:
 
 @fabric.command()
 @click.argument("link", metavar="SERVER/LEVEL")
-@click.option("--rate", required=True, help="Rate of this cable in each direction, such as 10mbit.")
+@click.option("--rate", required=True, help="Rate of this cable, such as 10mbit.")
+@click.option(
+    "--direction",
+    type=click.Choice(DIRECTIONS),
+    default="both",
+    show_default=True,
+    help="Slow what the NIC sends, what it receives, or both.",
+)
 @_common
-def slow(link: str, rate: str, name: str, as_json: bool) -> None:
+def slow(link: str, rate: str, direction: str, name: str, as_json: bool) -> None:
     """Slow one cable down.
 
     \b
     Example:
       bml fabric slow 4/0 --rate 10mbit
     """
-    _damage(name, f"slow:{link},rate={rate_text(parse_rate(rate))}", as_json)
+    _damage(name, f"slow:{link},rate={rate_text(parse_rate(rate))},direction={direction}", as_json)
 
 
 @fabric.command("switch-down")

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, replace
 
 from bml.fabric.layout import MANAGEMENT, ONE_SWITCH, Cable, End, Layout, parse_rate, rate_text
-from bml.faults.settings import share_text
+from bml.faults.settings import DIRECTIONS, share_text
 from bml.topology.errors import UsageError
 
 #: A burst below about 70 kB splits every segment of 64 kB in software and ruins the throughput.
@@ -18,7 +18,7 @@ BURST_NBYTES = 75_000
 _QUEUE_S = 0.08
 _DAMAGE = re.compile(
     r"(cut|blackhole|slow|switch|loss):([0-9]{1,9})/([0-9]{1,9})"
-    r"(?:,rate=([0-9.a-z]+)|,share=([0-9]{1,3}(?:\.[0-9]{1,4})?)%)?"
+    r"(?:(?:,rate=([0-9.a-z]+)|,share=([0-9]{1,3}(?:\.[0-9]{1,4})?)%)(?:,direction=(out|in|both))?)?"
 )
 
 
@@ -29,15 +29,19 @@ class Damage:
     `at` is (server, level) of the link, or (level, group) of the switch.
 
     `rate_bit` is the rate of a slow cable in bits per second, `share` the fraction (0..1) of packets that a
-    lossy cable drops. Raises UsageError for a share out of range.
+    lossy cable drops. Either strikes what the NIC sends (`direction` out), what it receives (in), or both.
+    Raises UsageError for a share or a direction that cannot be.
     """
 
     kind: str
     at: tuple[int, int]
     rate_bit: int = 0
     share: float = 0.0
+    direction: str = "both"
 
     def __post_init__(self) -> None:
+        if self.direction not in DIRECTIONS:
+            raise UsageError(f"{self.direction!r} is no direction, one of {', '.join(DIRECTIONS)}")
         if self.kind == "loss" and not 0 < round(self.share, 6) <= 1:
             raise UsageError(f"a cable cannot lose {self.share:%} of its packets: give 0.0001% to 100%")
 
@@ -55,12 +59,14 @@ class Damage:
                 "or switch:0/2"
             )
         rate_bit = parse_rate(found[4]) if found[4] else 0
-        return cls(found[1], (int(found[2]), int(found[3])), rate_bit, float(found[5] or 0) / 100)
+        at, share = (int(found[2]), int(found[3])), float(found[5] or 0) / 100
+        return cls(found[1], at, rate_bit, share, found[6] or "both")
 
     def __str__(self) -> str:
         rate = f",rate={rate_text(self.rate_bit)}" if self.kind == "slow" else ""
         share = f",share={share_text(self.share)}" if self.kind == "loss" else ""
-        return f"{self.kind}:{self.at[0]}/{self.at[1]}{rate}{share}"
+        one_way = "" if self.direction == "both" else f",direction={self.direction}"
+        return f"{self.kind}:{self.at[0]}/{self.at[1]}{rate}{share}{one_way}"
 
     def cables(self, layout: Layout) -> tuple[Cable, ...]:
         """The cables that it affects. Raises UsageError if the fabric has no such part."""
@@ -136,9 +142,21 @@ def setting(cable: Cable, end: End, condition: Condition) -> Setting:
         for damage in here
     )
     silent = any(damage.kind == "blackhole" for damage in here)
-    slowest = min([condition.rate_bit, *(damage.rate_bit for damage in here if damage.kind == "slow")])
-    lost = max((damage.share for damage in here if damage.kind == "loss"), default=0.0)
+    # A rate is shaped where the packets leave, a loss is made where they arrive.
+    slow = (damage.rate_bit for damage in here if damage.kind == "slow" and _of_sent(damage, cable, end))
+    lossy = (damage.share for damage in here if damage.kind == "loss" and _of_arriving(damage, cable, end))
+    slowest, lost = min([condition.rate_bit, *slow]), max(lossy, default=0.0)
     return Setting(up=not down, rate_bit=0 if silent else slowest, lost_share=lost)
+
+
+def _of_sent(damage: Damage, cable: Cable, end: End) -> bool:
+    """Whether it strikes what this end sends: out of the named NIC, or into it from the other end."""
+    return damage.direction != ("in" if end == cable.end_of(damage.at[0]) else "out")
+
+
+def _of_arriving(damage: Damage, cable: Cable, end: End) -> bool:
+    """Whether it strikes what arrives at this end."""
+    return damage.direction != ("out" if end == cable.end_of(damage.at[0]) else "in")
 
 
 def _touches(damage: Damage, cable: Cable) -> bool:

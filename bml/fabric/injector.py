@@ -178,7 +178,7 @@ def damage_of(fault: Fault) -> Damage:
     match fault.target:
         case LinkFailure(server, level):
             rate_bit, share = fault.settings.get("rate", 0), fault.settings.get("share", 0.0)
-            return Damage(kind, (server, level), rate_bit, share)
+            return Damage(kind, (server, level), rate_bit, share, fault.direction)
         case SwitchFailure(level, group):
             return Damage(kind, (level, group))
         case ServerFailure() | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from bml.fabric import namespace
+from bml.fabric import bpf, namespace
 from bml.fabric.condition import BURST_NBYTES, Condition, Setting, setting
 from bml.fabric.layout import MANAGEMENT, MTU, SWITCHES, Cable, End, Layout
 from bml.topology.errors import FabricError
@@ -21,6 +22,8 @@ _GROUP = 0xB31
 _LOOPBACK = 1
 # Handles of the root qdisc: each kind needs its own handle.
 _TBF, _BLACKHOLE = 0x10000, 0x20000
+#: The qdisc that holds classifiers, and where it holds those of arriving packets.
+_CLASSIFIERS, _ARRIVING = "clsact", "ffff:fff2"
 _BRIDGE = {"br_stp_state": 0, "br_mcast_snooping": 0, "br_forward_delay": 0}
 _TCP = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 _BRIDGE_SYSCTLS = Path("/proc/sys/net/bridge")
@@ -59,6 +62,25 @@ def settle(layout: Layout, cables: Iterable[Cable], condition: Condition) -> Non
             namespace.inside(space, lambda space=space, settings=settings: _settle(space, settings))  # type: ignore[misc]
         except NetlinkError as error:
             raise FabricError(f"a cable of network namespace {space} cannot be set: {error}") from error
+
+
+def settle_loss(layout: Layout, cables: Iterable[Cable], condition: Condition) -> None:
+    """Set the loss at both ends of these cables as `condition` says. Raises FabricError.
+
+    A classifier drops packets where they arrive: many kernels have no netem.
+    """
+    by_node: dict[str, dict[str, float]] = {}
+    for cable in cables:
+        for end in (cable.near, cable.far):
+            by_node.setdefault(end.node, {})[end.device] = setting(cable, end, condition).lost_share
+    for node, shares in by_node.items():
+        space = layout.namespace(node)
+        try:
+            namespace.inside(space, lambda space=space, shares=shares: _settle_loss(space, shares))  # type: ignore[misc]
+        except NetlinkError as error:
+            raise FabricError(
+                f"loss on a cable of network namespace {space} cannot be set: {error}"
+            ) from error
 
 
 def is_ours(space: str, name: str) -> bool:
@@ -157,9 +179,7 @@ def _configure(layout: Layout, node: str) -> None:
 def _settle(space: str, settings: list[tuple[End, Setting]]) -> None:
     with IPRoute() as ip:
         index = _indices(ip)
-        missing = [end.device for end, _ in settings if end.device not in index]
-        if missing:
-            raise _missing(space, missing[0])
+        _check_devices(space, index, (end.device for end, _ in settings))
         for end, wanted in settings:
             if wanted.rate_bit == 0:
                 # It reports packets as sent and drops them. Every kernel with tbf has it.
@@ -168,6 +188,33 @@ def _settle(space: str, settings: list[tuple[End, Setting]]) -> None:
                 rate, limit = wanted.rate_bit // 8, wanted.queue_nbytes
                 ip.tc("replace", "tbf", index[end.device], _TBF, rate=rate, burst=BURST_NBYTES, limit=limit)
             ip.link("set", index=index[end.device], state="up" if wanted.up else "down")
+
+
+def _settle_loss(space: str, shares: Mapping[str, float]) -> None:
+    with IPRoute() as ip:
+        index = _indices(ip)
+        _check_devices(space, index, shares)
+        for device, share in shares.items():
+            if any(each.get_attr("TCA_KIND") == _CLASSIFIERS for each in ip.get_qdiscs(index[device])):
+                ip.tc("del", _CLASSIFIERS, index[device])
+            if share:
+                ip.tc("add", _CLASSIFIERS, index[device])
+                _drop(ip, index[device], share)
+
+
+def _drop(ip: IPRoute, index: int, share: float) -> None:
+    program = bpf.dropping(share)
+    try:
+        where = {"parent": _ARRIVING, "direct_action": True}
+        ip.tc("add-filter", "bpf", index, ":1", fd=program, name="loss", **where)
+    finally:
+        os.close(program)
+
+
+def _check_devices(space: str, index: Mapping[str, int], devices: Iterable[str]) -> None:
+    for device in devices:
+        if device not in index:
+            raise _missing(space, device)
 
 
 def _missing(space: str, device: str) -> FabricError:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bml.fabric import inventory, loss, namespace, state
+from bml.fabric import bpf, inventory, namespace, state
 from bml.fabric.condition import Condition, Damage
 from bml.fabric.layout import (
     DEFAULT_NAME,
@@ -74,13 +74,19 @@ class EmulatedFabric:
         """Drop all packets on a cable, both ways; no end notices it."""
         self.damage(Damage("blackhole", (server, level)))
 
-    def slow(self, server: int, level: int, rate: Rate) -> None:
-        """Give one cable a lower rate than the others, both ways. Raises UsageError if it cannot be."""
-        self.damage(Damage("slow", (server, level), _bits(rate) or 0))
+    def slow(self, server: int, level: int, rate: Rate, direction: str = "both") -> None:
+        """Give one cable a lower rate: for what its NIC sends (`out`), receives (`in`), or both.
 
-    def lose(self, server: int, level: int, share: float) -> None:
-        """Drop this fraction (0.000001..1) of the packets on a cable, both ways. Needs nft."""
-        self.damage(Damage("loss", (server, level), share=share))
+        Raises UsageError for a rate or a direction that cannot be.
+        """
+        self.damage(Damage("slow", (server, level), _bits(rate) or 0, direction=direction))
+
+    def lose(self, server: int, level: int, share: float, direction: str = "both") -> None:
+        """Drop this fraction (0.000001..1) of what the NIC sends (`out`), receives (`in`), or both.
+
+        Raises UsageError for a share or a direction that cannot be, FabricError if the kernel cannot.
+        """
+        self.damage(Damage("loss", (server, level), share=share, direction=direction))
 
     def switch_down(self, level: int, group: int) -> None:
         """Take a switch down: no NIC on it has a carrier."""
@@ -102,14 +108,14 @@ class EmulatedFabric:
         """Do this damage; it replaces the damages that its part had before."""
         damage.cables(self.layout)
         if damage.kind == "loss":
-            loss.check()
+            bpf.check()
         self._change(lambda now: now.damaged(damage))
 
     def apply(self, damage: Damage) -> bool:
         """Do this damage beside those that its part has; returns False if the part had it already."""
         damage.cables(self.layout)
         if damage.kind == "loss":
-            loss.check()
+            bpf.check()
         return self._change(lambda now: now.with_damage(damage))
 
     def undo(self, damage: Damage) -> None:
@@ -184,7 +190,7 @@ class EmulatedFabric:
             inventory.netlink().settle(self.layout, self.layout.cables if everything else touched, condition)
             lossy = {cable for each in changed if each.kind == "loss" for cable in each.cables(self.layout)}
             if lossy:
-                loss.settle(self.layout, lossy, condition)
+                inventory.netlink().settle_loss(self.layout, lossy, condition)
             return bool(changed)
 
 

@@ -33,6 +33,10 @@ FABRIC = bcube(3, 2)
         ),
         ("slow:4/1@step=8,rate=10mbit", Fault("slow", LinkFailure(4, 1), AtStep(8), {"rate": 10_000_000})),
         (
+            "slow:4/1@step=8,rate=10mbit,direction=in",
+            Fault("slow", LinkFailure(4, 1), AtStep(8), {"rate": 10_000_000, "direction": "in"}),
+        ),
+        (
             "loss:4/1@step=8,share=2.5%,for=1s",
             Fault("loss", LinkFailure(4, 1), AtStep(8), {"for": 1.0, "share": 0.025}),
         ),
@@ -116,6 +120,7 @@ def test_every_example_is_right(kind: str) -> None:
         ("cut:4/0,peer=3@step=2", "'peer' is no setting of cut"),
         ("slow:4/1@step=2", "slow needs rate="),
         ("slow:4/1@step=2,rate=fast", "'fast' is no rate, from 8kbit to 10gbit"),
+        ("slow:4/1@step=2,rate=1mbit,direction=up", "'up' is no direction, one of out, in, both"),
         ("loss:4/1@step=2,share=0%", "'0%' is no share"),
         ("loss:4/1@step=2,share=120%", "'120%' is no share"),
         ("cut:4/1@step=2,rate=1mbit", "'rate' is no setting of cut"),

@@ -13,7 +13,7 @@ from bml.cluster.fleets.processes import ProcessFleet
 from bml.cluster.spec.constants import constants_of_emulated
 from bml.cluster.spec.job import JobSpec, Place, Request
 from bml.errors import UsageError
-from bml.fabric import loss
+from bml.fabric import bpf
 from bml.fabric.injector import FabricInjector
 
 _LOG = logging.getLogger("bml.cluster")
@@ -46,7 +46,7 @@ class EmulatedFleet:
 
     def _fleet_of(self, spec: JobSpec, launcher: str, prints: bool, on_start: OnStart) -> Fleet:
         if any(fault.kind == "loss" for fault in spec.fault_plan()):
-            loss.check()
+            bpf.check()
         up = self._network.fabric
         if up != spec.parsed_fabric():
             raise UsageError(
