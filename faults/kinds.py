@@ -23,6 +23,9 @@ such a fabric this act is taken in place of the server's.
 """
 Part: TypeAlias = Literal["server", "link", "switch", ""]
 """The part that a fault breaks; nothing stands for the coordinator."""
+BUSY_SHARE = 0.5
+"""The share of its computation that a busy server loses if none is given."""
+_MOST_BUSY = 0.99
 Check: TypeAlias = Callable[[Failure | None, Mapping[str, Any], Fabric], str]
 
 
@@ -35,6 +38,11 @@ def _check_stall(target: Failure | None, settings: Mapping[str, Any], fabric: Fa
     if isinstance(target, LinkFailure) and peer in fabric.neighbours(target.server, target.level):
         return ""
     return f"server {peer} has no NIC on the other side of {target}"
+
+
+def _check_busy(target: Failure | None, settings: Mapping[str, Any], fabric: Fabric) -> str:
+    is_possible = settings.get("share", BUSY_SHARE) <= _MOST_BUSY
+    return "" if is_possible else f"a server that still computes is at most {_MOST_BUSY:.0%} busy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +191,17 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             simulated="freeze",
             takes=_LASTING,
             needs=_LASTING,
+        ),
+        "busy": Kind(
+            "server",
+            "busy:4@step=9,share=50%",
+            "server 4 loses that share of its time of computation, so that what took 1 s takes "
+            "1 s / (1 - share): its training function sleeps before its next call, no other thread does",
+            on=("server",),
+            simulated="busy",
+            takes=("for", "share"),
+            drawable=True,
+            check=_check_busy,
         ),
         "flap": Kind(
             "link",

@@ -142,6 +142,8 @@ class Simulation:
                 self.coordinators.lose(target[0])
             case "control-hold":
                 self._hold(target[0], mishap.for_s)
+            case "busy":
+                self._make_busy(mishap)
             case "slow" | "slow-out" | "slow-in" | "slow-switch":
                 self._slow_down(mishap)
             case "join":
@@ -243,6 +245,16 @@ class Simulation:
         ports, share = ports_of(mishap, self.fabric), share_of(mishap)
         self.wires.ports.slow_down(ports, share)
         self._later(mishap.for_s, lambda: self.wires.ports.recover(ports, share), f"{mishap.kind} heals")
+
+    def _make_busy(self, mishap: Mishap) -> None:
+        """A training function computes slowly: that befalls no server."""
+        user, factor = self.machines[mishap.target[0]].user, 1 / share_of(mishap)
+        user.slower *= factor
+
+        def recover() -> None:
+            user.slower /= factor
+
+        self._later(mishap.for_s, recover, f"{mishap.kind} heals")
 
     def _hold(self, server: int, for_s: float) -> None:
         self.affected.servers.add(server)

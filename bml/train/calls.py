@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from bml.errors import SessionBroken
+from bml.faults.busy import Slowdown
 from bml.topology.errors import BmlError, UsageError
 
 Value = TypeVar("Value")
@@ -34,10 +36,12 @@ def warn_user(text: str) -> None:
 class Calls:
     """`with calls:` is a call that takes part in steps. An exception that leaves it breaks the session.
 
-    It is unknown then which of its steps the others have committed, so no call may be repeated.
+    It is unknown then which of its steps the others have committed, so no call may be repeated. Between two
+    calls the training function computes, which a fault may slow down.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, slowdown: Slowdown | None = None) -> None:
+        self.slowdown = slowdown or Slowdown(time.monotonic, time.sleep)
         self._inside = 0
         """Id of the thread that is in a call, also in a call that was torn; 0: no thread."""
         self._computes = False
@@ -53,6 +57,8 @@ class Calls:
             self._is_broken(f"{type(first).__name__} ")
 
     def __enter__(self) -> None:
+        if self.slowdown.active:
+            self.slowdown.pause()
         if self._broken_by is not None:
             self.check()
         me = get_ident()
@@ -63,6 +69,8 @@ class Calls:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self.slowdown.active:
+            self.slowdown.resume()
         if error is not None and self._broken_by is None:
             self._broken_by = error
         self._inside = 0
@@ -78,8 +86,11 @@ class Calls:
     def compute(self, function: Callable[[], Value]) -> Value:
         """Call a function of the user inside of a call. The function may make no call itself."""
         self._computes = True
+        self.slowdown.resume()
         try:
-            return function()
+            value = function()
+            self.slowdown.pause()
+            return value
         finally:
             self._computes = False
 

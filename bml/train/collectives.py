@@ -38,7 +38,7 @@ class Collectives:
 
     def __init__(self, communicator: Communicator):
         self.communicator = communicator
-        self.calls = Calls()
+        self.calls = Calls(communicator.slowdown)
         self.stopwatch = Stopwatch(lambda: communicator.clock())
         self.steps = Steps(self.calls.later, self.stopwatch)
         self.position = Position()
@@ -64,6 +64,7 @@ class Collectives:
 
     def admit(self) -> None:
         """Count a call that the training function makes. Raises an error if it may not be made now."""
+        self.calls.slowdown.pause()  # before the computation of a batch is timed
         self.n_calls += 1  # a refused call counts, as other servers may have made it
         self.calls.check()
         if self.position.aims:

@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy.typing as npt
 from msgspec import Struct
 
+from bml.faults.busy import Slowdown
 from bml.protocol.server.transfer import SegmentedBytes
 from bml.protocol.step.workspace import Array, Padded
 from bml.protocol.wire.messages import View
@@ -39,6 +40,8 @@ class Communicator(Protocol):
     """The runtime of one server, as its session sees it."""
 
     server: int
+    slowdown: Slowdown
+    """What faults make of the training function's computation."""
 
     @property
     def servers(self) -> tuple[int, ...]:

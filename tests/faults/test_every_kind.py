@@ -58,7 +58,15 @@ def test_a_server_does_what_the_fault_says(
 
         monkeypatch.setitem(acts.SERVER_ACTS, kind, real._replace(apply=acted))
     actuators = Actuators(
-        server, transport, poller, note("tell"), note("throw"), note("dispatch"), note("leave"), on_fabric
+        server,
+        transport,
+        poller,
+        note("tell"),
+        note("throw"),
+        note("dispatch"),
+        note("leave"),
+        SimpleNamespace(begin=note("slowdown")),
+        on_fabric,
     )  # type: ignore[arg-type]
     core: Any = SimpleNamespace(step=1, phase="", view=None, progress=0.0)
     injection = Injection(FaultPlan(), FABRIC, actuators)

@@ -14,6 +14,7 @@ from bml.fabric.condition import Condition, Damage, setting
 from bml.fabric.injector import FabricInjector
 from bml.fabric.layout import Layout
 from bml.faults import Fault, FaultPlan
+from bml.faults.busy import Slowdown
 from bml.faults.holds import Holds
 from bml.topology import FabricError, parse
 
@@ -43,7 +44,9 @@ class Bench:
         )
         poller = SimpleNamespace(now_s=lambda: self.now, after=self._after)
         nothing = lambda *_: None  # noqa: E731
-        actuators = Actuators(1, transport, poller, nothing, nothing, nothing, nothing)  # type: ignore[arg-type]
+        actuators = Actuators(
+            1, transport, poller, nothing, nothing, nothing, nothing, Slowdown(lambda: 0.0, nothing)
+        )  # type: ignore[arg-type]
         self._injection = Injection(FaultPlan.parse(plan), FABRIC, actuators)
         self._injection.start(0.0, None)
         self._core = SimpleNamespace(step=1, phase="", view=None, progress=0.0)
@@ -187,7 +190,14 @@ def test_what_a_server_was_to_have_done_when_it_died_is_done_by_the_next() -> No
     nothing = lambda *_: None  # noqa: E731
     poller, transport = SimpleNamespace(), SimpleNamespace()
     actuators = Actuators(
-        1, transport, poller, lambda what: said.append(what.fault), nothing, nothing, nothing
+        1,
+        transport,
+        poller,
+        lambda what: said.append(what.fault),
+        nothing,
+        nothing,
+        nothing,
+        Slowdown(lambda: 0.0, nothing),
     )  # type: ignore[arg-type, union-attr]
     plan = FaultPlan.parse("coordinator@step=5 join:0@step=5 coordinator@step=7")
     injection = Injection(plan, FABRIC, actuators)

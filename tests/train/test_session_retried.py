@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bml.faults.busy import Slowdown
 from bml.protocol.wire.messages import View
 from bml.topology.errors import UsageError
 from bml.train.batches import BatchPlan, assignment
@@ -29,6 +30,7 @@ class Line:
 
     def __init__(self) -> None:
         self.view = View(1, (0, 1, 2), (), 0, "start", 0.0)
+        self.slowdown = Slowdown(lambda: 0.0, lambda seconds: None)
         self.step = 1
         self.brought: list[tuple[int, int]] = []
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from bml.faults import Fault
+from bml.faults.busy import Slowdown
 from bml.faults.holds import Holds
 from bml.io.poller import Poller
 from bml.protocol.server import events as ev
@@ -31,6 +32,8 @@ class Actuators:
     """Brings an event to the core."""
     leave: Callable[[str], None]
     """Asks this server to go, for a reason."""
+    slowdown: Slowdown
+    """Slows the computation of the training function down."""
     apply_to_fabric: Callable[[Fault], None] | None = None
     """Has a fault applied to real cables or machines, and waits until it is in force; None without."""
     holds: Holds = field(default_factory=Holds, init=False)

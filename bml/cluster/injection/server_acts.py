@@ -10,6 +10,7 @@ from bml.cluster.injection.actuators import Actuators
 from bml.cluster.injection.freezing import stop_this_process
 from bml.cluster.injection.registry import on_server
 from bml.faults import Fault
+from bml.faults.kinds import BUSY_SHARE
 
 EXIT_STATUS = 70
 """Status of a process that a fault `exit` ended."""
@@ -47,6 +48,14 @@ def throw(fault: Fault, actuators: Actuators) -> None:
 def hold_gil(fault: Fault, actuators: Actuators) -> None:
     """Do as an extension that computes in C and keeps the lock: no thread of Python runs meanwhile."""
     ctypes.PyDLL(None).usleep(int((fault.duration_s or 0.0) * 1e6))
+
+
+@on_server("busy", does="slows its training function down")
+def slow_down(fault: Fault, actuators: Actuators) -> None:
+    """Take a share of the time of the training function away."""
+    end = actuators.slowdown.begin(fault.settings.get("share", BUSY_SHARE))
+    if fault.duration_s is not None:
+        actuators.poller.after(fault.duration_s, end)
 
 
 @on_server("leave", does="leaves before its next step")

@@ -22,6 +22,7 @@ from bml.cluster.steps.host import StepHost
 from bml.cluster.steps.meeting import Meeting
 from bml.cluster.steps.runner import make_runner, programs
 from bml.faults import Fault
+from bml.faults.busy import Slowdown
 from bml.io.poller import Poller
 from bml.protocol.server import events as ev
 from bml.protocol.server.core import ServerCore
@@ -55,6 +56,7 @@ class Assembly(ServerShell):
         self.handover = Handover(joins=incarnation is not None)
         self.poller = Poller(self.take_requests, guard=threading.Lock())
         self.meeting = Meeting(self.poller.wake)
+        self.slowdown = Slowdown(time.monotonic, time.sleep)
         self.loop = ServerLoop(self, server, fabric.n_servers)
         self.arrivals = Arrivals(self)
         self.trace = Trace(server, self.arrivals) if spec.trace else None
@@ -137,7 +139,7 @@ class Assembly(ServerShell):
     def _actuators(self, server: int, apply_to_fabric: Callable[[Fault], None] | None) -> Actuators:
         return Actuators(
             server, self.opened.transport, self.poller, self.line.tell, self.meeting.throw, self.dispatch,
-            self.handover.ask_to_leave, apply_to_fabric,
+            self.handover.ask_to_leave, self.slowdown, apply_to_fabric,
         )  # fmt: skip
 
     def _step_host(self) -> StepHost:

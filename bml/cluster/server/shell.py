@@ -19,6 +19,7 @@ from bml.cluster.spec.trace import Trace
 from bml.cluster.steps.handover import Handover
 from bml.cluster.steps.meeting import Meeting
 from bml.cluster.steps.runner import StepRunner
+from bml.faults.busy import Slowdown
 from bml.io.poller import Poller
 from bml.protocol.server import events as ev
 from bml.protocol.server.core import ServerCore
@@ -41,6 +42,8 @@ class ServerShell(ABC):
     runner: StepRunner
     execution: Execution
     nics: Nics
+
+    slowdown: Slowdown
 
     def __init__(self) -> None:
         self._requests: deque[ev.Event | Callable[[], None]] = deque()

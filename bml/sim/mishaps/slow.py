@@ -1,4 +1,4 @@
-"""Mishaps of runs in which parts are slow: NICs, one direction of them, switches; for a time or for good."""
+"""Mishaps of runs in which parts are slow: NICs, one direction of them, switches, the users of servers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bml.sim.mishaps.chaos import FOREVER, Mishap, Mishaps, When
 from bml.sim.world.ports import Port
 from bml.topology import Fabric, Link
 
-KINDS = {"slow": 4, "slow-out": 2, "slow-in": 2, "slow-switch": 2}
+KINDS = {"slow": 4, "slow-out": 2, "slow-in": 2, "slow-switch": 2, "busy": 2}
 _USUAL_SHARE = 0.2
 _PERCENT = (20, 20, 30, 50)
 _OTHERS = ("crash", "freeze", "coordinator-crash", "coordinator-freeze", "control-loss", "reset")
@@ -17,7 +17,8 @@ _OTHERS = ("crash", "freeze", "coordinator-crash", "coordinator-freeze", "contro
 def draw_slow(chance: random.Random, fabric: Fabric, detect_s: float) -> Mishaps:
     """None, one or two slow parts, and perhaps another mishap before or while rates are agreed on.
 
-    The target of a slow part ends with the share of its rate that is left, in percent; 20 if it is not there.
+    The target of a slow part ends with the share of its rate, or of the speed of a server's computation, that
+    is left, in percent; 20 if it is not there.
     """
     found = [_slow(chance, fabric) for _ in range(chance.choice((0, 1, 1, 1, 2)))]
     for _ in range(chance.choice((0, 0, 1, 1, 2))):
@@ -35,7 +36,8 @@ def draw_slow(chance: random.Random, fabric: Fabric, detect_s: float) -> Mishaps
 def _slow(chance: random.Random, fabric: Fabric) -> Mishap:
     kind = chance.choices(list(KINDS), list(KINDS.values()))[0]
     server, level = chance.choice([nic for nic in fabric.links if fabric.neighbours(*nic)])
-    where = (level, fabric.group(server, level)) if kind == "slow-switch" else (server, level)
+    group = (level, fabric.group(server, level))
+    where = {"slow-switch": group, "busy": (server,)}.get(kind, (server, level))
     for_s = chance.choice((FOREVER, FOREVER, chance.uniform(0.5, 6.0)))
     return Mishap(kind, (*where, chance.choice(_PERCENT)), When("", 0, chance.uniform(0.0, 2.0)), for_s)
 
@@ -49,8 +51,9 @@ def nics_of(mishap: Mishap, fabric: Fabric) -> list[Link]:
 
 
 def share_of(mishap: Mishap) -> float:
-    """The share of its rate that a slow part has left."""
-    return mishap.target[2] / 100 if len(mishap.target) > 2 else _USUAL_SHARE
+    """The share of its rate, or of its speed, that a slow part has left."""
+    n_named = 1 if mishap.kind == "busy" else 2
+    return mishap.target[n_named] / 100 if len(mishap.target) > n_named else _USUAL_SHARE
 
 
 def ports_of(mishap: Mishap, fabric: Fabric) -> list[Port]:

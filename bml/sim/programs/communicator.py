@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bml.errors import Evicted, StepMismatch
+from bml.faults.busy import Slowdown
 from bml.protocol.server.transfer import SegmentedBytes
 from bml.protocol.step.workspace import Array, Padded, written
 from bml.protocol.wire.messages import View
@@ -23,6 +24,7 @@ class ModelCommunicator:
     def __init__(self, group: Group, server: int, joins: bool = False):
         self.server = server
         self.joins = joins
+        self.slowdown = Slowdown(self.clock, lambda seconds: None)
         self.servers = group.servers
         self.n_servers = len(group.servers)
         self._group = group

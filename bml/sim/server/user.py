@@ -86,6 +86,8 @@ class User:
         self._params = np.zeros(world.settings.n_elements)
         self._given = 0
         self._wakes_s, self._compute_s = 0.0, _COMPUTE_S
+        self.slower = 1.0
+        """By how much its computation takes longer than it did."""
         if keeps is not None:
             self._wakes_s = world.network.random.choice(_WAKES_S)
             self._compute_s *= world.network.random.choice(_SLOWER)
@@ -197,7 +199,7 @@ class User:
 
         compute_s = self._replay_s if self._replays else self._compute_s
         world.network.after(
-            world.network.random.uniform(0, compute_s),
+            world.network.random.uniform(0, compute_s) * self.slower,
             lambda: self._process.run(lambda: self._when_kept(submit)),
         )
         self._computes = True
