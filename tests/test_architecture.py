@@ -95,6 +95,7 @@ PURE = (
     "bml.train.operations.parcel",
     "bml.train.operations.places",
     "bml.train.position",
+    "bml.train.priority.order",
     "bml.train.snapshot",
     "bml.train.state",
     "bml.train.vectors",

@@ -29,7 +29,8 @@ from bml.train.batches import (
 from bml.train.collectives import CHANGED, Collectives
 from bml.train.communicator import Committed
 from bml.train.ledger import Ledger
-from bml.train.pending import Pending
+from bml.train.pending import Pending, Then
+from bml.train.priority.pieces import Pieces, checked_priority, in_words
 from bml.train.vectors import Arrays, Ready, check_not_copied, divide, flatten, given_back, unflatten
 
 Recompute = Callable[[Indices], Any]
@@ -38,7 +39,8 @@ Recompute = Callable[[Indices], Any]
 class Batch:
     """This server's share of one global batch; `Session.batches` makes it.
 
-    It is open until its gradient is committed, or until the loop goes on or is left without that.
+    It is open until its gradient is committed, or until the loop goes on or is left without that. Once the
+    loop has gone on, parts with a priority may still be under way: it is committed with the last of them.
     """
 
     def __init__(
@@ -103,16 +105,23 @@ class Batch:
         *,
         early: bool = False,
         ready: Ready | None = None,
+        priority: int | None = None,
+        then: Then | None = None,
     ) -> Pending:
         """Begin an `allreduce`, and return a handle whose `wait` returns the mean, and may call `recompute`.
 
         It is meant for parts of the gradient that are ready before the others. Each part is a step of its
         own, with its own mean. `wait` returns when all parts that were begun are committed: no parameter
         changes while another part may still have to be computed again. With `early` it returns when this
-        part is committed, see `allreduce`. For `ready` see `Session.allreduce_async`. Raises UsageError on a
-        batch that is not open.
+        part is committed, see `allreduce`. For `ready`, `priority` and `then` see `Session.allreduce_async`.
+        With a priority, too, `wait` returns when this part is committed, and may come when the loop has gone
+        on to the next batch. Keep the old parameters for `recompute` until the batch is `committed`. Raises
+        UsageError on a batch that is not open.
         """
-        part = self._part(gradient, recompute, ready)
+        part = self._part(gradient, recompute, ready, checked_priority(priority, then))
+        if priority is not None:
+            followed = self._collectives.followed_by(part.finish_pieces, then)
+            return self._collectives.begin(part.pieces(), followed, None, priority)
 
         def finish(done: _Done) -> Any:
             mean = part.finish(done)
@@ -123,9 +132,22 @@ class Batch:
         self._begun.append(begun)
         return begun
 
+    def go_on(self) -> None:
+        """The loop goes on: no further part begins, and it is committed with the last that is under way."""
+        if not self.is_ended:
+            self.close()
+        elif self._state == "open":
+            self._state = "whole"
+            self.commit_if_whole()
+
+    def commit_if_whole(self) -> None:
+        """Commit it if no further part can begin, and all are committed."""
+        if self._state == "whole" and all(part.committed for part in self._parts):
+            self._commit()
+
     def close(self) -> None:
         """Close the batch. If a part of it is not committed, its samples are left out."""
-        if self._state != "open":
+        if self._state not in ("open", "whole"):
             return
         if self._used is not None and all(part.committed for part in self._parts):
             self._commit()
@@ -134,21 +156,30 @@ class Batch:
             self._ledger.leave_out(self.whole)
 
     @property
-    def has_committed_part(self) -> bool:
-        """Whether at least one part of it is committed."""
-        return self._used is not None
+    def is_ended(self) -> bool:
+        """Whether at least one part of it is committed, or has a priority and is under way."""
+        return self._used is not None or any(part.priority is not None for part in self._parts)
 
-    def _part(self, gradient: Arrays, recompute: Recompute | None, ready: Ready | None = None) -> _Part:
+    def _part(
+        self,
+        gradient: Arrays,
+        recompute: Recompute | None,
+        ready: Ready | None = None,
+        priority: int | None = None,
+    ) -> _Part:
         self._collectives.admit()
         if self._state != "open":
             raise UsageError(
                 f"{self} is {self._state}: begin all parts with allreduce_async before you wait "
                 "for one, or give early=True to all parts but the last"
                 if self.committed
+                else f"{self} takes no further part: its loop has gone on"
+                if self._state == "whole"
                 else f"{self} was abandoned: its loop went on, or ended, before it was committed"
             )
-        part = _Part(self, self._collectives, gradient, recompute, ready)
+        part = _Part(self, self._collectives, gradient, recompute, ready, priority)
         self._parts.append(part)
+        self._collectives.under_way.append(part)
         return part
 
     def _end_part(self, more_follow: bool) -> None:
@@ -176,11 +207,6 @@ class Batch:
         """Divide its samples among those of its servers that are left, and others that joined since."""
         return assignment(self.whole.indices, self.base, contributors, self.weights)
 
-    def set_aside(self) -> None:
-        """Copy the parts that are not committed: recompute may write into the same memory."""
-        for part in self._parts:
-            part.set_aside()
-
 
 class _Done(NamedTuple):
     """A part that is committed: the samples in it by server, and its mean.
@@ -204,8 +230,10 @@ class _Part:
         gradient: Arrays,
         recompute: Recompute | None,
         ready: Ready | None,
+        priority: int | None,
     ):
         self.committed = False
+        self.priority = priority
         self._batch = batch
         self._collectives = collectives
         self._recompute = recompute
@@ -215,6 +243,7 @@ class _Part:
             raise UsageError("a gradient of dtype bool has no mean: give numbers")
         self._many = isinstance(gradient, list | tuple)
         self._is_aside = False
+        self._recomputed: tuple[tuple[int, ...], Array] | None = None
         self._ready = ready
         self._check_sum = 0
         if ready is None:
@@ -223,6 +252,7 @@ class _Part:
         else:
             check_not_copied(gradient, self._flat)
         call = "batch.allreduce" if recompute is None else "batch.allreduce with recompute"
+        call += in_words(priority)
         self._described = collectives.describe(call, self._dtype, self._shapes)
 
     def set_aside(self) -> None:
@@ -233,7 +263,6 @@ class _Part:
 
     def work(self) -> _Done:
         """Synchronise the part, in the thread that waits for the step."""
-        self._await()
         # The sum may be shared memory, which is only read: `divide` writes the mean into new memory then.
         outcome = self._collectives.step(self._described, "sum", self._prepare, shared=True)
         used = self._batch.used(outcome, self._recompute is not None)
@@ -241,13 +270,38 @@ class _Part:
         mean = divide(outcome.result, n_used, self._collectives.communicator.empty)
         return _Done(outcome.step, outcome.contributors, used, given_back(mean, self._dtype))
 
+    def pieces(self) -> Pieces:
+        """The part as steps that others may overtake."""
+        collectives, flat = self._collectives, self._flat
+        is_mean_of = flat.dtype if np.issubdtype(flat.dtype, np.inexact) else np.dtype(np.float64)
+        self._mean = collectives.communicator.empty(flat.size, is_mean_of)
+        self._pieces = Pieces(
+            collectives, self._described, "sum", self._prepare, self._take, flat.size, flat.dtype
+        )
+        return self._pieces
+
+    def _take(self, outcome: Committed, start: int, stop: int, total: Array) -> None:
+        used = self._batch.used(outcome, self._recompute is not None)
+        divide(total, sum(map(len, used.values())), np.empty, out=self._mean[start:stop])
+        self._done = _Done(outcome.step, outcome.contributors, used, self._mean)
+
+    def finish_pieces(self, _: None) -> Any:
+        """Return the user's result of a part that was reduced in pieces, in the training thread."""
+        done = self._done
+        self._collectives.note(done.step, done.contributors, self._pieces.wants_state)
+        mean = self.finish(done._replace(mean=given_back(done.mean, self._dtype)))
+        self._batch.commit_if_whole()
+        return mean
+
     def finish(self, done: _Done) -> Any:
         """Return the user's result, in the training thread."""
         if self._collectives.debug and zlib.crc32(self._flat.data) != self._check_sum:
             raise UsageError(CHANGED.format(what=f"the gradient of {self._batch}"))
         self.committed = True
         self._flat = np.empty(0, self._dtype)  # its memory is the user's again, or free
-        self._collectives.contributors = done.contributors
+        self._recomputed = None
+        self._collectives.under_way.remove(self)
+        self._collectives.note(done.step, done.contributors)
         self._batch.record(done)
         return unflatten(done.mean, self._shapes, self._many)
 
@@ -265,17 +319,22 @@ class _Part:
             self._check_sum = zlib.crc32(self._flat.data)
 
     def _prepare(self, view: View) -> Array:
+        self._await()
         batch, server = self._batch, self._collectives.communicator.server
         mine = batch.assigned(view.contributors).get(server)
         if self._recompute is None or mine is None or not len(mine.extra):
             return self._flat
-        return cast(Array, self._collectives.steps.ask(lambda: self._with(mine.extra)))
+        if self._recomputed is None or self._recomputed[0] != view.contributors:
+            whole = cast(Array, self._collectives.steps.ask(lambda: self._with(mine.extra)))
+            self._recomputed = (view.contributors, whole)
+        return self._recomputed[1]
 
     def _with(self, extra: Indices) -> Array:
         """Return the contribution plus that of samples whose server was lost, in the training thread."""
         recompute = self._recompute
         assert recompute is not None
-        self._batch.set_aside()
+        for part in self._collectives.under_way:  # recompute may write into the same memory
+            part.set_aside()
         recomputed = self._collectives.calls.compute(lambda: recompute(extra))
         added, shapes, dtype = flatten(recomputed, self._collectives.communicator.empty, widened=True)
         if shapes != self._shapes or dtype != self._dtype:

@@ -48,6 +48,11 @@ class Calls:
         self._waiters = threading.Lock()
         self._broken_by: BaseException | None = None
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether every later call raises an error."""
+        return self._broken_by is not None
+
     def check(self) -> None:
         """Raise if the session is broken: the job's error itself, or SessionBroken for another exception."""
         first = self._broken_by
@@ -102,7 +107,7 @@ class Calls:
                 "a call: make all calls from one thread, one after the other"
             )
         if self._computes:
-            raise UsageError("recompute called the session: it may only compute")
+            raise UsageError("recompute or then called the session: they may only compute")
         self._is_broken("")
 
     def _is_broken(self, by: str) -> None:

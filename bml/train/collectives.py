@@ -10,19 +10,21 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from bml.errors import ContributorLost
+from bml.protocol.step.workspace import Array
 from bml.topology.errors import UsageError
 from bml.train.agreement import Prepare
 from bml.train.balancing.stopwatch import Stopwatch
 from bml.train.calls import Calls
 from bml.train.communicator import Committed, Communicator
-from bml.train.pending import Finish, Pending, Steps, Work
+from bml.train.pending import Finish, Pending, Steps, Then, Work
 from bml.train.position import Position
+from bml.train.priority.pieces import Pieces
 from bml.train.vectors import describe
 
 CHANGED = (
@@ -31,6 +33,14 @@ CHANGED = (
 )
 Called = tuple[str, int]
 """A call in words, and the hash that all servers must agree on."""
+
+
+class Aside(Protocol):
+    """A contribution in the user's memory."""
+
+    def set_aside(self) -> None:
+        """Copy it, once: the user's memory may change from here on."""
+        ...
 
 
 class Collectives:
@@ -43,9 +53,9 @@ class Collectives:
         self.steps = Steps(self.calls.later, self.stopwatch)
         self.position = Position()
         self.contributors = communicator.servers
-        """The servers whose contributions are in the last committed step. At first these are all servers of
-        the job, not the members of the first view: if a server is lost at start-up, only some may have seen
-        that view, and all must split the first batch alike."""
+        """The servers whose contributions are in the last step that was waited for. At first these are all
+        servers of the job, not the members of the first view: if a server is lost at start-up, only some may
+        have seen that view, and all must split the first batch alike."""
         self.has_begun = not communicator.joins
         """False on a server that joins, until it has taken the others' state."""
         self.n_steps = 0
@@ -54,6 +64,13 @@ class Collectives:
         """How many of them no call of the training function asked for; a report does not count them."""
         self.n_calls = 0
         """Calls since the last boundary. They tell apart two calls that look alike."""
+        self.wants_state = False
+        """Whether a server waited for the training state in the newest step with a priority that was waited
+        for. As it was reduced with the step, all servers know the same."""
+        self._newest = self._newest_with_priority = 0
+        self._piece_memory: Array | None = None
+        self.under_way: list[Aside] = []
+        """The parts of batches that are not committed, or not waited for."""
         self.debug = os.environ.get("BML_DEBUG", "0") not in ("", "0")
         """Whether check sums show that an array was changed before its step was committed."""
 
@@ -95,10 +112,65 @@ class Collectives:
             raise result
         return result
 
-    def begin(self, work: Work, finish: Finish, whole: Sequence[Pending] | None = None) -> Pending:
+    def begin(
+        self,
+        work: Work | Pieces,
+        finish: Finish,
+        whole: Sequence[Pending] | None = None,
+        priority: int | None = None,
+    ) -> Pending:
         """Put a collective behind those that were begun before; see Steps.begin."""
         with self.calls:
-            return self.steps.begin(work, finish, whole)
+            return self.steps.begin(work, finish, whole, priority)
+
+    def end_loop(self) -> None:
+        """Wait for the steps of a loop that was left; an error is raised by the next call."""
+        try:
+            if self.steps.under_way:
+                with self.calls:
+                    self.steps.end_loop()
+        except BaseException:
+            if not self.calls.is_broken:
+                raise
+
+    def followed_by(self, finish: Finish, then: Then | None) -> Finish:
+        """A `finish` after which the user's function `then` takes the result; it may make no call."""
+        if then is None:
+            return finish
+
+        def both(outcome: Any) -> Any:
+            result = finish(outcome)
+            self.calls.compute(lambda: then(result))
+            return result
+
+        return both
+
+    def note(self, step: int, contributors: tuple[int, ...], wants_state: bool | None = None) -> None:
+        """A step was waited for; `wants_state` is said by those with a priority.
+
+        What is noted depends on what the training function has waited for, never on what happens to be
+        committed, so it is the same on all servers at the same place of the program.
+        """
+        if step > self._newest:
+            self._newest, self.contributors = step, contributors
+        if wants_state is not None and step > self._newest_with_priority:
+            self._newest_with_priority, self.wants_state = step, wants_state
+
+    @property
+    def piece_nbytes(self) -> int:
+        """See bml.train.priority.pieces.Steps."""
+        return self.communicator.piece_nbytes
+
+    def piece_memory(self, n_elements: int, dtype: np.dtype[Any]) -> Array:
+        """See bml.train.priority.pieces.Steps; called in the thread of the steps alone."""
+        memory, self._piece_memory = self._piece_memory, None
+        if memory is None or memory.dtype != dtype or memory.size < n_elements:
+            memory = self.communicator.empty(n_elements, dtype)
+        return memory
+
+    def free_piece(self, memory: Array) -> None:
+        """See bml.train.priority.pieces.Steps."""
+        self._piece_memory = memory
 
     def step(self, call: Called, op: str, prepare: Prepare, shared: bool = False) -> Committed:
         """Synchronise one step. The contribution is prepared again for every view until it is committed."""
@@ -111,7 +183,11 @@ class Collectives:
                 return outcome
 
     def own_step(self, call: str, op: str, dtype: npt.DTypeLike, size: int, prepare: Prepare) -> Committed:
-        """Reduce a vector that no call of the training function asked for, at a boundary."""
+        """Reduce a vector that no call of the training function asked for, at a boundary.
+
+        Like a blocking call it comes after all that was begun.
+        """
+        self.steps.wait_for_all()
         done = self.step(self.describe(call, np.dtype(dtype), ((size,),)), op, prepare)
         self.n_own_steps += 1
         return done

@@ -98,6 +98,16 @@ class Communicator(Protocol):
         """An uninitialised array in memory that is sent without a copy."""
         ...
 
+    @property
+    def piece_nbytes(self) -> int:
+        """About how long a piece of a step with a priority is, in bytes; the same on all servers."""
+        ...
+
+    @property
+    def leaves(self) -> bool:
+        """Whether this server was asked to leave, at the next boundary."""
+        ...
+
     def sync(
         self,
         epoch: int,

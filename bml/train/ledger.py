@@ -98,9 +98,9 @@ class Ledger:
     ) -> None:
         """Enter one committed step: `used` = server → the samples of `batch` that are in the result.
 
-        `step` is the session's step number; plain collectives take numbers too, so it may have gaps but must
-        grow. Raises InvariantError for a step or batch that was already entered, for samples without a
-        contributor, and for a sample number outside the data set.
+        `step` is the session's number of the batch's last step. Where parts of two batches are under way, it
+        may be lower than that of the batch before. Raises InvariantError for a step or batch that was already
+        entered, for samples without a contributor, and for a sample number outside the data set.
         """
         members = sorted(set(contributors))
         self._check_order(step, batch)
@@ -164,7 +164,7 @@ class Ledger:
 
     def _check_order(self, step: int, batch: GlobalBatch) -> None:
         here, last = (batch.epoch_no, batch.batch_no), self._last_batch
-        if step <= self._last_step or here <= last:
+        if step == self._last_step or here <= last:
             raise InvariantError(
                 f"step {step} (training epoch {here[0]}, batch {here[1]}) was committed after "
                 f"step {self._last_step} (training epoch {last[0]}, batch {last[1]}): a step was doubled"

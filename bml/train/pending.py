@@ -1,8 +1,9 @@
 """Steps that go on while the training thread computes: a thread of their own takes them in order.
 
-All servers begin the same steps in the same order, so the queue is the same everywhere. Only the training
-thread may compute again what a lost server had not contributed. It does so while it waits for any step, as
-the steps behind cannot go on before.
+All servers begin the same steps in the same order, so the queue is the same everywhere. Steps with a priority
+are sent in pieces, in an order on which all servers agree (bml.train.priority). Only the training thread may
+compute again what a lost server had not contributed. It does so while it waits for any step, as the steps
+behind cannot go on before.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Any
 from bml.errors import ContributorLost
 from bml.topology.errors import UsageError
 from bml.train.balancing.stopwatch import Stopwatch
+from bml.train.priority.order import Order
+from bml.train.priority.pieces import Pieces
 
 _END_S = 1.0
 """How long the thread may take to see that the job is over."""
@@ -25,6 +28,8 @@ Work = Callable[[], Any]
 """Synchronises a step, in the thread of the steps, and returns its outcome."""
 Finish = Callable[[Any], Any]
 """Makes the user's result of that outcome, in the training thread."""
+Then = Callable[[Any], object]
+"""Takes the result of a step, such as an update of the parameters, in the training thread."""
 
 
 class Pending:
@@ -33,11 +38,21 @@ class Pending:
     Its arrays must not change before `wait` has returned.
     """
 
-    def __init__(self, steps: Steps, work: Work, finish: Finish, whole: Sequence[Pending] | None = None):
+    def __init__(
+        self,
+        steps: Steps,
+        work: Work | Pieces,
+        finish: Finish,
+        whole: Sequence[Pending] | None = None,
+        priority: int | None = None,
+    ):
         self._steps = steps
         self._finish: Finish | None = finish
         self._whole = whole
-        self.work: Work | None = work
+        self.priority = priority
+        self.iteration = steps.iteration
+        """In which iteration of the training function it was begun."""
+        self.work: Work | Pieces | None = work
         self.outcome: Any = None
         self.error: BaseException | None = None
         self.over = False
@@ -53,9 +68,10 @@ class Pending:
         """Wait until every server has committed the step; returns the result of the blocking call.
 
         Steps that were begun before are waited for as well, and of a part of a batch those of its other
-        parts. `recompute` is called in here, for any step that needs it. May be called again, also by other
-        threads. Raises the error that ends the job, UsageError for what `recompute` must not return,
-        ContributorLost as the blocking call does, and SessionBroken after an exception left a call.
+        parts; with a priority it waits for this step alone. `recompute` is called in here, for any step that
+        needs it. May be called again, also by other threads. Raises the error that ends the job, UsageError
+        for what `recompute` must not return, ContributorLost as the blocking call does, and SessionBroken
+        after an exception left a call.
         """
         with self._steps.waiting():
             self._steps.wait(self._last)
@@ -64,7 +80,8 @@ class Pending:
         # No call from here on: neither a handler of a signal nor another thread can come in between.
         if not self._is_given:
             self._is_given = True
-            self._steps.n_owed -= 1
+            if self.priority is None:
+                self._steps.n_owed -= 1
         if is_lost:  # no exception has left the call: the session can go on
             raise result
         return result
@@ -119,7 +136,11 @@ class Steps:
         self._stopwatch = stopwatch or Stopwatch(lambda: 0.0)
         # Queues, not a condition: a signal's handler that raised in a condition would leave its lock wrong.
         self._begun: deque[Pending] = deque()
-        """Steps that were begun and not waited for yet; the first one that is not over is under way."""
+        """Steps that were begun and not waited for yet."""
+        self.iteration = 0
+        """How often the training function has passed a boundary."""
+        self._order: Order[Pending] = Order()
+        """What the thread of the steps has to do, and of which step it does the next piece."""
         self._todo: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         """Wakes the training thread, if it `_listens`, when a step is over or there is a call to make."""
@@ -129,20 +150,31 @@ class Steps:
         self._failed: BaseException | None = None
         self._closed = False
         self.n_owed = 0
-        """How many handles there are whose `wait` has not returned. Their steps may be over: another wait
-        finishes a step as well, but only its own gives the result to the training function."""
+        """How many handles without a priority there are whose `wait` has not returned. Their steps may be
+        over: another wait finishes a step as well, but only its own gives the result to the training
+        function."""
 
-    def begin(self, work: Work, finish: Finish, whole: Sequence[Pending] | None = None) -> Pending:
-        """Put a step behind those that were begun before; it is waited for with all of `whole`."""
+    def begin(
+        self,
+        work: Work | Pieces,
+        finish: Finish,
+        whole: Sequence[Pending] | None = None,
+        priority: int | None = None,
+    ) -> Pending:
+        """Put a step behind those that were begun before; it is waited for with all of `whole`.
+
+        With a priority it is `Pieces`, and may overtake others that have one.
+        """
         if self._closed:
             raise UsageError("the training function has ended: no step can begin any more")
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="bml-steps", daemon=True)
             self._thread.start()
-        made = Pending(self, work, finish, whole)
+        made = Pending(self, work, finish, whole, priority)
         self._begun.append(made)
         self._todo.put(made)
-        self.n_owed += 1
+        if priority is None:
+            self.n_owed += 1
         return made
 
     def run(self, work: Work, finish: Finish) -> Any:
@@ -154,22 +186,45 @@ class Steps:
                 return finish(work())
         return finish(work())
 
+    @property
+    def under_way(self) -> bool:
+        """Whether there are steps that were begun and not waited for: the same on all servers."""
+        return bool(self._begun)
+
     def wait_for_all(self) -> None:
         """Wait for every step that was begun. Raises the error of the first that failed."""
-        while self._begun:
-            last = self._begun[-1]
-            self.wait(last)
-            last.finish()
+        self._wait_for_those_before(self.iteration + 1)
+
+    def end_iteration(self) -> None:
+        """The training function is at a boundary: wait for what was begun before the one before it.
+
+        Raises the error of the first that failed.
+        """
+        self._wait_for_those_before(self.iteration)
+        self.iteration += 1
+
+    def end_loop(self) -> None:
+        """A loop was left: wait for the steps with a priority. Raises the error of the first that failed."""
+        for step in tuple(self._begun):
+            if step.priority is not None:
+                self.wait(step)
+                step.finish()
+
+    def _wait_for_those_before(self, iteration: int) -> None:
+        for step in tuple(self._begun):
+            if step.iteration < iteration:
+                self.wait(step)
+                step.finish()
 
     def wait(self, wanted: Pending) -> None:
-        """Wait until a step, and so all before it, are over; finishes those, in order."""
+        """Wait until a step is over, and all before it unless it has a priority; finishes those, in order."""
         while wanted in self._begun:
-            first = self._begun[0]
+            first = self._begun[0] if wanted.priority is None else wanted
             with self._stopwatch:
                 self._until_over(first)
             if first.error is None:
                 first.finish()
-            self._begun.popleft()
+            self._begun.remove(first)
 
     def ask(self, function: Callable[[], Any]) -> Any:
         """Let the training thread call a function while it waits; returns the result, or raises the error."""
@@ -210,20 +265,52 @@ class Steps:
             self._listens = False
             self._bell.put(None)
 
-    def _run(self) -> None:
-        while (step := self._todo.get()) is not None:
-            self._do(step)
-            step.over = True
-            self._ring()
+    # --- the thread of the steps -----------------------------------------------------------------
 
-    def _do(self, step: Pending) -> None:
-        assert step.work is not None
-        work, step.work = step.work, None
+    def _run(self) -> None:
+        while (chosen := self._next()) is not None:
+            number, step = chosen
+            if self._do(number, step):
+                self._order.end(number)
+                step.work = None  # the contribution need not be kept any longer
+                step.over = True
+                self._ring()
+
+    def _next(self) -> tuple[int, Pending] | None:
+        """The step of which the next piece is sent; None: all are done, and no more will begin."""
+        more = self._take_begun()
+        while (chosen := self._order.next()) is None and more:
+            more = self._take_begun(waits=True)
+        return chosen
+
+    def _take_begun(self, waits: bool = False) -> bool:
+        """Take what was begun by now into the order. False: nothing can begin any more."""
+        while waits or not self._todo.empty():
+            step, waits = self._todo.get(), False
+            if step is None:
+                self._todo.put(None)
+                return False
+            self._order.begin(step)
+        return True
+
+    def _missing(self) -> list[bool]:
+        self._take_begun()
+        return self._order.missing()
+
+    def _do(self, number: int, step: Pending) -> bool:
+        """Do a step, or its next piece; returns whether the step is over."""
+        work = step.work
+        assert work is not None
         if self._failed is not None:
             step.error = self._failed
-            return
+            return True
         try:
+            if isinstance(work, Pieces):
+                self._order.committed(number, work.step(self._missing))
+                return work.over
             step.outcome = work()
+            self._order.committed(number)
         except BaseException as error:
             # A next step of this server would be taken for this one by the others.
             step.error = self._failed = error
+        return True

@@ -111,6 +111,10 @@ class Position:
             self.known = self._open[-1].described() if self._open else _OUTSIDE
         return self.known
 
+    def is_innermost(self, loop: Loop) -> bool:
+        """Whether no loop inside of it is open."""
+        return self._open[-1:] == [loop]
+
     def enter(self, plan: str, length: int, on_leave: Callable[[], None]) -> Loop:
         """Begin a loop inside of the open loops. `on_leave` is called when it is left."""
         self._leave_over()

@@ -1,7 +1,5 @@
 """The session: the object through which a training function gets arrays and batches, and calls collectives.
 
-A step is committed on all servers or on none.
-
     def train(session):
         w = session.empty(n, "float32")
         session.state(params=w)
@@ -18,7 +16,6 @@ begins with their state, at their step.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
@@ -38,12 +35,13 @@ from bml.train.collectives import Collectives
 from bml.train.communicator import Communicator
 from bml.train.ledgers import Ledgers, LedgerSummary
 from bml.train.operations.calls import CollectiveCalls
-from bml.train.operations.reducing import allreduce
-from bml.train.pending import Pending
+from bml.train.operations.reducing import allreduce, allreduce_in_pieces
+from bml.train.pending import Pending, Then
 from bml.train.position import Loop
+from bml.train.priority.pieces import checked_priority
 from bml.train.snapshot import manifest_of, restore, snapshot
 from bml.train.state import Load, NamedState, Save
-from bml.train.vectors import Arrays, Bucket, Ready, check_dtype
+from bml.train.vectors import Arrays, Bucket, Ready, checked_dtype, checked_shape
 
 __all__ = ["Arrays", "Batch", "Recompute", "Session"]
 
@@ -109,7 +107,7 @@ class Session(CollectiveCalls):
         Raises UsageError for a negative shape and for a dtype that is not of numbers, FabricError if there is
         no room for shared memory.
         """
-        return self._communicator.empty(_checked_shape(shape), _checked_dtype(dtype))
+        return self._communicator.empty(checked_shape(shape), checked_dtype(dtype))
 
     def empty_like(self, array: npt.ArrayLike) -> Array:
         """An uninitialised array with the shape and dtype of `array`; raises what `empty` raises."""
@@ -123,7 +121,7 @@ class Session(CollectiveCalls):
         Compute into the arrays (`out=`), or keep the gradients in them. `bucket.vector` has all of them as
         one flat array. Raises UsageError without a shape, and what `empty` raises.
         """
-        checked = [_checked_shape(shape) for shape in shapes]
+        checked = [checked_shape(shape) for shape in shapes]
         sizes = [prod(shape) for shape in checked]
         if not sizes:
             raise UsageError("a bucket needs at least one shape")
@@ -183,13 +181,14 @@ class Session(CollectiveCalls):
         shared: bool = False,
         out: Any = None,
         ready: Ready | None = None,
+        priority: int | None = None,
+        then: Then | None = None,
     ) -> Pending:
         """Begin an `allreduce`, and return a handle whose `wait` returns the result.
 
         Steps go one after the other, in the order in which they were begun, which must be the same on every
         server. Blocking calls wait for the steps that were begun before. Arrays must not change until `wait`
-        has returned (a list is copied, a `bucket` is not). Wait for all handles before a training loop goes
-        on.
+        has returned (a list is copied, a `bucket` is not). Wait for all before a training loop goes on.
 
         `ready()` is for memory that something else is still writing, such as copies from an accelerator: it
         is called once, and the arrays are not read before it has returned. A thread of the library calls it
@@ -197,9 +196,20 @@ class Session(CollectiveCalls):
         anything that the training thread would do later. What it raises is the error of the step. `arrays`
         is a `bucket` or one contiguous array then, of a dtype that is reduced as it is.
 
+        With a `priority`, a whole number, the array is sent in pieces, each a step with its own contributors;
+        those of a lower number are sent sooner. Steps without one neither overtake nor are overtaken. `wait`
+        waits for this step alone, and may come one iteration later: a loop that goes on waits for what was
+        begun before the iteration that ends. `then(result)` is called once, in the training thread: in
+        `wait`, or sooner, where the session waits: when a loop goes on or ends, and at a boundary at which a
+        joiner is given the state. Let it, not the caller of `wait`, change the named state.
+
         Raises UsageError as `allreduce` does, and for other arrays with `ready`; `wait` raises later errors.
         """
-        return self._collectives.begin(*allreduce(self._collectives, arrays, op, shared, out, ready))
+        collectives = self._collectives
+        if checked_priority(priority, then) is None:
+            return collectives.begin(*allreduce(collectives, arrays, op, shared, out, ready))
+        pieces, finish = allreduce_in_pieces(collectives, arrays, op, out, ready, priority)
+        return collectives.begin(pieces, collectives.followed_by(finish, then), None, priority)
 
     def barrier(self) -> None:
         """Return once every live server has called it; raises what `allreduce` raises."""
@@ -238,7 +248,7 @@ class Session(CollectiveCalls):
         """
         if isinstance(n_steps, bool) or not isinstance(n_steps, int | np.integer):
             raise UsageError(f"n_steps must be a whole number, it is {n_steps!r}")
-        loop = self._position.enter(f"steps({n_steps})", max(int(n_steps), 0), lambda: None)
+        loop = self._position.enter(f"steps({n_steps})", max(int(n_steps), 0), self._collectives.end_loop)
         yield from self._iterate(loop)
 
     def samples(self) -> LedgerSummary | None:
@@ -280,17 +290,37 @@ class Session(CollectiveCalls):
         if n_owed := collectives.steps.n_owed:
             raise UsageError(
                 f"{n_owed} steps were begun and not waited for: call wait() of everything that "
-                "allreduce_async returned before the training loop goes on"
+                "allreduce_async returned before the training loop goes on, or give it a priority"
             )
         if self._drawn is not None:
             of, batch = self._drawn
-            if of is loop and not batch.has_committed_part:
+            if of is loop and not batch.is_ended:
                 raise UsageError(f"{batch} was not ended: call batch.allreduce before the loop goes on")
-            self._close_batch()
         with collectives.calls:
-            index = self._pass(loop, index)
+            collectives.steps.end_iteration()
+            if drains := self._must_drain(loop, index):
+                collectives.steps.wait_for_all()
+        self._close_batch(drains)
+        with collectives.calls:
+            index = self._pass(loop, index, drains)
         self._warn()
         return index
+
+    def _must_drain(self, loop: Loop, index: int) -> bool:
+        """Whether nothing may be under way at this boundary, of which all servers decide alike.
+
+        A server that leaves drains alone: the others wait for what it has not begun. A loop begins and ends
+        with nothing under way, and a server is given the state, or made equal, in such a moment alone.
+        """
+        collectives = self._collectives
+        return (
+            not collectives.steps.under_way
+            or not 0 < index < loop.length
+            or not self._position.is_innermost(loop)
+            or collectives.wants_state
+            or self._state.is_new
+            or (self._communicator.leaves and not self.replays)
+        )
 
     def _warn(self) -> None:
         """Show warnings, outside of calls: the user may have turned warnings into exceptions."""
@@ -299,25 +329,26 @@ class Session(CollectiveCalls):
         for each in filter(None, (text, watched)):
             warn_user(each)
 
-    def _close_batch(self) -> None:
+    def _close_batch(self, is_over: bool = True) -> None:
         if self._drawn is not None:
             (_, batch), self._drawn = self._drawn, None
-            batch.close()
+            batch.close() if is_over else batch.go_on()
 
     def _end_batches(self, loop: Loop) -> None:
         """Close the open batch and the ledger of a loop over batches that was left."""
+        self._collectives.end_loop()
         if self._drawn is not None and self._drawn[0] is loop:
             self._close_batch()
         self._ledgers.close(loop.id)
 
-    def _pass(self, loop: Loop, index: int) -> int:
-        taken = self._communicator.joined()
+    def _pass(self, loop: Loop, index: int, drained: bool) -> int:
+        taken = self._communicator.joined() if drained else None
         if taken is not None:
             self._given = taken
             self._position.go_to(manifest_of(taken).path)
         index = self._position.advance(loop, index)
         self._collectives.n_calls = 0
-        if self._position.aims:
+        if self._position.aims or not drained:
             return index
         if self._given is not None:
             self._take(self._given)
@@ -335,6 +366,7 @@ class Session(CollectiveCalls):
         self._given, self._collectives.has_begun = None, True
         self._state.is_new = False  # it is equal on all servers
         self._collectives.contributors = manifest.contributors
+        self._collectives.wants_state = manifest.wants_state
         self._ledgers = Ledgers.load(manifest.ledgers)
         self._balancer.load(manifest.shares)
 
@@ -342,8 +374,8 @@ class Session(CollectiveCalls):
         with self._collectives.calls:
             return self._balancer.next_batch(plan)
 
-    def _dumped(self) -> tuple[bytes, bytes]:
-        return self._ledgers.dump(), self._balancer.dump()
+    def _dumped(self) -> tuple[bytes, bytes, bool]:
+        return self._ledgers.dump(), self._balancer.dump(), self._collectives.wants_state
 
     # --- the end ---------------------------------------------------------------------------------
 
@@ -365,23 +397,3 @@ class Session(CollectiveCalls):
     def close(self) -> None:
         """End the thread of the session, once the job is over."""
         self._collectives.steps.close()
-
-
-def _checked_shape(shape: int | tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape as whole numbers. Raises UsageError before any memory is allocated."""
-    try:
-        sizes = tuple(map(operator.index, shape if isinstance(shape, tuple | list) else (shape,)))
-    except TypeError:
-        raise UsageError(f"{shape!r} is not a shape: give a whole number, or a tuple of them") from None
-    if any(size < 0 for size in sizes):
-        raise UsageError(f"{shape!r} is not a shape: it has a negative size")
-    return sizes
-
-
-def _checked_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    try:
-        found = np.dtype(dtype)
-    except TypeError as error:
-        raise UsageError(f"{dtype!r} is not a dtype: {error}") from None
-    check_dtype(found)
-    return found

@@ -39,6 +39,8 @@ class Manifest(msgspec.Struct):
     """Why no state can be given: the joiner ends with this error, and the other servers go on."""
     shares: bytes = b""
     """The weights by which batches are split (`bml.train.balancing.balancer.Balancer.dump`)."""
+    wants_state: bool = False
+    """See bml.train.collectives: a joiner that decides as the others do must begin with what they know."""
 
 
 class Snapshot:
@@ -67,13 +69,19 @@ class Snapshot:
 
 
 def snapshot(
-    state: NamedState, path: Path, contributors: tuple[int, ...], ledgers: bytes, shares: bytes = b""
+    state: NamedState,
+    path: Path,
+    contributors: tuple[int, ...],
+    ledgers: bytes,
+    shares: bytes = b"",
+    wants_state: bool = False,
 ) -> Snapshot:
     """Return the state as it is now, at this position in the program."""
     try:
         state.check_in_use()
         arrays = state.arrays()
-        manifest = Manifest(path, contributors, ledgers, state.kinds, state.saved(), shares=shares)
+        kinds, saved = state.kinds, state.saved()
+        manifest = Manifest(path, contributors, ledgers, kinds, saved, "", shares, wants_state)
     except (
         Exception
     ) as error:  # also one of a user's function: a healthy job must not end because a server joins

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import zlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -55,14 +56,17 @@ def name_of(dtype: np.dtype[Any]) -> str:
     return "bfloat16" if is_bfloat16(dtype) else dtype.name
 
 
-def divide(total: Array, n: int, empty: Callable[[tuple[int, ...], npt.DTypeLike], Array]) -> Array:
-    """The mean: `total` over `n` samples, in place where it may be written.
+def divide(
+    total: Array, n: int, empty: Callable[[tuple[int, ...], npt.DTypeLike], Array], out: Array | None = None
+) -> Array:
+    """The mean: `total` over `n` samples, in `out`, else in place where it may be written.
 
     Floating dtypes are kept, float16 is divided in float32; integers give float64.
     """
     if not np.issubdtype(total.dtype, np.inexact):
-        return np.true_divide(total, max(n, 1))
-    out = total if total.flags.writeable else empty(total.shape, total.dtype)
+        return np.true_divide(total, max(n, 1), out=out)
+    if out is None:
+        out = total if total.flags.writeable else empty(total.shape, total.dtype)
     with np.errstate(all="ignore"):  # a sum may be infinite, also if the user has numpy raise
         if total.dtype == np.float16:
             out[...] = total.astype(np.float32) / np.float32(max(n, 1))
@@ -184,3 +188,24 @@ def unflatten(vector: Array, shapes: tuple[tuple[int, ...], ...], many: bool) ->
         return vector.reshape(shapes[0])
     stops = np.cumsum([int(np.prod(shape)) for shape in shapes])
     return [part.reshape(shape) for part, shape in zip(np.split(vector, stops[:-1]), shapes, strict=True)]
+
+
+def checked_shape(shape: int | tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape as whole numbers. Raises UsageError before any memory is allocated."""
+    try:
+        sizes = tuple(map(operator.index, shape if isinstance(shape, tuple | list) else (shape,)))
+    except TypeError:
+        raise UsageError(f"{shape!r} is not a shape: give a whole number, or a tuple of them") from None
+    if any(size < 0 for size in sizes):
+        raise UsageError(f"{shape!r} is not a shape: it has a negative size")
+    return sizes
+
+
+def checked_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    """Return the dtype. Raises UsageError for one that is not of numbers."""
+    try:
+        found = np.dtype(dtype)
+    except TypeError as error:
+        raise UsageError(f"{dtype!r} is not a dtype: {error}") from None
+    check_dtype(found)
+    return found

@@ -60,6 +60,7 @@ class Server:
         self._meeting, self._handover = shell.meeting, shell.handover
         self.contact = shell.peers.contact
         self.slowdown = shell.slowdown
+        self.piece_nbytes = spec.piece_nbytes()
         # This thread adds, too, and an overflow is a result, also if the user has set it to raise.
         # (np.errstate would cost ten times as much in every step.)
         self._quiet = contextvars.copy_context()

@@ -33,6 +33,10 @@ Request = tuple[str, str]
 Endpoint = tuple[str, int]
 
 _MOST_KEPT_MIB = 1 << 30
+_PIECE_S = 0.02
+_PIECE_ROUNDS = 50
+_LEAST_PIECE_NBYTES = 64 << 10
+_MOST_PIECE_NBYTES = 8 << 20
 _MOST_START_S = 1_000_000
 
 
@@ -102,6 +106,16 @@ class JobSpec:
                 f"min_servers is {self.min_servers!r}: give a whole number, {fabric} has {fabric.n_servers} "
                 "servers"
             )
+
+    def piece_nbytes(self) -> int:
+        """Length of a piece of a step with a priority, in bytes: what overtakes waits for one or two pieces.
+
+        A piece takes many times as long as the messages of a step, so that these cost little.
+        """
+        rate = self.nic_rate or 1 / self.constants.beta_s
+        piece_s = max(_PIECE_S, _PIECE_ROUNDS * self.constants.alpha_s)
+        fitting = int(piece_s * rate * self.parsed_fabric().levels / 2)  # every byte moves twice
+        return min(max(fitting, _LEAST_PIECE_NBYTES), _MOST_PIECE_NBYTES)
 
     def _check_absent(self, fabric: Fabric) -> None:
         strangers = sorted(set(self.absent) - set(fabric.servers))

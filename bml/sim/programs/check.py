@@ -64,7 +64,7 @@ class Ends:
             self.values[communicator.server] = value
             self.digests[communicator.server] = session.digest()
             self.ledgers[communicator.server] = session.samples()
-        elif not isinstance(error, Dead):
+        elif not isinstance(error, Dead) and not isinstance(error.__cause__, Dead):
             self.errors.append((communicator.server, communicator.joins, error))
 
 
@@ -95,7 +95,7 @@ def check_all(seeds: Iterable[int]) -> Tally:
 
 
 def _faults(chance: random.Random, n_servers: int) -> Faults:
-    found = Faults()
+    found = Faults(piece_nbytes=chance.choice([8, 16, 1 << 20]))
     servers = list(range(n_servers))
     if chance.random() < 0.25:
         found.absent = (chance.choice(servers),)

@@ -27,6 +27,7 @@ class ModelCommunicator:
         self.slowdown = Slowdown(self.clock, lambda seconds: None)
         self.servers = group.servers
         self.n_servers = len(group.servers)
+        self.piece_nbytes = group.faults.piece_nbytes
         self._group = group
         self._request = StateRequest(server)
         self._step = 1
@@ -41,6 +42,15 @@ class ModelCommunicator:
         with self._group.changed:
             self._check()
             return self._group.view
+
+    @property
+    def leaves(self) -> bool:
+        """See Communicator."""
+        return (
+            not self.joins
+            and not self.is_lost
+            and self._boundaries + 1 >= self._group.faults.leaves.get(self.server, self._boundaries + 2)
+        )
 
     @property
     def replays(self) -> bool:

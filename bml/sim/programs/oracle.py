@@ -13,14 +13,20 @@ from bml.train.vectors import Bucket
 
 
 class _Over:
-    """A step that is over as soon as it is begun."""
+    """A step that is over as soon as it is begun; what follows it comes when it is waited for."""
 
-    def __init__(self, result: Any):
+    def __init__(self, result: Any, before: Callable[[], None] = lambda: None, then: Any = None):
         self.done = True
         self._result = result
+        self._before = before
+        self._then = then
 
     def wait(self) -> Any:
         """The result."""
+        self._before()
+        then, self._then = self._then, None
+        if then is not None:
+            then(self._result)
         return self._result
 
 
@@ -42,20 +48,33 @@ class _Loop:
 class OracleBatch:
     """A whole global batch; `parts` of its gradient were given."""
 
-    def __init__(self, whole: GlobalBatch):
+    def __init__(self, whole: GlobalBatch, session: OracleSession):
+        self._session = session
         self.epoch_no, self.batch_no, self.indices = whole.epoch_no, whole.batch_no, whole.indices
         self.parts = 0
 
     def allreduce(self, gradient: Any, recompute: Any = None, *, early: bool = False) -> Any:
         """The mean."""
+        self._session.drain()
+        return self._mean(gradient)
+
+    def _mean(self, gradient: Any) -> Any:
         self.parts += 1
         if isinstance(gradient, list | tuple):
             return [_mean(np.asarray(each), len(self.indices)) for each in gradient]
         return _mean(np.asarray(gradient), len(self.indices))
 
-    def allreduce_async(self, gradient: Any, recompute: Any = None, *, early: bool = False) -> _Over:
+    def allreduce_async(
+        self,
+        gradient: Any,
+        recompute: Any = None,
+        *,
+        early: bool = False,
+        priority: int | None = None,
+        then: Any = None,
+    ) -> _Over:
         """The mean, already."""
-        return _Over(self.allreduce(gradient))
+        return self._session.begin(self._mean(gradient), priority, then)
 
 
 class OracleSession:
@@ -69,6 +88,7 @@ class OracleSession:
         self.n_servers = len(self.contributors)
         self.loops: list[_Loop] = []
         self._open: list[tuple[_Loop, OracleBatch]] = []
+        self._late: list[_Over] = []
 
     def state(self, **arrays: Any) -> None:
         """Nobody joins here."""
@@ -90,8 +110,12 @@ class OracleSession:
 
     def allreduce(self, array: Any, op: str = "sum", *, shared: bool = False, out: Any = None) -> Any:
         """As if every server had brought this. `out` has it already, as it is given in place only."""
+        self.drain()
+        return self._reduced(array, op)
+
+    def _reduced(self, array: Any, op: str) -> Any:
         if isinstance(array, list):
-            return [self.allreduce(each, op) for each in array]
+            return [self._reduced(each, op) for each in array]
         whole, n = np.array(array), len(self.contributors)
         if op in ("min", "max", "avg") or whole.dtype == bool:
             return whole
@@ -99,9 +123,32 @@ class OracleSession:
             whole = whole.astype(np.int64)
         return whole * n if op == "sum" else whole**n
 
-    def allreduce_async(self, array: Any, op: str = "sum", *, shared: bool = False, out: Any = None) -> _Over:
+    def allreduce_async(
+        self,
+        array: Any,
+        op: str = "sum",
+        *,
+        shared: bool = False,
+        out: Any = None,
+        priority: int | None = None,
+        then: Any = None,
+    ) -> _Over:
         """The result, already."""
-        return _Over(self.allreduce(np.array(array), op))
+        given = [np.array(each) for each in array] if isinstance(array, list) else np.array(array)
+        return self.begin(self._reduced(given, op), priority, then)
+
+    def begin(self, result: Any, priority: int | None, then: Any) -> _Over:
+        """A step that may be waited for late, if it has a priority."""
+        if priority is None:
+            return _Over(result, self.drain)
+        self._late.append(_Over(result, then=then))
+        return self._late[-1]
+
+    def drain(self) -> None:
+        """Wait for all that was begun."""
+        late, self._late = self._late, []
+        for each in late:
+            each.wait()
 
     def broadcast(self, array: Any, root: int = 0, *, out: Any = None) -> Any:
         """As if the root had brought this."""
@@ -140,16 +187,21 @@ class OracleSession:
 
     def barrier(self) -> None:
         """All servers contribute."""
+        self.drain()
 
     def samples(self) -> None:
         """Programs do not look into it."""
 
     def steps(self, n_steps: int) -> Iterator[int]:
         """Count."""
-        for index in range(n_steps):
+        self.drain()
+        try:
+            for index in range(n_steps):
+                self._left()
+                yield index
+        finally:
             self._left()
-            yield index
-        self._left()
+            self.drain()
 
     def batches(
         self, n_samples: int, *, global_batch: int, epochs: int, seed: int = 0, balance: bool = False
@@ -157,15 +209,17 @@ class OracleSession:
         """Whole batches."""
         loop = _Loop(BatchPlan(n_samples, global_batch, epochs, seed, balance))
         self._left()
+        self.drain()
         self.loops.append(loop)
         try:
             for whole in loop.plan:
                 self._left()
-                batch = OracleBatch(whole)
+                batch = OracleBatch(whole, self)
                 self._open.append((loop, batch))
                 yield batch
         finally:
             self._left()
+            self.drain()
             loop.is_over = True
 
     def _left(self) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from bml.sim.programs.clock import CLOCK
 from bml.sim.programs.collectives import LINES, NAMES, ROOTS
 from bml.sim.programs.faults import Interrupted
+from bml.sim.programs.late import LATE_STEP, late_parts
 
 LAYERS = 2
 _HEAD = """\
@@ -82,7 +83,6 @@ class Writer:
         self._lines: list[str] = []
         self._depth = 1
         self._names = 0
-        self._batches = 0
         self._is_exact = True
         self._between = False
         self._flaw = chance.choice(sorted(FLAWS)) if flawed else ""
@@ -121,10 +121,8 @@ class Writer:
 
     def _now(self, flaw: str) -> bool:
         """Whether the program's flaw comes here."""
-        if self._flaw != flaw or self._flawed:
-            return False
-        self._flawed = True
-        return True
+        self._flawed |= (comes := self._flaw == flaw and not self._flawed)
+        return comes
 
     # --- loops -----------------------------------------------------------------------------------
 
@@ -138,6 +136,8 @@ class Writer:
             index = self._name("i")
             with self._block(f"for {index} in session.steps({self._chance.randint(0, 4)}):"):
                 self._metric()
+                if self._chance.random() < 0.2:
+                    self._say(LATE_STEP)
                 self._count()
                 self._stop_early(index)
         else:
@@ -167,6 +167,8 @@ class Writer:
             with self._block(f"for {batch}, other in zip({loop}, session.steps(50)):"):
                 self._reduce(batch)
             return
+        if late := self._name("late") if chance.random() < 0.3 else "":
+            self._say(f"{late} = []")
         kept = self._now("an old batch")
         if kept:
             self._say("earlier = None")
@@ -174,7 +176,7 @@ class Writer:
             if self._now("a server skips a batch"):
                 with self._block(f"if session.server == 1 and {batch}.batch_no == 1:"):
                     self._say("continue")
-            self._caught(batch)
+            self._caught(batch, late)
             if kept:
                 with self._block("if earlier is not None:"):
                     self._say("earlier.allreduce(gradient(0, earlier.indices, w))")
@@ -182,7 +184,7 @@ class Writer:
             if chance.random() < 0.3:
                 self._count()
             if chance.random() < 0.2:
-                self._metric()
+                self._say("session.barrier()") if late else self._metric()
             if depth < 2 and chance.random() < 0.1:
                 self._between = True
                 self._loop(depth + 2)
@@ -190,8 +192,11 @@ class Writer:
         if self._now("a batch after its loop"):
             self._say(f"{batch}.allreduce(gradient(0, {batch}.indices, w))")
 
-    def _caught(self, batch: str) -> None:
+    def _caught(self, batch: str, late: str) -> None:
         """The step of a batch; perhaps a sample is bad, on all servers, or a signal is caught."""
+        if late:
+            self._lines += ["    " * self._depth + line for line in late_parts(self._chance, batch, late)]
+            return
         if self._chance.random() < 0.15:
             with self._block("try:"):
                 self._reduce(batch)

@@ -62,6 +62,6 @@ class Balancer:
         own = np.zeros(collectives.n_servers, np.int64)
         own[collectives.communicator.server] = collectives.stopwatch.take()
         done = collectives.own_step("session.batches: times", "sum", own.dtype, len(own), lambda view: own)
-        collectives.contributors = done.contributors
+        collectives.note(done.step, done.contributors)
         times = {server: time for server in done.contributors if (time := int(done.result[server]))}
         balance.follow(times, done.contributors, plan.global_batch)

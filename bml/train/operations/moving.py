@@ -140,7 +140,7 @@ def scatter(collectives: Collectives, arrays: Any, root: int, out: Any) -> tuple
 
     def finish(done: Committed) -> Any:
         check()
-        collectives.contributors = done.contributors
+        collectives.note(done.step, done.contributors)
         if root not in done.contributors:
             return ContributorLost(f"server {root}, the root of a scatter, was lost before it could send")
         if out is None:
@@ -167,7 +167,7 @@ def _pair(
 
     def finish(outcome: Committed) -> Any:
         check()
-        collectives.contributors = outcome.contributors
+        collectives.note(outcome.step, outcome.contributors)
         return give(outcome)
 
     return lambda: collectives.step(described, "sum", prepare, shared), finish

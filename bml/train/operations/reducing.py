@@ -14,12 +14,14 @@ import numpy as np
 from msgspec.structs import replace
 
 from bml.protocol.step.workspace import Array
+from bml.protocol.wire.messages import View
 from bml.topology.errors import UsageError
 from bml.train.collectives import CHANGED, Collectives
 from bml.train.communicator import Committed
 from bml.train.operations.arguments import checked_root, one_for_each
 from bml.train.operations.outputs import Outputs
 from bml.train.pending import Finish, Work
+from bml.train.priority.pieces import Pieces, in_words
 from bml.train.vectors import Arrays, Ready, check_not_copied, divide, flatten, given_back, unflatten
 
 _OPS = {"sum": "sum", "avg": "sum", "min": "min", "max": "max", "prod": "prod"}
@@ -37,6 +39,23 @@ def allreduce(
     if out is None:
         return reduction.work, reduction.finish
     return reduction.work, reduction.into(out)
+
+
+def allreduce_in_pieces(
+    collectives: Collectives, arrays: Arrays, op: str, out: Any, ready: Ready | None, priority: int | None
+) -> tuple[Pieces, Finish]:
+    """See Session.allreduce_async for `priority`."""
+    collectives.admit()
+    reduction = _Reduction(collectives, f"allreduce{in_words(priority)}", arrays, op, out is not None, ready)
+    pieces, whole = reduction.pieces()
+    give = reduction.finish if out is None else reduction.into(out)
+
+    def finish(_: None) -> Any:
+        outcome = whole()
+        collectives.note(outcome.step, outcome.contributors, pieces.wants_state)
+        return give(outcome)
+
+    return pieces, finish
 
 
 def reduce(collectives: Collectives, arrays: Arrays, root: int, op: str, out: Any) -> tuple[Work, Finish]:
@@ -117,10 +136,7 @@ class _Reduction:
     def work(self) -> Committed:
         """Synchronise the step, and make the result of its vector, in the thread that waits for the step."""
         flat = self._flat
-        if self._ready is not None:
-            self._ready()
-            self._check_sum = zlib.crc32(flat.data) if self._collectives.debug else 0
-        outcome = self._collectives.step(self._described, self._op, lambda view: flat, self._shared)
+        outcome = self._collectives.step(self._described, self._op, self._prepare, self._shared)
         if not self._is_mean and flat.dtype is self._given:
             return outcome
         vector: Array = outcome.result
@@ -128,12 +144,41 @@ class _Reduction:
             vector = divide(vector, len(outcome.contributors), self._collectives.communicator.empty)
         return replace(outcome, result=given_back(vector, self._given))
 
+    def pieces(self) -> tuple[Pieces, Callable[[], Committed]]:
+        """The step in pieces that others may overtake, and what returns the result when all are committed."""
+        flat, empty = self._flat, self._collectives.communicator.empty
+        is_float = np.issubdtype(flat.dtype, np.inexact)
+        result = empty(flat.size, flat.dtype if is_float or not self._is_mean else np.dtype(np.float64))
+        last: list[Committed] = []
+
+        def take(outcome: Committed, start: int, stop: int, values: Array) -> None:
+            if self._is_mean:
+                divide(values, len(outcome.contributors), np.empty, out=result[start:stop])
+            else:
+                result[start:stop] = values
+            last[:] = [outcome]
+
+        def whole() -> Committed:
+            return replace(last[0], result=given_back(result, self._given))
+
+        pieces = Pieces(
+            self._collectives, self._described, self._op, self._prepare, take, flat.size, flat.dtype
+        )
+        return pieces, whole
+
+    def _prepare(self, view: View) -> Array:
+        if self._ready is not None:
+            self._ready()
+            self._ready = None
+            self._check_sum = zlib.crc32(self._flat.data) if self._collectives.debug else 0
+        return self._flat
+
     def finish(self, outcome: Committed) -> Any:
         """The arrays of the result, in the training thread."""
         collectives = self._collectives
         if collectives.debug and zlib.crc32(self._flat.data) != self._check_sum:
             raise UsageError(CHANGED.format(what="an array"))
-        collectives.contributors = outcome.contributors
+        collectives.note(outcome.step, outcome.contributors)
         if self._shared:
             outcome.result.flags.writeable = False
         return unflatten(outcome.result, self.shapes, self._many)

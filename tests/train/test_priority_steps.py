@@ -1,0 +1,222 @@
+"""Steps with priorities on the real session, over the model of the runtime: late waits, joiners, deaths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bml.errors import BmlError, UsageError
+from bml.sim.programs.faults import Faults
+from bml.train.bfloat16 import BFLOAT16, from_float32
+from tests.train.model_jobs import job, results
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def training(n_batches: int, layers: int = 3) -> Callable[[Any], Any]:
+    """Each layer is updated when its mean is there, in the next iteration; the last one whenever it comes."""
+
+    def train(session: Any) -> Any:
+        w = [np.zeros(5) for _ in range(layers)]
+        count = np.zeros((), np.int64)
+        session.state(params=w, count=count)
+        late: list[Any] = []
+        whole: list[Any] = []
+        for batch in session.batches(12 * n_batches, global_batch=12, epochs=1, seed=0):
+            for handle in late[:-1]:
+                handle.wait()
+            old, late = [each.copy() for each in w], []
+            for layer in range(layers - 1, -1, -1):
+
+                def again(i: Any, layer: int = layer, old: Any = old) -> Any:
+                    seen = old[0][0] + old[1][0] if layer < layers - 1 else 0
+                    return np.full(5, (seen % 7 + layer) * len(i))
+
+                def then(mean: Any, layer: int = layer) -> None:
+                    w[layer] += mean
+
+                late.insert(
+                    0,
+                    batch.allreduce_async(again(batch.indices), recompute=again, priority=layer, then=then),
+                )
+            whole.append(batch)
+            count += 1
+        assert all(each.committed for each in whole)
+        return [each.copy() for each in w], int(count), session.samples()["loops"][0]["end"]
+
+    return train
+
+
+def same(one: Any, other: Any) -> None:
+    assert np.array_equal(one[0], other[0])
+    assert one[1:] == other[1:]
+
+
+def test_waits_in_the_next_iteration_give_what_one_server_computes() -> None:
+    (alone,) = results(training(8), 1).values()
+    for end in results(training(8), 4, Faults(piece_nbytes=8)).values():
+        same(end, alone)
+
+
+def test_a_death_between_pieces_changes_no_number() -> None:
+    (alone,) = results(training(8), 1).values()
+    for call, when in ((9, "before"), (33, "brought"), (50, "committed")):
+        ends = results(training(8), 4, Faults(kills={2: (call, when)}, piece_nbytes=8))
+        assert sorted(ends) == [0, 1, 3]
+        for end in ends.values():
+            same(end, alone)
+
+
+def test_a_joiner_is_given_the_state_when_all_steps_were_waited_for() -> None:
+    (alone,) = results(training(20), 1).values()
+    faults = Faults(absent=(3,), kills={1: (30, "brought")}, piece_nbytes=16, holds_for_joiners=True)
+    faults.joins += [(40, 1), (50, 3)]
+    ends = results(training(20), 4, faults)
+    assert sorted(ends) == [0, 1, 2, 3]
+    for end in ends.values():
+        same(end, alone)
+
+
+def test_a_server_that_leaves_finishes_what_it_has_begun() -> None:
+    (alone,) = results(training(12), 1).values()
+    ends = job(training(12), 3, Faults(leaves={1: 2}, piece_nbytes=8))
+    assert isinstance(ends.pop(1), BmlError)
+    for end in ends.values():
+        same(end, alone)
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8", "i1", "u8", "?", "bfloat16"])
+@pytest.mark.parametrize("op", ["sum", "avg", "min", "max", "prod"])
+def test_pieces_give_what_a_whole_step_gives(dtype: str, op: str) -> None:
+    def train(session: Any) -> Any:
+        given = (np.arange(10) + session.server) % 3
+        bits = from_float32(given.astype("f4")).view(BFLOAT16)
+        made = bits if dtype == "bfloat16" else given.astype(dtype)
+        if dtype == "?" and op == "avg":
+            with pytest.raises(UsageError, match="no mean"):
+                session.allreduce_async(made, op, priority=1)
+            return None
+        seen: list[Any] = []
+        handle = session.allreduce_async(made, op, priority=1, then=seen.append)
+        out = made.copy() if dtype != "i1" else None
+        found = handle.wait()
+        assert handle.wait() is found
+        assert len(seen) == 1, "it is called once"
+        assert seen[0] is found
+        if out is not None and dtype != "u8":
+            assert session.allreduce_async(out, op, priority=2, out=out).wait() is out
+            assert np.array_equal(out, found)
+        whole = session.allreduce(made, op)
+        assert found.dtype == whole.dtype
+        assert np.array_equal(found, whole)
+        return None
+
+    results(train, 3, Faults(piece_nbytes=8))
+
+
+def test_integers_that_are_averaged_in_pieces_have_the_mean_of_the_batch() -> None:
+    def train(session: Any) -> None:
+        for batch in session.batches(24, global_batch=12, epochs=1):
+            given = np.full(9, 3 * len(batch.indices), np.int16)
+            mean = batch.allreduce_async(given, priority=0).wait()
+            assert mean.dtype == np.float64
+            assert np.array_equal(mean, np.full(9, 3.0))
+
+    results(train, 3, Faults(piece_nbytes=16))
+
+
+def test_a_loop_that_goes_on_waits_for_the_batch_before_the_last() -> None:
+    def train(session: Any) -> None:
+        seen: list[int] = []
+        handles: list[Any] = []
+        for step in session.steps(6):
+            assert seen[: max(step - 1, 0)] == list(range(max(step - 1, 0)))
+            handles.append(
+                session.allreduce_async(
+                    np.ones(3), priority=-step, then=lambda _, step=step: seen.append(step)
+                )
+            )
+        assert sorted(seen) == list(range(6)), "and a loop that ends for all"
+        assert all(handle.done for handle in handles)
+        for handle in handles:
+            assert handle.wait()[0] == session.n_servers
+
+    results(train, 3)
+
+
+def test_a_loop_that_is_left_waits_for_its_steps() -> None:
+    def train(session: Any) -> Any:
+        seen: list[Any] = []
+        for batch in session.batches(30, global_batch=10, epochs=1):
+            batch.allreduce_async(np.ones(2) * len(batch.indices), priority=1, then=seen.append)
+            if batch.batch_no == 1:
+                break
+        assert len(seen) == 2
+        assert batch.committed
+        return session.samples()["loops"][0]["steps"]
+
+    assert set(results(train, 2).values()) == {2}
+
+
+def test_a_blocking_call_comes_after_all_that_was_begun() -> None:
+    def train(session: Any) -> None:
+        seen: list[Any] = []
+        for _ in session.steps(3):
+            for priority in (3, -3):
+                session.allreduce_async(np.ones(20), priority=priority, then=seen.append)
+            n_before = len(seen)
+            session.barrier()
+            assert len(seen) >= n_before
+            assert len(seen) % 2 == 0
+
+    results(train, 2, Faults(piece_nbytes=8))
+
+
+def test_what_must_not_be_done_is_refused() -> None:
+    def train(session: Any) -> None:
+        with pytest.raises(UsageError, match="whole number"):
+            session.allreduce_async(np.ones(1), priority=0.5)
+        with pytest.raises(UsageError, match="then is for steps with a priority"):
+            session.allreduce_async(np.ones(1), then=print)
+        earlier = None
+        for batch in session.batches(30, global_batch=10, epochs=1):
+            batch.allreduce_async(np.ones(2), priority=1)
+            if earlier is not None:
+                with pytest.raises(UsageError, match=r"its loop has gone on|is committed"):
+                    earlier.allreduce_async(np.ones(2), priority=1)
+            earlier = batch
+
+    results(train, 2)
+
+
+def test_different_priorities_are_a_mismatch() -> None:
+    def train(session: Any) -> None:
+        session.allreduce_async(np.ones(1), priority=session.server).wait()
+
+    ends = job(train, 2)
+    assert any("priority" in str(end) for end in ends.values())
+
+
+def test_then_may_make_no_call() -> None:
+    def train(session: Any) -> None:
+        session.allreduce_async(np.ones(1), priority=0, then=lambda _: session.barrier()).wait()
+
+    assert any("then called the session" in str(end) for end in job(train, 2).values())
+
+
+def test_ready_is_called_once_before_the_array_is_read() -> None:
+    def train(session: Any) -> None:
+        given, calls = session.empty(12, "f8"), []
+
+        def ready() -> None:
+            calls.append(1)
+            given[:] = 2.0
+
+        found = session.allreduce_async(given, priority=1, ready=ready).wait()
+        assert len(calls) == 1
+        assert np.array_equal(found, np.full(12, 2.0 * session.n_servers))
+
+    results(train, 3, Faults(piece_nbytes=24))
