@@ -215,7 +215,8 @@ def test_a_slow_server_gets_less_and_every_sample_is_used_once() -> None:
 @pytest.mark.parametrize("call", [6, 10, 13])
 def test_the_samples_of_a_lost_server_are_split_by_weights_too(call: int, moment: str) -> None:
     """Calls 6 and 10 are those after which weights change or times are exchanged, 13 is a batch's."""
-    faults = Faults(paces={2: (2.0,)}, kills={1: (call, moment)}, joins=[(14, 1)])
+    kills = {1: (call, moment)}
+    faults = Faults(paces={2: (2.0,)}, kills=kills, joins=[(14, 1)], holds_for_joiners=True)
     found = results(train, 4, faults)
     assert {0, 2, 3} <= set(found)
     assert len({(str(w), digest) for _, w, digest in found.values()}) == 1

@@ -14,10 +14,11 @@ import numpy as np
 from bml.sim.check import Tally
 from bml.sim.programs.communicator import ModelCommunicator
 from bml.sim.programs.faults import Dead, Faults
+from bml.sim.programs.flaws import BY_SERVER
 from bml.sim.programs.group import Group
 from bml.sim.programs.oracle import OracleSession
 from bml.sim.programs.running import run
-from bml.sim.programs.writer import BY_SERVER, Program, Writer
+from bml.sim.programs.writer import Program, Writer
 
 _FLAWED = 0.25
 _MOST_CALLS = 40

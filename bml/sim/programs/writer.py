@@ -16,6 +16,7 @@ import numpy as np
 from bml.sim.programs.clock import CLOCK
 from bml.sim.programs.collectives import LINES, NAMES, ROOTS
 from bml.sim.programs.faults import Interrupted
+from bml.sim.programs.flaws import FLAWS
 from bml.sim.programs.late import LATE_STEP, late_parts
 
 LAYERS = 2
@@ -386,20 +387,3 @@ class Writer:
     def _calling_recompute(self, batch: str) -> None:
         again = self._recompute("session.barrier()", "return gradient(0, i, w)")
         self._say(f"w[0] -= {batch}.allreduce(gradient(0, {batch}.indices, w), recompute={again})")
-
-
-FLAWS: dict[str, tuple[str, ...]] = {
-    "plans differ": ("StepMismatch", "UsageError"),
-    "two loops in turn": ("UsageError",),
-    "an old batch": ("UsageError",),
-    "a batch after its loop": ("UsageError", "UnboundLocalError"),
-    "a server skips a batch": ("UsageError", "StepMismatch"),
-    "a server skips a call": ("StepMismatch",),
-    "roots differ": ("StepMismatch",),
-    "recompute raises": ("SessionBroken",),
-    "changed before it is committed": ("UsageError",),
-    "recompute makes a call": ("UsageError",),
-}
-"""The mistakes of a program, and the errors that name them. A mistake without harm has none."""
-BY_SERVER = ("plans differ", "a server skips a batch", "a server skips a call", "roots differ")
-"""Flaws of one server only."""
