@@ -67,7 +67,7 @@ def test_recompute_may_make_no_call() -> None:
         with calls:
             pytest.fail("it is entered")
 
-    with pytest.raises(UsageError, match="recompute called the session"), calls:
+    with pytest.raises(UsageError, match="recompute or then called the session"), calls:
         calls.compute(call)
 
 
