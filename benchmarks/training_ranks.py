@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch.distributed as dist
 
 import bml.torch
 from bml.bench.host import Orders
-from bml.bench.ranks import Vector, contribution, total
+from bml.bench.ranks import Vector, contribution, timed, total
 from bml.train.session import Session
 
 N_LAYERS = 16
@@ -103,12 +102,7 @@ def serve(path: str, rank: int, steps: Any) -> None:
             orders.answer(wrong=int(np.count_nonzero(found != total(order["of"], count))))
         else:
             steps.prepare(np.ones(count, np.float32))
-            steps.step()  # memory is there afterwards, and all ranks are
-            ends_s, cpu_s = [time.monotonic()], time.process_time()
-            for _ in range(order["times"]):
-                steps.step()
-                ends_s.append(time.monotonic())
-            orders.answer(ends_s=ends_s, cpu_s=time.process_time() - cpu_s)
+            orders.answer(**timed(steps.step, order["times"])._asdict())
 
 
 def serve_attached(path: str, session: Session) -> None:

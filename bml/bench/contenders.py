@@ -100,8 +100,10 @@ class _Ordered:
         """See Contender."""
         answers = self._ask(do="time", count=nbytes // 4, times=times)
         ends_s = {rank: answer["ends_s"] for rank, answer in answers.items()}
-        cpu_s = sum(answer["cpu_s"] for answer in answers.values()) / times
-        return Block(tuple(completions(ends_s)), cpu_s)
+        cpu_s, system_s = (
+            sum(answer[which] for answer in answers.values()) / times for which in ("cpu_s", "system_s")
+        )
+        return Block(tuple(completions(ends_s)), cpu_s, system_s)
 
     def _ask(self, **order: Any) -> dict[int, Any]:
         return self._ranks.ask(self.members, self._well, **order)

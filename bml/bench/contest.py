@@ -141,7 +141,11 @@ class Contest:
             )
             for each in self.contenders
         ]
-        return [replace(each, speedup=each.median_s / made[0].median_s) for each in made]
+        own = made[0]
+        return [
+            replace(each, speedup=each.median_s / own.median_s, cpu_speedup=each.cpu_s / own.cpu_s)
+            for each in made
+        ]
 
 
 def _ready(each: Contender, nbytes: int, block_s: float) -> _Plan:

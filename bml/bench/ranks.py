@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 import time
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -41,22 +42,36 @@ def serve(path: str, rank: int, collective: Collective) -> None:
             case "check":
                 orders.answer(wrong=_check(collective, rank, order["count"], order["of"]))
             case "time":
-                ends_s, cpu_s = _time(collective, order["count"], order["times"])
-                orders.answer(ends_s=ends_s, cpu_s=cpu_s)
+                collective.prepare(np.ones(order["count"], np.float32))
+                orders.answer(**timed(collective.run, order["times"])._asdict())
 
 
-def _time(collective: Collective, count: int, times: int) -> tuple[list[float], float]:
-    """Return when each allreduce ended, on the clock that all processes share, and the processor time.
+class Timed(NamedTuple):
+    """When each step ended, on the clock that all processes share, and the processor time of all, in seconds.
+
+    `system_s` is the part of `cpu_s` in the kernel.
+    """
+
+    ends_s: list[float]
+    cpu_s: float
+    system_s: float
+
+
+def timed(step: Callable[[], object], times: int) -> Timed:
+    """Time so many steps, one after the other.
 
     The first one is not timed: the ranks may be apart, and memory is not allocated yet.
     """
-    collective.prepare(np.ones(count, np.float32))
-    collective.run()
-    ends_s, cpu_s = [time.monotonic()], time.process_time()
+    step()
+    ends_s, cpu_s, system_s = [time.monotonic()], time.process_time(), _system_s()
     for _ in range(times):
-        collective.run()
+        step()
         ends_s.append(time.monotonic())
-    return ends_s, time.process_time() - cpu_s
+    return Timed(ends_s, time.process_time() - cpu_s, _system_s() - system_s)
+
+
+def _system_s() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_stime
 
 
 def _check(collective: Collective, rank: int, count: int, ranks: list[int]) -> int:

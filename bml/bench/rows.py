@@ -33,11 +33,12 @@ class Traffic(NamedTuple):
 class Block:
     """A turn of a contender: seconds of every step, and processor seconds of a step on all ranks together.
 
-    `traffic` is that of the turn, or None if it is not known.
+    `system_s` is the part of `cpu_s` in the kernel. `traffic` is that of the turn, or None if not known.
     """
 
     steps_s: tuple[float, ...]
     cpu_s: float
+    system_s: float
     traffic: Traffic | None = None
 
 
@@ -52,6 +53,8 @@ class Row:
     alone, and `over_bound` the median over it. `speedup` is the median over that of bml (None without bml).
     `cpu_s` is the processor time of a step on all servers together, the median over turns. Other load hardly
     changes it; divided by the number of cores, it is the least time on a machine that all servers share.
+    `system_s` is the part of it in the kernel, `cpu_byte_ns` is `cpu_s` per byte of the vector, in ns, and
+    `cpu_speedup` is `cpu_s` over that of bml (None without bml).
     `copies_sent` and `copies_received` are bytes that the servers' processes copied over bytes moved (None if
     they are not counted). Copies by the kernel or a NIC do not count.
     """
@@ -73,8 +76,11 @@ class Row:
     fastest_s: float
     slowest_s: float
     cpu_s: float
+    system_s: float
+    cpu_byte_ns: float
     samples: int
     n_servers: int
+    cpu_speedup: float | None = None
     copies_sent: float | None = None
     copies_received: float | None = None
 
@@ -96,6 +102,7 @@ def row(
     times_s = [step_s for block in blocks for step_s in block.steps_s]
     median_s = statistics.median(times_s)
     algbw = nbytes / median_s / GIGA
+    cpu_s = statistics.median(block.cpu_s for block in blocks)
     copies_sent, copies_received = copies(blocks)
     return Row(
         who=who,
@@ -114,7 +121,9 @@ def row(
         speedup=None,
         fastest_s=min(times_s),
         slowest_s=max(times_s),
-        cpu_s=statistics.median(block.cpu_s for block in blocks),
+        cpu_s=cpu_s,
+        system_s=statistics.median(block.system_s for block in blocks),
+        cpu_byte_ns=cpu_s / nbytes * GIGA,
         samples=len(times_s),
         n_servers=n_servers,
         copies_sent=copies_sent,
@@ -176,6 +185,9 @@ _COLUMNS = (
     ("/bound", "", 7),
     ("speedup", "", 8),
     ("cpu", "(us)", 11),
+    ("kernel", "(us)", 11),
+    ("cpu/B", "(ns)", 8),
+    ("/own", "", 6),
     ("copies", "(tx/rx)", 9),
 )
 """Name, unit and width."""
@@ -205,6 +217,9 @@ def line(each: Row) -> str:
             _quotient(each.over_bound),
             "-" if each.speedup is None else f"{each.speedup:.2f}",
             f"{each.cpu_s * 1e6:.1f}",
+            f"{each.system_s * 1e6:.1f}",
+            f"{each.cpu_byte_ns:.3f}",
+            "-" if each.cpu_speedup is None else f"{each.cpu_speedup:.2f}",
             "-"
             if each.copies_sent is None or each.copies_received is None
             else f"{each.copies_sent:.2f}/{each.copies_received:.2f}",

@@ -160,7 +160,9 @@ def allreduce(
     /bound   measured time over the proved lower bound of all schedules of
              trees on these links, without start-ups
     speedup  time of the peer over the time of bml
-    cpu      processor time of all servers together
+    cpu      processor time of all servers together; kernel: the part of it in
+             the kernel; cpu/B: per byte of the vector; /own: that of the
+             peer over that of bml
     copies   copies of a byte in bml's processes: sent / received
 
     On an emulated fabric each peer has one NIC, on one switch, at the rate that `bml fabric up

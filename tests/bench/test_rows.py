@@ -13,13 +13,14 @@ def test_bandwidths_and_theory():
         "bml",
         64 << 20,
         9,
-        [Block((0.2, 0.1), 0.3), Block((0.4,), 0.5), Block((), 0.4)],
+        [Block((0.2, 0.1), 0.3, 0.1), Block((0.4,), 0.5, 0.3), Block((), 0.4, 0.2)],
         wrong=0,
         theory_s=0.05,
         bound_s=0.04,
     )
     assert (row.median_s, row.fastest_s, row.slowest_s, row.samples) == (0.2, 0.1, 0.4, 3)
-    assert row.cpu_s == 0.4
+    assert (row.cpu_s, row.system_s) == (0.4, 0.2)
+    assert row.cpu_byte_ns == pytest.approx(0.4e9 / (64 << 20))
     assert row.algbw == pytest.approx(0.33554432)
     assert row.busbw == pytest.approx(row.algbw * 16 / 9)
     assert row.count == 16 << 20
@@ -56,9 +57,11 @@ def test_size_text(nbytes, text):
 
 
 def test_lines_stand_under_their_heads():
-    row = rows.row("openmpi-tcp", 64 << 20, 9, [Block((123.0,), 1.0)], wrong=3, theory_s=1.0, bound_s=1.0)
+    row = rows.row(
+        "openmpi-tcp", 64 << 20, 9, [Block((123.0,), 1.0, 0.5)], wrong=3, theory_s=1.0, bound_s=1.0
+    )
     names, units = rows.heading().splitlines()
     line = rows.line(row)
     assert len(line) == len(names) == len(units)
     assert line.index("openmpi-tcp") + len("openmpi-tcp") == names.index("who") + len("who")
-    assert line.split()[-2:] == ["1000000.0", "-"]
+    assert line.split()[-5:] == ["1000000.0", "500000.0", "14.901", "-", "-"]

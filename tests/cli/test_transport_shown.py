@@ -77,13 +77,13 @@ def test_doctor_says_whether_verbs_would_work(monkeypatch, gids, pyverbs, nics, 
 
 def test_copies_are_per_byte_moved_over_all_turns():
     before, after = Traffic(100, 100, 10, 0), Traffic(1100, 600, 110, 250)
-    turn = Block((0.1,), 0.1, after.since(before))
+    turn = Block((0.1,), 0.1, 0.05, after.since(before))
     assert turn.traffic == (1000, 500, 100, 250, 0, 0)
-    row = rows.row("bml", 4096, 3, [turn, Block((0.1,), 0.1), turn], wrong=0, theory_s=1.0, bound_s=1.0)
+    row = rows.row("bml", 4096, 3, [turn, Block((0.1,), 0.1, 0.05), turn], wrong=0, theory_s=1.0, bound_s=1.0)
     assert (row.copies_sent, row.copies_received) == (0.1, 0.5)
     assert rows.line(row).split()[-1] == "0.10/0.50"
-    assert rows.copies([Block((0.1,), 0.1)]) == (None, None)
-    referenced = Block((0.1,), 0.1, Traffic(10, 10, 0, 500, 990, 990))
+    assert rows.copies([Block((0.1,), 0.1, 0.05)]) == (None, None)
+    referenced = Block((0.1,), 0.1, 0.05, Traffic(10, 10, 0, 500, 990, 990))
     assert rows.copies([referenced]) == (0, 0.5)
 
 
