@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import os
 from time import perf_counter
+from typing import NamedTuple
 
 _LONG_YIELD_S = 12e-6
 """If a yield takes longer, another thread has worked meanwhile. In less time it can only have
@@ -27,6 +28,19 @@ _FAIR_FRACTION = 0.75
 """A thread moves if it gets less than this fraction of its fair share of the core."""
 
 _sched_getcpu = ctypes.CDLL(None).sched_getcpu
+
+
+class Spin(NamedTuple):
+    """How a thread waits before it sleeps: it yields its core and looks again, so many times.
+
+    With `only_idle` it sleeps as soon as another thread wanted the core.
+    """
+
+    yields: int
+    only_idle: bool
+
+
+NO_SPIN = Spin(0, False)
 
 
 class CoreContention:
@@ -97,11 +111,11 @@ def yield_core(contention: CoreContention) -> bool:
     return not contention.stays_awake(to_s)
 
 
-def yield_beside() -> bool:
-    """Let other ready threads run, in a thread beside one that computes.
+def yield_idle_core() -> bool:
+    """Let other ready threads run; returns True if none was ready.
 
-    Returns True if none was ready. Else the core, or the interpreter, is wanted by a thread that has more to
-    do, and the caller should sleep: it is woken at once, and after a yield it waits for its turn.
+    Else the core, or the interpreter, is wanted by a thread that has more to do, and the caller should sleep:
+    it is woken at once, and after a yield it waits for its turn.
     """
     from_s = perf_counter()
     os.sched_yield()

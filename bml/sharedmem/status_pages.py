@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from bml.io.limits import NoRoom
-from bml.io.spin import CoreContention, n_cores, yield_beside, yield_core
+from bml.io.spin import CoreContention, n_cores, yield_core, yield_idle_core
 from bml.protocol.step.direct import Stage, epoch_of, standings
 from bml.sharedmem.status_page import (
     ASLEEP,
@@ -169,7 +169,7 @@ class StatusPages:
                 contention.wait_begins()
             if spins < _SPINS:
                 if beside:
-                    spins = spins + 1 if yield_beside() else _SPINS
+                    spins = spins + 1 if yield_idle_core() else _SPINS
                 else:
                     spins += yield_core(contention)
                 continue

@@ -7,11 +7,14 @@ import time
 from typing import Any
 from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
 
 from bml.cluster.server import loop as loops
 from bml.cluster.steps.meeting import Meeting
+from bml.cluster.steps.wire import WireSteps
 from bml.io.poller import Poller
+from bml.io.spin import NO_SPIN, Spin
 from bml.train.communicator import Retried
 
 REPLY = Retried(1, 1)
@@ -33,11 +36,13 @@ class Waits(Poller):
         return 0
 
 
-def passes(monkeypatch: pytest.MonkeyPatch, beside: bool, idle_yields: int = YIELDS) -> int:
+def passes(
+    monkeypatch: pytest.MonkeyPatch, beside: bool, idle_yields: int = YIELDS, only_idle: bool = False
+) -> int:
     """How often a thread looks before it sleeps, if other threads want its core after so many yields."""
     idle = iter([True] * idle_yields)
     monkeypatch.setattr(loops, "yield_core", lambda contention: True)
-    monkeypatch.setattr(loops, "yield_beside", lambda: next(idle, False))
+    monkeypatch.setattr(loops, "yield_idle_core", lambda: next(idle, False))
     meeting = Meeting(lambda: None)
     shell: Any = MagicMock()
     shell.meeting, shell.poller = meeting, Waits(meeting)
@@ -46,7 +51,7 @@ def passes(monkeypatch: pytest.MonkeyPatch, beside: bool, idle_yields: int = YIE
     loop = loops.ServerLoop(shell, server=0, n_servers=2)
     loop._tick_at = time.monotonic() + 60
     loop._training_thread = 0 if beside else threading.get_ident()
-    assert loop.answer(MagicMock(), YIELDS) is REPLY
+    assert loop.answer(MagicMock(), Spin(YIELDS, only_idle)) is REPLY
     shell.opened.transport.beside_computation.assert_called_once_with(beside)
     loop.close()
     *before, last_s = shell.poller.timeouts_s
@@ -67,3 +72,31 @@ def test_beside_another_thread_it_sleeps_when_that_wants_the_core(
 ) -> None:
     assert passes(monkeypatch, True, idle_yields) == idle_yields + 1, "one more look after the last yield"
     assert passes(monkeypatch, False, idle_yields) == YIELDS, "the training thread need not"
+
+
+@pytest.mark.parametrize("idle_yields", [0, 1, 3])
+def test_in_a_long_step_the_training_thread_sleeps_when_others_want_the_core(
+    idle_yields: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert passes(monkeypatch, False, idle_yields, only_idle=True) == idle_yields + 1
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "one_host", "wanted"),
+    [
+        (4, False, Spin(60, False)),
+        (64 << 10, False, Spin(60, False)),
+        ((64 << 10) + 4, False, NO_SPIN),
+        (64 << 20, False, NO_SPIN),
+        ((1 << 20) - 4, True, Spin(60, False)),
+        (1 << 20, True, Spin(16, True)),
+    ],
+)
+def test_how_a_step_over_links_waits_depends_on_its_vector(nbytes: int, one_host: bool, wanted: Spin) -> None:
+    asked: list[Spin] = []
+    host = MagicMock()
+    host.one_host = lambda: one_host
+    host.answer = lambda event, spin: asked.append(spin) or REPLY
+    vector = np.zeros(nbytes // 4, np.float32)
+    assert WireSteps(host).sync(MagicMock(), vector, "sum", shared=False) is REPLY
+    assert asked == [wanted]

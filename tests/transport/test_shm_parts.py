@@ -240,14 +240,14 @@ def test_beside_a_thread_that_computes_it_sleeps_when_that_wants_the_core(
     (pages, _, _), (others, _, _), _ = host
     yields: list[bool] = []
 
-    def yield_beside() -> bool:
+    def yield_idle_core() -> bool:
         yields.append(len(yields) < idle_yields)
         return yields[-1]
 
     def sleep(changes: int, timeout_s: float) -> None:
         others.post(1, 1, Stage.READY)
 
-    monkeypatch.setattr("bml.sharedmem.status_pages.yield_beside", yield_beside)
+    monkeypatch.setattr("bml.sharedmem.status_pages.yield_idle_core", yield_idle_core)
     monkeypatch.setattr(pages[1], "wait", sleep)
     assert pages.wait_for_stage(1, 1, Stage.READY, (1,), 8, lambda: False, beside=True)
     assert len(yields) == wanted

@@ -15,7 +15,7 @@ from bml.cluster.server.polling_lock import PollingLock
 from bml.cluster.server.shell import ServerShell
 from bml.cluster.steps.deferral import unbroken
 from bml.cluster.steps.meeting import Reply, Signalled
-from bml.io.spin import CoreContention, n_cores, yield_beside, yield_core
+from bml.io.spin import NO_SPIN, CoreContention, Spin, n_cores, yield_core, yield_idle_core
 from bml.protocol.server import events as ev
 from bml.topology.errors import BmlError, InvariantError
 
@@ -43,12 +43,12 @@ class ServerLoop:
         """Whether the caller is another thread than the training thread, which may compute meanwhile."""
         return threading.get_ident() != self._training_thread
 
-    def answer(self, event: ev.Event, yields: int = 0) -> Reply:
+    def answer(self, event: ev.Event, spin: Spin = NO_SPIN) -> Reply:
         """Bring an event to the core, and poll in the calling thread until there is a reply.
 
-        Before it sleeps it looks again `yields` times, giving the processor to others in between; in another
-        thread than the training thread, only as long as no other wants the processor. Raises the reply if it
-        is an error, and the exception of a handler whose signal comes in here.
+        Before it sleeps it spins as `spin` says; in another thread than the training thread, only as long as
+        no other thread wants the core. Raises the reply if it is an error, and the exception of a handler
+        whose signal comes in here.
         """
         beside = self.is_beside()
         deferral = self._shell.meeting.deferral
@@ -56,7 +56,7 @@ class ServerLoop:
         while True:
             deferral.look()
             try:
-                reply = self._reply(bring, yields, beside)
+                reply = self._reply(bring, spin, beside)
             finally:
                 if deferral.came:
                     deferral.release()
@@ -108,22 +108,22 @@ class ServerLoop:
     # --- a thread that waits ---------------------------------------------------------------------
 
     @unbroken
-    def _reply(self, bring: ev.Event | None, yields: int, beside: bool) -> Reply | None:
+    def _reply(self, bring: ev.Event | None, spin: Spin, beside: bool) -> Reply | None:
         """Bring an event, if it is not brought yet, and wait; None: a signal came, its handler is next."""
         if bring is not None:
             self._shell.queue(bring)
         replies = self._shell.meeting.replies
-        while replies.empty() and self._poll_for_reply(yields, beside):
+        while replies.empty() and self._poll_for_reply(spin, beside):
             pass
         reply = replies.get()
         return None if isinstance(reply, Signalled) else reply
 
-    def _poll_for_reply(self, yields: int, beside: bool) -> bool:
+    def _poll_for_reply(self, spin: Spin, beside: bool) -> bool:
         """Hold the polling lock until there is a reply, or a signal; returns whether the loop goes on."""
         self._polling_lock.take()
         try:
             if self._crash is None and not self._shell.meeting.left.is_set():
-                self._poll_until_reply(yields, beside)
+                self._poll_until_reply(spin, beside)
                 return True
         except BaseException as error:  # the loop's thread ends the job
             self._crash = error
@@ -132,8 +132,9 @@ class ServerLoop:
             self._polling_lock.give()
         return False
 
-    def _poll_until_reply(self, yields: int, beside: bool) -> None:
-        shell, left = self._shell, yields
+    def _poll_until_reply(self, spin: Spin, beside: bool) -> None:
+        shell, left = self._shell, spin.yields
+        only_idle = beside or spin.only_idle
         replies = shell.meeting.replies
         with shell.poller.guard:
             shell.opened.transport.beside_computation(beside)
@@ -142,12 +143,12 @@ class ServerLoop:
         while replies.empty():
             if left == 0:
                 self._turn(max(0.0, self._due() - time.monotonic()))
-                left = yields
+                left = spin.yields
             elif self._turn(0.0):
                 self._contention.wait_begins()
-                left = yields
-            elif beside:
-                left = left - 1 if yield_beside() else 0
+                left = spin.yields
+            elif only_idle:
+                left = left - 1 if yield_idle_core() else 0
             else:
                 left -= yield_core(self._contention)
         if self._due() < self._rests_until:

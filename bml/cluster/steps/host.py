@@ -11,6 +11,7 @@ from bml.cluster.spec.trace import Trace
 from bml.cluster.steps.handover import Handover
 from bml.cluster.steps.meeting import Meeting, Reply
 from bml.io.memory import Memory
+from bml.io.spin import Spin
 from bml.protocol.server import events as ev
 from bml.protocol.server.core import ServerCore
 from bml.protocol.wire.frame import Header
@@ -40,8 +41,8 @@ class StepHost:
     faults: Faults
     guard: AbstractContextManager[object]
     """The lock under which a thread uses the core and all that it stands on; not reentrant."""
-    answer: Callable[[ev.Event, int], Reply]
-    """Bring an event to the core and poll until there is a reply, looking again so often before it sleeps."""
+    answer: Callable[[ev.Event, Spin], Reply]
+    """Bring an event to the core and poll until there is a reply, spinning before it sleeps."""
     execute: Callable[[Iterable[ev.Instruction]], None]
     """Carry out instructions in another thread than the loop's, under the guard."""
     apply_faults: Callable[[Header | None], None]

@@ -7,14 +7,18 @@ from collections.abc import Mapping
 from bml.cluster.spec.job import Contact
 from bml.cluster.spec.trace import TracedWorkspace
 from bml.cluster.steps.host import Handlers, StepHost
+from bml.io.spin import NO_SPIN, Spin
 from bml.protocol.server import events as ev
 from bml.protocol.step.dataflow import Reduce
 from bml.protocol.step.workspace import Array, Padded, Workspace, written
 from bml.protocol.wire.call import neutral
 from bml.train.communicator import Committed, Outcome
 
-_YIELDS = 60
-"""How often to look again before sleeping for a reply that usually comes sooner than a thread is woken."""
+_SHORT = Spin(60, only_idle=False)
+"""For a reply that usually comes sooner than a thread is woken."""
+_LONG = Spin(16, only_idle=True)
+"""For a frame of a long vector on one host: it takes longer to come, and whoever sends it needs a core."""
+_LONG_NBYTES = 1 << 20
 _SMALL_NBYTES = 64 << 10
 """Most of the time of a longer vector, over wires between hosts, is worth sleeping for."""
 
@@ -47,11 +51,11 @@ class WireSteps:
         """See StepRunner."""
         vector = written(contribution)
         self._plan(vector.nbytes)
-        yields = _YIELDS if vector.nbytes <= _SMALL_NBYTES or self._one_host() else 0
-        reply = self._answer(submit, yields)
+        spin = self._spin(vector.nbytes)
+        reply = self._answer(submit, spin)
         while isinstance(reply, ev.Prepare):
             self._plan(reply.nbytes)
-            reply = self._answer(ev.Prepared(reply.epoch), yields)
+            reply = self._answer(ev.Prepared(reply.epoch), spin)
         assert not isinstance(reply, ev.FetchResult | Exception), "it is of shared memory, or was raised"
         return reply
 
@@ -68,6 +72,11 @@ class WireSteps:
     def close(self) -> None:
         """See StepRunner."""
         self.workspace = None
+
+    def _spin(self, nbytes: int) -> Spin:
+        if nbytes > _SMALL_NBYTES and not self._one_host():
+            return NO_SPIN
+        return _SHORT if nbytes < _LONG_NBYTES else _LONG
 
     def _plan(self, nbytes: int) -> None:
         """Plan in the training thread, so that the loop's goes on sending heartbeats.
