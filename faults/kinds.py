@@ -237,9 +237,33 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             takes=("for", "share", "direction"),
             needs=("share",),
         ),
+        "degrade": Kind(
+            "link",
+            "degrade:4/1@step=8,rate=20mbit,over=10s",
+            "on the emulated fabric only: the rate of the cable falls to that one in ten seconds, and stays "
+            "there",
+            on=("fabric",),
+            simulated="degrade",
+            takes=("for", "rate", "over", "direction"),
+            needs=("rate",),
+        ),
+        "jitter": Kind(
+            "link",
+            "jitter:4/1@step=8,delay=5ms",
+            "NIC 4/1 stands still for random times of up to 5 ms, a third of the time, and catches up: what "
+            "it sends and receives is late by up to that, heartbeats too",
+            on=("server",),
+            simulated="jitter",
+            takes=("for", "delay"),
+            drawable=True,
+        ),
     }
 )
 """Every kind of fault that is available, in the order in which messages name them."""
 
 FLAP_S = 0.4
 """Period of a flapping cable if none is given: half of it dead, half of it alive."""
+FALLS_S = 10.0
+"""The time in which the rate of a degrading cable falls if none is given, in seconds."""
+JITTER_S = 0.005
+"""The longest delay of a NIC with jitter if none is given, in seconds."""

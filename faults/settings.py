@@ -19,6 +19,7 @@ _SHARE = re.compile(r"(?P<number>[0-9]{1,3}(\.[0-9]{1,4})?)%")
 _BITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 _LEAST_BIT, _MOST_BIT = 8 * 10**3, 10 * 10**9
 _LEAST_PERIOD_S = 0.02
+_LEAST_DELAY_S, _MOST_DELAY_S = 0.001, 1.0
 DIRECTIONS = ("out", "in", "both")
 """The traffic of a NIC that a fault of its cable strikes: what it sends, what it receives, or both."""
 _MOST_S = 1_000_000
@@ -105,6 +106,10 @@ def _check_period(seconds: float) -> str:
     )
 
 
+def _check_delay(seconds: float) -> str:
+    return "" if _LEAST_DELAY_S <= seconds <= _MOST_DELAY_S else "is no delay, from 1ms to 1s"
+
+
 def _read_rate(text: str) -> int:
     found = _RATE.fullmatch(text)
     return round(Fraction(found["number"]) * _BITS[found["unit"]]) if found else 0
@@ -145,8 +150,10 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
     {
         "peer": Setting(read_server, by_target=True),
         "every": Setting(read_seconds, write_seconds, _check_period),
+        "delay": Setting(read_seconds, lambda seconds: f"{seconds * 1000:.12g}ms", _check_delay),
         "rate": Setting(_read_rate, _write_rate, _check_rate),
         "share": Setting(_read_share, share_text, _check_share),
+        "over": Setting(read_seconds, write_seconds, check_time),
         "direction": Setting(_read_direction),
         "for": Setting(read_seconds, write_seconds, check_time),
     }

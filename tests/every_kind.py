@@ -11,6 +11,8 @@ NOT_IN_MATRIX = {
     "join": "it is no fault: servers join in the phases `joining` and `giving` of the matrix",
     "stall": "tests/cluster/test_stall_processes.py: which server reports it depends on the schedule",
     "busy": "it breaks nothing: tests/cluster/test_busy_processes.py",
+    "degrade": "it needs an emulated fabric: tests/fabric/test_slow_cables.py",
+    "jitter": "it breaks nothing: tests/cluster/test_jitter_processes.py",
     "node": "it needs an emulated fabric: tests/fabric/test_ray_on_emulated_fabric.py",
     "slow": "it needs an emulated fabric: tests/fabric/test_faults_on_emulated_fabric.py",
     "loss": "it needs an emulated fabric: tests/fabric/test_faults_on_emulated_fabric.py",

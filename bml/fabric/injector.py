@@ -12,8 +12,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from itertools import count
-from math import inf
+from math import ceil, inf
 from types import MappingProxyType
 from typing import assert_never
 
@@ -21,9 +23,12 @@ from bml.fabric.condition import Damage
 from bml.fabric.network import EmulatedFabric
 from bml.faults import Fault
 from bml.faults.holds import Holds
+from bml.faults.kinds import FALLS_S
 from bml.topology import LinkFailure, ServerFailure, SwitchFailure
 from bml.topology.errors import UsageError
 
+_FALL_S, _FALLS = 0.5, 4
+"""A step of a rate that falls lasts half a second at most, and there are four or more."""
 _LOG = logging.getLogger("bml.fabric")
 
 Task = Callable[[], None]
@@ -99,6 +104,27 @@ class FabricInjector:
         until_s = inf if fault.duration_s is None else time.monotonic() + fault.duration_s
         self._flap(damage_of(fault), fault.period_s / 2, until_s)
 
+    def degrade(self, fault: Fault) -> None:
+        """Let the rate of a cable fall step by step to a lower one, for a time or until `close`."""
+        lowest, now_bit = damage_of(fault), self._network.condition.rate_bit
+        ends_at_s = inf if fault.duration_s is None else time.monotonic() + fault.duration_s
+        present: list[Damage] = []
+
+        def fall(damage: Damage) -> None:
+            if time.monotonic() < ends_at_s:
+                self._damage(damage)
+                mend()
+                present.append(damage)
+
+        def mend() -> None:
+            while present:
+                self._mend(present.pop())
+
+        for after_s, rate_bit in falling(now_bit, lowest.rate_bit, fault.settings.get("over", FALLS_S)):
+            self._at(after_s, partial(fall, replace(lowest, rate_bit=rate_bit)))
+        if fault.duration_s is not None:
+            self._at(fault.duration_s, mend)
+
     def _flap(self, damage: Damage, half_s: float, until_s: float) -> None:
         left_s = until_s - time.monotonic()
         if left_s <= 0:
@@ -151,6 +177,7 @@ FABRIC_ACTS: Mapping[str, Callable[[FabricInjector, Fault], None]] = MappingProx
         "slow": FabricInjector.damage,
         "loss": FabricInjector.damage,
         "flap": FabricInjector.flap,
+        "degrade": FabricInjector.degrade,
         "node": FabricInjector.kill_machine,
     }
 )
@@ -162,11 +189,26 @@ _DAMAGES = MappingProxyType(
         "blackhole": "blackhole",
         "flap": "cut",
         "slow": "slow",
+        "degrade": "slow",
         "loss": "loss",
         "switch": "switch",
     }
 )
 """Kind of fault -> kind of damage."""
+
+
+def falling(from_bit: int, to_bit: int, over_s: float) -> list[tuple[float, int]]:
+    """The steps of a rate that falls evenly: (seconds from the beginning, rate in bits per second from then).
+
+    A step lasts half a second at most. A cable that is as slow already has the lower rate at once.
+    """
+    if not over_s or to_bit >= from_bit:
+        return [(0.0, to_bit)]
+    n_steps = max(_FALLS, ceil(over_s / _FALL_S))
+    return [
+        (over_s * n / n_steps, round(from_bit + (to_bit - from_bit) * n / n_steps))
+        for n in range(1, n_steps + 1)
+    ]
 
 
 def damage_of(fault: Fault) -> Damage:

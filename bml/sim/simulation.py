@@ -20,7 +20,7 @@ from bml.sim.judge.promises import PromiseBroken, Promises
 from bml.sim.mishaps.affected import Affected
 from bml.sim.mishaps.chaos import FOREVER, Mishap
 from bml.sim.mishaps.endings import OPERATOR_S, Endings
-from bml.sim.mishaps.slow import nics_of, ports_of, share_of
+from bml.sim.mishaps.slow import delay_s_of, falls_of, nics_of, ports_of, share_of
 from bml.sim.mishaps.troubles import Troubles
 from bml.sim.server.machine import Machine
 from bml.sim.world.coordinators import SimulatedCoordinator, SimulatedCoordinators
@@ -142,9 +142,12 @@ class Simulation:
                 self.coordinators.lose(target[0])
             case "control-hold":
                 self._hold(target[0], mishap.for_s)
+            case "degrade":
+                for step in falls_of(mishap, self.network.now):
+                    self.plan(step)
             case "busy":
                 self._make_busy(mishap)
-            case "slow" | "slow-out" | "slow-in" | "slow-switch":
+            case "slow" | "slow-out" | "slow-in" | "slow-switch" | "jitter":
                 self._slow_down(mishap)
             case "join":
                 self._join(target[0])
@@ -242,9 +245,10 @@ class Simulation:
         self.affected.slow.update(
             (level, self.fabric.group(server, level)) for server, level in nics_of(mishap, self.fabric)
         )
-        ports, share = ports_of(mishap, self.fabric), share_of(mishap)
-        self.wires.ports.slow_down(ports, share)
-        self._later(mishap.for_s, lambda: self.wires.ports.recover(ports, share), f"{mishap.kind} heals")
+        ports, held = self.wires.ports, ports_of(mishap, self.fabric)
+        is_late = mishap.kind == "jitter"
+        end = ports.hold_up(held, delay_s_of(mishap)) if is_late else ports.slow_down(held, share_of(mishap))
+        self._later(mishap.for_s, end, f"{mishap.kind} heals")
 
     def _make_busy(self, mishap: Mishap) -> None:
         """A training function computes slowly: that befalls no server."""

@@ -173,6 +173,14 @@ class Transport(Protocol):
         """End the fault of `silence`."""
         ...
 
+    def stand_still(self, level: int) -> None:
+        """Inject a fault: this NIC neither sends nor receives until `go_on`; nothing is lost."""
+        ...
+
+    def go_on(self, level: int) -> None:
+        """End the fault of `stand_still`: what waited moves now."""
+        ...
+
     def stall(self, peer: int, level: int) -> None:
         """Inject a fault: from now on no connection to this peer carries anything; heartbeats pass."""
         ...

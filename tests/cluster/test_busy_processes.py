@@ -15,7 +15,6 @@ COMPUTE_S, SHARE, STEPS = 0.06, 0.9, 12
 BUSY_S = COMPUTE_S / (1 - SHARE)
 
 
-@pytest.mark.smoke
 def test_a_busy_server_computes_slowly_for_a_time_and_is_not_missed() -> None:
     def train(session: bml.Session) -> list[float]:
         took, since = [], time.monotonic()

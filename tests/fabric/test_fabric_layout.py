@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 
 from bml.fabric import bpf
 from bml.fabric.condition import Condition, Damage, Setting, setting
+from bml.fabric.injector import falling
 from bml.fabric.layout import MANAGEMENT, Layout, belongs, parse_rate, rate_text
 from bml.faults import Fault
 from bml.topology import UsageError, bcube, big_switch, fat_tree, parse, torus
@@ -207,6 +209,23 @@ def test_a_part_has_its_newest_damage_and_heals_alone() -> None:
     assert sorted(map(str, now.damages)) == ["blackhole:4/0", "cut:4/1", "switch:0/1"]
     assert sorted(map(str, now.healed(Damage("cut", (4, 0))).damages)) == ["cut:4/1", "switch:0/1"]
     assert sorted(map(str, now.healed(Damage("switch", (0, 1))).damages)) == ["blackhole:4/0", "cut:4/1"]
+
+
+@pytest.mark.parametrize("over_s", [0.1, 2.0, 10.0])
+def test_a_rate_falls_evenly_in_steps_of_half_a_second_or_less(over_s: float) -> None:
+    steps = [(0.0, RATE), *falling(RATE, 20_000_000, over_s)]
+    assert steps[-1] == (over_s, 20_000_000)
+    lasts = [after[0] - before[0] for before, after in pairwise(steps)]
+    falls = [before[1] - after[1] for before, after in pairwise(steps)]
+    assert max(lasts) <= 0.5 + 1e-9
+    assert max(lasts) == pytest.approx(min(lasts))
+    assert max(falls) - min(falls) <= 1
+    assert len(falls) >= 4
+
+
+def test_a_rate_that_is_lower_already_or_falls_at_once() -> None:
+    assert falling(RATE, 2 * RATE, 10.0) == [(0.0, 2 * RATE)]
+    assert falling(RATE, RATE // 2, 0.0) == [(0.0, RATE // 2)]
 
 
 def test_the_queue_holds_80_ms() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import socket
+import time
 from contextlib import suppress
 
 import pytest
 from wires_in_namespaces import goodputs
 
 from bml.fabric import GOODPUT, EmulatedFabric, namespace
+from bml.fabric.injector import FabricInjector
+from bml.faults import Fault
 from bml.pytest_plugin import BringUp
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
@@ -81,3 +84,22 @@ def test_loss_drops_what_it_says(
     network.heal(1, 0)
     assert network.status()["failures"] == []
     assert arrived(network, 1, 0) == 1
+
+
+def test_a_cable_degrades_and_stays_slow(emulated_fabric: BringUp) -> None:
+    network = emulated_fabric("bcube:2x2", "50mbit")
+    injector = FabricInjector(network)
+    fault = Fault.parse("degrade:1/0,rate=10mbit,over=1s,direction=out", at_once=True)
+    try:
+        injector.apply_fault(fault, lambda: None)
+        (falls,) = goodputs(network, [(1, 0, 0)], seconds=0.5)
+        deadline = time.monotonic() + 20
+        while network.status()["failures"] != ["slow:1/0,rate=10mbit,direction=out"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        (stays,) = goodputs(network, [(1, 0, 0)], seconds=1)
+    finally:
+        injector.close()
+    assert SLOW[0] <= stays <= SLOW[1]
+    assert falls > 1.5 * stays
+    assert network.status()["failures"] == []

@@ -46,7 +46,9 @@ def test_a_server_does_what_the_fault_says(
     fault = replace(Fault.parse(KINDS[kind].example), trigger=AtOnce())
     FaultPlan((fault,)).validate(FABRIC)
     server = 0 if fault.by_anybody else min(s for s in FABRIC.servers if touches(fault, s, FABRIC))
-    transport = SimpleNamespace(**{name: note(name) for name in ("silence", "unsilence", "stall", "unstall")})
+    transport = SimpleNamespace(
+        **{name: note(name) for name in ("silence", "unsilence", "stall", "unstall", "stand_still")}
+    )
     poller = SimpleNamespace(now_s=lambda: 0.0, after=lambda *_: None)
     on_fabric = note("fabric") if emulated or KINDS[kind].emulated else None
     real = acts.SERVER_ACTS.get(kind)

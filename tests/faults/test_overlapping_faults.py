@@ -40,6 +40,8 @@ class Bench:
             silence=self.dead.add,
             unsilence=self.dead.discard,
             stall=lambda *key: self.dead.add(key),
+            stand_still=lambda level: self.dead.add(("still", level)),
+            go_on=lambda level: self.dead.discard(("still", level)),
             unstall=lambda *key: self.dead.discard(key),
         )
         poller = SimpleNamespace(now_s=lambda: self.now, after=self._after)
@@ -139,6 +141,28 @@ def test_on_cables_every_fault_ends_by_itself() -> None:
     network.until("blackhole:1/0", "switch:0/0", "cut:7/0")
     injector.close()
     assert network.broken == {"cut:7/0"}, "what was done by hand stays"
+
+
+def test_a_cable_gets_slower_and_slower_and_heals() -> None:
+    network = Network()
+    injector = FabricInjector(network)  # type: ignore[arg-type]
+    rates: list[str] = []
+    fault = Fault.parse("degrade:1/0,rate=200kbit,over=0.2s,direction=in,for=0.5s", at_once=True)
+    with network.changed:
+        injector.apply_fault(fault, lambda: None)
+        while network.changed.wait(DEADLINE_S) and network.broken:
+            rates += [each for each in network.broken if each not in rates]
+    injector.close()
+    assert rates == [f"slow:1/0,rate={kbit}kbit,direction=in" for kbit in (800, 600, 400, 200)]
+
+
+def test_what_degrades_to_the_end_is_healed_at_the_end() -> None:
+    network = Network("slow:7/0,rate=100kbit")
+    injector = FabricInjector(network)  # type: ignore[arg-type]
+    injector.apply_fault(Fault.parse("degrade:1/0,rate=200kbit,over=0s", at_once=True), lambda: None)
+    network.until("slow:7/0,rate=100kbit", "slow:1/0,rate=200kbit")
+    injector.close()
+    assert network.broken == {"slow:7/0,rate=100kbit"}
 
 
 def test_a_cable_does_what_its_damages_do_together() -> None:

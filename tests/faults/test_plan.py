@@ -120,6 +120,8 @@ def test_every_example_is_right(kind: str) -> None:
         ("cut:4/0,peer=3@step=2", "'peer' is no setting of cut"),
         ("slow:4/1@step=2", "slow needs rate="),
         ("slow:4/1@step=2,rate=fast", "'fast' is no rate, from 8kbit to 10gbit"),
+        ("jitter:4/1@step=2,delay=0s", "'0s' is no delay, from 1ms to 1s"),
+        ("degrade:4/1@step=2,over=1s", "degrade needs rate="),
         ("slow:4/1@step=2,rate=1mbit,direction=up", "'up' is no direction, one of out, in, both"),
         ("loss:4/1@step=2,share=0%", "'0%' is no share"),
         ("loss:4/1@step=2,share=120%", "'120%' is no share"),
@@ -290,4 +292,4 @@ def test_a_stall_strikes_both_ends_and_needs_neighbours() -> None:
 
 
 def test_what_is_done_to_real_cables_or_machines_says_so() -> None:
-    assert {name for name, kind in KINDS.items() if kind.emulated} == {"node", "slow", "loss"}
+    assert {name for name, kind in KINDS.items() if kind.emulated} == {"node", "slow", "loss", "degrade"}

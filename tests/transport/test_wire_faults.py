@@ -47,6 +47,42 @@ def test_a_silent_nic_says_nothing_and_hears_nothing() -> None:
         assert other.is_up(0, 0)
 
 
+def test_a_nic_that_stands_still_loses_nothing_and_catches_up() -> None:
+    with Wires(2).connect() as wires:
+        first, second = wires.transports
+        first.stand_still(0)
+        for step in (1, 2):
+            first.send(1, 0, header(Kind.TOKEN, step=step), None)
+            second.send(0, 0, header(Kind.TOKEN, step=step), None)
+            heartbeat(wires, 0, 1, 0)
+            heartbeat(wires, 1, 0, 0)
+        polled(wires.poller, 0.2)
+        assert not any(each.frames or each.heard_from for each in wires.handlers)
+        first.go_on(0)
+        first.go_on(0)
+        wires.until(lambda: all(len(each.frames) == 2 for each in wires.handlers), "the frames")
+        assert [frame.step for _, _, frame in wires.handlers[1].frames] == [1, 2]
+        wires.until(lambda: all(len(each.heard_from) >= 2 for each in wires.handlers), "the heartbeats")
+        assert not any(each.losses for each in wires.handlers)
+
+
+def test_a_silent_nic_that_stood_still_stays_silent() -> None:
+    with Wires(2).connect() as wires:
+        first, second = wires.transports
+        first.stand_still(0)
+        heartbeat(wires, 0, 1, 0)
+        first.silence(0)
+        first.go_on(0)
+        heartbeat(wires, 1, 0, 0)
+        second.send(0, 0, header(Kind.TOKEN), None)
+        polled(wires.poller, 0.2)
+        assert not any(each.frames or each.heard_from for each in wires.handlers)
+        first.unsilence(0)
+        wires.until(lambda: wires.handlers[0].frames, "the frame")
+        heartbeat(wires, 1, 0, 0)
+        wires.until(lambda: wires.handlers[0].heard_from, "a heartbeat")
+
+
 def test_no_end_of_file_from_a_silent_nic_until_it_speaks_again() -> None:
     with Wires(2, 1) as wires:
         wires.connect()

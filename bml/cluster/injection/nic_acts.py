@@ -5,11 +5,13 @@ Several faults may hold one NIC, or one connection, at a time: it works again wh
 
 from __future__ import annotations
 
+import random
 from math import inf
 
 from bml.cluster.injection.actuators import Actuators
 from bml.cluster.injection.registry import on_server
 from bml.faults import Fault
+from bml.faults.kinds import JITTER_S
 from bml.protocol.server import events as ev
 from bml.topology import LinkFailure
 
@@ -39,6 +41,29 @@ def flap(fault: Fault, actuators: Actuators) -> None:
         if left_s > 0:
             _hold(level, min(half_s, left_s), actuators)
             poller.after(2 * half_s, begin)
+
+    begin()
+
+
+@on_server("jitter", does="lets the NIC stand still again and again")
+def jitter(fault: Fault, actuators: Actuators) -> None:
+    """Hold up what the NIC carries for random times, a third of the time; nothing is lost."""
+    level, poller, holds = _level(fault), actuators.poller, actuators.holds
+    delay_s = fault.settings.get("delay", JITTER_S)
+    until_s = inf if fault.duration_s is None else poller.now_s() + fault.duration_s
+    chance = random.Random(f"{fault} on server {actuators.server}")
+    part = ("still", level)
+
+    def begin() -> None:
+        if poller.now_s() < until_s:
+            if holds.take(part):
+                actuators.transport.stand_still(level)
+            poller.after(chance.uniform(0, delay_s), end)
+
+    def end() -> None:
+        if holds.let_go(part):
+            actuators.transport.go_on(level)
+        poller.after(chance.uniform(0, 2 * delay_s), begin)
 
     begin()
 

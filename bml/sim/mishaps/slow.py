@@ -8,8 +8,11 @@ from bml.sim.mishaps.chaos import FOREVER, Mishap, Mishaps, When
 from bml.sim.world.ports import Port
 from bml.topology import Fabric, Link
 
-KINDS = {"slow": 4, "slow-out": 2, "slow-in": 2, "slow-switch": 2, "busy": 2}
+KINDS = {"slow": 4, "slow-out": 2, "slow-in": 2, "slow-switch": 2, "busy": 2, "degrade": 2, "jitter": 1}
 _USUAL_SHARE = 0.2
+_USUAL_DELAY_MS = 20
+_FALLS_S = 2.0
+_FALLS = 4
 _PERCENT = (20, 20, 30, 50)
 _OTHERS = ("crash", "freeze", "coordinator-crash", "coordinator-freeze", "control-loss", "reset")
 
@@ -18,7 +21,7 @@ def draw_slow(chance: random.Random, fabric: Fabric, detect_s: float) -> Mishaps
     """None, one or two slow parts, and perhaps another mishap before or while rates are agreed on.
 
     The target of a slow part ends with the share of its rate, or of the speed of a server's computation, that
-    is left, in percent; 20 if it is not there.
+    is left, in percent; 20 if it is not there. That of a NIC with jitter ends with milliseconds.
     """
     found = [_slow(chance, fabric) for _ in range(chance.choice((0, 1, 1, 1, 2)))]
     for _ in range(chance.choice((0, 0, 1, 1, 2))):
@@ -56,7 +59,23 @@ def share_of(mishap: Mishap) -> float:
     return mishap.target[n_named] / 100 if len(mishap.target) > n_named else _USUAL_SHARE
 
 
+def delay_s_of(mishap: Mishap) -> float:
+    """How late a NIC with jitter may be: its target ends with the milliseconds."""
+    return (mishap.target[2] if len(mishap.target) > 2 else _USUAL_DELAY_MS) / 1000
+
+
+def falls_of(mishap: Mishap, now_s: float) -> Mishaps:
+    """The slow parts, one after the other, by which the rate of a NIC falls; all end when the mishap does."""
+    falls = []
+    for n in range(1, _FALLS + 1):
+        after_s, share = _FALLS_S * n / _FALLS, 1 - (1 - share_of(mishap)) * n / _FALLS
+        if after_s < mishap.for_s:
+            target = (*mishap.target[:2], round(100 * share))
+            falls.append(Mishap("slow", target, When("", 0, now_s + after_s), mishap.for_s - after_s))
+    return tuple(falls)
+
+
 def ports_of(mishap: Mishap, fabric: Fabric) -> list[Port]:
-    """The ports that a slow part slows down."""
+    """The ports that a slow part slows down, or holds up."""
     directions = {"slow-out": (True,), "slow-in": (False,)}.get(mishap.kind, (True, False))
     return [(*nic, out) for nic in nics_of(mishap, fabric) for out in directions]

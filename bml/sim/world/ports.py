@@ -37,21 +37,24 @@ class Ports:
         self._waiting: defaultdict[Hashable, deque[Callable[[], None]]] = defaultdict(deque)
         self._free_at: defaultdict[Port, float] = defaultdict(float)
         self._shares: defaultdict[Port, list[float]] = defaultdict(list)
+        self._delays_s: defaultdict[Port, list[float]] = defaultdict(list)
+        self._left_at: defaultdict[Port, float] = defaultdict(float)
 
     @property
     def limited(self) -> bool:
         """Whether there is a rate that can be measured."""
         return self._rate_nbytes_s > 0
 
-    def slow_down(self, ports: Iterable[Port], share: float) -> None:
-        """These ports carry that share of their rate from now on; the slowest of several counts."""
-        for port in ports:
-            self._shares[port].append(share)
+    def slow_down(self, ports: Iterable[Port], share: float) -> Callable[[], None]:
+        """These ports carry that share of their rate from now on; the slowest of several counts.
 
-    def recover(self, ports: Iterable[Port], share: float) -> None:
-        """Undo one `slow_down`."""
-        for port in ports:
-            self._shares[port].remove(share)
+        Returns what ends it.
+        """
+        return _put(self._shares, ports, share)
+
+    def hold_up(self, ports: Iterable[Port], delay_s: float) -> Callable[[], None]:
+        """Hold up what these ports carry for random times of up to `delay_s`; returns what ends it."""
+        return _put(self._delays_s, ports, delay_s)
 
     def carry(
         self, channel: Hashable, way: tuple[int, int, int], nbytes: int, done: Callable[[], None]
@@ -85,9 +88,25 @@ class Ports:
         """How long a frame takes at this port from now, behind those that came to it before."""
         now = self.network.now
         self._free_at[port] = max(now, self._free_at[port]) + nbytes / self._rate(port, now)
-        return self._free_at[port] - now
+        late_s = self.network.random.uniform(0, max(self._delays_s[port])) if self._delays_s[port] else 0.0
+        # Frames stay in order, also behind one that was late.
+        self._left_at[port] = max(self._left_at[port], self._free_at[port] + late_s)
+        return self._left_at[port] - now
 
     def _rate(self, port: Port, now: float) -> float:
         chance = random.Random(f"{self._seed} {port} {now // _WANDERS_S}")
         share = min(self._shares[port], default=1.0)
         return self._rate_nbytes_s * share * chance.uniform(1 - WANDER, 1 + WANDER)
+
+
+def _put(values: defaultdict[Port, list[float]], ports: Iterable[Port], value: float) -> Callable[[], None]:
+    """Put a value to these ports; returns what takes it away."""
+    of = [values[port] for port in ports]
+    for each in of:
+        each.append(value)
+
+    def take() -> None:
+        for each in of:
+            each.remove(value)
+
+    return take

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 
 from bml.io.poller import READ, Poller
 from bml.transport.handshake.auth import Identity
@@ -36,6 +37,8 @@ class HeartbeatSocket:
         self._level = level
         self._on_heartbeat = on_heartbeat
         self._muted = False
+        self._held: list[tuple[bytes, Endpoint]] | None = None
+        """Those that leave when the NIC goes on; None: it does not stand still."""
         self._sequence = 0
         self._latest: dict[int, int] = {}
         self._known: dict[int, tuple[Endpoint, int]] = {}
@@ -51,10 +54,15 @@ class HeartbeatSocket:
         self._sequence += 1
         me = self._identity
         heartbeat = Heartbeat(me.server, peer, self._level, self._sequence, me.incarnation, incarnation)
-        try:
-            self._sock.sendto(seal_heartbeat(me.token, me.job, heartbeat), endpoint)
-        except OSError:
-            return
+        sealed = seal_heartbeat(me.token, me.job, heartbeat)
+        if self._held is None:
+            self._send(sealed, endpoint)
+        else:
+            self._held.append((sealed, endpoint))
+
+    def _send(self, sealed: bytes, endpoint: Endpoint) -> None:
+        with suppress(OSError):
+            self._sock.sendto(sealed, endpoint)
 
     def expect(self, peer: int, endpoint: Endpoint, incarnation: int) -> None:
         """Expect heartbeats of this peer from this endpoint, in this incarnation; a new one counts from 0."""
@@ -67,6 +75,8 @@ class HeartbeatSocket:
         if not self._muted:
             self._muted = True
             self._poller.remove(self._sock.fileno())
+            if self._held is not None:
+                self._held.clear()
 
     def unmute(self) -> None:
         """End `mute`; heartbeats that arrived meanwhile are discarded."""
@@ -74,7 +84,23 @@ class HeartbeatSocket:
             self._muted = False
             while self._receive() is not None:
                 pass
-            self._poller.add(self._sock.fileno(), READ, self._ready)
+            if self._held is None:
+                self._poller.add(self._sock.fileno(), READ, self._ready)
+
+    def hold(self) -> None:
+        """Neither send nor receive until `release`; nothing is lost."""
+        if self._held is None:
+            self._held = []
+            self._poller.remove(self._sock.fileno())
+
+    def release(self) -> None:
+        """End `hold`: send what was held, and receive what arrived meanwhile."""
+        held, self._held = self._held, None
+        if held is None or self._muted or self._sock.fileno() < 0:
+            return
+        for sealed, endpoint in held:
+            self._send(sealed, endpoint)
+        self._poller.add(self._sock.fileno(), READ, self._ready)
 
     def close(self) -> None:
         """Close the socket. Idempotent."""
@@ -98,7 +124,7 @@ class HeartbeatSocket:
                 continue
             self._latest[heartbeat.server] = heartbeat.sequence
             self._on_heartbeat(heartbeat.server)
-            if self._muted or self._sock.fileno() < 0:
+            if self._muted or self._held is not None or self._sock.fileno() < 0:
                 return
 
     def _is_new(self, heartbeat: Heartbeat) -> bool:

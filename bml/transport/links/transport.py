@@ -197,6 +197,23 @@ class LinkTransport:
             if link.level == level and link.connection is not None:
                 link.connection.unmute()
 
+    def stand_still(self, level: int) -> None:
+        """See `Transport`; connections that are made meanwhile are not held up."""
+        self._check_level(level)
+        self._nics[level].heartbeats.hold()
+        for link in self._links.values():
+            if link.level == level and link.connection is not None:
+                link.connection.mute()
+
+    def go_on(self, level: int) -> None:
+        """See `Transport`."""
+        self._check_level(level)
+        nic = self._nics[level]
+        nic.heartbeats.release()
+        for link in self._links.values():
+            if link.level == level and link.connection is not None and not nic.silent:
+                link.connection.unmute()
+
     def stall(self, peer: int, level: int) -> None:
         """See `Transport`; bytes that the kernel has sent already may still be acknowledged."""
         self._check_level(level)
