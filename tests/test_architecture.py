@@ -84,6 +84,7 @@ PURE = (
     "bml.sim",
     "bml.torch.attached.layout",
     "bml.torch.recomputing.plan",
+    "bml.train.balancing.shown",
     "bml.train.balancing.stopwatch",
     "bml.train.balancing.weights",
     "bml.train.batches",

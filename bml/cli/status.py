@@ -10,6 +10,7 @@ from rich.table import Table
 
 from bml.cli.output import current
 from bml.cluster.launcher import jobsocket
+from bml.train.balancing.shown import in_words
 
 
 @click.command()
@@ -48,6 +49,8 @@ def _show(now: dict[str, Any], console: Console) -> None:
     console.print("broken: " + (", ".join(now.get("failures", [])) or "nothing"))
     for nic, rate in now.get("slow", {}).items():
         console.print(f"slow: NIC {nic} runs at {rate}, trees avoid it")
+    for line in _share_lines(now["servers"]):
+        console.print(line)
     for why in now.get("suspicions", []):
         console.print(f"suspected: {why}")
     console.print(_server_table(now))
@@ -58,6 +61,11 @@ def _show(now: dict[str, Any], console: Console) -> None:
         console.print(line)
     for server, why in now["lost"].items():
         console.print(f"lost: server {server} ({why})")
+
+
+def _share_lines(servers: dict[str, Any]) -> list[str]:
+    """Say how batches are shared, if not equally; servers may be a batch apart, and differ."""
+    return sorted({f"shares: {in_words(each['shares'])}" for each in servers.values() if each.get("shares")})
 
 
 def _transport_lines(servers: dict[str, Any]) -> list[str]:

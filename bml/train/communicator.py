@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy.typing as npt
 from msgspec import Struct
@@ -60,6 +60,10 @@ class Communicator(Protocol):
 
     def clock(self) -> float:
         """The seconds of a clock of this server, of which only differences count."""
+        ...
+
+    def show_shares(self, shares: dict[str, Any] | None) -> None:
+        """Take how batches are shared from now on, for the status (see `bml.train.balancing.shown.shown`)."""
         ...
 
     def joined(self) -> memoryview | None:

@@ -13,6 +13,7 @@ from bml.errors import StepMismatch
 from bml.sim.programs.faults import Faults
 from bml.sim.programs.writer import gradient
 from bml.topology.errors import UsageError
+from bml.train.balancing.shown import in_words, shown
 from bml.train.balancing.stopwatch import PICOSECONDS, Stopwatch
 from bml.train.balancing.weights import (
     GIVES_BACK_AFTER,
@@ -148,6 +149,21 @@ def test_the_split_is_near_the_best_one(slow: float) -> None:
     of = sizes(10 * BATCH, balance.weights)
     longest = max(of[server] * found[server] for server in NINE)
     assert longest <= 1.06 * 10 * BATCH * 1000 / (8 + slow)
+
+
+def test_unequal_shares_are_shown() -> None:
+    balance = Balance()
+    followed(balance, times(2.0))
+    shares = shown(BATCH, balance.weights, NINE)
+    assert shares is not None
+    assert sum(shares["samples"].values()) == shares["batch"] == BATCH
+    assert in_words(shares) == "server 4 computes at 50% of the fastest's speed, its share is 6 of 108"
+    assert shown(BATCH, balance.weights, [0, 1, 2]) is None
+    assert "equally fast" in in_words(None)
+    followed(balance, {server: 1000 + 200 * server for server in NINE})
+    said = in_words(shown(BATCH, balance.weights, NINE))
+    assert said.startswith("server 8 computes at 39%")
+    assert said.endswith("; 4 more servers are slow")
 
 
 # --- what is timed -------------------------------------------------------------------------------

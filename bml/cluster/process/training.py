@@ -135,4 +135,5 @@ def _metrics(server: Server, own_steps: int) -> dict[str, Any]:
         "commit_at_s": times,
         "links": server.link_stats(),
         "nbytes_copied": server.nbytes_copied,
+        "shares": server.shares,
     }

@@ -144,6 +144,15 @@ class Server:
         """See Communicator."""
         return time.monotonic()
 
+    def show_shares(self, shares: dict[str, Any] | None) -> None:
+        """See Communicator."""
+        self._shell.shares = shares
+
+    @property
+    def shares(self) -> dict[str, Any] | None:
+        """How batches are shared, if shares are not equal."""
+        return self._shell.shares
+
     # --- joining and leaving ---------------------------------------------------------------------
 
     def joined(self) -> memoryview | None:

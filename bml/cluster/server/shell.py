@@ -10,6 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from bml.cluster.injection.injection import Injection
 from bml.cluster.server.execution import Execution
@@ -44,6 +45,8 @@ class ServerShell(ABC):
     nics: Nics
 
     slowdown: Slowdown
+    shares: dict[str, Any] | None = None
+    """How the training function's batches are shared, if not equally."""
 
     def __init__(self) -> None:
         self._requests: deque[ev.Event | Callable[[], None]] = deque()

@@ -63,6 +63,7 @@ def status(shell: ServerShell, now: float) -> dict[str, Any]:
             for each in core.suspicions
         ],
         "nics": shell.nics.status(stats, now),
+        "shares": shell.shares,
         "faults": [str(fault) for fault in shell.injection.pending],
     }
 

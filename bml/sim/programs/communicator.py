@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -126,6 +127,14 @@ class ModelCommunicator:
     def clock(self) -> float:
         """The virtual time that this server's training function has computed for."""
         return CLOCK.now_s
+
+    def show_shares(self, shares: dict[str, Any] | None) -> None:
+        """See Communicator; all servers must be told the same after the same step."""
+        group = self._group
+        with group.changed:
+            told = group.shares.setdefault(self._step, shares)
+            if told != shares:
+                group.violations.append(f"server {self.server} has the shares {shares}, others have {told}")
 
     def joined(self) -> memoryview | None:
         """See Communicator."""

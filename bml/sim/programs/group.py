@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -67,6 +67,8 @@ class Group:
         self._results: dict[int, Committed] = {}
         self.called: dict[int, Contribution] = {}
         """The first contributor's call in each step."""
+        self.shares: dict[int, dict[str, Any] | None] = {}
+        """How batches are shared since a step, as the first server said."""
         self._brought: dict[int, Contribution] = {}
         self._ended: set[int] = set()
         self._to_join = sorted(faults.joins)
