@@ -240,10 +240,22 @@ def test_the_samples_of_a_lost_server_are_split_by_weights_too(call: int, moment
 
 
 def test_a_server_that_joins_is_given_the_weights() -> None:
+    def train(session: Any) -> Any:
+        w = np.zeros(1)
+        session.state(params=w)
+        sizes, n_whole = [0], 0
+        for batch in loop(session, epochs=500):
+            sizes.append(len(batch.indices))
+            w += batch.allreduce(np.ones(1))
+            n_whole += batch.whole.step > 13 and len(batch.base) == 4
+            if n_whole == 2:  # two batches with the server that joined
+                break
+        return sizes, session.samples()["digest"]
+
     faults = Faults(paces={2: (2.0,)}, absent=(3,), joins=[(13, 3)], holds_for_joiners=True)
     found = results(train, 4, faults)
     assert set(found) == set(range(4))
-    assert len({(str(w), digest) for _, w, digest in found.values()}) == 1
+    assert len({digest for _, digest in found.values()}) == 1
     assert found[3][0][-1] > found[2][0][-1] > 0
 
 
