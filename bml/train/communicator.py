@@ -62,8 +62,11 @@ class Communicator(Protocol):
         """The seconds of a clock of this server, of which only differences count."""
         ...
 
-    def show_shares(self, shares: dict[str, Any] | None) -> None:
-        """Take how batches are shared from now on, for the status (see `bml.train.balancing.shown.shown`)."""
+    def show_shares(self, shares: dict[str, Any] | None, news: str) -> None:
+        """Show how batches are shared from now on in the status, and log the news, if there are any.
+
+        `bml.train.balancing.shown.shown` makes `shares`.
+        """
         ...
 
     def joined(self) -> memoryview | None:

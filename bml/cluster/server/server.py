@@ -8,6 +8,7 @@ in, and its result comes out, or the word that it is to be prepared again for a 
 from __future__ import annotations
 
 import contextvars
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,6 +29,8 @@ from bml.protocol.wire import messages as msg
 from bml.protocol.wire.call import Call
 from bml.topology.errors import BmlError, UsageError
 from bml.train.communicator import Committed, Outcome
+
+_LOG = logging.getLogger("bml.cluster")
 
 _DEPARTS_S = 0.5
 """How long a server that departs waits for a view without it, in seconds; then it goes without one."""
@@ -144,9 +147,11 @@ class Server:
         """See Communicator."""
         return time.monotonic()
 
-    def show_shares(self, shares: dict[str, Any] | None) -> None:
+    def show_shares(self, shares: dict[str, Any] | None, news: str) -> None:
         """See Communicator."""
         self._shell.shares = shares
+        if news:
+            _LOG.warning("%s", news)
 
     @property
     def shares(self) -> dict[str, Any] | None:

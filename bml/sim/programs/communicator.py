@@ -128,7 +128,7 @@ class ModelCommunicator:
         """The virtual time that this server's training function has computed for."""
         return CLOCK.now_s
 
-    def show_shares(self, shares: dict[str, Any] | None) -> None:
+    def show_shares(self, shares: dict[str, Any] | None, news: str) -> None:
         """See Communicator; all servers must be told the same after the same step."""
         group = self._group
         with group.changed:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import msgspec
 import numpy as np
 
@@ -11,8 +9,6 @@ from bml.train.balancing.shown import in_words, shown
 from bml.train.balancing.weights import Balance
 from bml.train.batches import BatchPlan, Weights
 from bml.train.collectives import Collectives
-
-_LOG = logging.getLogger("bml.train")
 
 EVERY = 8
 """So many batches are between two exchanges: a small step each, as fast as a barrier."""
@@ -71,6 +67,5 @@ class Balancer:
         times = {server: time for server in done.contributors if (time := int(done.result[server]))}
         changed = balance.follow(times, done.contributors, plan.global_batch)
         shares = shown(plan.global_batch, balance.weights, done.contributors)
-        collectives.communicator.show_shares(shares)
-        if changed and collectives.communicator.server == min(done.contributors):
-            _LOG.warning("%s", in_words(shares))
+        is_told = changed and collectives.communicator.server == min(done.contributors)
+        collectives.communicator.show_shares(shares, in_words(shares) if is_told else "")
