@@ -196,7 +196,8 @@ class Batch:
 
     def record(self, done: _Done) -> None:
         """Record a part that is committed. Of several parts, the samples of the last one count."""
-        self._used = (done.step, done.contributors, done.used)
+        if self._used is None or done.step > self._used[0]:  # servers may wait for parts in other orders
+            self._used = (done.step, done.contributors, done.used)
 
     def used(self, outcome: Committed, recomputed: bool) -> dict[int, Indices]:
         """Return the samples in a sum, by the server that contributed them."""
@@ -244,6 +245,7 @@ class _Part:
         self._many = isinstance(gradient, list | tuple)
         self._is_aside = False
         self._recomputed: tuple[tuple[int, ...], Array] | None = None
+        self._pieces: Pieces | None = None
         self._ready = ready
         self._check_sum = 0
         if ready is None:
@@ -288,7 +290,6 @@ class _Part:
     def finish_pieces(self, _: None) -> Any:
         """Return the user's result of a part that was reduced in pieces, in the training thread."""
         done = self._done
-        self._collectives.note(done.step, done.contributors, self._pieces.wants_state)
         mean = self.finish(done._replace(mean=given_back(done.mean, self._dtype)))
         self._batch.commit_if_whole()
         return mean
@@ -301,7 +302,7 @@ class _Part:
         self._flat = np.empty(0, self._dtype)  # its memory is the user's again, or free
         self._recomputed = None
         self._collectives.under_way.remove(self)
-        self._collectives.note(done.step, done.contributors)
+        self._collectives.note(done.step, done.contributors, self._pieces)
         self._batch.record(done)
         return unflatten(done.mean, self._shapes, self._many)
 

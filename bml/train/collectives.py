@@ -68,6 +68,9 @@ class Collectives:
         """Whether a server waited for the training state in the newest step with a priority that was waited
         for. As it was reduced with the step, all servers know the same."""
         self._newest = self._newest_with_priority = 0
+        self._noted: list[tuple[int, int, tuple[int, ...], bool]] = []
+        """Of steps with a priority that were waited for: the iteration in which each was begun, its number,
+        contributors, and whether a server waited for the state."""
         self._piece_memory: Array | None = None
         self.under_way: list[Aside] = []
         """The parts of batches that are not committed, or not waited for."""
@@ -120,8 +123,20 @@ class Collectives:
         priority: int | None = None,
     ) -> Pending:
         """Put a collective behind those that were begun before; see Steps.begin."""
+        if isinstance(work, Pieces):
+            work.begun_in = self.steps.iteration
         with self.calls:
             return self.steps.begin(work, finish, whole, priority)
+
+    def end_iteration(self) -> None:
+        """Wait for what was begun before the iteration that ends, and go by what was noted of it."""
+        self.steps.end_iteration()
+        self._go_by_notes(self.steps.iteration - 1)
+
+    def drain(self) -> None:
+        """Wait for every step, and go by what was noted of all."""
+        self.steps.wait_for_all()
+        self._go_by_notes(self.steps.iteration)
 
     def end_loop(self) -> None:
         """Wait for the steps of a loop that was left; an error is raised by the next call."""
@@ -129,6 +144,7 @@ class Collectives:
             if self.steps.under_way:
                 with self.calls:
                     self.steps.end_loop()
+            self._go_by_notes(self.steps.iteration + 1)
         except BaseException:
             if not self.calls.is_broken:
                 raise
@@ -145,16 +161,29 @@ class Collectives:
 
         return both
 
-    def note(self, step: int, contributors: tuple[int, ...], wants_state: bool | None = None) -> None:
-        """A step was waited for; `wants_state` is said by those with a priority.
+    def note(self, step: int, contributors: tuple[int, ...], pieces: Pieces | None = None) -> None:
+        """A step was waited for; with a priority it has `pieces`.
 
-        What is noted depends on what the training function has waited for, never on what happens to be
-        committed, so it is the same on all servers at the same place of the program.
+        A server may wait for a step with a priority sooner than others, for example if it writes a checkpoint
+        alone. So what such a step says counts from the boundary on at which all have waited for it. It never
+        depends on what happens to be committed, and is the same on all servers at the same place.
         """
+        if pieces is None:
+            self._go_by(step, contributors)
+        else:
+            self._noted.append((pieces.begun_in, step, contributors, pieces.wants_state))
+
+    def _go_by_notes(self, iteration: int) -> None:
+        """Go by what steps with a priority have said that were begun before this iteration."""
+        for _, step, contributors, wants_state in [note for note in self._noted if note[0] < iteration]:
+            self._go_by(step, contributors)
+            if step > self._newest_with_priority:
+                self._newest_with_priority, self.wants_state = step, wants_state
+        self._noted = [note for note in self._noted if note[0] >= iteration]
+
+    def _go_by(self, step: int, contributors: tuple[int, ...]) -> None:
         if step > self._newest:
             self._newest, self.contributors = step, contributors
-        if wants_state is not None and step > self._newest_with_priority:
-            self._newest_with_priority, self.wants_state = step, wants_state
 
     @property
     def piece_nbytes(self) -> int:

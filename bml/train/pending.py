@@ -137,6 +137,8 @@ class Steps:
         # Queues, not a condition: a signal's handler that raised in a condition would leave its lock wrong.
         self._begun: deque[Pending] = deque()
         """Steps that were begun and not waited for yet."""
+        self._iteration_of_latest = -1
+        """In which iteration the latest step with a priority was begun."""
         self.iteration = 0
         """How often the training function has passed a boundary."""
         self._order: Order[Pending] = Order()
@@ -175,6 +177,8 @@ class Steps:
         self._todo.put(made)
         if priority is None:
             self.n_owed += 1
+        else:
+            self._iteration_of_latest = self.iteration
         return made
 
     def run(self, work: Work, finish: Finish) -> Any:
@@ -188,8 +192,13 @@ class Steps:
 
     @property
     def under_way(self) -> bool:
-        """Whether there are steps that were begun and not waited for: the same on all servers."""
+        """Whether there are steps that were begun and not waited for here."""
         return bool(self._begun)
+
+    @property
+    def may_be_under_way(self) -> bool:
+        """Whether steps with a priority were begun in the iteration that has ended: alike on all servers."""
+        return self._iteration_of_latest >= self.iteration - 1
 
     def wait_for_all(self) -> None:
         """Wait for every step that was begun. Raises the error of the first that failed."""

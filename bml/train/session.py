@@ -297,9 +297,9 @@ class Session(CollectiveCalls):
             if of is loop and not batch.is_ended:
                 raise UsageError(f"{batch} was not ended: call batch.allreduce before the loop goes on")
         with collectives.calls:
-            collectives.steps.end_iteration()
+            collectives.end_iteration()
             if drains := self._must_drain(loop, index):
-                collectives.steps.wait_for_all()
+                collectives.drain()
         self._close_batch(drains)
         with collectives.calls:
             index = self._pass(loop, index, drains)
@@ -314,7 +314,7 @@ class Session(CollectiveCalls):
         """
         collectives = self._collectives
         return (
-            not collectives.steps.under_way
+            not collectives.steps.may_be_under_way
             or not 0 < index < loop.length
             or not self._position.is_innermost(loop)
             or collectives.wants_state

@@ -39,3 +39,7 @@ def late_parts(chance: random.Random, batch: str, late: str) -> Iterator[str]:
     for _ in range(chance.randint(0, 3)):
         line = chance.choice([_OTHERS[0], *_OTHERS])
         yield line.format(batch=batch, priority=chance.randint(-3, 9), add=_ADD)
+    if chance.random() < 0.3:
+        yield f"if session.server == {chance.randint(0, 3)}:  # it reads now what the others read later"
+        yield f"    for handle in {late}:"
+        yield "        handle.wait()"

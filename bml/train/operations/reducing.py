@@ -52,7 +52,6 @@ def allreduce_in_pieces(
 
     def finish(_: None) -> Any:
         outcome = whole()
-        collectives.note(outcome.step, outcome.contributors, pieces.wants_state)
         return give(outcome)
 
     return pieces, finish
@@ -96,6 +95,7 @@ class _Reduction:
         "_is_mean",
         "_many",
         "_op",
+        "_pieces",
         "_ready",
         "_shared",
         "dtype",
@@ -119,6 +119,7 @@ class _Reduction:
         self._many = isinstance(arrays, list | tuple)
         self._shared = shared
         self._op = _OPS[op]
+        self._pieces: Pieces | None = None
         self._is_mean = op == "avg"
         self.dtype = self._given = given
         if given.kind == "b":
@@ -161,10 +162,10 @@ class _Reduction:
         def whole() -> Committed:
             return replace(last[0], result=given_back(result, self._given))
 
-        pieces = Pieces(
+        self._pieces = Pieces(
             self._collectives, self._described, self._op, self._prepare, take, flat.size, flat.dtype
         )
-        return pieces, whole
+        return self._pieces, whole
 
     def _prepare(self, view: View) -> Array:
         if self._ready is not None:
@@ -178,7 +179,7 @@ class _Reduction:
         collectives = self._collectives
         if collectives.debug and zlib.crc32(self._flat.data) != self._check_sum:
             raise UsageError(CHANGED.format(what="an array"))
-        collectives.note(outcome.step, outcome.contributors)
+        collectives.note(outcome.step, outcome.contributors, self._pieces)
         if self._shared:
             outcome.result.flags.writeable = False
         return unflatten(outcome.result, self.shapes, self._many)

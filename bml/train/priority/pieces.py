@@ -80,6 +80,8 @@ class Pieces:
         self._dtype = dtype
         self._cuts = cuts(n_elements, dtype.itemsize, steps.piece_nbytes)
         self._n_done = 0
+        self.begun_in = 0
+        """The iteration of the training function in which the call was made."""
         self.wants_state = False
         """Whether a server waited for the training state when the last piece was brought."""
 
