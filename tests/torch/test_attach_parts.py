@@ -312,7 +312,7 @@ def test_running_statistics_are_kept_if_no_sample_counted() -> None:
         batch: Any = SimpleNamespace(indices=layout.NO_SAMPLES, allreduce_async=Mock(return_value=pending))
         statistics.open(batch)
         norm(torch.randn(2, 3))  # of samples that do not count
-        statistics.begin(batch, True)
+        statistics.begin(batch, True, {})
         statistics.finish()
         wanted = {key: torch.full_like(each, 5) for key, each in before.items()} if n_used else before
         for key in ("running_mean", "running_var", "num_batches_tracked"):

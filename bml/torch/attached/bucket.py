@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -18,6 +19,8 @@ from bml.train.session import Session
 
 Again = Callable[[Indices], list[torch.Tensor]]
 """Computes the gradients of all parameters, summed over these samples."""
+Terms = Mapping[str, Any]
+"""How a part of a batch is begun: the keywords of `Batch.allreduce_async`."""
 
 
 class GradientBucket:
@@ -30,27 +33,31 @@ class GradientBucket:
 
     def __init__(self, session: Session, members: Sequence[Named], numbers: Sequence[int]):
         self.members, self.numbers = members, numbers
-        self._parameters = [each.parameter for each in members]
-        first = self._parameters[0]
+        self.parameters = [each.parameter for each in members]
+        first = self.parameters[0]
         self._dtype = reduced_dtype(first.dtype)
-        shapes = [tuple(each.shape) for each in self._parameters]
+        shapes = [tuple(each.shape) for each in self.parameters]
         self._vector = vector_on(first.device, shapes, (self._dtype, first.dtype), session.empty)
-        self._markers = [sent(each) for each in self._parameters]
+        self._markers = [sent(each) for each in self.parameters]
         """What stands in the places of gradients that were made."""
         self._pending: Pending | None = None
         self._to_come: set[int] = set()
 
     def clear(self) -> None:
         """Begin a batch: no parameter has a gradient."""
-        self._pending = None
         self._to_come = set(range(len(self.members)))
-        for parameter in self._parameters:
+        for parameter in self.parameters:
             parameter.grad = None
 
     @property
     def is_ready(self) -> bool:
         """Whether every gradient was made in the last backward pass of the batch."""
         return not self._to_come
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the step is over: `wait` returns at once, and nothing is computed again any more."""
+        return self._pending is None or self._pending.done
 
     def made(self, place: int, is_last: bool) -> bool:
         """Note that backward has added to a gradient; returns whether that makes the bucket ready.
@@ -82,11 +89,11 @@ class GradientBucket:
                 parameter.grad = torch.zeros_like(parameter.detach())
             self._take(place)
 
-    def begin(self, batch: Batch, again: Again | None) -> None:
+    def begin(self, batch: Batch, again: Again | None, terms: Terms) -> None:
         """Begin the step of a bucket that is ready. A server without samples sends zeros."""
         ready = self._vector.begin(as_zeros=not len(batch.indices))
         recompute = again and self._recompute(again)
-        self._pending = batch.allreduce_async(self._vector.array, recompute, ready=ready)
+        self._pending = batch.allreduce_async(self._vector.array, recompute, ready=ready, **terms)
 
     def check(self) -> None:
         """Raise UsageError if a gradient was taken away after it had been made."""
@@ -104,9 +111,19 @@ class GradientBucket:
 
     def finish(self) -> None:
         """Wait for the step: the gradients of the parameters become the means over the global batch."""
+        self.take(self.wait())
+
+    def wait(self) -> Array:
+        """Wait for the step, and return the mean."""
         assert self._pending is not None
-        for parameter, mean in zip(self._parameters, self._vector.take(self._pending.wait()), strict=True):
-            parameter.grad = mean
+        mean: Array = self._pending.wait()
+        return mean
+
+    def take(self, mean: Array) -> None:
+        """Let the gradients of the parameters be the mean that the step has given."""
+        self._pending = None
+        for parameter, part in zip(self.parameters, self._vector.take(mean), strict=True):
+            parameter.grad = part
 
     def _take(self, place: int) -> None:
         """Take a gradient that is whole from its parameter. Raises UsageError for a sparse one."""

@@ -19,6 +19,7 @@ from bml.torch.attached.bucket import Again, GradientBucket
 from bml.torch.attached.layout import buckets, limit_of
 from bml.torch.attached.memory import Named, reduced_dtype
 from bml.torch.attached.statistics import Statistics
+from bml.torch.overlap.overlap import Overlap
 from bml.train.batch import Batch
 from bml.train.session import Session
 
@@ -36,16 +37,18 @@ class Gradients:
         bucket_nbytes: int | None,
         allow_unused: bool,
     ):
+        self.overlap: Overlap | None = None
+        """What lets the sums of a batch go on in the next one, if they may."""
         self._statistics = statistics
         self._allow_unused = allow_unused
         self._known = {id(each.parameter) for each in trained}
         sizes = [(str(p.dtype), p.numel() * reduced_dtype(p.dtype).itemsize) for _, p in trained]
-        self._buckets = [
+        self.buckets = [
             GradientBucket(session, [trained[number] for number in numbers], numbers)
             for numbers in buckets(sizes, bucket_nbytes or limit_of(sum(nbytes for _, nbytes in sizes)))
         ]
         made = weakref.WeakMethod(self._made)  # Python's collector sees no cycle through hooks of a tensor
-        for number, bucket in enumerate(self._buckets):
+        for number, bucket in enumerate(self.buckets):
             for place, (_, parameter) in enumerate(bucket.members):
                 parameter.register_post_accumulate_grad_hook(partial(_tell, made, number, place))
         self._batch: Batch | None = None
@@ -61,8 +64,10 @@ class Gradients:
         self._batch, self._again = batch, again
         self._n_begun, self.is_reduced, self.is_last_part = 0, False, True
         self._statistics.open(batch)
-        for bucket in self._buckets:
+        for bucket in self.buckets:
             bucket.clear()
+        if self.overlap is not None:
+            self.overlap.open()
 
     def close(self) -> None:
         """End the batch: later backward passes are none of ours."""
@@ -82,7 +87,7 @@ class Gradients:
                 f"the loop over the parts of {batch} (batch.micro) was left before its last part"
             )
         self._check_strangers(optimizer)
-        for bucket in self._buckets:
+        for bucket in self.buckets:
             bucket.check()
             if not bucket.is_ready:
                 bucket.complete(self._allow_unused or not len(batch.indices))
@@ -90,12 +95,18 @@ class Gradients:
 
     def norm(self) -> float:
         """The norm of the gradients that this server contributes."""
-        return math.hypot(*(bucket.norm() for bucket in self._buckets))
+        return math.hypot(*(bucket.norm() for bucket in self.buckets))
 
     def finish(self) -> None:
         """Wait for all steps of the batch: the gradients are the means from here on."""
-        for bucket in self._buckets:
+        for bucket in self.buckets:
             bucket.finish()
+        self.finish_first()
+
+    def finish_first(self) -> None:
+        """End the batch without waiting for the means; all else is waited for."""
+        if self.overlap is not None:
+            self.overlap.finish()
         self._statistics.finish()
         self.is_reduced = True
 
@@ -104,21 +115,30 @@ class Gradients:
         batch = self._batch
         if batch is None:
             return
-        if self._buckets[number].made(place, self.is_last_part):
+        if self.buckets[number].made(place, self.is_last_part):
             self._begin_ready(batch)
 
     def _begin_ready(self, batch: Batch) -> None:
         """Begin the steps of the buckets that are full, as far as all before them are."""
-        while self._n_begun < len(self._buckets) and self._buckets[self._n_begun].is_ready:
+        overlap = self.overlap
+        while self._n_begun < len(self.buckets) and self.buckets[self._n_begun].is_ready:
             if batch.committed:
                 raise UsageError(
                     f"{batch} ended before all of its gradients were sent: call run.reduce() before other "
                     "calls of the session"
                 )
             if self._n_begun == 0:
-                self._statistics.begin(batch, self._again is not None)
-            self._buckets[self._n_begun].begin(batch, self._again)
+                self._begin_first(batch)
+            terms = overlap.terms(self._n_begun) if overlap is not None else {}
+            self.buckets[self._n_begun].begin(batch, self._again, terms)
             self._n_begun += 1
+
+    def _begin_first(self, batch: Batch) -> None:
+        """Begin what is waited for before the buckets."""
+        has_loss, overlap = self._again is not None, self.overlap
+        if overlap is not None:
+            overlap.begin_sums(batch, has_loss)
+        self._statistics.begin(batch, has_loss, overlap.first_terms if overlap is not None else {})
 
     def _check_strangers(self, optimizer: Any) -> None:
         for number, group in enumerate(optimizer.param_groups):

@@ -46,11 +46,13 @@ class TensorMirror(Mirror):
 
     def read(self) -> None:
         """See Mirror."""
-        self._host.copy_(self._tensor.detach())
+        with torch._C.DisableTorchFunctionSubclass():
+            self._host.copy_(self._tensor.detach())
 
     def write(self) -> None:
         """See Mirror."""
-        self._tensor.detach().copy_(self._host)
+        with torch._C.DisableTorchFunctionSubclass():
+            self._tensor.detach().copy_(self._host)
 
 
 def array_of(tensor: torch.Tensor, name: str) -> Array | TensorMirror:

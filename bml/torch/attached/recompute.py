@@ -19,6 +19,7 @@ from bml.torch.attached.bucket import Again
 from bml.torch.attached.layout import seed_of
 from bml.torch.attached.memory import Named
 from bml.torch.devices.chance import forked, seed_all
+from bml.torch.overlap.before import Before
 from bml.train.batches import Indices
 
 Loss = Callable[[Any, Any], torch.Tensor]
@@ -34,13 +35,16 @@ _FACTOR = 4.0
 class Recompute:
     """The gradients of a user's loss; of every set of samples they are computed once for all buckets."""
 
-    def __init__(self, model: Any, loss: Loss, trained: Sequence[Named]):
-        self._model, self._loss = model, loss
+    def __init__(self, model: Any, loss: Loss, trained: Sequence[Named], before: Before | None = None):
+        self._model, self._loss, self._before = model, loss, before or Before(model)
         self._parameters = [each.parameter for each in trained]
         self._where = self._parameters[0].device
 
     def of_batch(self, seed: int, step: int, fetch: Fetch) -> Again:
-        """Return the function for one batch. It raises UsageError if the loss is no scalar."""
+        """Return the function for one batch. It raises UsageError if the loss is no scalar.
+
+        It computes with the model as it was in that batch, also when the next one is under way.
+        """
         cached: dict[bytes, list[torch.Tensor]] = {}
 
         def again(indices: Indices) -> list[torch.Tensor]:
@@ -53,7 +57,12 @@ class Recompute:
         return again
 
     def _gradients(self, seed: int, fetch: Fetch, indices: Indices) -> list[torch.Tensor]:
-        with torch.enable_grad(), forked(self._where), _unchanged(self._model, len(indices)):
+        with (
+            self._before.restored(),
+            torch.enable_grad(),
+            forked(self._where),
+            _unchanged(self._model, len(indices)),
+        ):
             seed_all(seed, self._where)
             samples = fetch(indices)
             seed_all(seed, self._where)  # as in the loop, where workers may have drawn
@@ -66,11 +75,11 @@ class Recompute:
                 return [torch.zeros_like(parameter) for parameter in self._parameters]
             wanted = [number for number, each in enumerate(self._parameters) if each.requires_grad]
             grads = torch.autograd.grad(loss, [self._parameters[each] for each in wanted], allow_unused=True)
-        found = dict(zip(wanted, grads, strict=True))  # others were frozen since
-        return [
-            torch.zeros_like(parameter) if found.get(number) is None else found[number].detach()
-            for number, parameter in enumerate(self._parameters)
-        ]
+            found = dict(zip(wanted, grads, strict=True))  # others were frozen since
+            return [
+                torch.zeros_like(parameter) if found.get(number) is None else found[number].detach()
+                for number, parameter in enumerate(self._parameters)
+            ]
 
 
 def are_alike(found: float, wanted: float) -> bool:

@@ -23,6 +23,8 @@ from bml.torch.attached.source import Source
 from bml.torch.attached.state import TrainingState
 from bml.torch.attached.statistics import Statistics
 from bml.torch.devices.chance import seed_all
+from bml.torch.overlap.before import Before
+from bml.torch.overlap.overlap import Overlap
 from bml.torch.tensors import norm
 from bml.train.batch import Batch
 from bml.train.batches import EQUAL, BatchPlan, Indices, shares
@@ -42,6 +44,7 @@ def attach(
     *,
     bucket_mib: float | None = None,
     allow_unused: bool = False,
+    overlap_forward: bool = False,
 ) -> Run:
     """Train a model in step with all servers of the session: `run.batches` gives the data.
 
@@ -56,9 +59,13 @@ def attach(
     of an eighth of them all, 1 to 8 MiB. With `allow_unused` a parameter that got no gradient counts as one
     with zeros, without it is an error.
 
+    With `overlap_forward` communication goes on under the forward pass of the next batch: `optimizer.step()`
+    returns at once, and its effect on a parameter comes when that parameter is used first. The bits are the
+    same.
+
     Raises UsageError for parameters that are sparse, complex, of 8 bits or on several devices, for one that
     requires a gradient and is not in the optimizer, for an optimizer or state that a server that joins could
-    not be given, and if the session has a model already.
+    not be given, for what `overlap_forward` cannot be had with, and if the session has a model already.
     """
     _check(session, model, optimizer, scheduler, loss)
     named = trained(model, optimizer)
@@ -70,9 +77,14 @@ def attach(
     bucket_nbytes = None if bucket_mib is None else max(1, int(bucket_mib * (1 << 20)))
     gradients = Gradients(session, named, Statistics(session, model), bucket_nbytes, bool(allow_unused))
     _attached.add(session)
-    recompute = Recompute(model, loss, named) if loss is not None else None
+    before = Before(model)
+    if overlap_forward:
+        gradients.overlap = Overlap(session, model, optimizer, gradients.buckets, before, loss is not None)
+    recompute = Recompute(model, loss, named, before) if loss is not None else None
     run = Run(session, optimizer, state, gradients, recompute, named[0].parameter.device)
     keep_first_gradients(optimizer)
+    if gradients.overlap is not None:
+        gradients.overlap.count_hooks()
     return run
 
 
@@ -92,6 +104,7 @@ class Run:
         self._optimizer = optimizer
         self._state = state
         self._gradients = gradients
+        self._overlap = gradients.overlap
         self._recompute = recompute
         self._where = where
         self._batch: Batch | None = None
@@ -134,6 +147,7 @@ class Run:
         )
         try:
             for batch in loop:
+                self._warn_of_left_out()  # of the batch before, of which some may have come since
                 yield self._begin(batch, plan.seed, source.fetch, fetch)
                 if not self._gradients.is_reduced:
                     raise UsageError(
@@ -146,6 +160,8 @@ class Run:
             self._gradients.close()
             end()
             loop.close()  # type: ignore[attr-defined]
+            if self._overlap is not None:
+                self._overlap.close()
 
     def reduce(self) -> None:
         """Wait for the sums over all servers: gradients are the means over the global batch from here on.
@@ -157,14 +173,35 @@ class Run:
         """
         if self._gradients.is_reduced:
             return
-        self._gradients.begin_all(self._optimizer)
-        self._compare()
+        self._begin_all()
         self._gradients.finish()
         seed_all(self._seed_after, self._where)  # of whatever the optimizer draws
         self._warn_of_left_out()
 
+    def synchronize(self) -> None:
+        """Wait until every parameter has its new values, with `overlap_forward`; otherwise they have them.
+
+        A parameter that is used waits by itself. Call this before its memory is read past torch, in another
+        thread, or through the optimizer's `state`. Raises the error that ends the job.
+        """
+        if self._overlap is not None:
+            self._overlap.take_all()
+
     def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.reduce()
+        overlap = self._overlap
+        if overlap is not None and overlap.is_stepping:
+            return
+        if overlap is None or self._gradients.is_reduced or not overlap.knows_order:
+            self.reduce()
+            return
+        self._begin_all()
+        overlap.defer(args, kwargs)
+        self._gradients.finish_first()
+        seed_all(self._seed_after, self._where)
+
+    def _begin_all(self) -> None:
+        self._gradients.begin_all(self._optimizer)
+        self._compare()
 
     def _begin(self, batch: Batch, seed: int, fetch: Fetch, fetch_ahead: Callable[[Batch], Any]) -> Share:
         step, computed = batch.whole.step, _computed(batch.indices, batch.whole.indices)

@@ -106,9 +106,10 @@ class TrainingState:
 
     def check(self) -> None:
         """Raise UsageError for a tensor of which the session does not know, as it was made since."""
-        for name, each in self._parameters.items():
-            if each.data_ptr() != self._places[name]:
-                raise _replaced(f"the memory of the parameter {name!r}")
+        with torch._C.DisableTorchFunctionSubclass():  # the values are not read, and may be late
+            moved = [name for name, each in self._parameters.items() if each.data_ptr() != self._places[name]]
+        for name in moved:
+            raise _replaced(f"the memory of the parameter {name!r}")
         for name, (module, short, buffer) in self._buffers.items():
             if module._buffers.get(short) is not buffer:
                 raise _replaced(f"the buffer {name!r}")

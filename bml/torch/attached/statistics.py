@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
+from bml.torch.attached.bucket import Terms
 from bml.torch.devices.vectors import vector_on
 from bml.train.batch import Batch
 from bml.train.batches import Indices
@@ -43,7 +44,7 @@ class Statistics:
         """Begin a batch. A server without samples keeps the values, as perhaps no server has any."""
         self._kept = self._values() if self._vector is not None and not len(batch.indices) else None
 
-    def begin(self, batch: Batch, has_loss: bool) -> None:
+    def begin(self, batch: Batch, has_loss: bool, terms: Terms) -> None:
         """Begin the step of this batch; a model without such statistics needs none."""
         if self._vector is None:
             return
@@ -51,7 +52,7 @@ class Statistics:
         self._vector.put(0, self._weighted(n_samples))
         ready = self._vector.begin(as_zeros=not n_samples)
         self._pending = batch.allreduce_async(
-            self._vector.array, self._again if has_loss else None, ready=ready
+            self._vector.array, self._again if has_loss else None, ready=ready, **terms
         )
 
     def finish(self) -> None:

@@ -1,0 +1,114 @@
+"""Parameters whose new values are not there yet: the first use of one, by whatever reads it, waits for them.
+
+Hooks of modules wait before their own parameters are used. They miss a parameter that another module or a
+function uses, such as the output projection of nn.MultiheadAttention, a moving average or a print. So until
+its values come, a parameter has a class of its own, by which PyTorch tells of its use. That alone would miss
+functions of C++ that are given tensors without PyTorch's knowledge, such as extensions.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+OnUse = Callable[[], None]
+
+_METADATA = (
+    *(
+        "requires_grad",
+        "is_leaf",
+        "shape",
+        "dtype",
+        "device",
+        "layout",
+        "ndim",
+        "is_cuda",
+        "is_sparse",
+    ),
+    *("is_quantized", "is_meta", "grad_fn", "_backward_hooks"),
+)
+_HARMLESS = {
+    *(getattr(Tensor, name).__get__ for name in ("grad", *_METADATA)),
+    *(Tensor.grad.__set__, Tensor.grad.__delete__, Tensor.requires_grad.__set__, Tensor.requires_grad_),
+    *(Tensor.size, Tensor.stride, Tensor.numel, Tensor.nelement, Tensor.dim, Tensor.ndimension),
+    *(Tensor.element_size, Tensor.is_floating_point, Tensor.is_complex, Tensor.is_contiguous),
+    *(Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.__len__),
+}
+"""What reads or changes no value of a parameter."""
+
+
+class BehindParameter(nn.Parameter):  # type: ignore[misc]
+    """The class that a parameter has while its new values are to come. Its first use calls `on_use`."""
+
+    on_use: OnUse
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        if function not in _HARMLESS:
+            for each in _behind((args, given)):
+                each.on_use()
+        if any(True for _ in _behind((args, given))):
+            with torch._C.DisableTorchFunctionSubclass():
+                return function(*args, **given)
+        return function(*args, **given)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        self.on_use()
+        return copy.deepcopy(self, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self.on_use()
+        return self.__reduce_ex__(protocol)
+
+
+class BeforeForward:
+    """A forward hook of a module. A copy of the module has one that does nothing."""
+
+    def __init__(self, wait: OnUse):
+        self._wait = wait
+
+    def __call__(self, module: nn.Module, given: tuple[Any, ...]) -> None:
+        """See torch.nn.Module.register_forward_pre_hook."""
+        self._wait()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> BeforeForward:
+        return BeforeForward(_nothing)
+
+    def __reduce__(self) -> Any:
+        return BeforeForward, (_nothing,)
+
+
+def _nothing() -> None:
+    pass
+
+
+def guard(parameter: nn.Parameter, on_use: OnUse) -> None:
+    """Let the first use of a parameter call `on_use`, which must `release` it or raise an error."""
+    parameter.__class__ = BehindParameter
+    parameter.on_use = on_use
+
+
+def release(parameter: nn.Parameter) -> None:
+    """Undo `guard`; no effect on other parameters."""
+    if type(parameter) is BehindParameter:
+        parameter.__class__ = nn.Parameter
+        del parameter.on_use
+
+
+def _behind(value: Any) -> Iterator[BehindParameter]:
+    """Parameters in the arguments of a function that are behind when the iterator comes to them."""
+    if type(value) is BehindParameter:
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _behind(each)
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _behind(each)
