@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -28,6 +29,7 @@ from torch import nn  # noqa: E402
 
 import bml.torch  # noqa: E402
 from bml.sim.programs.faults import Faults  # noqa: E402
+from bml.topology.errors import UsageError  # noqa: E402
 from bml.torch.overlap.before import Before  # noqa: E402
 from bml.torch.overlap.guard import BehindParameter  # noqa: E402
 from bml.torch.overlap.support import OPTIMIZERS as SUPPORTED  # noqa: E402
@@ -337,3 +339,99 @@ def test_a_loop_that_is_left_after_a_step_has_its_values() -> None:
 
     found, wanted = (on_servers(train(overlaps)).value for overlaps in (True, False))
     assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+class Doubled(torch.optim.SGD):  # type: ignore[misc]
+    """An optimizer of which nobody knows whether it can be stepped for some parameters."""
+
+
+def scripted() -> Any:
+    return nn.Sequential(torch.jit.trace(nn.Linear(N_FEATURES, 3), torch.ones(1, N_FEATURES)))
+
+
+class Special(nn.Parameter):  # type: ignore[misc]
+    """A parameter of a class of its own."""
+
+
+def special() -> Any:
+    model = coupled()
+    model[0].weight = Special(model[0].weight.detach())
+    return model
+
+
+def compiled() -> Any:
+    model = coupled()
+    model.compile(backend="eager")
+    return model
+
+
+def step_with_hook(model: Any, optimizer: Any) -> None:
+    optimizer.register_step_post_hook(lambda *_: None)
+    optimizer.step()
+
+
+def step_when_compiled(model: Any, optimizer: Any) -> None:
+    model.compile(backend="eager")
+    optimizer.step()
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any, Any], Any], str]] = {
+    "optimizer": (coupled, lambda m: Doubled(m.parameters(), 0.1), lambda m, o: o.step(), "not of Doubled"),
+    "TorchScript": (scripted, sgd, lambda m, o: o.step(), "a module of TorchScript (0)"),
+    "class": (special, sgd, lambda m, o: o.step(), "'0.weight' is a Special"),
+    "DataParallel": (
+        lambda: nn.DataParallel(coupled()),
+        sgd,
+        lambda m, o: o.step(),
+        "DataParallel (the model)",
+    ),
+    "compiled": (compiled, sgd, lambda m, o: o.step(), "a module of torch.compile (the model)"),
+    "compiled later": (coupled, sgd, step_when_compiled, "a module of torch.compile (the model)"),
+    "closure": (coupled, sgd, lambda m, o: o.step(lambda: 0.0), "takes no closure"),
+    "hook": (coupled, sgd, step_with_hook, "hooks of its own"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")  # deprecated, and still used
+@pytest.mark.parametrize("name", mostly_slow(REFUSED, *(set(REFUSED) - {"compiled", "compiled later"})))
+def test_what_it_cannot_be_had_with_is_an_error(name: str) -> None:
+    make, optimize, step, text = REFUSED[name]
+
+    def train(session: Any) -> None:
+        model = make()
+        optimizer = optimize(model)
+        run = bml.torch.attach(session, model, optimizer, None, cross_entropy, overlap_forward=True)
+        for number, _ in enumerate(batches_of(run)):
+            sum(each.sum() for each in model.parameters()).backward()
+            step(model, optimizer) if number else optimizer.step()
+
+    job = on_servers(train, 1)
+    assert {type(error) for error in job.errors.values()} == {UsageError}, job.errors
+    assert text in str(job.errors[0])
+
+
+def test_another_thread_is_told_to_wait_before() -> None:
+    errors: list[BaseException] = []
+
+    def read(model: Any) -> None:
+        try:
+            model[0].weight.detach().sum()
+        except UsageError as error:
+            errors.append(error)
+
+    def train(session: Any) -> None:
+        model = coupled()
+        optimizer = sgd(model)
+        run = bml.torch.attach(session, model, optimizer, None, cross_entropy, overlap_forward=True)
+        for batch in batches_of(run):
+            cross_entropy(model, batch).backward()
+            optimizer.step()
+            thread = threading.Thread(target=read, args=(model,))
+            thread.start()
+            thread.join()
+            run.synchronize()
+            read(model)
+
+    assert not on_servers(train, 1).errors
+    assert len(errors) == len(PLAN) - 1
+    assert all("run.synchronize()" in str(error) for error in errors)

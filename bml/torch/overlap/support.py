@@ -33,8 +33,6 @@ def check_optimizer(optimizer: Any) -> None:
             f"{', '.join(OPTIMIZERS)} of torch.optim, and not of {type(optimizer).__name__}: leave "
             "overlap_forward out"
         )
-    if any(group.get("differentiable") for group in optimizer.param_groups):
-        raise UsageError("overlap_forward cannot be used with differentiable=True: leave one of them out")
 
 
 def check_step(optimizer: Any, n_own_hooks: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
