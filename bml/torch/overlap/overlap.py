@@ -16,7 +16,7 @@ from bml.torch.overlap.support import check_modules, check_optimizer, check_para
 from bml.train.batch import Batch
 from bml.train.session import Session
 
-KEY = "bml.torch.order"
+KEY = "bml.torch order of buckets"
 """The name of the order of buckets in the training state."""
 
 
