@@ -11,6 +11,9 @@ from typing import NamedTuple
 from bml.faults.detector import Link
 from bml.faults.stalls import Flow
 
+WINDOW = 2.0
+"""In units of `detect_s`: so long servers measure before they say what they found."""
+
 LEAST_NBYTES = 8 << 10
 """Bytes in a window below which nothing is said: so little may have waited for something else."""
 
@@ -50,7 +53,9 @@ class Meter:
         """Return what was measured in the window, once it is over; else, or if that is nothing, nothing."""
         if now - self._began_at < self._window_s:
             return []
-        self._began_at, sums = now, self._sums
+        # Windows are on a grid, so that those of all servers, which begin with a view, end together.
+        self._began_at = now - (now - self._began_at) % self._window_s
+        sums = self._sums
         self._sums = {}
         samples = (Sample(*link, nbytes, busy_s) for link, (nbytes, busy_s) in sorted(sums.items()))
         return [each for each in samples if each.nbytes >= LEAST_NBYTES and each.busy_s > 0]

@@ -9,6 +9,8 @@ from __future__ import annotations
 import socket
 from heapq import heappop, heappush
 
+from bml.io.backlog import Backlog
+
 _GATHER_NBYTES = 64 << 10
 _GATHER_VIEWS = 128
 
@@ -48,25 +50,22 @@ class SendQueue:
 
     __slots__ = (
         "_counters",
-        "_nbytes_before",
         "_number",
         "_partial",
-        "_waited",
         "_waiting",
-        "_waits_since",
+        "backlog",
         "nbytes",
     )
 
     def __init__(self, counters: Counters) -> None:
         self.nbytes = 0
         """Bytes that the kernel does not have yet, with headers."""
+        self.backlog: Backlog | None = None
+        """What the kernel delivers while others wait here, if that is measured."""
         self._counters = counters
         self._waiting: list[Frame] = []
         self._partial: list[bytes | memoryview] = []
         self._number = 0
-        self._waits_since: float | None = None
-        self._nbytes_before = 0
-        self._waited = (0, 0.0)
 
     def __len__(self) -> int:
         return len(self._waiting) + bool(self._partial)
@@ -86,19 +85,6 @@ class SendQueue:
         frame = heappop(self._waiting)
         self.nbytes -= len(frame[2]) + (0 if frame[3] is None else len(frame[3]))
         return frame
-
-    def set_waiting(self, waits: bool, now: float) -> None:
-        """Note that from now on (seconds) bytes wait because the kernel takes no more, or not any longer."""
-        self._waited = self.waited(now)
-        self._waits_since = now if waits else None
-        self._nbytes_before = self._counters.nbytes_sent
-
-    def waited(self, now: float) -> tuple[int, float]:
-        """The bytes that the kernel took while others waited for it, and for how many seconds they waited."""
-        nbytes, seconds = self._waited
-        if self._waits_since is None:
-            return nbytes, seconds
-        return nbytes + self._counters.nbytes_sent - self._nbytes_before, seconds + now - self._waits_since
 
     def write(self, sock: socket.socket) -> bool:
         """Write the next few frames with one system call; raises OSError, except when it would block.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from bml.faults.detector import MOST_PATIENT
+from bml.faults.throughput import WINDOW
 from bml.topology.errors import UsageError
 
 DEFAULT_DETECT_S = 0.5
@@ -68,6 +69,11 @@ class Timeouts:
     def patience_s(self, committed: int) -> float:
         """How much silence is tolerated in any case, in seconds, when `committed` steps are committed."""
         return self.warm_up_s if committed < _WARM_UP_STEPS else 0.0
+
+    @property
+    def measure_s(self) -> float:
+        """A server says what its connections carry, in rounds of so many seconds."""
+        return WINDOW * self.detect_s
 
     @property
     def longest_answer_s(self) -> float:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import socket
-import time
 from collections.abc import Callable
 from typing import Literal
 
@@ -76,9 +75,9 @@ class Stream:
 
     def detach(self) -> socket.socket | None:
         """End the stream, without `on_end`, and return its socket, which stays open."""
+        self._set_blocked(False)
         sock, self._sock = self._sock, None
         if sock is not None:
-            self._set_blocked(False)
             self._poller.remove(self._fd)
             self._stopped()
         return sock
@@ -182,7 +181,8 @@ class Stream:
         """Bytes wait until the kernel takes more, or not any longer."""
         if blocked is not self._blocked:
             self._blocked = blocked
-            self.queue.set_waiting(blocked, time.monotonic())
+            if self.queue.backlog is not None and self._sock is not None:
+                self.queue.backlog.note(self._sock, blocked)
 
     def _write_failed(self, error: OSError) -> None:
         """Stop writing. If the peer is gone, bytes that it sent before may still be read before the end."""

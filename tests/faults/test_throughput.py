@@ -13,7 +13,7 @@ def flow(nbytes: int, busy_s: float) -> Flow:
 
 
 def looks(*flows: Flow) -> list[Sample]:
-    meter = Meter(window_s=0.0, now=0.0)
+    meter = Meter(window_s=0.055, now=0.0)
     for each in flows:
         meter.look({LINK: each})
     return meter.take(1.0)
@@ -50,10 +50,21 @@ def test_a_window_is_told_once() -> None:
 
 
 def test_a_view_begins_a_new_window() -> None:
-    meter = Meter(window_s=0.0, now=0.0)
+    meter = Meter(window_s=0.05, now=0.0)
     meter.look({LINK: flow(0, 0.0)})
     meter.look({LINK: flow(10**6, 0.1)})
     meter.restart(0.2)
     assert meter.take(0.3) == []
     meter.look({LINK: flow(2 * 10**6, 0.2)})
     assert meter.take(0.4) == []
+
+
+def test_windows_stay_on_their_grid_however_late_they_are_asked_for() -> None:
+    """All servers' windows begin with a view; if each late end delayed the next, they would drift apart."""
+    meter, ends = Meter(window_s=1.0, now=0.0), []
+    for n in range(1, 14):
+        at = n * 0.37
+        meter.look({LINK: flow(n * 10**5, n * 0.1)})
+        if meter.take(at):
+            ends.append(round(at, 2))
+    assert ends == [1.11, 2.22, 3.33, 4.07]

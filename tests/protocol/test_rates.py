@@ -113,7 +113,7 @@ def test_any_nic_at_a_tenth_is_found_within_three_steps_and_kept(name: str, port
 
 def test_the_reason_says_which_nic() -> None:
     job = Job("bcube:3x2", wander=0.0)
-    job.steps(2, slow([(4, 0)], 0.1))
+    job.steps(3, slow([(4, 0)], 0.1))
     assert job.reasons[-1] == "NIC 4/0 runs at 1/8, trees avoid it"
     job.steps(4, {})
     assert job.reasons[-1] == "NIC 4/0 runs at its full rate again"

@@ -1,4 +1,4 @@
-"""For how long bytes wait for the kernel, and how many it takes meanwhile: what rates are measured by."""
+"""What the kernel delivers while more bytes wait for it, and how long that takes: rates come of it."""
 
 from __future__ import annotations
 
@@ -9,58 +9,100 @@ from contextlib import suppress
 
 import pytest
 
-from bml.io.sendqueue import Counters, SendQueue
+from bml.io.backlog import Backlog
 from bml.transport.handshake.flows import flow_of
 
 DEADLINE_S = 10.0
+Pair = tuple[socket.socket, socket.socket]
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """A connected TCP pair with small buffers; the first end does not block."""
+def pair() -> Iterator[Pair]:
+    """A connected TCP pair with small buffers, of which no end blocks."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 << 10)
         with socket.create_connection(server.getsockname()) as out:
             out.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32 << 10)
-            out.setblocking(False)
             into, _ = server.accept()
             with into:
+                out.setblocking(False)
+                into.setblocking(False)
                 yield out, into
 
 
-def test_only_the_time_counts_in_which_bytes_wait() -> None:
-    counters = Counters()
-    queue = SendQueue(counters)
-    counters.nbytes_sent = 1000
-    assert queue.waited(1.0) == (0, 0.0)
-    queue.set_waiting(True, 2.0)
-    counters.nbytes_sent += 500
-    assert queue.waited(2.5) == (500, 0.5), "while they still wait"
-    queue.set_waiting(False, 3.0)
-    counters.nbytes_sent += 70_000
-    assert queue.waited(9.0) == (500, 1.0)
-    queue.set_waiting(True, 10.0)
-    counters.nbytes_sent += 100
-    queue.set_waiting(False, 10.25)
-    assert queue.waited(20.0) == (600, 1.25)
-
-
-def test_the_time_in_which_the_peer_has_no_room_is_not_busy(
-    pair: tuple[socket.socket, socket.socket],
-) -> None:
-    """A peer that does not read closes its window: that is no slow path, however long bytes wait for it."""
-    out, _ = pair
-    begin = time.monotonic()
+def fill(out: socket.socket) -> int:
+    """Write until the kernel takes no more; returns how many bytes it took."""
+    nbytes = 0
     with suppress(BlockingIOError):
-        while time.monotonic() < begin + DEADLINE_S:
-            out.send(bytes(64 << 10))
-    waits_since = time.monotonic()
+        while True:
+            nbytes += out.send(bytes(64 << 10))
+    return nbytes
+
+
+def drain(pair: Pair, nbytes: int) -> None:
+    """Read so many bytes, and wait until the sender's kernel knows that they have arrived."""
+    out, into = pair
+    deadline_s = time.monotonic() + DEADLINE_S
+    while nbytes or flow_of(out).outstanding:
+        assert time.monotonic() < deadline_s
+        with suppress(BlockingIOError):
+            nbytes -= len(into.recv(1 << 20))
+
+
+def test_only_the_bytes_count_that_arrive_while_others_wait(pair: Pair) -> None:
+    backlog, out = Backlog(), pair[0]
+    drain(pair, fill(out))
+    assert backlog.moved(out) == (0, 0.0)
+    taken = fill(out)
+    before = flow_of(out).answers
+    backlog.note(out, True)
+    drain(pair, taken)
+    nbytes, busy_s = backlog.moved(out)
+    assert 0 < nbytes <= taken, "what was acknowledged before does not count"
+    assert nbytes <= flow_of(out).answers - before
+    backlog.note(out, False)
+    drain(pair, fill(out))
+    assert backlog.moved(out)[0] == nbytes
+    backlog.note(out, True)
+    drain(pair, fill(out))
+    backlog.note(out, False)
+    again, longer_s = backlog.moved(out)
+    assert again > nbytes
+    assert longer_s >= busy_s
+
+
+def test_the_time_in_which_the_peer_has_no_room_is_not_busy(pair: Pair) -> None:
+    """A peer that does not read closes its window: that is no slow path, however long bytes wait for it."""
+    backlog, out = Backlog(), pair[0]
+    fill(out)
+    backlog.note(out, True)
+    begin = time.monotonic()
     time.sleep(0.5)  # the kernel counts this time as one in which the window was closed
-    now = time.monotonic()
-    waited = (9000, now - waits_since)
-    flow = flow_of(out, waited)
-    assert flow.outstanding
-    assert flow.nbytes == 9000
-    assert flow.busy_s < now - begin - 0.3
-    assert flow_of(out).busy_s == 0
-    assert flow_of(out)[:3] == flow[:3]
+    waited_s = time.monotonic() - begin
+    assert backlog.moved(out)[1] < waited_s - 0.3
+    assert flow_of(out).outstanding
+
+
+def test_the_time_in_which_the_sender_does_not_run_is_not_busy(pair: Pair) -> None:
+    """The kernel has delivered all that it had: the path is idle, although more bytes wait in the process."""
+    backlog, out = Backlog(), pair[0]
+    taken = fill(out)
+    backlog.note(out, True)
+    drain(pair, taken)
+    moved = backlog.moved(out)
+    time.sleep(0.3)
+    assert backlog.moved(out) == moved
+
+
+def test_a_connection_that_has_ended_does_no_harm(pair: Pair) -> None:
+    backlog, out = Backlog(), pair[0]
+    backlog.note(out, True)
+    out.close()
+    backlog.note(out, False)
+    assert backlog.moved(out) == (0, 0.0)
+
+
+def test_a_flow_says_what_its_backlog_moved(pair: Pair) -> None:
+    out = pair[0]
+    assert flow_of(out, (900, 0.5))[3:] == (900, 0.5)
+    assert flow_of(out)[3:] == (0, 0.0)

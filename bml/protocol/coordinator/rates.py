@@ -1,9 +1,9 @@
 """The rates of the next view: what servers measured is judged round by round, and acted on with patience.
 
-A NIC is planned slower when two rounds in a row found it so and the step would take at least LEAST_GAIN less
-time; faster when it was found faster for as long as a part that failed so often must be heard before it is
-used again (bml.faults.healing). One of which nothing is known for four times as long, as no tree uses it, is
-tried again. Each time that a NIC is found slow anew doubles that wait.
+A NIC is planned slower when ROUNDS rounds in a row found it so and the step would take at least LEAST_GAIN
+less time; faster when it was found faster for as long as a part that failed so often must be heard before it
+is used again (bml.faults.healing). One of which nothing is known for four times as long, as no tree uses it,
+is tried again. Each time that a NIC is found slow anew doubles that wait.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from bml.protocol.timeouts import Timeouts
 from bml.protocol.wire.messages import Measured, Rate, View
 from bml.schedule.ir.nics import cut_bound, number_nics
 from bml.topology import Fabric, Link
+
+ROUNDS = 3
+"""Where processes wait for a core, a healthy NIC looks slow in one round, and now and then in two."""
 
 LEAST_GAIN = Fraction(15, 100)
 """Of the time of a step: trees that gain less are not worth a view change."""
@@ -38,23 +41,25 @@ class Rates:
         self._throughput = Throughput()
         self._round: dict[Path, Moved] = {}
         self._wanted: dict[Link, int] | None = None
-        self._slower: dict[Link, int] = {}
+        self._slower_for: dict[Link, int] = {}
         self._faster_since: dict[Link, float] = {}
         self._unknown_since: dict[Link, float] = {}
 
     def measured(self, message: Measured, now: float) -> None:
         """A server has measured; others are about to say what they have."""
         for peer, level, nbytes, busy_us in message.moved:
-            self._round[message.server, peer, level] = Moved(nbytes, busy_us / 1e6)
+            path = message.server, peer, level
+            before = self._round.get(path, Moved(0.0, 0.0))
+            self._round[path] = Moved(before.nbytes + nbytes, before.busy_s + busy_us / 1e6)
         if self.act_at is None:
-            self.act_at = now + self._timeouts.silence_window_s
+            self.act_at = now + self._timeouts.measure_s / 2
 
     def installed(self) -> None:
         """A view is in force: from now on other bytes go other ways."""
         self.act_at = self._wanted = None
         self._round.clear()
         self._throughput.clear()
-        for found in (self._slower, self._faster_since, self._unknown_since):
+        for found in (self._slower_for, self._faster_since, self._unknown_since):
             found.clear()
 
     def judge(self, view: View, now: float) -> bool:
@@ -68,7 +73,7 @@ class Rates:
         planned = halvings(view)
         judged = self._throughput.judge(alive, planned)
         if judged is None:
-            self._slower.clear()
+            self._slower_for.clear()
             return False
         wanted = {**planned, **self._faster(judged, view, now)}
         wanted |= self._found_slower(judged, alive, wanted)
@@ -100,9 +105,10 @@ class Rates:
         return f"{said}, trees avoid it" if slower else said
 
     def _found_slower(self, judged: Judgement, alive: Fabric, planned: Mapping[Link, int]) -> dict[Link, int]:
-        """The NICs that this round and the one before found slower, if to avoid them gains enough."""
-        before, self._slower = self._slower, judged.slower()
-        found = {nic: count for nic, count in self._slower.items() if nic in before}
+        """The NICs that were found slower in ROUNDS rounds in a row, if to avoid them gains enough."""
+        slower = judged.slower()
+        self._slower_for = {nic: self._slower_for.get(nic, 0) + 1 for nic in slower}
+        found = {nic: count for nic, count in slower.items() if self._slower_for[nic] >= ROUNDS}
         return found if found and gain(alive, planned, {**planned, **found}) >= LEAST_GAIN else {}
 
     def _faster(self, judged: Judgement, view: View, now: float) -> dict[Link, int]:

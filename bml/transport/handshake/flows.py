@@ -9,9 +9,8 @@ from contextlib import suppress
 
 from bml.faults.stalls import Flow
 
-# Of struct tcp_info: retransmits, probes; unacked; bytes_acked; segs_in, notsent_bytes, data_segs_in;
-# rwnd_limited.
-_INFO = struct.Struct("=2xBB20xI92xQ12xII4xI20xQ")
+# Of struct tcp_info: retransmits, probes; unacked; bytes_acked; segs_in, notsent_bytes, data_segs_in.
+_INFO = struct.Struct("=2xBB20xI92xQ12xII4xI")
 
 # The socket module has no names for them.
 _SO_ATTACH_FILTER = 26
@@ -20,21 +19,18 @@ _RETURN = 0x06
 _ACCEPT_NOTHING = ctypes.create_string_buffer(struct.pack("=HBBI", _RETURN, 0, 0, 0))
 
 
-def flow_of(sock: socket.socket, waited: tuple[int, float] = (0, 0.0)) -> Flow:
+def flow_of(sock: socket.socket, moved: tuple[int, float] = (0, 0.0)) -> Flow:
     """The kernel's counters of the bytes written to this connected TCP socket. Raises OSError.
 
-    `waited` is of its send queue. The time in which the peer's window was closed does not count as busy: then
-    bytes wait for the peer's process, and not for the path.
+    `moved` is what its link's backlog says: bytes, and the seconds that they took.
 
     An answer is an acknowledgement in a segment without data, or one that acknowledges more bytes. Segments
     with data of the peer repeat the last acknowledgement, and so do not show that the way there works.
     """
     raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
-    retransmits, probes, unacked, nbytes_acked, segments, notsent, with_data, closed_us = _INFO.unpack(raw)
+    retransmits, probes, unacked, nbytes_acked, segments, notsent, with_data = _INFO.unpack(raw)
     outstanding = unacked > 0 or notsent > 0
-    nbytes, waited_s = waited
-    busy_s = max(0.0, waited_s - closed_us / 1e6)
-    return Flow(outstanding, nbytes_acked + segments - with_data, retransmits + probes, nbytes, busy_s)
+    return Flow(outstanding, nbytes_acked + segments - with_data, retransmits + probes, *moved)
 
 
 def hold(sock: socket.socket) -> None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
 from bml.faults.stalls import Flow
+from bml.io.backlog import Backlog
 from bml.io.poller import Poller
 from bml.protocol.step.slices import LAN_RATE, on_one_host
 from bml.protocol.wire.frame import Header
@@ -147,12 +147,11 @@ class LinkTransport:
         no rate of their own.
         """
         found: dict[LinkKey, Flow] = {}
-        now = time.monotonic()
         for key, link in self._links.items():
             if link.sock is not None and not self._nics[link.level].silent:
                 with suppress(OSError):  # the end of this connection is about to be reported
-                    waited = link.queue.waited(now) if self._measures else (0, 0.0)
-                    found[key] = flow_of(link.sock, waited)
+                    backlog = link.queue.backlog
+                    found[key] = flow_of(link.sock, backlog.moved(link.sock) if backlog else (0, 0.0))
         return found
 
     def is_up(self, peer: int, level: int) -> bool:
@@ -340,6 +339,8 @@ class LinkTransport:
         link = self._links.get((peer, level))
         if link is None:
             link = Link(peer, level, self._connect)
+            if self._measures:
+                link.queue.backlog = Backlog()
             self._links[peer, level] = link
         return link
 
