@@ -89,9 +89,11 @@ class Throughput:
         self._moved: dict[Path, Moved] = {}
         self._weight: dict[Path, float] = {}
         self._usual = 0.0
+        self._over_s = 0.0
 
-    def add(self, measured: Mapping[Path, Moved]) -> None:
-        """Add a round."""
+    def add(self, measured: Mapping[Path, Moved], over_s: float) -> None:
+        """Add a round, which lasted `over_s` seconds."""
+        self._over_s = _DECAY * self._over_s + over_s
         for path in [*self._moved]:
             self._weight[path] *= _DECAY
             self._moved[path] = Moved(*(_DECAY * each for each in self._moved[path]))
@@ -106,6 +108,7 @@ class Throughput:
         """Forget the paths: from now on other bytes go other ways."""
         self._moved.clear()
         self._weight.clear()
+        self._over_s = 0.0
 
     def judge(self, fabric: Fabric, planned: Mapping[Link, int]) -> "Judgement | None":
         """Judge the NICs of the live `fabric`, which has its nominal rates; None: too little is known.
@@ -124,11 +127,14 @@ class Throughput:
         rates = {port: own.per_s / float(fabric.rate(*port.nic)) for port, own in ports.items()}
         self._usual = max(_quantile(rates.values(), 0.75), _REMEMBERED * self._usual)
         shares = {port: rate / self._usual for port, rate in rates.items()}
-        return Judgement(fabric, ports, shares, planned)
+        return Judgement(fabric, ports, shares, planned, self._over_s)
 
 
 class Judgement:
-    """The NICs at a time. `shares`: port -> what it moves, in units of what others of its rate move."""
+    """The NICs at a time, of which the last `over_s` seconds are known.
+
+    `shares`: port -> what it moves, in units of what others of its rate move.
+    """
 
     def __init__(
         self,
@@ -136,8 +142,10 @@ class Judgement:
         ports: Mapping[Port, Best],
         shares: Mapping[Port, float],
         planned: Mapping[Link, int],
+        over_s: float,
     ):
         self.shares = shares
+        self._over_s = over_s
         self._fabric = fabric
         self._planned = planned
         self._ports = ports
@@ -163,8 +171,13 @@ class Judgement:
 
     def share(self, nic: Link) -> float | None:
         """The share of its nominal rate that a NIC moves, in its slower direction; None: nothing is known."""
-        known = [self.shares[port] for port in (Port(*nic, True), Port(*nic, False)) if port in self.shares]
+        known = [self.shares[port] for port in _both(nic) if port in self.shares]
         return min(known, default=None)
+
+    def busy(self, nic: Link) -> float:
+        """The part of the time for which the slower direction of a NIC was busy, 0 to 1."""
+        busy_s = [self._ports[port].busy_s for port in _both(nic) if port in self._ports]
+        return min(1.0, max(busy_s, default=0.0) / self._over_s)
 
     def _is_low(self, port: Port) -> bool:
         """Whether the port moves too little of what is planned with it, and delays others."""
@@ -195,7 +208,7 @@ class Judgement:
         return found
 
     def _halvings(self, nic: Link, low: set[Port]) -> int:
-        slow = [self.shares[port] for port in (Port(*nic, True), Port(*nic, False)) if port in low]
+        slow = [self.shares[port] for port in _both(nic) if port in low]
         return halvings_of(min(slow))
 
 
@@ -226,6 +239,10 @@ def in_words(fabric: Fabric, before: Mapping[Link, int], after: Mapping[Link, in
 
 def _at(part: str, halvings: int) -> str:
     return f"{part} runs at 1/{2**halvings}" if halvings else f"{part} runs at its full rate again"
+
+
+def _both(nic: Link) -> tuple[Port, Port]:
+    return Port(*nic, True), Port(*nic, False)
 
 
 def _ends(path: Path) -> tuple[Port, Port]:

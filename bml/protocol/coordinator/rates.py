@@ -1,9 +1,10 @@
 """The rates of the next view: what servers measured is judged round by round, and acted on with patience.
 
-A NIC is planned slower when ROUNDS rounds in a row found it so and the step would take at least LEAST_GAIN
-less time; faster when it was found faster for as long as a part that failed so often must be heard before it
-is used again (bml.faults.healing). One of which nothing is known for four times as long, as no tree uses it,
-is tried again. Each time that a NIC is found slow anew doubles that wait.
+A NIC is planned slower when ROUNDS rounds in a row found it so and at least LEAST_GAIN of all time would be
+saved, which is never more than the time in which it was busy. It is planned faster when it was found faster
+for as long as a part that failed so often must be heard before it is used again (bml.faults.healing). One of
+which nothing is known for four times as long, as no tree uses it, is tried again. Each time that a NIC is
+found slow anew doubles that wait.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ ROUNDS = 3
 """Where processes wait for a core, a healthy NIC looks slow in one round, and now and then in two."""
 
 LEAST_GAIN = Fraction(15, 100)
-"""Of the time of a step: trees that gain less are not worth a view change."""
+"""Of all time, also that in which the NICs rest: trees that gain less are not worth a view change."""
 
 FASTER = 1.5
 """A NIC is found faster when it moves so many times what it is planned with."""
@@ -39,6 +40,7 @@ class Rates:
         self._fabric = fabric
         self._timeouts = timeouts
         self._throughput = Throughput()
+        self._judged_at: float | None = None
         self._round: dict[Path, Moved] = {}
         self._wanted: dict[Link, int] | None = None
         self._slower_for: dict[Link, int] = {}
@@ -56,7 +58,7 @@ class Rates:
 
     def installed(self) -> None:
         """A view is in force: from now on other bytes go other ways."""
-        self.act_at = self._wanted = None
+        self.act_at = self._judged_at = self._wanted = None
         self._round.clear()
         self._throughput.clear()
         for found in (self._slower_for, self._faster_since, self._unknown_since):
@@ -67,7 +69,10 @@ class Rates:
         if self.act_at is None or now < self.act_at:
             return False
         self.act_at = None
-        self._throughput.add(self._round)
+        round_s = self._timeouts.measure_s
+        over_s = round_s if self._judged_at is None else max(round_s, now - self._judged_at)
+        self._judged_at = now
+        self._throughput.add(self._round, over_s)
         self._round = {}
         alive = self._fabric.without(*view.failures)
         planned = halvings(view)
@@ -109,7 +114,10 @@ class Rates:
         slower = judged.slower()
         self._slower_for = {nic: self._slower_for.get(nic, 0) + 1 for nic in slower}
         found = {nic: count for nic, count in slower.items() if self._slower_for[nic] >= ROUNDS}
-        return found if found and gain(alive, planned, {**planned, **found}) >= LEAST_GAIN else {}
+        if not found:
+            return {}
+        busy = max(judged.busy(nic) for nic in found)
+        return found if busy * gain(alive, planned, {**planned, **found}) >= LEAST_GAIN else {}
 
     def _faster(self, judged: Judgement, view: View, now: float) -> dict[Link, int]:
         """The slow NICs that have been faster than planned for long enough, or unknown."""
