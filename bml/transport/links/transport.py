@@ -8,7 +8,6 @@ connection that the transport makes.
 from __future__ import annotations
 
 import logging
-import os
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -70,8 +69,7 @@ class LinkTransport:
             raise
         self._sndbufs = send_buffers(nics, self._settings.nic_rate or LAN_RATE)
         self._sndbuf_nbytes = self._sndbufs[False]
-        asked = os.environ.get("BML_ADAPT_RATES", "0") not in ("", "0")
-        self._measures = asked and not on_one_host(nics)
+        self._measures = not on_one_host(nics)  # a loopback interface has no rate of its own
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -141,11 +139,7 @@ class LinkTransport:
         self._probes.start((peer, level), dial)
 
     def flows(self) -> dict[LinkKey, Flow]:
-        """See `Transport`; silenced NICs do not count, as the kernel continues there.
-
-        Rates are measured if `BML_ADAPT_RATES` asks for it, but not on a loopback interface, where links have
-        no rate of their own.
-        """
+        """See `Transport`; silenced NICs do not count, as the kernel continues there."""
         found: dict[LinkKey, Flow] = {}
         for key, link in self._links.items():
             if link.sock is not None and not self._nics[link.level].silent:
