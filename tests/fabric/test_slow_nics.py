@@ -1,4 +1,4 @@
-"""Real cables that are slow: jobs find them by themselves, plan round them, and use them again when they heal."""
+"""Real cables that are slow: jobs find them by themselves, plan round them, and use them when they heal."""
 
 from __future__ import annotations
 

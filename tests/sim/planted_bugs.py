@@ -309,6 +309,7 @@ def plan_with_old_rates(patch: Patch) -> None:
 
 def judge_by_one_round(patch: Patch) -> None:
     """A NIC is slow that moves less than others in one round, whoever else waits for it."""
+    patch.setattr("bml.protocol.coordinator.rates.ROUNDS", 1)
     patch.setattr("bml.faults.slowness.LONGER", 0.0)
     patch.setattr("bml.faults.slowness.LONGEST", 0.0)
     patch.setattr("bml.faults.slowness.SLOW_SHARE", 0.8)

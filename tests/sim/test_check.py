@@ -28,6 +28,7 @@ FIRST_TRIED = {
     "lose_the_end": 435,
     "read_terms_from_a_clock": 170,
     "give_up_the_busy": 140,
+    "judge_by_one_round": 400,
     "start_from_a_state_that_overtook": 2865,
     "ignore_stalls": 195,
     "promote_a_user_that_replays": 105,
@@ -35,7 +36,6 @@ FIRST_TRIED = {
     "sleep_while_a_state_is_overtaken": 185,
     "take_a_joiner_for_a_stranger": 640,
     "never_miss_a_coordinator": 150,
-    "judge_by_one_round": 205,
 }
 """Seeds shortly before those that find the rarest bugs: it is found in any order, but sooner from there."""
 
