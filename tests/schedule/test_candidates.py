@@ -9,6 +9,7 @@ import pytest
 from damage import random_rates, random_sets, single_failures
 
 from bml.schedule import Schedules, compile_program, plan, verify
+from bml.schedule.ir.forest import Phase
 from bml.schedule.select import cases
 from bml.schedule.select.candidates import Candidates
 from bml.schedule.select.least import least_of_exchange, least_of_mesh, least_of_trees
@@ -59,6 +60,31 @@ def test_the_figures_that_this_is_for():
         206,
         302,
     ]
+
+
+@pytest.mark.parametrize("constants", [DEFAULTS, Constants(alpha_s=225e-6)])
+def test_of_candidates_with_equal_times_the_one_with_fewer_frames_is_taken(constants):
+    """Server 3 is between servers 1 and 2: in the mesh it passes on what they send to each other."""
+    fabric = parse("bcube:2x2").without("server:0")
+    mesh, packed = plan(fabric, "mesh"), plan(fabric, "packed")
+    assert (mesh.frames(), packed.frames()) == (16, 12)
+    for nbytes in (4 << 10, 64 << 10):
+        assert mesh.counts().seconds(nbytes, constants) == packed.counts().seconds(nbytes, constants)
+        assert Schedules(fabric, constants=constants).for_nbytes(nbytes).algorithm == "packed"
+
+
+@pytest.mark.parametrize("failure", ["server:0", "link:0/0", "switch:0/0"])
+def test_frames_are_those_of_the_hops_of_all_trees(failure):
+    """In a mesh no two adjacent pieces have one tree, so no frames are joined."""
+    made = plan(parse("bcube:3x2").without(failure), "mesh")
+    n_hops = sum(len(hops.sender) for phase in Phase for hops in made.forest.blocks(phase))
+    frames = [made.program(server).frames for server in made.fabric.servers]
+    assert sum(frames) == 2 * n_hops
+    assert made.frames() == max(frames)
+
+
+def test_frames_of_an_exchange_are_those_to_and_from_all_partners():
+    assert plan(parse("bcube:3x2"), "exchange").frames() == 2 * 2 * 2
 
 
 def some_fabrics():

@@ -34,6 +34,11 @@ class ExchangeProgram:
     server: int
     rounds: Rounds
 
+    @property
+    def frames(self) -> int:
+        """Frames of a short vector that this server sends and receives."""
+        return 2 * sum(len(partners) for partners in self.rounds)
+
 
 @dataclass(frozen=True)
 class Exchange:

@@ -104,6 +104,18 @@ class Program:
     cumulative: tuple[int, ...] | None = None
     bundles: tuple[Bundle, ...] = ()
 
+    @property
+    def frames(self) -> int:
+        """Frames of a short vector that this server sends and receives, without bundles."""
+        own = sum(
+            len(each.reduce_from)
+            + len(each.broadcast_to)
+            + (each.reduce_to is not None)
+            + (each.broadcast_from is not None)
+            for each in self.ranges
+        )
+        return own + 2 * len(self.relays)
+
     def cut(self, piece: int, n_elements: int) -> int:
         """Offset of the boundary before `piece` in a vector of n elements.
 

@@ -18,8 +18,10 @@ from bml.schedule.select.model import Constants, Counts, Price
 from bml.schedule.select.plan import Plan
 from bml.topology import BCube, Fabric, FabricError
 
-_WORTH = 1.05
+_WORTH = 1.04
 """How many times as long the best schedule so far must take for another one to be planned: by its least."""
+_TIE = 1.005
+"""How many times as long a schedule may take and still be as good as the best: then frames decide."""
 _MOST_COMPARED = 36
 """Servers of a fabric up to which there are other trees than the usual ones: a mesh of more servers takes
 longer to plan than it saves in many steps."""
@@ -44,6 +46,9 @@ class _Line(NamedTuple):
 class Candidates:
     """The candidates of a connected fabric and their prices.
 
+    The model counts what servers do one after the other, so trees in which one server passes on more frames
+    than in others may have the same time. Of equal candidates the one with the fewest frames is taken.
+
     `patient`: trees are packed on large fabrics too, which takes longer than a step should wait.
     """
 
@@ -58,6 +63,8 @@ class Candidates:
         }
         self._plans = {name: Plan(fabric, name, why if name == usual else "") for name in self._least}
         self._lines: dict[str, _Line | None] = {}
+        self._frames: dict[str, int] = {}
+        self._compares_frames = fabric.n_servers <= _MOST_COMPARED
 
     def best(self, nbytes: int) -> Plan:
         """Return the plan of least modelled time for so many bytes, or one that is 5 % slower at most.
@@ -67,14 +74,21 @@ class Candidates:
         """
         if len(self._plans) == 1:
             return next(iter(self._plans.values()))
-        taken, taken_s = next(iter(self._plans)), inf
+        best_s = inf
+        found: dict[str, float] = {}
         for name in self._plans:
-            if self._least[name].seconds(nbytes) * _WORTH > taken_s:
+            if self._least[name].seconds(nbytes) * _WORTH > best_s:
                 continue
             line = self._line(name)
-            if line is not None and line.seconds(nbytes) < taken_s:
-                taken, taken_s = name, line.seconds(nbytes)
-        return self._plans[taken]
+            if line is not None:
+                found[name] = line.seconds(nbytes)
+                best_s = min(best_s, found[name])
+        equal = [name for name, seconds in found.items() if seconds <= best_s * _TIE]
+        if not equal:
+            return next(iter(self._plans.values()))
+        if len(equal) > 1:
+            equal.sort(key=lambda name: (self._n_frames(name), found[name]))
+        return self._plans[equal[0]]
 
     def prices(self, nbytes: int) -> list[Price]:
         """Return what each candidate costs: the best one first, then by their time, then those without.
@@ -102,6 +116,12 @@ class Candidates:
             except FabricError:
                 self._lines[name] = None
         return self._lines[name]
+
+    def _n_frames(self, name: str) -> int:
+        """Frames of the busiest server; 0 on large fabrics, where to count them takes long."""
+        if name not in self._frames:
+            self._frames[name] = self._plans[name].frames() if self._compares_frames else 0
+        return self._frames[name]
 
     def _price(self, name: str, nbytes: int) -> Price:
         least_s = self._least[name].seconds(nbytes)

@@ -140,6 +140,14 @@ class Plan:
             return case_of(self.algorithm, self.fabric)[0].counts
         return counts(self.schedule, self.fabric)
 
+    def frames(self) -> int:
+        """Frames of a short vector that the busiest server sends and receives, relayed ones twice.
+
+        Raises:
+            FabricError: as `schedule`.
+        """
+        return max(self.program(server).frames for server in self.fabric.servers)
+
     @property
     def verified_pieces(self) -> int:
         """Number of pieces that `violations` looks at: all, or a sample if they are too many to be built."""
@@ -157,7 +165,7 @@ class Plan:
             return verify_exchange(schedule, self.fabric)
         return verify(schedule, self.fabric)
 
-    def program(self, server: int) -> AnyProgram:
+    def program(self, server: int) -> Program | ExchangeProgram:
         """Compile what one server does, without building the forest where that is not needed.
 
         Raises:
