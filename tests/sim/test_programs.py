@@ -16,6 +16,7 @@ from bml.train.balancing import balancer
 from bml.train.ledgers import Ledgers
 from bml.train.operations import moving, reducing
 from bml.train.position import Position
+from bml.train.priority.order import Order
 
 SEEDS = range(250)
 PLANTED = range(1000)
@@ -141,7 +142,7 @@ def every_root_is_taken_for_server_0(plant: pytest.MonkeyPatch) -> None:
 
 def means_are_over_all_servers(plant: pytest.MonkeyPatch) -> None:
     divide = reducing.divide
-    plant.setattr(reducing, "divide", lambda total, n, empty: divide(total, 4, empty))
+    plant.setattr(reducing, "divide", lambda total, n, empty, out=None: divide(total, 4, empty, out))
 
 
 def states_stay_different(plant: pytest.MonkeyPatch) -> None:
@@ -176,10 +177,45 @@ def weights_are_forgotten_when_a_server_is_lost(plant: pytest.MonkeyPatch) -> No
     plant.setattr(batch.Batch, "assigned", used)
 
 
+def a_server_chooses_by_what_itself_has_begun(plant: pytest.MonkeyPatch) -> None:
+    own = property(lambda self: self._n_begun, lambda self, value: None)
+    plant.setattr(Order, "_agreed", own, raising=False)
+
+
+def a_server_drains_by_what_itself_knows_of_joiners(plant: pytest.MonkeyPatch) -> None:
+    own = property(lambda self: bool(self.communicator.view.learners), lambda self, value: None)
+    plant.setattr(collectives.Collectives, "wants_state", own, raising=False)
+
+
+def a_joiner_is_not_told_whether_it_must_drain(plant: pytest.MonkeyPatch) -> None:
+    made = snapshot.snapshot
+    plant.setattr(session, "snapshot", lambda *given: made(*given[:-1], False))
+
+
+def a_batch_is_split_by_what_happens_to_be_committed(plant: pytest.MonkeyPatch) -> None:
+    step = collectives.Collectives.step
+
+    def noted(self: collectives.Collectives, *given: Any) -> Any:
+        done = step(self, *given)
+        self.contributors = done.contributors
+        return done
+
+    plant.setattr(collectives.Collectives, "step", noted)
+
+
+def a_batch_is_not_waited_for_two_batches_later(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(pending.Steps, "_wait_for_those_before", lambda self, iteration: None)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "plant",
     [
+        a_server_chooses_by_what_itself_has_begun,
+        a_server_drains_by_what_itself_knows_of_joiners,
+        a_joiner_is_not_told_whether_it_must_drain,
+        a_batch_is_split_by_what_happens_to_be_committed,
+        a_batch_is_not_waited_for_two_batches_later,
         recompute_writes_over_the_gradient,
         a_part_is_given_before_the_others,
         a_call_is_repeated,

@@ -80,8 +80,10 @@ class Group:
 
     @property
     def view(self) -> View:
-        """The view in force."""
-        return View(self.epoch, self.contributors, (), self.committed, "by seed", 0.0)
+        """The view in force; servers that have asked for the state are its learners."""
+        learners = tuple(sorted(self._requests))
+        members = tuple(sorted((*self.contributors, *learners)))
+        return View(self.epoch, members, (), self.committed, "by seed", 0.0, learners=learners)
 
     @property
     def over(self) -> bool:
