@@ -98,7 +98,7 @@ class Session(CollectiveCalls):
 
     @property
     def contributors(self) -> tuple[int, ...]:
-        """Ids of the servers whose contributions are in the last committed step; at first all servers."""
+        """Ids of the servers whose contributions are in the last step waited for; at first all servers."""
         return self._collectives.contributors
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = "float32") -> Array:
