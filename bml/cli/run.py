@@ -22,7 +22,7 @@ from rich.table import Table
 
 from bml.cli.output import current
 from bml.cli.printed import check_writable, in_words, strict_json
-from bml.cli.values import FiniteRange
+from bml.cli.values import FiniteRange, TrafficClass
 from bml.cluster.fleets.placement import Reservation
 from bml.cluster.launcher.callbacks import view_line
 from bml.cluster.launcher.launch import KEPT_MIB, LAUNCHERS, launch
@@ -81,8 +81,9 @@ _SEEDED_STEPS = 50
 )
 @click.option(
     "--traffic-class",
-    type=click.IntRange(0, 255),
-    help="Mark all packets for the switches: DSCP times 4. [default: BML_TRAFFIC_CLASS of each server]",
+    type=TrafficClass(),
+    help="Go before other jobs (urgent) or after them (bulk), where queues know classes; normal: unmarked; "
+    "or a DSCP times 4. [default: BML_TRAFFIC_CLASS of each server]",
 )
 @click.option("--absent", metavar="SERVERS", default="", help="Begin without these, like 7,8; they may join.")
 @click.option("--rejoin", is_flag=True, help="Start a lost server again: it joins the running job.")

@@ -8,8 +8,27 @@ from typing import Any
 
 import click
 
+from bml.errors import UsageError
+from bml.transport.handshake.traffic_class import traffic_class_of
+
 _LONG = re.compile(r"[^\s/]{200,}")
 _SHOWN = 60
+
+
+class TrafficClass(click.IntRange):
+    """A traffic class: a name, or a byte."""
+
+    name = "class"
+
+    def __init__(self) -> None:
+        super().__init__(0, 255)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See click.ParamType."""
+        try:
+            return traffic_class_of(value)
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
 
 
 class FiniteRange(click.FloatRange):

@@ -16,6 +16,8 @@ from bml.topology.errors import UsageError
 #: A burst below about 70 kB splits every segment of 64 kB in software and ruins the throughput.
 BURST_NBYTES = 75_000
 _QUEUE_S = 0.08
+_SEGMENT_S = 1.3e-3
+_LEAST_SEGMENT, _MOST_SEGMENT = 4 << 10, 64 << 10
 _DAMAGE = re.compile(
     r"(cut|blackhole|slow|switch|loss):([0-9]{1,9})/([0-9]{1,9})"
     r"(?:(?:,rate=([0-9.a-z]+)|,share=([0-9]{1,3}(?:\.[0-9]{1,4})?)%)(?:,direction=(out|in|both))?)?"
@@ -126,6 +128,15 @@ class Setting:
     def queue_nbytes(self) -> int:
         """Bytes that may wait in the token bucket's queue: 80 ms of the rate, and the burst."""
         return int((self.rate_bit or 0) / 8 * _QUEUE_S) + BURST_NBYTES
+
+    @property
+    def segment_nbytes(self) -> int:
+        """The most bytes of TCP that pass the queue as one packet: 1.3 ms of the rate.
+
+        A real NIC splits them before they reach the wire. Here they stay whole, and an urgent packet waits
+        until the one before it has passed. Smaller ones would cost more of the processor.
+        """
+        return min(max(int((self.rate_bit or 0) / 8 * _SEGMENT_S), _LEAST_SEGMENT), _MOST_SEGMENT)
 
 
 def setting(cable: Cable, end: End, condition: Condition) -> Setting:

@@ -7,12 +7,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from bml.fabric import bpf, namespace
-from bml.fabric.condition import BURST_NBYTES, Condition, Setting, setting
+from bml.fabric.condition import Condition, Setting, setting
 from bml.fabric.layout import MANAGEMENT, MTU, SWITCHES, Cable, End, Layout
 from bml.topology.errors import FabricError
 
 try:
     from pyroute2 import IPRoute, NetlinkError
+
+    from bml.fabric import queues
 except ImportError:
     raise FabricError("the emulated fabric needs pyroute2: pip install 'bml[fabric]'") from None
 
@@ -20,8 +22,6 @@ except ImportError:
 _GROUP = 0xB31
 #: The loopback device is the first of every namespace. Its alias names the fabric of the namespace.
 _LOOPBACK = 1
-# Handles of the root qdisc: each kind needs its own handle.
-_TBF, _BLACKHOLE = 0x10000, 0x20000
 #: The qdisc that holds classifiers, and where it holds those of arriving packets.
 _CLASSIFIERS, _ARRIVING = "clsact", "ffff:fff2"
 _BRIDGE = {"br_stp_state": 0, "br_mcast_snooping": 0, "br_forward_delay": 0}
@@ -181,12 +181,7 @@ def _settle(space: str, settings: list[tuple[End, Setting]]) -> None:
         index = _indices(ip)
         _check_devices(space, index, (end.device for end, _ in settings))
         for end, wanted in settings:
-            if wanted.rate_bit == 0:
-                # It reports packets as sent and drops them. Every kernel with tbf has it.
-                ip.tc("replace", "blackhole", index[end.device], _BLACKHOLE)
-            elif wanted.rate_bit is not None:
-                rate, limit = wanted.rate_bit // 8, wanted.queue_nbytes
-                ip.tc("replace", "tbf", index[end.device], _TBF, rate=rate, burst=BURST_NBYTES, limit=limit)
+            queues.settle(ip, index[end.device], wanted)
             ip.link("set", index=index[end.device], state="up" if wanted.up else "down")
 
 

@@ -89,5 +89,5 @@ def test_copies_are_per_byte_moved_over_all_turns():
 
 @pytest.mark.parametrize("traffic_class", [-1, 256])
 def test_a_traffic_class_is_a_byte(traffic_class):
-    with pytest.raises(UsageError, match="give 0 to 255, a DSCP times 4"):
+    with pytest.raises(UsageError, match="0 to 255, a DSCP times 4"):
         JobSpec("bcube:2x1", traffic_class=traffic_class)

@@ -237,3 +237,11 @@ def test_namespaces_of_other_fabrics_are_other_names() -> None:
     assert belongs("bml-switches", "bml")
     for other in ("bml2-s1", "bml-s1x", "xbml-s1", "bml", "bml-s", "bml-probe-1"):
         assert not belongs(other, "bml")
+
+
+@pytest.mark.parametrize(
+    ("rate", "nbytes"), [("1mbit", 4096), ("100mbit", 16250), ("200mbit", 32500), ("1gbit", 65536)]
+)
+def test_what_passes_a_queue_as_one_packet_takes_about_a_millisecond(rate: str, nbytes: int) -> None:
+    """But for very slow cables, which would have the processor handle every packet by itself."""
+    assert Setting(up=True, rate_bit=parse_rate(rate)).segment_nbytes == nbytes

@@ -7,6 +7,8 @@ import socket
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Sequence
+from itertools import zip_longest
 
 from bml.fabric import EmulatedFabric, namespace
 
@@ -41,18 +43,21 @@ def reaches(network: EmulatedFabric, source: int, target: int, level: int, withi
     return False
 
 
-def goodputs(network: EmulatedFabric, flows: list[tuple[int, int, int]], seconds: float) -> list[float]:
-    """Bits per second of TCP payload that flows (source, target, level) get, all at once.
+def goodputs(
+    network: EmulatedFabric, flows: list[tuple[int, int, int]], seconds: float, classes: Sequence[int] = ()
+) -> list[float]:
+    """Bits per second of TCP payload that flows (source, target, level) of these classes get, all at once.
 
     The first fifth of a second, with the burst and the slow start, does not count.
     """
     received: dict[int, int] = defaultdict(int)
     ends: list[tuple[socket.socket, socket.socket]] = []
-    for source, target, level in flows:
+    for (source, target, level), traffic_class in zip_longest(flows, classes, fillvalue=0):
         nics = [network.layout.nics(server)[level] for server in (source, target)]
         listener = _socket(network, target, socket.SOCK_STREAM, nics[1])
         listener.listen()
         sender = _socket(network, source, socket.SOCK_STREAM, nics[0])
+        sender.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, traffic_class)
         sender.connect(listener.getsockname())
         ends.append((sender, listener.accept()[0]))
         listener.close()

@@ -224,7 +224,7 @@ def test_settings_come_from_the_environment_and_are_checked() -> None:
     ):
         with pytest.raises(UsageError, match=name):
             VerbsSettings.from_environment({name: text})
-    with pytest.raises(UsageError, match="BML_TRAFFIC_CLASS is 256: give 0 to 255"):
+    with pytest.raises(UsageError, match="BML_TRAFFIC_CLASS: traffic class is 256: give"):
         traffic_class_of({"BML_TRAFFIC_CLASS": "256"})
 
 

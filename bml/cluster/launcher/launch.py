@@ -25,6 +25,7 @@ from bml.faults import Fault
 from bml.protocol.server.learner import KEPT_NBYTES
 from bml.protocol.timeouts import DEFAULT_DETECT_S
 from bml.transport.choice import AUTO
+from bml.transport.handshake.traffic_class import traffic_class_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -49,7 +50,7 @@ def start(
     min_servers: int | None = None,
     emulated: bool | str = False,
     transport: str = AUTO,
-    traffic_class: int | None = None,
+    traffic_class: int | str | None = None,
     absent: Iterable[int] = (),
     rejoin: bool = False,
     trace: bool = False,
@@ -80,7 +81,7 @@ def start(
         min_servers=min_servers,
         emulated=DEFAULT_NAME if emulated is True else emulated or None,
         transport=transport,
-        traffic_class=traffic_class,
+        traffic_class=None if traffic_class is None else traffic_class_of(traffic_class),
         absent=tuple(absent),
         rejoin=rejoin,
         constants=load_constants()[0],
@@ -135,7 +136,8 @@ def launch(*arguments: Any, **options: Any) -> Result:
             where there is any) or "auto": shm if all servers are on this host and nothing is asked for that
             needs links (an algorithm, faults of links or switches, the emulated fabric, a traffic class, a
             trace, BML_NICS), else tcp, where servers of one host may read each other's payloads in memory.
-        traffic_class: Marks all packets of the job for the switches: a DSCP times 4, 0 to 255. Default:
+        traffic_class: Marks all packets of the job for the queues of NICs and switches: "urgent" goes before
+            other jobs, "bulk" after them, "normal" is unmarked; or a DSCP times 4, 0 to 255. Default:
             `BML_TRAFFIC_CLASS` of each machine, or unmarked.
         absent: Servers that are not started; they may join later (`job.inject("join:4")`).
         rejoin: A server that is lost is started again and joins.

@@ -26,7 +26,7 @@ from bml.sharedmem.registration_page import RegistrationPageAddress
 from bml.topology import Fabric, LinkFailure, ServerFailure, SwitchFailure, parse
 from bml.topology.errors import UsageError
 from bml.transport.choice import AUTO, check_transport
-from bml.transport.handshake.greeting import check_traffic_class
+from bml.transport.handshake.traffic_class import traffic_class_of
 
 Request = tuple[str, str]
 """A request to a running server: ("status", "") or ("inject", fault)."""
@@ -94,7 +94,7 @@ class JobSpec:
         if check_transport(self.transport) == "shm" and self._unsharable():
             raise UsageError(f"the transport shm cannot be used: {self._unsharable()}; ask for tcp")
         if self.traffic_class is not None:
-            check_traffic_class(self.traffic_class)
+            traffic_class_of(self.traffic_class)
         self._check_absent(fabric)
         if not (_is_number(self.kept_mib) and 0 < self.kept_mib <= _MOST_KEPT_MIB):
             raise UsageError(

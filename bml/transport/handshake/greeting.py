@@ -18,6 +18,7 @@ from bml.io.poller import READ, WRITE, Poller, Timer
 from bml.topology.errors import UsageError
 from bml.transport.handshake.auth import NONCE_NBYTES, AcceptorHandshake, DialerHandshake, Hello
 from bml.transport.handshake.flows import hold
+from bml.transport.handshake.traffic_class import mark
 from bml.transport.interface import Endpoint
 from bml.transport.stream import kind_of
 
@@ -40,26 +41,6 @@ def address_family(host: str) -> socket.AddressFamily:
     except ValueError:
         raise UsageError(f"not an IP address: {host!r}; give a numeric one (NICs: BML_NICS)") from None
     return socket.AF_INET if version == 4 else socket.AF_INET6
-
-
-def check_traffic_class(traffic_class: int) -> int:
-    """Return `traffic_class`; raises UsageError unless it is 0 to 255."""
-    if not 0 <= traffic_class <= 255:
-        raise UsageError(f"traffic class is {traffic_class}: give 0 to 255, a DSCP times 4")
-    return traffic_class
-
-
-def mark(sock: socket.socket, traffic_class: int) -> None:
-    """Mark all packets of this socket, and of connections that it accepts, with a traffic class.
-
-    Raises OSError.
-    """
-    if not traffic_class:
-        return
-    if sock.family == socket.AF_INET:
-        sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, traffic_class)
-    else:
-        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS, traffic_class)
 
 
 def fresh_nonce() -> bytes:

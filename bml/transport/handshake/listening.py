@@ -15,6 +15,7 @@ from bml.io.forks import close_on_fork
 from bml.io.poller import READ, Poller, Timer
 from bml.transport.handshake.auth import AcceptorHandshake, Hello
 from bml.transport.handshake.greeting import HANDSHAKE_S, Greeting, GreetingKind, fresh_nonce
+from bml.transport.handshake.traffic_class import queue_as
 
 _LOG = logging.getLogger("bml.transport")
 
@@ -111,6 +112,7 @@ class Listener:
     def _greet(self, sock: socket.socket, address: tuple[object, ...]) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        queue_as(sock, self._sock)
         self._accepted += 1
         number = self._accepted
 

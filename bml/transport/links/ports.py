@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from bml.io.forks import close_on_fork
 from bml.protocol.step.slices import on_one_host
 from bml.topology.errors import FabricError
-from bml.transport.handshake.greeting import address_family, mark
+from bml.transport.handshake.greeting import address_family
 from bml.transport.handshake.listening import BACKLOG
+from bml.transport.handshake.traffic_class import mark, of_heartbeats
 
 SNDBUF_NBYTES = 64 << 10
 """Bytes; small, so that frames wait in the link's queue by priority, and not in the kernel in order."""
@@ -37,7 +38,7 @@ def bind_pair(address: str, name: str, traffic_class: int) -> tuple[socket.socke
             tcp.bind((address, 0))
             udp.bind((address, tcp.getsockname()[1]))
             mark(tcp, traffic_class)
-            mark(udp, traffic_class)
+            mark(udp, of_heartbeats(traffic_class))
             tcp.listen(BACKLOG)
         except OSError as error:
             tcp.close()

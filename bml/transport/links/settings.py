@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bml.protocol.wire.frame import MAX_NBYTES
 from bml.topology.errors import UsageError
-from bml.transport.handshake.greeting import check_traffic_class
+from bml.transport.handshake import traffic_class as classes
 
 TRAFFIC_CLASS_SETTING = "BML_TRAFFIC_CLASS"
 
@@ -26,12 +26,15 @@ class LinkSettings:
     """The byte that marks all packets for the switches: a DSCP times 4."""
 
     def __post_init__(self) -> None:
-        check_traffic_class(self.traffic_class)
+        classes.traffic_class_of(self.traffic_class)
 
 
 def traffic_class_of(environ: Mapping[str, str]) -> int:
     """The traffic class that the environment asks for, else 0. Raises UsageError that names the variable."""
-    return check_range(TRAFFIC_CLASS_SETTING, number_of(environ, TRAFFIC_CLASS_SETTING, 0), 0, 255)
+    try:
+        return classes.traffic_class_of(environ.get(TRAFFIC_CLASS_SETTING) or classes.NORMAL)
+    except UsageError as error:
+        raise UsageError(f"{TRAFFIC_CLASS_SETTING}: {error}") from None
 
 
 def number_of(environ: Mapping[str, str], name: str, default: int) -> int:
