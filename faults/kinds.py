@@ -59,6 +59,7 @@ class Kind:
         needs: those of them that it must have.
         drawable: whether plans can be drawn with it: a job survives it, on any fabric, without settings.
         coordinator: example and meaning with the target `coordinator`, if it can have that, too.
+        both_ends: whether the servers at the other end of its cable act, too: they send what arrives.
         check: says what is wrong with its settings together, or with its target on a fabric, else "".
     """
 
@@ -71,6 +72,7 @@ class Kind:
     needs: tuple[str, ...] = ()
     drawable: bool = False
     coordinator: tuple[str, str] | None = None
+    both_ends: bool = False
     check: Check = _nothing_wrong
 
     @property
@@ -222,11 +224,13 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "slow": Kind(
             "link",
             "slow:4/1@step=8,rate=10mbit",
-            "on the emulated fabric only: the cable carries no more than that, each way",
-            on=("fabric",),
+            "the cable carries no more than that, each way; without real cables kernels at both ends pace "
+            "their connections, each of which has an equal part of the rate",
+            on=("server", "fabric"),
             simulated="slow",
             takes=("for", "rate", "direction"),
             needs=("rate",),
+            both_ends=True,
         ),
         "loss": Kind(
             "link",

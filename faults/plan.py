@@ -130,11 +130,9 @@ class FaultPlan:
         """The faults that strike `server`: its own death and freeze, and the silence of its NICs.
 
         For a dead switch, each of its servers silences its own NIC on that level (`Fault.level`); each end of
-        a connection makes it stand still.
+        a connection makes it stand still; each server at a slow cable sends slowly.
         """
-        return tuple(
-            fault for fault in self.faults if touches(fault, server, fabric) and not fault.by_anybody
-        )
+        return tuple(fault for fault in self.faults if acts(fault, server, fabric) and not fault.by_anybody)
 
     @property
     def for_anybody(self) -> tuple[Fault, ...]:
@@ -205,6 +203,17 @@ def touches(fault: Fault, server: int, fabric: Fabric) -> bool:
         case SwitchFailure(level, group):
             return fabric.group(server, level) == group
         case None:
+            return False
+
+
+def acts(fault: Fault, server: int, fabric: Fabric) -> bool:
+    """Whether this server may have to do something to apply the fault: it is struck, or at the other end."""
+    if touches(fault, server, fabric):
+        return True
+    match fault.target:
+        case LinkFailure(of, level):
+            return KINDS[fault.kind].both_ends and server in fabric.neighbours(of, level)
+        case _:
             return False
 
 

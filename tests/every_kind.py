@@ -14,7 +14,7 @@ NOT_IN_MATRIX = {
     "degrade": "it needs an emulated fabric: tests/fabric/test_slow_cables.py",
     "jitter": "it breaks nothing: tests/cluster/test_jitter_processes.py",
     "node": "it needs an emulated fabric: tests/fabric/test_ray_on_emulated_fabric.py",
-    "slow": "it needs an emulated fabric: tests/fabric/test_faults_on_emulated_fabric.py",
+    "slow": "it breaks nothing: tests/cluster/test_slow_processes.py, tests/fabric/test_slow_cables.py",
     "loss": "it needs an emulated fabric: tests/fabric/test_faults_on_emulated_fabric.py",
 }
 MATRIX_SETTINGS = {

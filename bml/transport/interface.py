@@ -8,7 +8,7 @@ any of those, and `close`, from inside its own methods.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, Protocol
 
@@ -179,6 +179,13 @@ class Transport(Protocol):
 
     def go_on(self, level: int) -> None:
         """End the fault of `stand_still`: what waited moves now."""
+        ...
+
+    def pace(self, peer: int, level: int, nbytes_s: int) -> Callable[[], None]:
+        """Inject a fault: connections to this peer send that many bytes a second; returns what ends it.
+
+        The slowest of several counts. It has no effect on RDMA.
+        """
         ...
 
     def stall(self, peer: int, level: int) -> None:

@@ -47,7 +47,7 @@ def test_a_server_does_what_the_fault_says(
     FaultPlan((fault,)).validate(FABRIC)
     server = 0 if fault.by_anybody else min(s for s in FABRIC.servers if touches(fault, s, FABRIC))
     transport = SimpleNamespace(
-        **{name: note(name) for name in ("silence", "unsilence", "stall", "unstall", "stand_still")}
+        **{name: note(name) for name in ("silence", "unsilence", "stall", "unstall", "stand_still", "pace")}
     )
     poller = SimpleNamespace(now_s=lambda: 0.0, after=lambda *_: None)
     on_fabric = note("fabric") if emulated or KINDS[kind].emulated else None
@@ -61,6 +61,7 @@ def test_a_server_does_what_the_fault_says(
         monkeypatch.setitem(acts.SERVER_ACTS, kind, real._replace(apply=acted))
     actuators = Actuators(
         server,
+        FABRIC,
         transport,
         poller,
         note("tell"),

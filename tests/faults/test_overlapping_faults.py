@@ -40,6 +40,7 @@ class Bench:
             silence=self.dead.add,
             unsilence=self.dead.discard,
             stall=lambda *key: self.dead.add(key),
+            pace=self._pace,
             stand_still=lambda level: self.dead.add(("still", level)),
             go_on=lambda level: self.dead.discard(("still", level)),
             unstall=lambda *key: self.dead.discard(key),
@@ -47,11 +48,15 @@ class Bench:
         poller = SimpleNamespace(now_s=lambda: self.now, after=self._after)
         nothing = lambda *_: None  # noqa: E731
         actuators = Actuators(
-            1, transport, poller, nothing, nothing, nothing, nothing, Slowdown(lambda: 0.0, nothing)
+            1, FABRIC, transport, poller, nothing, nothing, nothing, nothing, Slowdown(lambda: 0.0, nothing)
         )  # type: ignore[arg-type]
         self._injection = Injection(FaultPlan.parse(plan), FABRIC, actuators)
         self._injection.start(0.0, None)
         self._core = SimpleNamespace(step=1, phase="", view=None, progress=0.0)
+
+    def _pace(self, *pace: int) -> Any:
+        self.dead.add(pace)
+        return lambda: self.dead.discard(pace)
 
     def _after(self, delay_s: float, action: Any) -> None:
         self._timers.append((self.now + delay_s, len(self._timers), action))
@@ -74,6 +79,25 @@ def test_a_flap_has_ended_when_its_time_is_over() -> None:
     seen = {now: bench.until(now) for now in (1.1, 1.3, 1.4, 1.5)}
     assert seen == {1.1: {0}, 1.3: set(), 1.4: {0}, 1.5: set()}
     assert bench.until(3.0) == set()
+
+
+@pytest.mark.parametrize(
+    ("fault", "paced"),
+    [
+        ("slow:1/0@t=1s,rate=16mbit,for=2s", {(0, 0, 10**6), (2, 0, 10**6)}),
+        ("slow:1/0@t=1s,rate=16mbit,direction=out,for=2s", {(0, 0, 10**6), (2, 0, 10**6)}),
+        ("slow:1/0@t=1s,rate=16mbit,direction=in,for=2s", set()),
+        ("slow:2/0@t=1s,rate=16mbit,for=2s", {(2, 0, 10**6)}),
+        ("slow:2/0@t=1s,rate=16mbit,direction=in,for=2s", {(2, 0, 10**6)}),
+        ("slow:2/0@t=1s,rate=16mbit,direction=out,for=2s", set()),
+        ("slow:5/0@t=1s,rate=16mbit,for=2s", set()),
+    ],
+)
+def test_both_ends_of_a_slow_cable_pace_their_connections(fault: str, paced: set[object]) -> None:
+    """Server 1 has a connection to servers 0 and 2 on level 0, and none to server 5."""
+    bench = Bench(fault)
+    assert bench.until(2.0) == paced
+    assert bench.until(4.0) == set()
 
 
 @pytest.mark.parametrize(
@@ -215,6 +239,7 @@ def test_what_a_server_was_to_have_done_when_it_died_is_done_by_the_next() -> No
     poller, transport = SimpleNamespace(), SimpleNamespace()
     actuators = Actuators(
         1,
+        FABRIC,
         transport,
         poller,
         lambda what: said.append(what.fault),

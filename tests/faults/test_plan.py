@@ -292,4 +292,4 @@ def test_a_stall_strikes_both_ends_and_needs_neighbours() -> None:
 
 
 def test_what_is_done_to_real_cables_or_machines_says_so() -> None:
-    assert {name for name, kind in KINDS.items() if kind.emulated} == {"node", "slow", "loss", "degrade"}
+    assert {name for name, kind in KINDS.items() if kind.emulated} == {"node", "loss", "degrade"}

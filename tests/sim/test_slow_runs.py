@@ -57,17 +57,20 @@ def test_a_slow_switch_is_planned_round() -> None:
     assert "switch 0/1 runs at 1/" in " ".join(reasons(simulation))
 
 
+@pytest.mark.slow
 def test_a_nic_that_degrades_is_planned_round() -> None:
     simulation = run("bcube:3x2", slow(4, 0, 20, kind="degrade"))
     assert {*rates(simulation)[-1]} == {(4, 0)}
     assert rates(simulation)[-1][4, 0] in (2, 3)
 
 
+@pytest.mark.slow
 def test_a_nic_that_degraded_recovers() -> None:
     simulation = run("bcube:2x2", slow(1, 0, 20, kind="degrade", for_s=5.0), steps=60)
     assert {*rates(simulation)[-1].values()} == {0}
 
 
+@pytest.mark.slow
 def test_a_busy_server_makes_steps_long_and_no_view() -> None:
     healthy, busy = (step_s(run("bcube:2x2", *each, steps=10)) for each in ((), (slow(1, 1, kind="busy"),)))
     assert median(busy) > median(healthy)

@@ -67,6 +67,28 @@ def test_both_directions_stand_still_and_go_on_in_order_when_it_ends() -> None:
         assert not wires.handlers[0].losses
 
 
+def test_a_paced_connection_carries_its_rate_and_no_more_until_it_ends() -> None:
+    """With 2 MB a second 800 kB take 0.4 s; the kernel paces no connection that has just begun."""
+    with Wires(2, nbytes=800_000).connect() as wires:
+
+        def took_s(step: int) -> float:
+            began_s, n_frames = time.monotonic(), len(wires.handlers[1].frames)
+            frame = header(Kind.REDUCE, 0, 800_000, step=step)
+            wires.transports[0].send(1, 0, frame, memoryview(bytes(800_000)))
+            wires.until(lambda: len(wires.handlers[1].frames) > n_frames, "the frame")
+            return time.monotonic() - began_s
+
+        took_s(0)
+        end_slower = wires.transports[0].pace(1, 0, 2_000_000)
+        end_faster = wires.transports[0].pace(1, 0, 200_000_000)
+        assert took_s(1) > 0.3
+        end_slower()
+        assert min(took_s(2), took_s(3), took_s(4)) < 0.3
+        end_faster()
+        assert min(took_s(5), took_s(6), took_s(7)) < 0.3
+        assert not wires.handlers[0].losses
+
+
 def test_a_reader_that_does_not_read_is_no_stall() -> None:
     """Back-pressure: the peer's window is closed for as long as it likes, and its kernel answers probes."""
     with Wires(2).connect() as wires:

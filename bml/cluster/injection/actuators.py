@@ -11,6 +11,7 @@ from bml.faults.holds import Holds
 from bml.io.poller import Poller
 from bml.protocol.server import events as ev
 from bml.protocol.wire import messages as msg
+from bml.topology import Fabric
 from bml.transport.interface import Transport
 
 
@@ -20,8 +21,10 @@ class Actuators:
 
     server: int
     """Its id."""
+    fabric: Fabric
+    """The healthy fabric."""
     transport: Transport
-    """Silences NICs and stalls connections."""
+    """Silences NICs, and stalls and paces connections."""
     poller: Poller
     """Calls something later."""
     tell: Callable[[msg.ToCoordinator], None]

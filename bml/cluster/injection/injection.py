@@ -15,7 +15,7 @@ from bml.cluster.injection.actuators import Actuators
 from bml.faults import AtOnce, AtPhase, AtStep, AtTime, Fault, FaultPlan, Moment, due
 from bml.faults.kinds import KINDS, Harness
 from bml.faults.notation import TRANSFER
-from bml.faults.plan import touches
+from bml.faults.plan import acts, touches
 from bml.protocol.wire import messages as msg
 from bml.protocol.wire.frame import Header, Kind
 from bml.topology import Fabric
@@ -131,7 +131,7 @@ class Injection:
         """
         fault = Fault.parse(text, at_once=True)
         FaultPlan((fault,)).validate(self._fabric)
-        concerned = touches(fault, self._server, self._fabric) or fault.by_anybody
+        concerned = acts(fault, self._server, self._fabric) or fault.by_anybody
         if not concerned or not self._acts(fault, core):
             return ""
         if isinstance(fault.trigger, AtTime) and self._started_s is not None:

@@ -45,6 +45,25 @@ def flap(fault: Fault, actuators: Actuators) -> None:
     begin()
 
 
+@on_server("slow", does="paces connections of the NIC")
+def slow(fault: Fault, actuators: Actuators) -> None:
+    """Have this server's kernel send slowly: over the slow NIC, or to the server that has it.
+
+    Connections cannot share a rate, so each has an equal part of it.
+    """
+    level, nic, transport = _level(fault), fault.target, actuators.transport
+    assert isinstance(nic, LinkFailure)
+    peers = actuators.fabric.neighbours(nic.server, level)
+    nbytes_s = max(1, fault.settings["rate"] // 8 // len(peers))
+    is_own = nic.server == actuators.server
+    if fault.direction == ("in" if is_own else "out"):
+        return
+    ends = [transport.pace(peer, level, nbytes_s) for peer in (peers if is_own else (nic.server,))]
+    if fault.duration_s is not None:
+        for end in ends:
+            actuators.poller.after(fault.duration_s, end)
+
+
 @on_server("jitter", does="lets the NIC stand still again and again")
 def jitter(fault: Fault, actuators: Actuators) -> None:
     """Hold up what the NIC carries for random times, a third of the time; nothing is lost."""

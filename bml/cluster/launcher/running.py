@@ -133,7 +133,7 @@ class Job:
         5 seconds.
         """
         fault = Fault.parse(str(spec), at_once=True)
-        check_possible(FaultPlan((fault,)), self.spec.emulated is not None)
+        check_possible(FaultPlan((fault,)), self.spec)
         if not self.running:
             raise FabricError(f"the job {self.name} has ended")
         if fault.kind == "join" and self._is_here(_server_of(fault)) and self._is_due(fault):

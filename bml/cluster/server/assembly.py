@@ -76,7 +76,9 @@ class Assembly(ServerShell):
             server, fabric, programs(spec, pages is not None), spec.timeouts(), self.peers.slice_nbytes,
             time.monotonic(), joins, int(spec.kept_mib * 2**20),
         )  # fmt: skip
-        self.injection = Injection(spec.fault_plan(), fabric, self._actuators(server, apply_to_fabric))
+        self.injection = Injection(
+            spec.fault_plan(), fabric, self._actuators(server, fabric, apply_to_fabric)
+        )
         self.runner = make_runner(spec, self._step_host(), pages)
         self.execution = Execution(
             self.core, self.opened.transport, self.runner, self.peers, self.injection, self.handover,
@@ -136,10 +138,12 @@ class Assembly(ServerShell):
             read_in_place=self.arrivals.read_in_place,
         )
 
-    def _actuators(self, server: int, apply_to_fabric: Callable[[Fault], None] | None) -> Actuators:
+    def _actuators(
+        self, server: int, fabric: Fabric, apply_to_fabric: Callable[[Fault], None] | None
+    ) -> Actuators:
         return Actuators(
-            server, self.opened.transport, self.poller, self.line.tell, self.meeting.throw, self.dispatch,
-            self.handover.ask_to_leave, self.slowdown, apply_to_fabric,
+            server, fabric, self.opened.transport, self.poller, self.line.tell, self.meeting.throw,
+            self.dispatch, self.handover.ask_to_leave, self.slowdown, apply_to_fabric,
         )  # fmt: skip
 
     def _step_host(self) -> StepHost:

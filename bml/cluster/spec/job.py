@@ -82,7 +82,7 @@ class JobSpec:
         fabric = self.parsed_fabric()
         plan(fabric, self.algorithm)
         self.fault_plan().validate(fabric)
-        check_possible(self.fault_plan(), self.emulated is not None)
+        check_possible(self.fault_plan(), self)
         if not _is_number(self.detect_s):
             raise UsageError(f"detect_s is {self.detect_s!r}: give seconds")
         if not (_is_number(self.start_s) and 0 < self.start_s <= _MOST_START_S):
@@ -263,13 +263,20 @@ def _is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def check_possible(plan: FaultPlan, emulated: bool) -> None:
-    """Raise UsageError for a fault that needs real cables or machines if there are none."""
+def check_possible(plan: FaultPlan, spec: JobSpec) -> None:
+    """Raise UsageError for a fault that needs real cables or machines, or sockets, if there are none."""
+    takes_sockets = spec.transport in (AUTO, "tcp") and not spec.zero_copy
     for fault in plan:
-        if KINDS[fault.kind].emulated and not emulated:
+        kind = KINDS[fault.kind]
+        if spec.emulated is None and kind.emulated:
             raise UsageError(
                 f"fault '{fault}': {fault.kind} needs real cables, or machines; run the job on an "
                 "emulated fabric, with --fabric-emulated"
+            )
+        if spec.emulated is None and kind.both_ends and not takes_sockets:
+            raise UsageError(
+                f"fault '{fault}': {fault.kind} is made on sockets, which the data of this job does not "
+                "take; run it with --transport tcp"
             )
 
 

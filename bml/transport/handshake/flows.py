@@ -1,4 +1,4 @@
-"""The kernel's counters of a TCP connection, and a fault that makes a connection stand still. Linux only."""
+"""The kernel's counters of a TCP connection, and faults that make one slow or stand still. Linux only."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ _INFO = struct.Struct("=2xBB20xI92xQ12xII4xI")
 # The socket module has no names for them.
 _SO_ATTACH_FILTER = 26
 _SO_DETACH_FILTER = 27
+_SO_MAX_PACING_RATE = 47
+_NO_PACE = (1 << 64) - 1
 _RETURN = 0x06
 _ACCEPT_NOTHING = ctypes.create_string_buffer(struct.pack("=HBBI", _RETURN, 0, 0, 0))
 
@@ -46,3 +48,10 @@ def release(sock: socket.socket) -> None:
     """End `hold`; no effect on a socket that is not held."""
     with suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+
+
+def set_pace(sock: socket.socket, nbytes_s: int | None) -> None:
+    """Have the kernel send at most so many bytes a second over this TCP socket; None: as fast as it can."""
+    pace = struct.pack("=Q", _NO_PACE if nbytes_s is None else nbytes_s)
+    with suppress(OSError):  # the end of this connection is about to be reported
+        sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, pace)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -20,7 +21,7 @@ from bml.protocol.step.slices import LAN_RATE, on_one_host
 from bml.protocol.wire.frame import Header
 from bml.topology.errors import InvariantError, UsageError
 from bml.transport.handshake.auth import Hello, Identity, Role
-from bml.transport.handshake.flows import flow_of, hold, release
+from bml.transport.handshake.flows import flow_of, hold, release, set_pace
 from bml.transport.handshake.greeting import Dial, OnFailed, address_family
 from bml.transport.interface import FIRST_INCARNATIONS, Endpoint, Handler, LinkKey, LinkStats, LostKind
 from bml.transport.links.link import Link, LinkCallbacks, LinkConnection, LinkState, OnEnd
@@ -59,6 +60,7 @@ class LinkTransport:
         self._parking = Parking(poller)
         self._probes = Probes(poller, handler.proved)
         self._stalled: set[LinkKey] = set()
+        self._paces: defaultdict[LinkKey, list[int]] = defaultdict(list)
         self._nics: list[LocalNic] = []
         self._closed = False
         try:
@@ -207,6 +209,24 @@ class LinkTransport:
             if link.level == level and link.connection is not None and not nic.silent:
                 link.connection.unmute()
 
+    def pace(self, peer: int, level: int, nbytes_s: int) -> Callable[[], None]:
+        """See `Transport`; the kernel paces, and heartbeats are not held up."""
+        self._check_level(level)
+        paces = self._paces[peer, level]
+        paces.append(nbytes_s)
+        self._set_pace(peer, level)
+
+        def end() -> None:
+            paces.remove(nbytes_s)
+            self._set_pace(peer, level)
+
+        return end
+
+    def _set_pace(self, peer: int, level: int) -> None:
+        link = self._links.get((peer, level))
+        if link is not None and link.sock is not None:
+            set_pace(link.sock, min(self._paces[peer, level], default=None))
+
     def stall(self, peer: int, level: int) -> None:
         """See `Transport`; bytes that the kernel has sent already may still be acknowledged."""
         self._check_level(level)
@@ -307,6 +327,7 @@ class LinkTransport:
         elif link is not None and known and link.state is LinkState.UP and link.untouched:
             link.swap(sock, partial(self._lost, link), muted=False)
             link.set_sndbuf(self._sndbuf_nbytes)
+            self._set_pace(peer, level)
         else:
             # A later incarnation than the known one waits for the view that has it; the earlier one stays.
             self._parking.put((peer, level), sock, hello.incarnation)
@@ -319,6 +340,7 @@ class LinkTransport:
             release(sock)  # it may have been held when it was accepted
         link.attach(sock, partial(self._lost, link), muted=self._nics[link.level].silent)
         link.set_sndbuf(self._sndbuf_nbytes)
+        self._set_pace(link.peer, link.level)
 
     def _lost(self, link: Link, kind: LostKind, why: str) -> None:
         nic = self._nics[link.level]
