@@ -10,6 +10,7 @@ Beside them is the optimum, which no schedule of trees can beat on links of thos
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import tempfile
 import threading
@@ -204,7 +205,7 @@ def optimum_s(network: EmulatedFabric, shares: Mapping[Link, float], nbytes: int
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def main(rate: str, size: str, names: tuple[str, ...], steps: int, lasts_s: float, as_json: bool) -> None:
     """Measure steps while parts are slow."""
-    network, rows = emulated.up(FABRIC, rate, name="slow"), {}
+    network, rows = emulated.up(FABRIC, rate, name="slow", maker=os.getpid()), {}
     try:
         for name in names or CASES:
             rows[name] = measure(network, CASES[name], parse_bytes(size), steps, lasts_s)

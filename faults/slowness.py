@@ -10,7 +10,8 @@ A port that is too slow is explained by itself or by the other ends of its conne
 other end judges itself by, and well, shows that end at work, and nothing else. One that its other end leaves
 out puts the blame on the port. Of two ends that are both too slow, the NIC is blamed that explains most of
 them (then the one that was blamed before, then that of the lower server). A port that is slow, but busy no
-longer than most, delays nobody and is not blamed: of two slow NICs the slower one may be found first.
+longer than most, delays nobody and is not blamed, but where another NIC is: trees round that one alone would
+wait for it.
 
 Equivalent cases, in which no observation can tell the truth: the two NICs of a switch with two live ports;
 the last NIC of a switch whose other NICs are all slow, so that the switch is said to be slow.
@@ -153,8 +154,15 @@ class Judgement:
         self._long_s = max(LONGER * _quantile(busy_s, 0.25), LONGEST * max(busy_s))
 
     def slower(self) -> dict[Link, int]:
-        """The NICs that are slower than planned -> halvings of their nominal rate; see the module's text."""
-        low = {port for port in self._ports if self._is_low(port)}
+        """The NICs that are slower than planned, and delay others -> halvings of their nominal rate."""
+        return self._explain({port for port in self._ports if self._is_low(port) and self._delays(port)})
+
+    def slower_anyway(self) -> dict[Link, int]:
+        """Those of `slower`, and others that are slower than planned but delay nobody yet."""
+        return self._explain({port for port in self._ports if self._is_low(port)}) | self.slower()
+
+    def _explain(self, low: set[Port]) -> dict[Link, int]:
+        """The fewest NICs that explain why these ports are slow; see the module's text."""
         guilty: set[Link] = set()
         pairs: set[tuple[Link, Link]] = set()
         for port in low:
@@ -180,9 +188,12 @@ class Judgement:
         return min(1.0, max(busy_s, default=0.0) / self._over_s)
 
     def _is_low(self, port: Port) -> bool:
-        """Whether the port moves too little of what is planned with it, and delays others."""
-        slow = self.shares[port] < SLOW_SHARE * 2.0 ** -self._planned.get(port.nic, 0)
-        return slow and self._ports[port].busy_s >= self._long_s
+        """Whether the port moves too little of what is planned with it."""
+        return self.shares[port] < SLOW_SHARE * 2.0 ** -self._planned.get(port.nic, 0)
+
+    def _delays(self, port: Port) -> bool:
+        """Whether others wait for the port."""
+        return self._ports[port].busy_s >= self._long_s
 
     def _cover(self, open_pairs: set[tuple[Link, Link]]) -> set[Link]:
         """Greedily the NICs that explain most pairs of slow ends: a pair is explained by either."""

@@ -156,6 +156,14 @@ def test_two_slow_nics_are_found(name: str) -> None:
             assert any(same(job.fabric, [found], nic) for found in job.planned)
 
 
+@pytest.mark.parametrize("share", [0.2, 0.3])
+def test_a_nic_that_is_less_slow_than_another_is_planned_round_with_it(share: float) -> None:
+    """It delays nobody yet, as all wait for the other one; trees round that one alone would wait for it."""
+    job = Job("bcube:3x2", wander=0.0)
+    assert job.steps(3, slow([(4, 0)], 0.1) | slow([(2, 1)], share)) == 1
+    assert {*job.planned} == {(4, 0), (2, 1)}
+
+
 def test_a_competing_job_at_half_is_planned_round() -> None:
     for seed in range(10):
         job = Job("bcube:3x2", seed, wander=0.1)

@@ -44,6 +44,7 @@ class Rates:
         self._round: dict[Path, Moved] = {}
         self._wanted: dict[Link, int] | None = None
         self._slower_for: dict[Link, int] = {}
+        self._anyway_for: dict[Link, int] = {}
         self._faster_since: dict[Link, float] = {}
         self._unknown_since: dict[Link, float] = {}
 
@@ -61,7 +62,7 @@ class Rates:
         self.act_at = self._judged_at = self._wanted = None
         self._round.clear()
         self._throughput.clear()
-        for found in (self._slower_for, self._faster_since, self._unknown_since):
+        for found in (self._slower_for, self._anyway_for, self._faster_since, self._unknown_since):
             found.clear()
 
     def judge(self, view: View, now: float) -> bool:
@@ -79,6 +80,7 @@ class Rates:
         judged = self._throughput.judge(alive, planned)
         if judged is None:
             self._slower_for.clear()
+            self._anyway_for.clear()
             return False
         wanted = {**planned, **self._faster(judged, view, now)}
         wanted |= self._found_slower(judged, alive, wanted)
@@ -110,12 +112,16 @@ class Rates:
         return f"{said}, trees avoid it" if slower else said
 
     def _found_slower(self, judged: Judgement, alive: Fabric, planned: Mapping[Link, int]) -> dict[Link, int]:
-        """The NICs that were found slower in ROUNDS rounds in a row, if to avoid them gains enough."""
-        slower = judged.slower()
+        """The NICs that were found slower in ROUNDS rounds in a row, if to avoid them gains enough.
+
+        At least one of them must have delayed others in all these rounds.
+        """
+        slower, anyway = judged.slower(), judged.slower_anyway()
         self._slower_for = {nic: self._slower_for.get(nic, 0) + 1 for nic in slower}
-        found = {nic: count for nic, count in slower.items() if self._slower_for[nic] >= ROUNDS}
-        if not found:
+        self._anyway_for = {nic: self._anyway_for.get(nic, 0) + 1 for nic in anyway}
+        if max(self._slower_for.values(), default=0) < ROUNDS:
             return {}
+        found = {nic: count for nic, count in anyway.items() if self._anyway_for[nic] >= ROUNDS}
         busy = max(judged.busy(nic) for nic in found)
         return found if busy * gain(alive, planned, {**planned, **found}) >= LEAST_GAIN else {}
 
