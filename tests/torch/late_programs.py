@@ -78,11 +78,14 @@ def training(
     clips: bool = False,
     global_batch: int = 24,
     epochs: int = 2,
+    overlaps: bool = False,
 ) -> Callable[[Any], Any]:
     def train(session: Any) -> Any:
         model = make_model().to(where)
         optimizer = make_optimizer(model)
-        run = bml.torch.attach(session, model, optimizer, None, cross_entropy, bucket_mib=1e-4)
+        run = bml.torch.attach(
+            session, model, optimizer, None, cross_entropy, bucket_mib=1e-4, overlap_forward=overlaps
+        )
         dtype = next(model.parameters()).dtype
         x, y = samples()
         rows = (x.to(dtype), y)
@@ -91,7 +94,7 @@ def training(
         for batch in run.batches(rows, global_batch=global_batch, epochs=epochs, seed=3, device=where):
             for part in batch.micro(n_micro) if n_micro > 1 else [batch.samples]:
                 cross_entropy(model, part).backward()
-            for each in means:  # those of the step before, which are read late, too
+            for each in filter(torch.is_tensor, means):  # those of the step before, which are read late, too
                 total += each.abs().sum()
             if clips:
                 run.reduce()
@@ -150,6 +153,15 @@ def any_moment_of_a_death() -> None:
 @program
 def bfloat16_is_summed_in_float32_and_rounded_once() -> None:
     assert_as_on_the_host(range(3), make_model=lambda: mlp().bfloat16())
+
+
+@program
+def steps_in_the_next_forward_pass() -> None:
+    assert_as_on_the_host(range(5), make_model=normalised, overlaps=True)
+    assert_as_on_the_host(range(3), make_optimizer=adam, overlaps=True)
+    for call in range(9, 17):
+        on_device(call)
+        assert on_servers(training(LATE, overlaps=True), 3, Faults(kills={1: (call, "brought")})).value
 
 
 @program

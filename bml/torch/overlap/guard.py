@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -41,8 +42,8 @@ _HARMLESS = {
 """What reads or changes no value of a parameter."""
 
 
-class BehindParameter(nn.Parameter):  # type: ignore[misc]
-    """The class that a parameter has while its new values are to come. Its first use calls `on_use`."""
+class Behind:
+    """What a parameter is, besides, while its new values are to come. Its first use calls `on_use`."""
 
     on_use: OnUse
 
@@ -89,22 +90,28 @@ def _nothing() -> None:
     pass
 
 
-def guard(parameter: nn.Parameter, on_use: OnUse) -> None:
+def guard(parameter: Tensor, on_use: OnUse) -> None:
     """Let the first use of a parameter call `on_use`, which must `release` it or raise an error."""
-    parameter.__class__ = BehindParameter
+    own: Any = type(parameter)
+    parameter.__class__ = _behind_class(own)
     parameter.on_use = on_use
 
 
-def release(parameter: nn.Parameter) -> None:
+def release(parameter: Tensor) -> None:
     """Undo `guard`; no effect on other parameters."""
-    if type(parameter) is BehindParameter:
-        parameter.__class__ = nn.Parameter
+    if isinstance(parameter, Behind):
+        parameter.__class__ = type(parameter).__bases__[1]
         del parameter.on_use
 
 
-def _behind(value: Any) -> Iterator[BehindParameter]:
+@cache
+def _behind_class(own: Any) -> Any:
+    return type(f"Behind{own.__name__}", (Behind, own), {"__module__": __name__})
+
+
+def _behind(value: Any) -> Iterator[Behind]:
     """Parameters in the arguments of a function that are behind when the iterator comes to them."""
-    if type(value) is BehindParameter:
+    if isinstance(value, Behind):
         yield value
     elif isinstance(value, list | tuple):
         for each in value:

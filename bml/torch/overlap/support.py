@@ -64,12 +64,14 @@ def check_modules(model: nn.Module) -> None:
 
 
 def check_parameters(parameters: list[tuple[str, Any]]) -> None:
-    """Raise UsageError for parameters of a class of their own, which could not wait for their values."""
+    """Raise UsageError for parameters that take part in functions of torch in a way of their own."""
+    plain = (nn.Parameter.__torch_function__, torch.Tensor.__torch_function__.__func__)
     for name, parameter in parameters:
-        if type(parameter) is not nn.Parameter:
+        own = type(parameter).__torch_function__
+        if getattr(own, "__func__", own) not in plain:
             raise UsageError(
-                f"the parameter {name!r} is a {type(parameter).__name__}: overlap_forward takes "
-                "torch.nn.Parameter only; leave overlap_forward out"
+                f"the parameter {name!r} is a {type(parameter).__name__}, a class with a __torch_function__ "
+                "of its own: leave overlap_forward out"
             )
 
 
