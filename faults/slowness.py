@@ -158,8 +158,17 @@ class Judgement:
         return self._explain({port for port in self._ports if self._is_low(port) and self._delays(port)})
 
     def slower_anyway(self) -> dict[Link, int]:
-        """Those of `slower`, and others that are slower than planned but delay nobody yet."""
-        return self._explain({port for port in self._ports if self._is_low(port)}) | self.slower()
+        """Those of `slower`, and others that are slower than planned but delay nobody yet.
+
+        Not on the same switch: there NICs may look slow because all that they carry goes to a slow one.
+        """
+        first = self.slower()
+        busy = {(level, self._fabric.group(server, level)) for server, level in first}
+        low = {port for port in self._ports if self._is_low(port)}
+        others = self._explain(
+            {port for port in low if (port.level, self._fabric.group(*port.nic)) not in busy}
+        )
+        return others | first
 
     def _explain(self, low: set[Port]) -> dict[Link, int]:
         """The fewest NICs that explain why these ports are slow; see the module's text."""
