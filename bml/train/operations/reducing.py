@@ -137,6 +137,7 @@ class _Reduction:
     def work(self) -> Committed:
         """Synchronise the step, and make the result of its vector, in the thread that waits for the step."""
         flat = self._flat
+        self._await()  # before the step, which a lost job refuses: what `ready` wakes must not wait for ever
         outcome = self._collectives.step(self._described, self._op, self._prepare, self._shared)
         if not self._is_mean and flat.dtype is self._given:
             return outcome
@@ -168,11 +169,15 @@ class _Reduction:
         return self._pieces, whole
 
     def _prepare(self, view: View) -> Array:
+        self._await()
+        return self._flat
+
+    def _await(self) -> None:
+        """Wait, once, until the vector may be read."""
         if self._ready is not None:
             self._ready()
             self._ready = None
             self._check_sum = zlib.crc32(self._flat.data) if self._collectives.debug else 0
-        return self._flat
 
     def finish(self, outcome: Committed) -> Any:
         """The arrays of the result, in the training thread."""
