@@ -160,6 +160,10 @@ class Batch:
         """Whether at least one part of it is committed, or has a priority and is under way."""
         return self._used is not None or any(part.priority is not None for part in self._parts)
 
+    def leave_untimed(self) -> None:
+        """Its time says nothing of this server's speed: it has done what it does in few batches."""
+        self._collectives.stopwatch.start(0)
+
     def _part(
         self,
         gradient: Arrays,

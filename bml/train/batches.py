@@ -21,6 +21,8 @@ Indices = npt.NDArray[np.int64]
 Weights = Mapping[int, int]
 """Server -> its weight (> 0) when a batch is split: shares are in proportion. One that it lacks has FULL."""
 FULL = 64
+LEAST = 2
+"""No share has fewer samples where there are so many for each server: batch normalisation needs two."""
 EQUAL: Weights = MappingProxyType({})
 
 
@@ -69,6 +71,11 @@ class BatchPlan:
         """Steps of one training epoch."""
         return -(-self.n_samples // self.global_batch)
 
+    @property
+    def largest(self) -> int:
+        """Samples of the largest batch: all but the last of an epoch have so many."""
+        return min(self.global_batch, self.n_samples)
+
     def __str__(self) -> str:
         return (
             f"batches({self.n_samples}, global_batch={self.global_batch}, "
@@ -103,7 +110,7 @@ def sizes(n_samples: int, weights: Weights) -> dict[int, int]:
     """Split so many samples in proportion to the weights of all servers, in order of server id.
 
     Sizes are rounded down, and the servers that lost most by that get one more, the lower ids first. No size
-    is 0 unless there are more servers than samples. The sizes depend on whole numbers alone.
+    is below LEAST, or 1, if there are so many samples for each server. Sizes depend on whole numbers alone.
     """
     ids = sorted(weights)
     return dict(zip(ids, _sizes(n_samples, tuple(weights[server] for server in ids)), strict=True))
@@ -155,7 +162,7 @@ def used_indices(assigned: Mapping[int, Assignment], *, recomputed: bool) -> dic
 @lru_cache(maxsize=64)
 def _sizes(n_samples: int, weights: tuple[int, ...]) -> tuple[int, ...]:
     """Return the sizes by position. They are cached, as a batch is split several times in a step."""
-    total, least = sum(weights), int(n_samples >= len(weights))
+    total, least = sum(weights), min(LEAST, n_samples // len(weights))
     found = [max(least, n_samples * weight // total) for weight in weights]
 
     def owed(at: int) -> int:

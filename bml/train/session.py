@@ -235,8 +235,9 @@ class Session(CollectiveCalls):
             ledger = self._ledgers.open(loop.id, plan)
             batch = Batch(self._collectives, plan.batch(index), ledger, weights)
             self._drawn = (loop, batch)
-            if plan.balance:
-                self._collectives.stopwatch.start(len(batch.indices))
+            if plan.balance:  # a small batch is not timed: what it takes besides its samples counts for more
+                is_whole = len(batch.whole.indices) == plan.largest
+                self._collectives.stopwatch.start(len(batch.indices) if is_whole else 0)
             yield batch
 
     def steps(self, n_steps: int) -> Iterator[int]:

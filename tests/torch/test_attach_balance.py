@@ -42,6 +42,26 @@ def train(session: Any) -> Any:
     return sizes, [parameter.detach().clone() for parameter in model.parameters()]
 
 
+def test_batch_normalisation_gets_two_samples_on_the_slowest_server() -> None:
+    def train(session: Any) -> list[int]:
+        model = torch.nn.Sequential(
+            torch.nn.Linear(N_FEATURES, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, N_CLASSES)
+        )
+        optimizer = torch.optim.SGD(initialised(model).parameters(), lr=0.1)
+        run = bml.torch.attach(session, model, optimizer, loss=summed_loss)
+        sizes = []
+        for batch in run.batches(samples(), global_batch=30, epochs=5, seed=3, balance=True):
+            sizes.append(len(batch.indices))
+            summed_loss(model, batch).backward()
+            optimizer.step()
+        return sizes
+
+    job = on_servers(train, 6, Faults(paces={2: (5.0,)}))
+    assert not job.errors
+    assert job.values[2][0] == 5
+    assert job.values[2][-1] == 2
+
+
 @pytest.mark.parametrize("kills", [{}, {0: (14, "brought")}])
 def test_a_slow_server_gets_less_and_numbers_are_those_of_one_process(kills: Any) -> None:
     job = on_servers(train, 3, Faults(paces={1: (3.0,)}, kills=kills))

@@ -161,6 +161,17 @@ def test_shares_that_were_not_foretold_are_right_all_the_same() -> None:
     ahead.close()
 
 
+def test_only_what_workers_have_loaded_was_loaded_ahead() -> None:
+    ahead = Ahead(Source(Rows()), 10, share, 1, 0)
+    found = []
+    for step in range(4):
+        wanted = share(step, 1) if step == 2 else share(step)  # weights have changed in step 2
+        assert ahead.fetch(step, wanted).tolist() == wanted.tolist()
+        found.append(ahead.was_ahead)
+    ahead.close()
+    assert found == [False, True, False, True], "the first waits until the worker has begun"
+
+
 def test_collated_samples_are_cut_along_their_first_dimension() -> None:
     samples = {
         "x": torch.arange(12).view(6, 2),

@@ -7,6 +7,7 @@ import random
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,6 +83,8 @@ def check(seed: int) -> CheckedProgram:
         group = run(program.compiled(), range(n_servers), faults, ends.note)
     ends.failed = group.error is not None
     violations = [*group.violations, *judge(program, n_servers, ends, bool(faults.interrupts))]
+    if set(chain(*faults.paces.values())) == {1.0} and any(group.shares.values()):
+        violations.append(f"all servers are equally fast, their shares are not: {group.shares}")
     return CheckedProgram(seed, program, faults, n_servers, group, tuple(violations))
 
 
@@ -117,6 +120,7 @@ def _faults(chance: random.Random, n_servers: int) -> Faults:
             found.doomed[server] = (chance.randint(1, _MOST_CALLS // 2), chance.choice(_MOMENTS))
     if chance.random() < 0.1:
         found.interrupts[chance.choice(servers)] = int(10 ** chance.uniform(1, 4))
+    found.batch_s = chance.choice([0.0, 6.0])
     return found
 
 

@@ -19,15 +19,19 @@ class Clock(threading.local):
         self.now_s = 0.0
         self.begin(0, (1.0,))
 
-    def begin(self, seed: int, paces: Sequence[float]) -> None:
-        """A server begins in this thread: it takes these seconds per sample, one pace after the other."""
+    def begin(self, seed: int, paces: Sequence[float], batch_s: float = 0.0) -> None:
+        """A server begins in this thread: it takes these seconds per sample, one pace after the other.
+
+        A gradient takes `batch_s` seconds besides, whatever the number of its samples.
+        """
+        self._batch_s = batch_s
         self._paces = cycle(paces)
         self._pace, self._left = next(self._paces), PACE_OF
         self._chance = random.Random(seed)
 
     def compute(self, n_samples: int) -> None:
         """Let the time pass in which so many samples are computed."""
-        self.now_s += n_samples * self._pace * (1 + _NOISE * self._chance.random())
+        self.now_s += self._batch_s + n_samples * self._pace * (1 + _NOISE * self._chance.random())
         self._left -= 1
         if not self._left:
             self._pace, self._left = next(self._paces), PACE_OF

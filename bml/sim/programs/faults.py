@@ -27,7 +27,8 @@ class Faults:
     after so many calls of functions by or in the session. A fault whose moment is never reached does nothing.
     With `holds_for_joiners` the others wait at a boundary until each server that was started has asked for
     the state, however late its thread runs: else it may come when they have ended. `paces`: the seconds per
-    sample of a server, in turn (see `Clock`); others take one second. A step with a priority is sent in
+    sample of a server, in turn (see `Clock`); others take one second. Each gradient takes
+    `batch_s` besides. A step with a priority is sent in
     pieces of `piece_nbytes`.
     """
 
@@ -39,6 +40,7 @@ class Faults:
     interrupts: dict[int, int] = field(default_factory=dict)
     holds_for_joiners: bool = False
     paces: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    batch_s: float = 0.0
     piece_nbytes: int = 1 << 20
 
     def __str__(self) -> str:

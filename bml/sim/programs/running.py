@@ -27,7 +27,7 @@ def run(train: Callable[[Any], Any], servers: Iterable[int], faults: Faults, rep
     threads: list[threading.Thread] = []
 
     def serve(communicator: ModelCommunicator) -> None:
-        CLOCK.begin(communicator.server, faults.paces.get(communicator.server, (1.0,)))
+        CLOCK.begin(communicator.server, faults.paces.get(communicator.server, (1.0,)), faults.batch_s)
         session, value, error = session_module.Session(communicator), None, None
         if not communicator.joins and communicator.server in faults.interrupts:
             sys.setprofile(_interrupting(faults.interrupts[communicator.server]))

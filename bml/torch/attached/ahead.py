@@ -32,15 +32,20 @@ class Ahead:
         self._n_workers, self._seed = n_workers, seed
         self._foretold: deque[tuple[int, Indices]] = deque()
         self._loaded: Iterator[Any] | None = None
+        self.was_ahead = False
+        """Whether the share that was fetched last had been loaded in advance."""
 
     def fetch(self, step: int, indices: Indices) -> Any:
         """Return the samples of a step, collated; steps only grow."""
-        if self._loaded is None or not self._foretold or self._foretold[0][0] != step:
+        begins = self._loaded is None or not self._foretold or self._foretold[0][0] != step
+        if begins:
             self._begin(step)
         assert self._loaded is not None
         samples = next(self._loaded)
         _, foretold = self._foretold.popleft()
-        if not np.array_equal(foretold, indices):
+        is_foretold = np.array_equal(foretold, indices)
+        self.was_ahead = is_foretold and not begins
+        if not is_foretold:
             return self._source.fetch(indices)
         return self._source.moved(samples)
 

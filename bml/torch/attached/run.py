@@ -238,7 +238,10 @@ class Run:
         def fetch(batch: Batch) -> Any:
             nonlocal weights
             weights = batch.weights
-            return ahead.fetch(batch.whole.step, _computed(batch.indices, batch.whole.indices))
+            samples = ahead.fetch(batch.whole.step, _computed(batch.indices, batch.whole.indices))
+            if not ahead.was_ahead:
+                batch.leave_untimed()
+            return samples
 
         return fetch, ahead.close
 

@@ -37,7 +37,7 @@ class Balancer:
         done, balance.n_batches = balance.n_batches, balance.n_batches + 1
         if done and (done == FIRST or done % EVERY == 0):
             self._exchange(balance, plan)
-        return balance.weights
+        return balance.among(self._collectives.contributors)
 
     def dump(self) -> bytes:
         """Return all weights and what belongs to them as bytes, for a server that joins."""
@@ -65,7 +65,7 @@ class Balancer:
         done = collectives.own_step("session.batches: times", "sum", own.dtype, len(own), lambda view: own)
         collectives.note(done.step, done.contributors)
         times = {server: time for server in done.contributors if (time := int(done.result[server]))}
-        changed = balance.follow(times, done.contributors, plan.global_batch)
-        shares = shown(plan.global_batch, balance.weights, done.contributors)
+        changed = balance.follow(times, done.contributors, plan.largest)
+        shares = shown(plan.largest, balance.weights, done.contributors)
         is_told = changed and collectives.communicator.server == min(done.contributors)
         collectives.communicator.show_shares(shares, in_words(shares) if is_told else "")

@@ -31,7 +31,7 @@ class Stopwatch:
         return self._began_s is not None
 
     def start(self, n_samples: int) -> None:
-        """A share of so many samples is handed out; one of none says nothing."""
+        """A share of so many samples is handed out; with 0 it is not timed."""
         self._began_s = self._clock() if n_samples else None
         self._n_samples, self._waited_s = n_samples, 0.0
 
