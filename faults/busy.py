@@ -8,31 +8,35 @@ other thread of the server is held up.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 
-@dataclass
-class _Spell:
+class _Spell(NamedTuple):
     """The time during which one fault takes `share` (0 <= share < 1) of the computation."""
 
     share: float
     from_s: float
-    until_s: float = inf
+    until_s: float
 
     def pause_s(self, since_s: float, now_s: float) -> float:
-        """How long to pause for what was computed between these times."""
-        computed_s = min(now_s, self.until_s) - max(since_s, self.from_s)
-        return max(0.0, computed_s) * self.share / (1 - self.share)
+        """How long to pause for what was computed between these times.
+
+        A slow machine would have computed less of it before the end of the spell, and the rest at its full
+        speed: it loses no more than its share of the time that was left.
+        """
+        begun_s = max(since_s, self.from_s)
+        computed_s, left_s = max(0.0, now_s - begun_s), max(0.0, self.until_s - begun_s)
+        return min(computed_s * self.share / (1 - self.share), left_s * self.share)
 
 
 class Slowdown:
-    """Begun and ended by faults, in any thread; `pause` and `resume` are called by the session.
+    """Faults begin it, in any thread; `pause` and `resume` are called by the session.
 
-    Of several at a time the pauses add up. `clock` gives seconds, `sleep` takes them.
+    Of several at a time the pauses add up. `clock` gives seconds, `sleep` takes them, and may return sooner.
     """
 
-    def __init__(self, clock: Callable[[], float], sleep: Callable[[float], None]):
+    def __init__(self, clock: Callable[[], float], sleep: Callable[[float], object]):
         self._clock = clock
         self._sleep = sleep
         self._spells: list[_Spell] = []
@@ -40,16 +44,11 @@ class Slowdown:
         """Whether `pause` and `resume` have anything to do."""
         self._since_s = -inf
 
-    def begin(self, share: float) -> Callable[[], None]:
-        """Take that share of the computation away from now on; returns what ends it."""
-        spell = _Spell(share, self._clock())
-        self._spells.append(spell)
+    def begin(self, share: float, duration_s: float = inf) -> None:
+        """Take that share of the computation away from now on, for so many seconds."""
+        from_s = self._clock()
+        self._spells.append(_Spell(share, from_s, from_s + duration_s))
         self.active = True
-
-        def end() -> None:
-            spell.until_s = self._clock()
-
-        return end
 
     def pause(self) -> None:
         """A call begins: sleep for what was computed since the last one returned."""

@@ -18,6 +18,8 @@ BURST_NBYTES = 75_000
 _QUEUE_S = 0.08
 _SEGMENT_S = 1.3e-3
 _LEAST_SEGMENT, _MOST_SEGMENT = 4 << 10, 64 << 10
+_SETTINGS = {"rate_bit": ("slow",), "share": ("loss",), "direction": ("slow", "loss")}
+"""Which kinds of damage have a setting."""
 _DAMAGE = re.compile(
     r"(cut|blackhole|slow|switch|loss):([0-9]{1,9})/([0-9]{1,9})"
     r"(?:(?:,rate=([0-9.a-z]+)|,share=([0-9]{1,3}(?:\.[0-9]{1,4})?)%)(?:,direction=(out|in|both))?)?"
@@ -32,7 +34,7 @@ class Damage:
 
     `rate_bit` is the rate of a slow cable in bits per second, `share` the fraction (0..1) of packets that a
     lossy cable drops. Either strikes what the NIC sends (`direction` out), what it receives (in), or both.
-    Raises UsageError for a share or a direction that cannot be.
+    Raises UsageError for a share or a direction that cannot be, and for a setting that the kind has not.
     """
 
     kind: str
@@ -44,6 +46,9 @@ class Damage:
     def __post_init__(self) -> None:
         if self.direction not in DIRECTIONS:
             raise UsageError(f"{self.direction!r} is no direction, one of {', '.join(DIRECTIONS)}")
+        for name, kinds in _SETTINGS.items():
+            if self.kind not in kinds and getattr(self, name) != getattr(Damage, name):
+                raise UsageError(f"'{self.kind}' has no {name}: {' and '.join(kinds)} alone")
         if self.kind == "loss" and not 0 < round(self.share, 6) <= 1:
             raise UsageError(f"a cable cannot lose {self.share:%} of its packets: give 0.0001% to 100%")
 

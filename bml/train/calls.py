@@ -63,6 +63,7 @@ class Calls:
 
     def __enter__(self) -> None:
         if self.slowdown.active:
+            self.check()  # a session that is broken has no time to lose
             self.slowdown.pause()
         if self._broken_by is not None:
             self.check()

@@ -84,9 +84,9 @@ class Collectives:
 
     def admit(self) -> None:
         """Count a call that the training function makes. Raises an error if it may not be made now."""
-        self.calls.slowdown.pause()  # before the computation of a batch is timed
         self.n_calls += 1  # a refused call counts, as other servers may have made it
         self.calls.check()
+        self.calls.slowdown.pause()  # before the computation of a batch is timed
         if self.position.aims:
             raise UsageError(
                 f"server {self.communicator.server} joins a running job and is catching up, the others are "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 
@@ -109,6 +109,9 @@ def test_a_level_that_an_odd_ring_does_not_wire_has_the_loopback() -> None:
         (lambda: Damage("loss", (4, 0), share=1e-9), "give 0.0001% to 100%"),
         (lambda: Damage("loss", (4, 0), share=float("nan")), "cannot lose nan%"),
         (lambda: Damage("slow", (4, 0), RATE, direction="up"), "'up' is no direction, one of out, in, both"),
+        (lambda: Damage("cut", (4, 0), direction="out"), "'cut' has no direction: slow and loss alone"),
+        (lambda: Damage("switch", (0, 1), rate_bit=RATE), "'switch' has no rate_bit: slow alone"),
+        (lambda: Damage("slow", (4, 0), RATE, share=0.1), "'slow' has no share: loss alone"),
         (lambda: Damage.parse("slow:4/0,rate=1mbit,direction=up"), "is no damage"),
         (lambda: Damage.parse("cut:4/0,direction=out"), "is no damage"),
     ],
@@ -245,3 +248,22 @@ def test_namespaces_of_other_fabrics_are_other_names() -> None:
 def test_what_passes_a_queue_as_one_packet_takes_about_a_millisecond(rate: str, nbytes: int) -> None:
     """But for very slow cables, which would have the processor handle every packet by itself."""
     assert Setting(up=True, rate_bit=parse_rate(rate)).segment_nbytes == nbytes
+
+
+def test_every_damage_can_be_read_as_it_is_written() -> None:
+    n_made = 0
+    for kind, rate_bit, share, direction in product(
+        ("cut", "blackhole", "slow", "switch", "loss"),
+        (0, 8_000, 1_234_567, 10_000_000),
+        (0.0, 0.05, 1.0),
+        ("both", "out", "in"),
+    ):
+        if (kind == "slow") != (rate_bit > 0):
+            continue
+        try:
+            damage = Damage(kind, (4, 1), rate_bit, share, direction)
+        except UsageError:
+            continue
+        assert Damage.parse(str(damage)) == damage
+        n_made += 1
+    assert n_made == 3 + 9 + 6  # cut, blackhole, switch; slow; loss

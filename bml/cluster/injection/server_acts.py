@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import signal
 
@@ -53,9 +54,8 @@ def hold_gil(fault: Fault, actuators: Actuators) -> None:
 @on_server("busy", does="slows its training function down")
 def slow_down(fault: Fault, actuators: Actuators) -> None:
     """Take a share of the time of the training function away."""
-    end = actuators.slowdown.begin(fault.settings.get("share", BUSY_SHARE))
-    if fault.duration_s is not None:
-        actuators.poller.after(fault.duration_s, end)
+    duration_s = math.inf if fault.duration_s is None else fault.duration_s
+    actuators.slowdown.begin(fault.settings.get("share", BUSY_SHARE), duration_s)
 
 
 @on_server("leave", does="leaves before its next step")

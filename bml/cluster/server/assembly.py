@@ -56,7 +56,7 @@ class Assembly(ServerShell):
         self.handover = Handover(joins=incarnation is not None)
         self.poller = Poller(self.take_requests, guard=threading.Lock())
         self.meeting = Meeting(self.poller.wake)
-        self.slowdown = Slowdown(time.monotonic, time.sleep)
+        self.slowdown = Slowdown(time.monotonic, self.handover.no_pauses.wait)
         self.loop = ServerLoop(self, server, fabric.n_servers)
         self.arrivals = Arrivals(self)
         self.trace = Trace(server, self.arrivals) if spec.trace else None

@@ -27,6 +27,8 @@ class Handover:
         self.step = 1
         self.leaves = ""
         """Why the training function is to stop before the next step; empty: it is not."""
+        self.no_pauses = threading.Event()
+        """Set when the training function is to end: what slows it down does so no more."""
         self.joins = joins
         self._bounded = False
         self._given_epoch = 0
@@ -44,6 +46,7 @@ class Handover:
     def ask_to_leave(self, why: str) -> None:
         """Any thread may ask."""
         self.leaves = why
+        self.no_pauses.set()
 
     # --- the training thread ---------------------------------------------------------------------
 
@@ -188,6 +191,7 @@ class Handover:
 
     def fail(self, error: BmlError) -> None:
         """The job is over before the state was here."""
+        self.no_pauses.set()
         with self._changed:
             self._error = error
             self._changed.notify()
