@@ -10,9 +10,12 @@ import pytest
 from model_jobs import job, results
 
 from bml.errors import StepMismatch
+from bml.sim.programs.communicator import ModelCommunicator
 from bml.sim.programs.faults import Faults
+from bml.sim.programs.group import Group
 from bml.sim.programs.writer import gradient
 from bml.topology.errors import UsageError
+from bml.train.balancing.balancer import FIRST, Balancer
 from bml.train.balancing.shown import in_words, shown
 from bml.train.balancing.stopwatch import PICOSECONDS, Stopwatch
 from bml.train.balancing.weights import (
@@ -22,8 +25,10 @@ from bml.train.balancing.weights import (
     TAKES_AFTER,
     Balance,
 )
-from bml.train.batches import FULL, assignment, shares, sizes, used_indices
+from bml.train.batches import EQUAL, FULL, BatchPlan, assignment, shares, sizes, used_indices
+from bml.train.collectives import Collectives
 from bml.train.pending import Steps
+from bml.train.position import Mark
 
 NINE = range(9)
 BATCH = 108
@@ -393,6 +398,18 @@ def test_data_sets_smaller_than_a_batch_are_balanced_too() -> None:
         return len(batch.indices)
 
     assert results(train, 2, Faults(paces={1: (4.0,)})) == {0: 16, 1: 4}
+
+
+def test_a_joiner_on_its_way_to_the_others_exchanges_no_times() -> None:
+    collectives = Collectives(ModelCommunicator(Group(range(1), Faults(), lambda server: None), 0))
+    balancer, plan = Balancer(collectives), BatchPlan(40, 20, 9)
+    for _ in range(FIRST):
+        balancer.next_batch(plan)
+    before = balancer.dump()
+    collectives.position.go_to((Mark(0, FIRST, str(plan)), Mark(0, 3, "steps(5)")))
+    assert balancer.next_batch(plan) == EQUAL
+    assert balancer.dump() == before, "the others have counted this batch"
+    assert not collectives.n_own_steps
 
 
 def test_servers_that_do_not_all_balance_are_told() -> None:

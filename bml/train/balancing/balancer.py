@@ -7,7 +7,7 @@ import numpy as np
 
 from bml.train.balancing.shown import in_words, shown
 from bml.train.balancing.weights import Balance
-from bml.train.batches import BatchPlan, Weights
+from bml.train.batches import EQUAL, BatchPlan, Weights
 from bml.train.collectives import Collectives
 
 EVERY = 8
@@ -30,6 +30,8 @@ class Balancer:
 
     def next_batch(self, plan: BatchPlan) -> Weights:
         """Return the weights for the next batch of a loop. Every server calls it as that batch begins."""
+        if self._collectives.position.aims:
+            return EQUAL  # the others have begun this batch, and `load` will bring its weights
         key = (plan.n_samples, plan.global_batch)
         if key != self._last or key not in self._times:
             self._begin(key)

@@ -145,7 +145,10 @@ def cuts(n_elements: int, itemsize: int, piece_nbytes: int) -> list[int]:
 
 
 def _write(memory: Array, op: str, bits: Sequence[bool]) -> None:
-    """Write bits so that the reduction of all servers' tells, exactly in any dtype, which any has set."""
+    """Write bits so that the reduction of all servers' tells, exactly in any dtype, which any has set.
+
+    No sum has 8 bits, in which 256 ones would be 0: integers have 64, and a sum of bool is a maximum.
+    """
     if op in ("sum", "max"):
         memory[:] = bits
     else:
