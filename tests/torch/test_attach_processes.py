@@ -142,6 +142,35 @@ def train_smoke(session: bml.Session) -> dict[str, Any]:
     return train(session, plain_model, 3, 1)
 
 
+def train_late(session: bml.Session) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    model = plain_model()
+    optimizer, scheduler = optimizer_and_scheduler(model)
+    run = bml.torch.attach(
+        session, model, optimizer, scheduler, summed_loss, bucket_mib=BUCKET_MIB, overlap_forward=True
+    )
+    losses = {}
+    for epoch in session.steps(EPOCHS):
+        for batch in run.batches(samples(), global_batch=GLOBAL_BATCH, epochs=1, seed=epoch):
+            summed_loss(model, batch).backward()
+            optimizer.step()
+            scheduler.step()
+        if not session.replays:  # a joiner passes here on its way to the epoch that the others are in
+            losses[epoch, BATCHES - 1] = evaluate(model)[0]
+        if epoch == WAIT_AFTER:
+            wait_for_all(session, 4)
+    return {"losses": losses, "contributors": session.contributors}
+
+
+@pytest.mark.timeout(120)
+def test_steps_in_the_next_forward_pass_have_the_same_losses() -> None:
+    result = launched(train_late, "bcube:2x2", faults=["kill:1@step=23", "join:1@step=60"])
+    assert sorted(result.values) == [0, 1, 2, 3]
+    assert result.value["contributors"] == (0, 1, 2, 3)
+    for value in result.values.values():
+        assert_same_curve(value)
+
+
 class Digits(torch.utils.data.Dataset):  # type: ignore[misc]
     """Samples one by one; `n_here` counts those that were loaded in the server's own process."""
 
