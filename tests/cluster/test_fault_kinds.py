@@ -155,7 +155,7 @@ def test_a_server_killed_at_start_up_is_named_unless_fewer_are_enough() -> None:
     assert len(result.values) == 8
 
 
-@pytest.mark.parametrize("fault", ["slow:4/0@step=9,rate=1mbit", "node:4@step=9"])
+@pytest.mark.parametrize("fault", ["loss:4/0@step=9,share=1%", "node:4@step=9"])
 def test_some_need_real_cables_and_machines(fault: str) -> None:
     with pytest.raises(bml.UsageError, match="needs real cables, or machines; run the job on an emulated"):
         jobs.launch(jobs.descend, faults=[fault])

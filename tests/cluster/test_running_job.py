@@ -135,8 +135,8 @@ def test_status_and_inject_from_python(tmp_path: Path, own_folder: Path) -> None
             job.inject("kill:4")
         with pytest.raises(UsageError, match="no server 12"):
             job.inject("kill:12")
-        with pytest.raises(UsageError, match="slow needs real cables"):
-            job.inject("slow:1/1,rate=10mbit")
+        with pytest.raises(UsageError, match="loss needs real cables"):
+            job.inject("loss:1/1,share=1%")
         stop.touch()
         result = job.wait()
         assert len(set(result.values.values())) == 1
