@@ -78,6 +78,16 @@ def test_a_death_at_any_call_changes_no_number(call: int) -> None:
     assert_close(job.value, expected())
 
 
+def test_a_loss_may_use_torch_func() -> None:
+    def penalised(model: Any, batch: Any) -> Any:
+        slope = torch.func.grad(lambda x: (x**2).sum())(batch[0])
+        return cross_entropy(model, batch) + 0 * slope.sum()
+
+    job = on_servers(training(loss=penalised), 3, Faults(kills={1: (4, "before")}))
+    assert not job.errors
+    assert_close(job.value, expected())
+
+
 def test_without_a_loss_samples_are_left_out_and_that_is_said_once() -> None:
     faults = Faults(kills={1: (4, "before"), 2: (9, "before")})
     with warnings.catch_warnings(record=True) as caught:

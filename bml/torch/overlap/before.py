@@ -57,11 +57,12 @@ class Before:
         """Let the model be what it was. The pass in which this happens, if any, must not notice."""
         with ExitStack() as stack:
             stack.enter_context(torch.inference_mode(False))
-            # Those of a checkpointed module count what its own pass saves.
-            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_same, _same))
             stack.callback(setattr, self, "is_restored", self.is_restored)
             self.is_restored = True
             if self._modes:
+                # Those of a checkpointed module count what its own pass saves. Without late steps there is no
+                # such pass, and torch.func would refuse any hooks.
+                stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_same, _same))
                 self._restore(stack)
             yield
 
