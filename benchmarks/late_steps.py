@@ -22,6 +22,7 @@ from typing import Any
 
 import click
 import torch
+from networks import NETWORKS, alone
 
 import bml
 import bml.torch
@@ -30,36 +31,6 @@ from bml.cli.plan import parse_bytes
 from bml.torch.overlap.before import Before
 
 WARM_UP = 3
-_CONVOLUTIONS = [64, 64, 128, 128, *[256] * 4, *[512] * 8]
-_WIDTHS = [224, 224, 112, 112, *[56] * 4, *[28] * 4, *[14] * 4]
-
-
-def vgg19() -> list[tuple[int, float]]:
-    """(parameters, multiplications) of each layer of VGG-19, in the order of the forward pass."""
-    layers: list[tuple[int, float]] = []
-    n_in = 3
-    for n_out, width in zip(_CONVOLUTIONS, _WIDTHS, strict=True):
-        layers.append((9 * n_in * n_out, 9.0 * n_in * n_out * width * width))
-        n_in = n_out
-    dense = [512 * 7 * 7 * 4096, 4096 * 4096, 4096 * 1000]
-    return [*layers, *((n, float(n)) for n in dense)]
-
-
-def resnet50() -> list[tuple[int, float]]:
-    """(parameters, multiplications) of each layer of ResNet-50, in the order of the forward pass."""
-    layers = [(9408, 9408.0 * 112 * 112)]
-    n_in = 64
-    for n_blocks, n_inner, width in ((3, 64, 56), (4, 128, 28), (6, 256, 14), (3, 512, 7)):
-        for block in range(n_blocks):
-            sizes = [n_in * n_inner, 9 * n_inner * n_inner, 4 * n_inner * n_inner]
-            if block == 0:
-                sizes.append(4 * n_in * n_inner)
-            layers += [(n, float(n) * width * width) for n in sizes]
-            n_in = 4 * n_inner
-    return [*layers, (2048 * 1000, 2048.0 * 1000)]
-
-
-NETWORKS = {"vgg19": vgg19, "resnet50": resnet50}
 
 
 class Waiting(torch.autograd.Function):
@@ -113,7 +84,7 @@ def training(network: str, nbytes: int, overlaps: bool, computes: float, compute
         run = bml.torch.attach(
             session, model, optimizer, loss=lambda model, x: model(x).sum(), overlap_forward=overlaps
         )
-        communication_s = communicating(session, nbytes)
+        communication_s = alone(session, nbytes // 4)
         took_s = compute_s or computes * communication_s
         for layer in layers:
             layer.forward_s = took_s / 3
@@ -134,19 +105,6 @@ def training(network: str, nbytes: int, overlaps: bool, computes: float, compute
         }
 
     return train
-
-
-def communicating(session: bml.Session, nbytes: int) -> float:
-    """Seconds that the sum of all gradients takes in one step; all servers agree."""
-    vector, found = session.empty(nbytes // 4), []
-    vector[:] = 1
-    for _ in range(4):
-        session.barrier()
-        began_s = time.perf_counter()
-        session.allreduce(vector, shared=True)
-        found.append(time.perf_counter() - began_s)
-    mine = torch.tensor([statistics.median(found[1:])], dtype=torch.float64)
-    return float(session.allreduce(mine.numpy(), "max")[0])
 
 
 def timed(owner: Any, name: str) -> list[float]:

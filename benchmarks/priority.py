@@ -25,50 +25,13 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import click
+from networks import NETWORKS, Layer, alone
 
 import bml
 from bml import fabric as emulated
 
 WARM_UP = 2
 WAYS = ("fifo", "late", "priority")
-
-
-class Layer(NamedTuple):
-    """A layer: how many parameters it has, and how many multiplications one sample takes in its forward."""
-
-    n_parameters: int
-    work: float
-
-
-def vgg19() -> list[Layer]:
-    """The 16 convolutions and 3 full layers of VGG-19 for images of 224 x 224."""
-    found, channels, side = [], 3, 224
-    for width, n in ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4)):
-        for _ in range(n):
-            weights = 9 * channels * width
-            found.append(Layer(weights + width, weights * side**2))
-            channels = width
-        side //= 2
-    for inputs, outputs in ((512 * 49, 4096), (4096, 4096), (4096, 1000)):
-        found.append(Layer(inputs * outputs + outputs, inputs * outputs))
-    return found
-
-
-def resnet50() -> list[Layer]:
-    """The first convolution, the 16 blocks and the full layer of ResNet-50 for images of 224 x 224."""
-    found = [Layer(3 * 49 * 64 + 128, 3 * 49 * 64 * 112**2)]
-    channels, side = 64, 56
-    for width, n in ((64, 3), (128, 4), (256, 6), (512, 3)):
-        for block in range(n):
-            weights = channels * width + 9 * width**2 + 4 * width**2
-            weights += 4 * channels * width if block == 0 else 0
-            found.append(Layer(weights, weights * side**2))
-            channels = 4 * width
-        side //= 2
-    return [*found, Layer(2048 * 1000 + 1000, 2048 * 1000)]
-
-
-MODELS = {"vgg19": vgg19, "resnet50": resnet50}
 
 
 class Plan(NamedTuple):
@@ -138,7 +101,7 @@ def training(name: str, nbytes: int, compute: float, turns: int, steps: int) -> 
     """A training function that returns the times of iterations, by way, and what the model needs."""
 
     def train(session: bml.Session) -> dict[str, Any]:
-        layers = MODELS[name]()
+        layers = NETWORKS[name]()
         wires_s, step_s = alone(session, nbytes // 4), alone(session, 1)
         planned = plan(layers, nbytes, compute * wires_s)
         found: dict[str, Any] = {way: [] for way in WAYS}
@@ -150,20 +113,6 @@ def training(name: str, nbytes: int, compute: float, turns: int, steps: int) -> 
         return {**found, "wires": wires_s, "small": step_s, "piece": piece_nbytes, "modelled": ideal}
 
     return train
-
-
-def alone(session: bml.Session, n_elements: int) -> float:
-    """Seconds of a step of so many elements with nothing beside it; all servers have the longest."""
-    vector, found = session.empty(n_elements), []
-    vector[:] = 1
-    for _ in range(4):
-        session.barrier()
-        began_s = time.perf_counter()
-        session.allreduce(vector, shared=True)
-        found.append(time.perf_counter() - began_s)
-    median = session.empty(1, "f8")
-    median[0] = statistics.median(found[1:])
-    return float(session.allreduce(median, "max")[0])
 
 
 def iterate(session: bml.Session, planned: Plan, way: str, steps: int) -> list[float]:
@@ -190,7 +139,7 @@ def iterate(session: bml.Session, planned: Plan, way: str, steps: int) -> list[f
 
 
 @click.command()
-@click.option("--model", type=click.Choice(sorted(MODELS)), default="vgg19", show_default=True)
+@click.option("--model", type=click.Choice(sorted(NETWORKS)), default="vgg19", show_default=True)
 @click.option("--fabric", "shape", default="bcube:2x2", show_default=True)
 @click.option("--rate", default="200mbit", show_default=True, help="Of every NIC.")
 @click.option("--mib", default=32.0, show_default=True, help="Of all gradients.")
