@@ -202,28 +202,24 @@ class Steps:
 
     def wait_for_all(self) -> None:
         """Wait for every step that was begun. Raises the error of the first that failed."""
-        self._wait_for_those_before(self.iteration + 1)
+        self._end(tuple(self._begun))
 
     def end_iteration(self) -> None:
         """The training function is at a boundary: wait for what was begun before the one before it.
 
         Raises the error of the first that failed.
         """
-        self._wait_for_those_before(self.iteration)
+        self._end([step for step in self._begun if step.iteration < self.iteration])
         self.iteration += 1
 
     def end_loop(self) -> None:
         """A loop was left: wait for the steps with a priority. Raises the error of the first that failed."""
-        for step in tuple(self._begun):
-            if step.priority is not None:
-                self.wait(step)
-                step.finish()
+        self._end([step for step in self._begun if step.priority is not None])
 
-    def _wait_for_those_before(self, iteration: int) -> None:
-        for step in tuple(self._begun):
-            if step.iteration < iteration:
-                self.wait(step)
-                step.finish()
+    def _end(self, steps: Sequence[Pending]) -> None:
+        for step in steps:
+            self.wait(step)
+            step.finish()
 
     def wait(self, wanted: Pending) -> None:
         """Wait until a step is over, and all before it unless it has a priority; finishes those, in order."""

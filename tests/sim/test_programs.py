@@ -190,11 +190,6 @@ def a_server_drains_by_what_itself_knows_of_joiners(plant: pytest.MonkeyPatch) -
     plant.setattr(collectives.Collectives, "wants_state", own, raising=False)
 
 
-def a_joiner_is_not_told_whether_it_must_drain(plant: pytest.MonkeyPatch) -> None:
-    made = snapshot.snapshot
-    plant.setattr(session, "snapshot", lambda *given: made(*given[:-1], False))
-
-
 def a_batch_is_split_by_what_happens_to_be_committed(plant: pytest.MonkeyPatch) -> None:
     step = collectives.Collectives.step
 
@@ -206,8 +201,8 @@ def a_batch_is_split_by_what_happens_to_be_committed(plant: pytest.MonkeyPatch) 
     plant.setattr(collectives.Collectives, "step", noted)
 
 
-def a_batch_is_not_waited_for_two_batches_later(plant: pytest.MonkeyPatch) -> None:
-    plant.setattr(pending.Steps, "_wait_for_those_before", lambda self, iteration: None)
+def steps_are_waited_for_by_their_own_wait_alone(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(pending.Steps, "_end", lambda self, steps: None)
 
 
 @pytest.mark.slow
@@ -217,9 +212,8 @@ def a_batch_is_not_waited_for_two_batches_later(plant: pytest.MonkeyPatch) -> No
     [
         a_server_chooses_by_what_itself_has_begun,
         a_server_drains_by_what_itself_knows_of_joiners,
-        a_joiner_is_not_told_whether_it_must_drain,
         a_batch_is_split_by_what_happens_to_be_committed,
-        a_batch_is_not_waited_for_two_batches_later,
+        steps_are_waited_for_by_their_own_wait_alone,
         recompute_writes_over_the_gradient,
         a_part_is_given_before_the_others,
         a_call_is_repeated,

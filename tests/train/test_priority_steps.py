@@ -10,6 +10,8 @@ import pytest
 
 from bml.errors import BmlError, UsageError
 from bml.sim.programs.faults import Faults
+from bml.sim.programs.running import run
+from bml.train import session, snapshot
 from bml.train.bfloat16 import BFLOAT16, from_float32
 from tests.train.model_jobs import job, results
 
@@ -78,6 +80,36 @@ def test_a_joiner_is_given_the_state_when_all_steps_were_waited_for() -> None:
     assert sorted(ends) == [0, 1, 2, 3]
     for end in ends.values():
         same(end, alone)
+
+
+def ledgers(joins_after: int, dies_in: int) -> set[str]:
+    """The digests of the servers' ledgers in a job in which one server joins and another one dies."""
+    found: set[str] = set()
+
+    def note(communicator: Any, session: Any, value: Any, error: BaseException | None) -> None:
+        if error is None:
+            found.add(session.samples()["digest"])
+
+    faults = Faults(
+        absent=(3,), kills={1: (dies_in, "brought")}, joins=[(joins_after, 3)], holds_for_joiners=True
+    )
+    assert not run(training(12), range(4), faults, note).violations
+    return found
+
+
+DEATHS_NEAR_JOINS = [(joins, joins + later) for joins in (9, 13, 17) for later in range(4, 10)]
+
+
+def test_a_joiner_knows_at_each_boundary_what_the_others_know() -> None:
+    """Else it drains at another boundary than they, and splits the next batch among other servers."""
+    for joins_after, dies_in in DEATHS_NEAR_JOINS:
+        assert len(ledgers(joins_after, dies_in)) == 1
+
+
+def test_a_joiner_that_is_not_told_whether_it_must_drain_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = snapshot.snapshot
+    monkeypatch.setattr(session, "snapshot", lambda *given: made(*given[:-1], False))
+    assert any(len(ledgers(*each)) > 1 for each in DEATHS_NEAR_JOINS)
 
 
 def test_a_server_that_leaves_finishes_what_it_has_begun() -> None:

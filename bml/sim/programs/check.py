@@ -121,6 +121,7 @@ def _faults(chance: random.Random, n_servers: int) -> Faults:
     if chance.random() < 0.1:
         found.interrupts[chance.choice(servers)] = int(10 ** chance.uniform(1, 4))
     found.batch_s = chance.choice([0.0, 6.0])
+    found.holds_for_joiners = chance.random() < 0.5
     return found
 
 
