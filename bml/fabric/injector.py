@@ -113,12 +113,12 @@ class FabricInjector:
         def fall(damage: Damage) -> None:
             if time.monotonic() < ends_at_s:
                 self._damage(damage)
-                mend()
                 present.append(damage)
+                mend(leave=1)
 
-        def mend() -> None:
-            while present:
-                self._mend(present.pop())
+        def mend(leave: int = 0) -> None:
+            while len(present) > leave:
+                self._mend(present.pop(0))
 
         for after_s, rate_bit in falling(now_bit, lowest.rate_bit, fault.settings.get("over", FALLS_S)):
             self._at(after_s, partial(fall, replace(lowest, rate_bit=rate_bit)))
@@ -146,8 +146,8 @@ class FabricInjector:
 
     def _mend(self, damage: Damage) -> None:
         if self._holds.let_go(damage) and damage in self._done:
-            self._done.remove(damage)
             self._network.undo(damage)
+            self._done.remove(damage)  # then: `close` undoes what could not be undone now
             _LOG.info("%s of the emulated fabric is healed", damage)
 
     def _at(self, delay_s: float, task: Task) -> None:

@@ -189,6 +189,31 @@ def test_what_degrades_to_the_end_is_healed_at_the_end() -> None:
     assert network.broken == {"slow:7/0,rate=100kbit"}
 
 
+class Stubborn(Network):
+    """A network in which what is done cannot be undone the first time."""
+
+    n_failed = 0
+
+    def undo(self, damage: Damage) -> None:
+        with self.changed:
+            self.n_failed += 1
+            self.changed.notify_all()
+        if self.n_failed == 1:
+            raise OSError("the kernel is busy")
+        super().undo(damage)
+
+
+@pytest.mark.parametrize("text", ["cut:1/0,for=0.05s", "degrade:1/0,rate=200kbit,over=0.2s,for=0.3s"])
+def test_what_could_not_be_healed_is_healed_at_the_end(text: str) -> None:
+    network = Stubborn()
+    injector = FabricInjector(network)  # type: ignore[arg-type]
+    with network.changed:
+        injector.apply_fault(Fault.parse(text, at_once=True), lambda: None)
+        assert network.changed.wait_for(lambda: network.n_failed, DEADLINE_S)
+    injector.close()
+    assert network.broken == set()
+
+
 def test_a_cable_does_what_its_damages_do_together() -> None:
     layout = Layout(FABRIC)
     cable = layout.cable((1, 0))
