@@ -65,3 +65,12 @@ def test_heartbeats_of_bulk_are_not_queued_behind_everything(name: str, heartbea
     with data, beats:
         assert (byte_of(data), byte_of(beats)) == (NAMES[name], heartbeats)
     assert of_heartbeats(104) == 104
+
+
+def test_no_heartbeat_has_the_class_that_switches_serve_last() -> None:
+    """Switches go by the upper three bits of the byte, of which 1 is the background (IEEE 802.1Q)."""
+    for byte in range(256):
+        of_beats = of_heartbeats(byte)
+        assert of_beats >> 5 != 1
+        assert of_beats in (byte, 0)
+        assert (of_beats == byte) == (byte >> 5 != 1 or byte == 0)

@@ -56,8 +56,9 @@ def queue_as(sock: socket.socket, listener: socket.socket) -> None:
 
 
 def of_heartbeats(traffic_class: int) -> int:
-    """Return the class of heartbeats. Those of bulk are unmarked.
+    """Return the class of heartbeats. Those of bulk, and of all that switches take for it, are unmarked.
 
     A switch that serves other classes first would otherwise make a server look dead that is only slow.
+    Switches go by the upper three bits.
     """
-    return NORMAL if traffic_class == BULK else traffic_class
+    return NORMAL if traffic_class >> 5 == BULK >> 5 else traffic_class
