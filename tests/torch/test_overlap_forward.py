@@ -67,7 +67,7 @@ def is_behind(model: Any) -> bool:
     return any(isinstance(each, Behind) for each in model.parameters())
 
 
-def mostly_slow(names: Iterable[str], *fast: str) -> list[Any]:
+def mostly_slow(names: Iterable[Any], *fast: Any) -> list[Any]:
     """Cases of which `make test` runs some."""
     return [pytest.param(each, marks=[] if each in fast else [pytest.mark.slow]) for each in names]
 
@@ -114,6 +114,38 @@ def test_without_the_old_values_a_death_between_two_buckets_would_change_numbers
     # Else the test above would not show that they are used.
     monkeypatch.setattr(Before, "keep", lambda *_: None)
     assert max(error_after_a_death(call, backwards) for call in (9, 10)) > 1e-5
+
+
+def freezing(overlaps: bool) -> Callable[[Any], Any]:
+    def train(session: Any) -> Any:
+        model = coupled()
+        optimizer = sgd(model)
+        run = bml.torch.attach(
+            session,
+            model,
+            optimizer,
+            None,
+            cross_entropy,
+            **SIZES,
+            allow_unused=True,
+            overlap_forward=overlaps,
+        )
+        for number, batch in enumerate(batches_of(run)):
+            optimizer.zero_grad()
+            cross_entropy(model, batch).backward()
+            optimizer.step()
+            if number == 2:
+                model[0].requires_grad_(False)
+        return parameters_of(model)
+
+    return train
+
+
+@pytest.mark.parametrize("call", mostly_slow(range(6, 18), 10, 11))
+def test_a_layer_that_is_frozen_after_a_step_takes_part_in_that_step(call: int) -> None:
+    job = on_servers(freezing(True), faults=Faults(kills={2: (call, "brought")}))
+    assert not job.errors
+    assert_close(job.value, on_servers(freezing(False)).value)
 
 
 @pytest.mark.slow

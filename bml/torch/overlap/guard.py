@@ -34,12 +34,15 @@ _METADATA = (
 )
 _HARMLESS = {
     *(getattr(Tensor, name).__get__ for name in ("grad", *_METADATA)),
-    *(Tensor.grad.__set__, Tensor.grad.__delete__, Tensor.requires_grad.__set__, Tensor.requires_grad_),
+    *(Tensor.grad.__set__, Tensor.grad.__delete__),
     *(Tensor.size, Tensor.stride, Tensor.numel, Tensor.nelement, Tensor.dim, Tensor.ndimension),
     *(Tensor.element_size, Tensor.is_floating_point, Tensor.is_complex, Tensor.is_contiguous),
     *(Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.__len__),
 }
-"""What reads or changes no value of a parameter."""
+"""What reads or changes no value of a parameter.
+
+`requires_grad` may not be changed before: samples that are computed again for a step must see it as it was.
+"""
 
 
 class Behind:
