@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from ipaddress import ip_address
 
 # Of struct tcp_info: bytes_acked; busy_time and rwnd_limited in µs, to the tick of the kernel's clock.
 _INFO = struct.Struct("=120xQ40xQQ")
@@ -49,3 +50,17 @@ def _delivered(sock: socket.socket) -> tuple[int, int]:
     raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
     nbytes, busy_us, closed_us = _INFO.unpack(raw)
     return nbytes, busy_us - closed_us
+
+
+def stays_on_machine(sock: socket.socket) -> bool:
+    """Whether both ends of a connected socket are in this network namespace: no NIC carries its bytes then.
+
+    Raises OSError if it is not connected, or nothing can be sent to its peer any more.
+    """
+    peer = sock.getpeername()
+    if sock.getsockname()[0] == peer[0] or ip_address(peer[0]).is_loopback:
+        return True
+    # The kernel sends from the peer's own address to an address that is one of this machine.
+    with socket.socket(sock.family, socket.SOCK_DGRAM) as asked:
+        asked.connect(peer)
+        return bool(asked.getsockname()[0] == peer[0])

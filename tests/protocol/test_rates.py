@@ -234,6 +234,23 @@ def test_too_little_is_known_if_few_servers_measure() -> None:
         assert not job.step(slow([(4, 0)], 0.1), only=lambda path: path[0] in (3, 4, 5) and path[2] == 0)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(3, 3, 3), (4, 4, 1)])
+def test_a_slow_host_of_several_ranks_is_found_and_no_other(sizes: tuple[int, ...]) -> None:
+    """Ranks share the NIC of their host. What goes from rank to rank inside of one is not measured."""
+    host = [number for number, n_ranks in enumerate(sizes) for _ in range(n_ranks)]
+    for slow_host in (None, 0):
+        job, found = Job(f"switch:{len(host)}", wander=0.1), set[Link]()
+        shares: Slow = {}
+        for rank, own in enumerate(host):
+            share = (0.1 if own == slow_host else 1.0) / sizes[own]
+            shares |= slow([(rank, 0)], share)
+            found |= {(rank, 0)} if own == slow_host else set()
+        for _ in range(8):
+            job.step(shares, only=lambda path: host[path[0]] != host[path[1]])
+        assert {*job.planned} == found
+
+
 def test_a_gain_is_by_the_known_optima() -> None:
     """On bcube:3x2 trees for one NIC at 1/8 take 16 / 17.125 T, those for a healthy one 8 · 16/18 T."""
     fabric = bcube(3, 2)

@@ -15,9 +15,9 @@ from contextlib import suppress
 from functools import partial
 
 from bml.faults.stalls import Flow
-from bml.io.backlog import Backlog
+from bml.io.backlog import Backlog, stays_on_machine
 from bml.io.poller import Poller
-from bml.protocol.step.slices import LAN_RATE, on_one_host
+from bml.protocol.step.slices import LAN_RATE
 from bml.protocol.wire.frame import Header
 from bml.topology.errors import InvariantError, UsageError
 from bml.transport.handshake.auth import Hello, Identity, Role
@@ -71,7 +71,6 @@ class LinkTransport:
             raise
         self._sndbufs = send_buffers(nics, self._settings.nic_rate or LAN_RATE)
         self._sndbuf_nbytes = self._sndbufs[False]
-        self._measures = not on_one_host(nics)  # a loopback interface has no rate of its own
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -325,6 +324,7 @@ class LinkTransport:
         if link is not None and known and link.state is LinkState.OPENING:
             self._attach(link, sock)
         elif link is not None and known and link.state is LinkState.UP and link.untouched:
+            _measure(link, sock)
             link.swap(sock, partial(self._lost, link), muted=False)
             link.set_sndbuf(self._sndbuf_nbytes)
             self._set_pace(peer, level)
@@ -338,6 +338,7 @@ class LinkTransport:
     def _attach(self, link: Link, sock: socket.socket) -> None:
         if (link.peer, link.level) not in self._stalled:
             release(sock)  # it may have been held when it was accepted
+        _measure(link, sock)
         link.attach(sock, partial(self._lost, link), muted=self._nics[link.level].silent)
         link.set_sndbuf(self._sndbuf_nbytes)
         self._set_pace(link.peer, link.level)
@@ -354,10 +355,7 @@ class LinkTransport:
     def _link(self, peer: int, level: int) -> Link:
         link = self._links.get((peer, level))
         if link is None:
-            link = Link(peer, level, self._connect)
-            if self._measures:
-                link.queue.backlog = Backlog()
-            self._links[peer, level] = link
+            link = self._links[peer, level] = Link(peer, level, self._connect)
         return link
 
     def _check_level(self, level: int) -> None:
@@ -369,3 +367,9 @@ class LinkTransport:
         address_family(endpoint[0])
         if peer == self._server or peer < 0 or not 0 < endpoint[1] < 1 << 16:
             raise UsageError(f"server {self._server} cannot want server {peer} at {endpoint}")
+
+
+def _measure(link: Link, sock: socket.socket) -> None:
+    """Measure what this connection carries, unless it never leaves the machine: memory has no NIC's rate."""
+    with suppress(OSError):  # the end of this connection is about to be reported
+        link.queue.backlog = None if stays_on_machine(sock) else Backlog()
