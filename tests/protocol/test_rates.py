@@ -68,12 +68,15 @@ class Job:
         if not self.rates.judge(self.view, self.now):
             return False
         self.reasons.append(self.rates.news(self.view))
-        rates = self.rates.following(self.view, self.alive)
+        self.enter(*self.rates.following(self.view, self.alive))
+        return True
+
+    def enter(self, *rates: msg.Rate) -> None:
+        """Put a view with these rates in force."""
         view = self.view
         self.view = msg.View(view.epoch + 1, view.members, view.failures, 0, "", 0.0, rates=rates)
-        self.rates.installed()
+        self.rates.installed(self.view)
         self._traffic = traffic(self.alive, tuple(sorted(self.planned.items())))
-        return True
 
     def steps(self, n: int, slow: Slow) -> int:
         """So many steps; how many new views there were."""
@@ -192,6 +195,36 @@ def test_a_nic_that_flaps_is_tried_less_and_less_often() -> None:
     assert {(rate.server, rate.level): rate.times for rate in job.view.rates}[4, 0] >= 3
 
 
+@pytest.mark.parametrize("known", [0, 1, 2])
+def test_views_that_change_no_rate_do_not_keep_a_healed_nic_out(known: int) -> None:
+    """Servers that come and go bring a view every third round; the NIC is to be heard for 8 s.
+
+    It is measured in every round, in every other one, or never.
+    """
+    job = Job("bcube:3x2", wander=0.0)
+    job.enter(msg.Rate(4, 0, halvings=3, times=4))
+    for at in range(60):
+        if not job.planned:
+            break
+        shown = known == 0 or (known == 1 and at % 2 == 0)
+        job.step({}, only=lambda path, shown=shown: shown or 4 not in path[:2])
+        if at % 3 == 2:
+            job.enter(*job.view.rates)
+    assert not job.planned
+    assert (32.0 if known == 2 else 8.0) <= job.now <= (40.0 if known == 2 else 12.0)
+
+
+def test_the_wait_of_a_nic_begins_anew_when_its_rate_changes() -> None:
+    job = Job("bcube:3x2", wander=0.0)
+    job.enter(msg.Rate(4, 0, halvings=4, times=4))
+    job.steps(6, {})
+    job.enter(msg.Rate(4, 0, halvings=2, times=5))
+    job.steps(15, {})
+    assert job.planned
+    job.steps(3, {})
+    assert not job.planned
+
+
 def test_a_nic_of_which_nothing_is_known_is_tried_again() -> None:
     job = Job("bcube:3x2")
     job.steps(3, slow([(4, 0)], 0.1))
@@ -205,7 +238,7 @@ def test_one_round_alone_changes_nothing() -> None:
     job = Job("bcube:3x2")
     for _ in range(10):
         assert job.step(slow([(4, 0)], 0.1)) is False
-        job.rates.installed()  # as another view does
+        job.rates.installed(job.view)  # as another view does
 
 
 def test_a_slow_nic_that_rests_for_most_of_the_time_is_left_alone() -> None:

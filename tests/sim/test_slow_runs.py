@@ -91,6 +91,18 @@ def test_what_is_fast_again_is_used_again() -> None:
     assert reasons(simulation)[-1].endswith("runs at its full rate again")
 
 
+def test_what_is_fast_again_is_used_again_though_servers_come_and_go() -> None:
+    """A view comes every 2 s; a round takes 1.5 s from there, and two rounds must find the NIC faster."""
+    churn = [
+        Mishap(kind, (3,), When("", 0, 4.5 + 4.0 * n + after_s))
+        for n in range(5)
+        for kind, after_s in (("crash", 0.0), ("join", 2.0))
+    ]
+    simulation = run("bcube:2x2", slow(1, 0, 20, for_s=4.0), *churn, steps=60)
+    assert "NIC 0/0 runs at its full rate again" in reasons(simulation)
+    assert {*rates(simulation)[-1].values()} == {0}
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_wander_makes_no_view(seed: int) -> None:
     assert len(rates(run("bcube:2x2", steps=40, seed=seed))) == 1

@@ -292,7 +292,7 @@ class Agreement:
         self.known.put_in_force(view)
         self.state = "steady"
         self.joiners.settle(view)
-        self.rates.installed()
+        self.rates.installed(view)
         self.findings.answered(view, self._fabric.without(*view.failures))
         self.settle_if_steady()
         out: list[Instruction] = [

@@ -43,6 +43,7 @@ class Rates:
         self._judged_at: float | None = None
         self._round: dict[Path, Moved] = {}
         self._wanted: dict[Link, int] | None = None
+        self._planned: dict[Link, int] = {}
         self._slower_for: dict[Link, int] = {}
         self._anyway_for: dict[Link, int] = {}
         self._faster_since: dict[Link, float] = {}
@@ -57,13 +58,21 @@ class Rates:
         if self.act_at is None:
             self.act_at = now + self._timeouts.measure_s / 2
 
-    def installed(self) -> None:
-        """A view is in force: from now on other bytes go other ways."""
+    def installed(self, view: View) -> None:
+        """This view is in force: from now on other bytes go other ways.
+
+        A NIC that it plans as before goes on to prove itself, lest views that follow one another closely keep
+        it out for ever.
+        """
         self.act_at = self._judged_at = self._wanted = None
         self._round.clear()
         self._throughput.clear()
-        for found in (self._slower_for, self._anyway_for, self._faster_since, self._unknown_since):
-            found.clear()
+        self._slower_for.clear()
+        self._anyway_for.clear()
+        before, self._planned = self._planned, halvings(view)
+        for since in (self._faster_since, self._unknown_since):
+            for nic in [nic for nic in since if self._planned.get(nic) != before.get(nic)]:
+                del since[nic]
 
     def judge(self, view: View, now: float) -> bool:
         """Whether the next view is to have other rates than this one; False before `act_at` has come."""
@@ -134,8 +143,7 @@ class Rates:
                 continue
             wait_s = stable_s(rate.times, self._timeouts.detect_s)
             share = judged.share(nic)
-            if share is None:
-                self._faster_since.pop(nic, None)
+            if share is None:  # that takes nothing back of what was known before
                 if now - self._unknown_since.setdefault(nic, now) >= _UNKNOWN * wait_s:
                     found[nic] = 0
                 continue
