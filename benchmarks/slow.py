@@ -37,6 +37,7 @@ from bml.topology import Link
 FABRIC = "bcube:3x2"
 DEADLINE_S = 60.0
 FLAP_S = 4.0
+_JOB = "slow.py"
 _LOOK_S = 0.02
 Row = dict[str, Any]
 Clock = list[tuple[str, float]]
@@ -68,9 +69,9 @@ def flapping(network: EmulatedFabric, text: str) -> Iterator[None]:
 
     def toggle() -> None:
         while not over.is_set():
-            network.apply(damage)
+            network.apply(damage, _JOB)
             over.wait(FLAP_S)
-            network.undo(damage)
+            network.undo(damage, _JOB)
             over.wait(FLAP_S)
 
     thread = threading.Thread(target=toggle, daemon=True)

@@ -88,34 +88,55 @@ class Damage:
 class Condition:
     """`rate_bit` of the fabric's cables and `one_switch_bit` of the one-switch network's, in bits per second.
 
-    A part may have several of the `damages` at a time.
+    A part may have several of the `damages` at a time. `holds` are pairs (damage, job): a damage stays until
+    each of these jobs has undone it. A damage that nobody holds was done by hand.
     """
 
     rate_bit: int
     one_switch_bit: int
     damages: frozenset[Damage] = frozenset()
+    holds: frozenset[tuple[Damage, str]] = frozenset()
 
     @property
     def rates(self) -> tuple[int, int]:
         """(rate of the fabric, rate of the one-switch network), without damage."""
         return self.rate_bit, self.one_switch_bit
 
-    def with_damage(self, damage: Damage) -> Condition:
-        """The condition with one more damage, beside those that its part has."""
-        return replace(self, damages=self.damages | {damage})
+    def with_damage(self, damage: Damage, job: str) -> Condition:
+        """The condition with a damage that this job does, beside those that its part has.
 
-    def without_damage(self, damage: Damage) -> Condition:
-        """The condition without this damage; other damages of its part stay."""
-        return replace(self, damages=self.damages - {damage})
+        A damage that was done by hand stays so: the job does not hold it.
+        """
+        if damage in self.damages and not self._holders(damage):
+            return self
+        return replace(self, damages=self.damages | {damage}, holds=self.holds | {(damage, job)})
+
+    def without_damage(self, damage: Damage, job: str) -> Condition:
+        """The condition in which this job does not hold the damage; without it, if no other job holds it.
+
+        Other damages of its part stay.
+        """
+        if (damage, job) not in self.holds:
+            return self
+        left = self.damages if self._holders(damage) - {job} else self.damages - {damage}
+        return replace(self, damages=left, holds=self.holds - {(damage, job)})
 
     def damaged(self, damage: Damage) -> Condition:
-        """The condition with one more damage, which replaces those that its part had before."""
-        kept = {other for other in self.damages if not damage.replaces(other)}
-        return replace(self, damages=frozenset(kept | {damage}))
+        """The condition with one more damage, by hand, which replaces those that its part had before."""
+        cleared = self.healed(damage)
+        return replace(cleared, damages=cleared.damages | {damage})
 
     def healed(self, part: Damage) -> Condition:
         """The condition without any damage of `part.at`, a link or, if the kind is `switch`, a switch."""
-        return replace(self, damages=frozenset(other for other in self.damages if not part.replaces(other)))
+        damages = frozenset(other for other in self.damages if not part.replaces(other))
+        return replace(self, damages=damages, holds=_of(self.holds, damages))
+
+    def unharmed(self) -> Condition:
+        """The condition without any damage."""
+        return Condition(*self.rates)
+
+    def _holders(self, damage: Damage) -> set[str]:
+        return {job for held, job in self.holds if held == damage}
 
 
 @dataclass(frozen=True)
@@ -163,6 +184,11 @@ def setting(cable: Cable, end: End, condition: Condition) -> Setting:
     lossy = (damage.share for damage in here if damage.kind == "loss" and _of_arriving(damage, cable, end))
     slowest, lost = min([condition.rate_bit, *slow]), max(lossy, default=0.0)
     return Setting(up=not down, rate_bit=0 if silent else slowest, lost_share=lost)
+
+
+def _of(holds: frozenset[tuple[Damage, str]], damages: frozenset[Damage]) -> frozenset[tuple[Damage, str]]:
+    """Those of `holds` that hold one of these damages."""
+    return frozenset((damage, job) for damage, job in holds if damage in damages)
 
 
 def _of_sent(damage: Damage, cable: Cable, end: End) -> bool:

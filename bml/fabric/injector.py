@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -29,6 +30,7 @@ from bml.topology.errors import UsageError
 
 _FALL_S, _FALLS = 0.5, 4
 """A step of a rate that falls lasts half a second at most, and there are four or more."""
+_NUMBERS = count(1)  # one process may run several jobs
 _LOG = logging.getLogger("bml.fabric")
 
 Task = Callable[[], None]
@@ -39,6 +41,7 @@ class FabricInjector:
 
     def __init__(self, network: EmulatedFabric):
         self._network = network
+        self._job = f"{os.getpid()}-{next(_NUMBERS)}"
         self._news = threading.Condition()
         self._tasks: list[tuple[float, int, Task]] = []
         self._order = count()
@@ -79,7 +82,7 @@ class FabricInjector:
         while self._done:
             damage = self._done.pop()
             try:
-                self._network.undo(damage)
+                self._network.undo(damage, self._job)
             except Exception as error:
                 _LOG.warning("%s of the emulated fabric is not healed: %s", damage, error)
 
@@ -137,7 +140,7 @@ class FabricInjector:
         if not self._holds.take(damage):
             return
         try:
-            if self._network.apply(damage):  # else a user has done it by hand, and it stays
+            if self._network.apply(damage, self._job):  # else it was done by hand, and stays
                 self._done.add(damage)
         except Exception:
             self._done.add(damage)  # one end of the cable may be set: `close` undoes it
@@ -146,7 +149,7 @@ class FabricInjector:
 
     def _mend(self, damage: Damage) -> None:
         if self._holds.let_go(damage) and damage in self._done:
-            self._network.undo(damage)
+            self._network.undo(damage, self._job)
             self._done.remove(damage)  # then: `close` undoes what could not be undone now
             _LOG.info("%s of the emulated fabric is healed", damage)
 

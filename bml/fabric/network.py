@@ -63,7 +63,11 @@ class EmulatedFabric:
         """
         rate_bit, one_switch_bit = _bits(rate), _bits(one_switch_rate)
         self._change(
-            lambda now: Condition(rate_bit or now.rate_bit, one_switch_bit or now.one_switch_bit, now.damages)
+            lambda now: replace(
+                now,
+                rate_bit=rate_bit or now.rate_bit,
+                one_switch_bit=one_switch_bit or now.one_switch_bit,
+            )
         )
 
     def cut(self, server: int, level: int) -> None:
@@ -102,25 +106,28 @@ class EmulatedFabric:
 
     def heal_all(self) -> None:
         """Undo all damage. Raises FabricError if the fabric is not up."""
-        self._change(lambda now: replace(now, damages=frozenset()))
+        self._change(Condition.unharmed)
 
     def damage(self, damage: Damage) -> None:
-        """Do this damage; it replaces the damages that its part had before."""
+        """Do this damage by hand; it replaces the damages that its part had before, also those of jobs."""
         damage.cables(self.layout)
         if damage.kind == "loss":
             bpf.check()
         self._change(lambda now: now.damaged(damage))
 
-    def apply(self, damage: Damage) -> bool:
-        """Do this damage beside those that its part has; returns False if the part had it already."""
+    def apply(self, damage: Damage, job: str) -> bool:
+        """Do this damage for a job, beside those that its part has.
+
+        Returns False if it was done by hand before, and so is not the job's to undo.
+        """
         damage.cables(self.layout)
         if damage.kind == "loss":
             bpf.check()
-        return self._change(lambda now: now.with_damage(damage))
+        return (damage, job) in self._change(lambda now: now.with_damage(damage, job)).holds
 
-    def undo(self, damage: Damage) -> None:
-        """Undo this damage; other damages of its part stay."""
-        self._change(lambda now: now.without_damage(damage))
+    def undo(self, damage: Damage, job: str) -> None:
+        """End what this job did by `apply`. The damage stays as long as another job holds it."""
+        self._change(lambda now: now.without_damage(damage, job))
 
     def mend(self, damage: Damage) -> None:
         """Undo all damages of this part."""
@@ -175,8 +182,8 @@ class EmulatedFabric:
         """Remove it; see the function `down`."""
         return down(self.name)
 
-    def _change(self, change: Callable[[Condition], Condition]) -> bool:
-        """Change the condition; returns whether any damage came or went."""
+    def _change(self, change: Callable[[Condition], Condition]) -> Condition:
+        """Change the condition; returns the new one."""
         with state.locked():
             known = inventory.complete(self.name)
             if known.fabric != self.fabric.name:
@@ -191,7 +198,7 @@ class EmulatedFabric:
             lossy = {cable for each in changed if each.kind == "loss" for cable in each.cables(self.layout)}
             if lossy:
                 inventory.netlink().settle_loss(self.layout, lossy, condition)
-            return bool(changed)
+            return condition
 
 
 def up(

@@ -55,6 +55,7 @@ def load(name: str) -> State | None:
             int(content["rate_bit"]),
             int(content["one_switch_bit"]),
             frozenset(Damage.parse(text) for text in content["damages"]),
+            frozenset((Damage.parse(text), str(job)) for text, job in content.get("holds", [])),
         )
         maker, began = int(content.get("maker", 0)), int(content.get("maker_began", 0))
         complete, alone = bool(content["complete"]), bool(content.get("alone", maker))
@@ -72,6 +73,7 @@ def save(name: str, state: State) -> None:
         "rate_bit": state.condition.rate_bit,
         "one_switch_bit": state.condition.one_switch_bit,
         "damages": sorted(str(damage) for damage in state.condition.damages),
+        "holds": sorted((str(damage), job) for damage, job in state.condition.holds),
         "complete": state.complete,
         "maker": state.maker,
         "maker_began": state.maker_began,

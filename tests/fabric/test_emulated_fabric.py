@@ -16,6 +16,7 @@ from wires_in_namespaces import goodputs, reaches
 from bml import fabric
 from bml.cli import main
 from bml.fabric import namespace, state
+from bml.fabric.condition import Damage
 from bml.fabric.layout import belongs
 from bml.pytest_plugin import BringUp
 from bml.topology import FabricError
@@ -142,6 +143,16 @@ def test_down_removes_the_cables_of_namespaces_that_live_on(name: str) -> None:
         with each:
             path = f"/proc/self/fd/{each.fileno()}"
             assert namespace.inside(path, socket.if_nameindex) == [(1, "lo")]
+
+
+def test_a_cable_that_two_jobs_cut_works_when_both_have_healed_it(emulated_fabric: BringUp) -> None:
+    network, cut = emulated_fabric("bcube:2x2"), Damage.parse("cut:1/0")
+    assert network.apply(cut, "first")
+    assert network.apply(cut, "second")
+    network.undo(cut, "first")
+    assert not network.has_carrier(1, 0)
+    network.undo(cut, "second")
+    assert network.has_carrier(1, 0)
 
 
 def test_goodput_is_the_rate_less_the_headers(emulated_fabric: BringUp) -> None:

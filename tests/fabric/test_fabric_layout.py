@@ -5,13 +5,15 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from itertools import pairwise, product
+from pathlib import Path
 
 import pytest
 
-from bml.fabric import bpf
+from bml.fabric import bpf, state
 from bml.fabric.condition import Condition, Damage, Setting, setting
 from bml.fabric.injector import falling
 from bml.fabric.layout import MANAGEMENT, Layout, belongs, parse_rate, rate_text
+from bml.fabric.state import State
 from bml.faults import Fault
 from bml.topology import UsageError, bcube, big_switch, fat_tree, parse, torus
 
@@ -205,6 +207,31 @@ def test_networks_beside_the_fabric_are_not_touched() -> None:
         if cable.network != "fabric":
             expected = Setting(True, None if cable.network == MANAGEMENT else OTHER)
             assert setting(cable, cable.near, at_rest("switch:0/1", "cut:4/0")) == expected
+
+
+def test_a_damage_stays_until_every_job_that_did_it_has_undone_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "FOLDER", tmp_path)
+    cut, slow = Damage.parse("cut:4/0"), Damage.parse("slow:4/0,rate=10mbit")
+    both = at_rest().with_damage(cut, "first").with_damage(cut, "second").with_damage(slow, "first")
+    state.save("held", State("bcube:3x2", both, complete=True))
+    saved = state.load("held")
+    assert saved is not None
+    assert saved.condition == both, "each job is another process"
+    assert both.without_damage(cut, "third") == both
+    for first, last in (("first", "second"), ("second", "first")):
+        one_left = both.without_damage(cut, first)
+        assert one_left.damages == {cut, slow}
+        assert one_left.without_damage(cut, last).damages == {slow}
+    assert both.healed(cut) == both.unharmed() == at_rest()
+
+
+def test_no_job_undoes_what_was_done_by_hand() -> None:
+    cut = Damage.parse("cut:4/0")
+    by_hand = at_rest("cut:4/0")
+    assert by_hand.with_damage(cut, "job") == by_hand == by_hand.without_damage(cut, "job")
+    assert at_rest().with_damage(cut, "job").damaged(cut).without_damage(cut, "job") == by_hand
 
 
 def test_a_part_has_its_newest_damage_and_heals_alone() -> None:

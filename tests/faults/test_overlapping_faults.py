@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -129,17 +130,17 @@ class Network:
         self.condition = Condition(10**6, 10**6, frozenset(map(Damage.parse, by_hand)))
         self.changed = threading.Condition()
 
-    def apply(self, damage: Damage) -> bool:
-        return self._set(self.condition.with_damage(damage))
+    def apply(self, damage: Damage, job: str) -> bool:
+        return (damage, job) in self._set(lambda now: now.with_damage(damage, job)).holds
 
-    def undo(self, damage: Damage) -> None:
-        self._set(self.condition.without_damage(damage))
+    def undo(self, damage: Damage, job: str) -> None:
+        self._set(lambda now: now.without_damage(damage, job))
 
-    def _set(self, condition: Condition) -> bool:
+    def _set(self, change: Callable[[Condition], Condition]) -> Condition:
         with self.changed:
-            before, self.condition = self.condition, condition
+            self.condition = change(self.condition)
             self.changed.notify_all()
-            return before != condition
+            return self.condition
 
     @property
     def broken(self) -> set[str]:
@@ -165,6 +166,21 @@ def test_on_cables_every_fault_ends_by_itself() -> None:
     network.until("blackhole:1/0", "switch:0/0", "cut:7/0")
     injector.close()
     assert network.broken == {"cut:7/0"}, "what was done by hand stays"
+
+
+@pytest.mark.parametrize("first_ends_first", [True, False])
+def test_a_cable_that_two_jobs_break_heals_with_the_last_of_them(first_ends_first: bool) -> None:
+    network = Network()
+    jobs = [FabricInjector(network), FabricInjector(network)]  # type: ignore[arg-type]
+    for job in jobs:
+        done = threading.Event()
+        job.apply_fault(Fault.parse("cut:1/0", at_once=True), done.set)
+        assert done.wait(DEADLINE_S)
+    earlier, later = jobs if first_ends_first else jobs[::-1]
+    earlier.close()
+    assert network.broken == {"cut:1/0"}, "the other job's fault lasts"
+    later.close()
+    assert network.broken == set()
 
 
 def test_a_cable_gets_slower_and_slower_and_heals() -> None:
@@ -194,13 +210,13 @@ class Stubborn(Network):
 
     n_failed = 0
 
-    def undo(self, damage: Damage) -> None:
+    def undo(self, damage: Damage, job: str) -> None:
         with self.changed:
             self.n_failed += 1
             self.changed.notify_all()
         if self.n_failed == 1:
             raise OSError("the kernel is busy")
-        super().undo(damage)
+        super().undo(damage, job)
 
 
 @pytest.mark.parametrize("text", ["cut:1/0,for=0.05s", "degrade:1/0,rate=200kbit,over=0.2s,for=0.3s"])
@@ -219,11 +235,11 @@ def test_a_cable_does_what_its_damages_do_together() -> None:
     cable = layout.cable((1, 0))
     condition = Condition(10**8, 10**8)
     for text in ("cut:1/0", "slow:1/0,rate=10mbit", "slow:1/0,rate=20mbit", "switch:0/0"):
-        condition = condition.with_damage(Damage.parse(text))
+        condition = condition.with_damage(Damage.parse(text), "job")
     assert not setting(cable, cable.far, condition).up
-    condition = condition.without_damage(Damage.parse("cut:1/0"))
+    condition = condition.without_damage(Damage.parse("cut:1/0"), "job")
     assert not setting(cable, cable.far, condition).up, "its switch is dead"
-    condition = condition.without_damage(Damage.parse("switch:0/0"))
+    condition = condition.without_damage(Damage.parse("switch:0/0"), "job")
     assert setting(cable, cable.far, condition).up
     assert setting(cable, cable.far, condition).rate_bit == 10**7
     assert setting(cable, cable.far, condition.healed(Damage.parse("cut:1/0"))).rate_bit == 10**8
@@ -232,10 +248,10 @@ def test_a_cable_does_what_its_damages_do_together() -> None:
 class Gone:
     """A network of which somebody has removed a part."""
 
-    def apply(self, damage: Damage) -> bool:
+    def apply(self, damage: Damage, job: str) -> bool:
         raise FabricError(f"no device for {damage}")
 
-    def undo(self, damage: Damage) -> None:
+    def undo(self, damage: Damage, job: str) -> None:
         raise OSError("it is not whole")
 
     def kill_machine(self, server: int) -> int:
