@@ -15,7 +15,11 @@ WINDOW = 2.0
 """In units of `detect_s`: so long servers measure before they say what they found."""
 
 LEAST_NBYTES = 8 << 10
-"""Bytes in a window below which nothing is said: so little may have waited for something else."""
+"""Bytes below which a window says nothing: so little may have waited for something else. They count with
+those of the next windows."""
+
+LONG = 0.5
+"""In units of the window: a connection that was busy for so long is slow, however little it carried."""
 
 
 class Sample(NamedTuple):
@@ -55,10 +59,12 @@ class Meter:
             return []
         # Windows are on a grid, so that those of all servers, which begin with a view, end together.
         self._began_at = now - (now - self._began_at) % self._window_s
-        sums = self._sums
-        self._sums = {}
-        samples = (Sample(*link, nbytes, busy_s) for link, (nbytes, busy_s) in sorted(sums.items()))
-        return [each for each in samples if each.nbytes >= LEAST_NBYTES and each.busy_s > 0]
+        found = [Sample(*link, *self._sums.pop(link)) for link in sorted(self._sums) if self._is_enough(link)]
+        return [each for each in found if each.busy_s > 0]
+
+    def _is_enough(self, link: Link) -> bool:
+        nbytes, busy_s = self._sums[link]
+        return nbytes >= LEAST_NBYTES or busy_s >= LONG * self._window_s
 
 
 def _moved(before: Flow | None, flow: Flow) -> tuple[int, float]:

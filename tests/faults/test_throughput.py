@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bml.faults.stalls import Flow
 from bml.faults.throughput import LEAST_NBYTES, Meter, Sample
 
@@ -13,7 +15,7 @@ def flow(nbytes: int, busy_s: float) -> Flow:
 
 
 def looks(*flows: Flow) -> list[Sample]:
-    meter = Meter(window_s=0.055, now=0.0)
+    meter = Meter(window_s=1.0, now=0.0)
     for each in flows:
         meter.look({LINK: each})
     return meter.take(1.0)
@@ -27,6 +29,25 @@ def test_only_what_moves_between_two_looks_counts() -> None:
 def test_too_few_bytes_say_nothing() -> None:
     assert looks(flow(0, 0.0), flow(LEAST_NBYTES - 1, 0.1)) == []
     assert looks(flow(0, 0.0), flow(LEAST_NBYTES, 0.125)) == [Sample(1, 0, LEAST_NBYTES, 0.125)]
+
+
+def test_too_few_bytes_count_with_those_of_the_next_windows() -> None:
+    meter = Meter(window_s=1.0, now=0.0)
+    for n in range(7):
+        meter.look({LINK: flow(1500 * n, 0.01 * n)})
+        found = meter.take(float(n))
+        assert found == ([Sample(1, 0, 9000, pytest.approx(0.06))] if n == 6 else [])
+
+
+@pytest.mark.parametrize("nbytes", [0, 100, LEAST_NBYTES - 1])
+def test_a_connection_that_was_busy_for_long_is_slow_however_little_it_carried(nbytes: int) -> None:
+    meter = Meter(window_s=1.0, now=0.0)
+    meter.look({LINK: flow(0, 0.0)})
+    meter.look({LINK: flow(nbytes, 0.49)})
+    assert meter.take(1.0) == []
+    meter.look({LINK: flow(2 * nbytes, 1.49)})
+    assert meter.take(2.0) == [Sample(1, 0, 2 * nbytes, 1.49)]
+    assert meter.take(3.0) == []
 
 
 def test_a_kernel_that_does_not_say_for_how_long_measures_nothing() -> None:

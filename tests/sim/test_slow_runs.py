@@ -51,6 +51,13 @@ def test_a_slow_nic_is_planned_round_and_steps_are_short_again(kind: str) -> Non
     assert median(taken_s[-5:]) < taken_s[0] / 2, "five times as long before: .89 T and .93 T"
 
 
+def test_the_slowest_nic_is_found_though_it_carries_hardly_anything() -> None:
+    """Both directions together carry 10 kB a second then; a step takes 8 s over it, and 1 s round it."""
+    simulation = run("bcube:2x2", slow(1, 0, 2, at_s=1.0))
+    assert rates(simulation)[-1] == {(0, 0): 5}, "or its equal, NIC 1/0"
+    assert simulation.network.now < 30.0
+
+
 def test_a_slow_switch_is_planned_round() -> None:
     simulation = run("bcube:3x2", slow(0, 1, 20, kind="slow-switch"))
     assert {*rates(simulation)[-1]} == {(3, 0), (4, 0), (5, 0)}
