@@ -15,6 +15,7 @@ from bml.protocol.coordinator.core import Connected, Coordinator, From
 from bml.protocol.coordinator.rates import LEAST_GAIN, Rates, gain, halvings
 from bml.protocol.timeouts import Timeouts
 from bml.protocol.wire import messages as msg
+from bml.schedule import bound
 from bml.topology import Fabric, Link, bcube, parse
 
 FABRICS = ("bcube:3x2", "bcube:2x2", "bcube:2x3", "torus:3x2", "switch:5", "fattree:4/4")
@@ -117,7 +118,7 @@ def test_any_nic_at_a_tenth_is_found_within_three_steps_and_kept(name: str, port
         job = Job(name, seed)
         assert job.steps(3, slow([nic], 0.1, ports)) == 1
         assert same(job.fabric, job.planned, nic)
-        assert {*job.planned.values()} <= {3, 4}, "0.1 is 1/8; with a wander perhaps 1/16"
+        assert {*job.planned.values()} <= {3, 4}, "0.1 is 1/16; with a wander perhaps 1/8"
         assert job.steps(15, slow([nic], 0.1, ports)) <= 1
         assert same(job.fabric, job.planned, nic)
 
@@ -125,7 +126,7 @@ def test_any_nic_at_a_tenth_is_found_within_three_steps_and_kept(name: str, port
 def test_the_reason_says_which_nic() -> None:
     job = Job("bcube:3x2", wander=0.0)
     job.steps(3, slow([(4, 0)], 0.1))
-    assert job.reasons[-1] == "NIC 4/0 runs at 1/8, trees avoid it"
+    assert job.reasons[-1] == "NIC 4/0 runs at 1/16, trees avoid it"
     job.steps(4, {})
     assert job.reasons[-1] == "NIC 4/0 runs at its full rate again"
 
@@ -136,8 +137,10 @@ def test_a_slow_switch_is_named(name: str, switch: Link) -> None:
     job = Job(name)
     nics = [(server, level) for server in job.fabric.members(level, group)]
     assert job.steps(3, slow(nics, 0.25)) == 1
-    assert job.planned == dict.fromkeys(nics, 2)
-    assert job.reasons[-1] == f"switch {level}/{group} runs at 1/4, trees avoid it"
+    halvings = max(job.planned.values())
+    assert halvings in (2, 3), "0.25 is 1/4; with a wander perhaps 1/8"
+    assert job.planned == dict.fromkeys(nics, halvings)
+    assert job.reasons[-1] == f"switch {level}/{group} runs at 1/{2**halvings}, trees avoid it"
 
 
 def _apart(fabric: Fabric, chance: random.Random) -> list[Link]:
@@ -258,7 +261,7 @@ def test_what_a_server_says_twice_in_a_round_counts_together() -> None:
         for sender, receiver, level in job._traffic:  # and all say that little went fast just now
             job.rates.measured(msg.Measured(sender, 1, ((receiver, level, 10_000, 10_000),)), job.now)
         job.judge()
-    assert job.planned == {(4, 0): 3}
+    assert job.planned == {(4, 0): 4}
 
 
 def test_too_little_is_known_if_few_servers_measure() -> None:
@@ -299,8 +302,20 @@ def test_nothing_is_done_for_too_small_a_gain() -> None:
     assert job.steps(10, everywhere) == 0
 
 
-def test_a_share_becomes_the_next_power_of_two() -> None:
-    assert [halvings_of(share) for share in (1.2, 0.75, 0.5, 0.3, 0.1, 0.001, 0.0)] == [0, 0, 1, 2, 3, 5, 5]
+def test_a_share_becomes_the_power_of_two_below_it() -> None:
+    shares = {1.2: 0, 0.75: 0, 0.6: 0, 0.59: 1, 0.5: 1, 0.47: 1, 0.46: 2, 0.3: 2, 0.1: 4, 0.001: 5, 0.0: 5}
+    assert {share: halvings_of(share) for share in shares} == shares
+
+
+@pytest.mark.parametrize("nics", [[(4, 0)], [(3, 0), (4, 0), (5, 0)], [(4, 0), (2, 1)]], ids=str)
+@pytest.mark.parametrize("share", ["9/20", "2/5", "1/3", "1/5", "1/10", "1/25"])
+def test_trees_for_the_share_that_is_planned_are_near_the_optimum(nics: list[Link], share: str) -> None:
+    """A step waits for the NIC that is latest by its plan: planned at 1/8, at 1/10 in truth, 1.25 times."""
+    fabric = bcube(3, 2)
+    halvings = halvings_of(float(Fraction(share)))
+    late = max(Fraction(1), Fraction(1, 2**halvings) / Fraction(share))
+    planned_t = late * bound(slowed(fabric, dict.fromkeys(nics, halvings)))
+    assert planned_t <= Fraction(110, 100) * bound(fabric.with_rates(dict.fromkeys(nics, share)))
 
 
 def test_rates_multiply_those_of_the_fabric() -> None:
