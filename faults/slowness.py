@@ -18,9 +18,9 @@ the last NIC of a switch whose other NICs are all slow, so that the switch is sa
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
-from math import ceil, log2
+from math import ceil, inf, log2
 from typing import NamedTuple, TypeAlias
 
 from bml.topology import Fabric, Link
@@ -92,12 +92,14 @@ class Throughput:
     def __init__(self) -> None:
         self._moved: dict[Path, Moved] = {}
         self._weight: dict[Path, float] = {}
+        self._latest: Mapping[Path, Moved] = {}
         self._usual = 0.0
         self._over_s = 0.0
 
     def add(self, measured: Mapping[Path, Moved], over_s: float) -> None:
         """Add a round, which lasted `over_s` seconds."""
         self._over_s = _DECAY * self._over_s + over_s
+        self._latest = dict(measured)
         for path in [*self._moved]:
             self._weight[path] *= _DECAY
             self._moved[path] = Moved(*(_DECAY * each for each in self._moved[path]))
@@ -120,24 +122,22 @@ class Throughput:
         `planned`: NIC -> by how many halvings of its nominal rate it is planned with now, if it is by any.
         """
         alive = {nic for nic in fabric.links if fabric.neighbours(*nic)}
-        paths = {
-            path: moved
-            for path, moved in self._moved.items()
-            if (path[0], path[2]) in alive and (path[1], path[2]) in alive
-        }
-        ports = _ports(paths)
+        ports = _ports(self._moved, alive)
         if len({port.nic for port in ports}) * 2 < len(alive):
             return None
-        rates = {port: own.per_s / float(fabric.rate(*port.nic)) for port, own in ports.items()}
+        rates = _rates(ports, fabric)
         self._usual = max(_quantile(rates.values(), 0.75), _REMEMBERED * self._usual)
         shares = {port: rate / self._usual for port, rate in rates.items()}
-        return Judgement(fabric, ports, shares, planned, self._over_s)
+        latest = _rates(_ports(self._latest, alive), fabric)
+        now = {port: min(share, latest.get(port, inf) / self._usual) for port, share in shares.items()}
+        return Judgement(fabric, ports, shares, now, planned, self._over_s)
 
 
 class Judgement:
     """The NICs at a time, of which the last `over_s` seconds are known.
 
     `shares`: port -> what it moves, in units of what others of its rate move.
+    `now`: port -> what it moved in the latest round alone, if that was less.
     """
 
     def __init__(
@@ -145,10 +145,12 @@ class Judgement:
         fabric: Fabric,
         ports: Mapping[Port, Best],
         shares: Mapping[Port, float],
+        now: Mapping[Port, float],
         planned: Mapping[Link, int],
         over_s: float,
     ):
         self.shares = shares
+        self._now = now
         self._over_s = over_s
         self._fabric = fabric
         self._planned = planned
@@ -240,8 +242,7 @@ class Judgement:
                 yield nics
 
     def _halvings(self, nic: Link, low: set[Port]) -> int:
-        slow = [self.shares[port] for port in _both(nic) if port in low]
-        return halvings_of(min(slow))
+        return halvings_of(min(self._now[port] for port in _both(nic) if port in low))
 
 
 def halvings_of(share: float) -> int:
@@ -289,12 +290,20 @@ def _ends(path: Path) -> tuple[Port, Port]:
     return Port(sender, level, True), Port(receiver, level, False)
 
 
-def _ports(paths: Mapping[Path, Moved]) -> dict[Port, Best]:
+def _ports(moved: Mapping[Path, Moved], alive: Set[Link]) -> dict[Port, Best]:
+    """What the ports of these NICs are judged by."""
     own: defaultdict[Port, list[Path]] = defaultdict(list)
-    for path in sorted(paths):
-        for port in _ends(path):
-            own[port].append(path)
-    return {port: _best(each, paths) for port, each in own.items()}
+    for path in sorted(moved):
+        ends = _ends(path)
+        if all(port.nic in alive for port in ends):
+            for port in ends:
+                own[port].append(path)
+    return {port: _best(each, moved) for port, each in own.items()}
+
+
+def _rates(ports: Mapping[Port, Best], fabric: Fabric) -> dict[Port, float]:
+    """Bytes per second of each port, in units of its nominal rate."""
+    return {port: own.per_s / float(fabric.rate(*port.nic)) for port, own in ports.items()}
 
 
 def _best(own: Iterable[Path], moved: Mapping[Path, Moved]) -> Best:
