@@ -100,7 +100,10 @@ CASES: Mapping[str, Case] = {
     "out": slow((4, 0), way=",direction=out"),
     "in": slow((4, 0), way=",direction=in"),
     "loss": Case(lambda network: damages(network, "loss:4/0,share=2%"), {}),
-    "competing": Case(lambda network: competing.flows(network, (4, 0)), {(4, 0): 0.5}),
+    # Its flows, one each way to either neighbour, take half of the NIC and a quarter of the neighbours'.
+    "competing": Case(
+        lambda network: competing.flows(network, (4, 0)), {(4, 0): 0.5, (3, 0): 0.75, (5, 0): 0.75}
+    ),
     "flapping": Case(lambda network: flapping(network, slow_text(network)), {(4, 0): 0.1}),
 }
 
