@@ -12,7 +12,10 @@ from bml.faults.detector import Link
 from bml.faults.stalls import Flow
 
 WINDOW = 2.0
-"""In units of `detect_s`: so long servers measure before they say what they found."""
+"""In units of `detect_s`: so long servers measure before they say what they found, …"""
+
+LEAST_WINDOW_S = 1.0
+"""… and at least for so long: processes wait for a core, and steps last, as long as they do."""
 
 LEAST_NBYTES = 8 << 10
 """Bytes below which a window says nothing: so little may have waited for something else. They count with
@@ -20,6 +23,11 @@ those of the next windows."""
 
 LONG = 0.5
 """In units of the window: a connection that was busy for so long is slow, however little it carried."""
+
+
+def window_s(detect_s: float) -> float:
+    """For how many seconds servers measure before they say what they found."""
+    return max(WINDOW * detect_s, LEAST_WINDOW_S)
 
 
 class Sample(NamedTuple):

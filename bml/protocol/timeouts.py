@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from bml.faults.detector import MOST_PATIENT
-from bml.faults.throughput import WINDOW
+from bml.faults.throughput import window_s
 from bml.topology.errors import UsageError
 
 DEFAULT_DETECT_S = 0.5
@@ -73,7 +73,7 @@ class Timeouts:
     @property
     def measure_s(self) -> float:
         """A server says what its connections carry, in rounds of so many seconds."""
-        return WINDOW * self.detect_s
+        return window_s(self.detect_s)
 
     @property
     def longest_answer_s(self) -> float:

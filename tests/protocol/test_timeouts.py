@@ -5,7 +5,11 @@ from dataclasses import astuple, replace
 import pytest
 
 from bml.faults import Detector
+from bml.faults.stalls import Flow
+from bml.protocol.server.watch import Watch
 from bml.protocol.timeouts import DEFAULT_DETECT_S, Timeouts
+from bml.protocol.wire import messages as msg
+from bml.topology import parse
 from bml.topology.errors import UsageError
 
 
@@ -41,3 +45,18 @@ def test_start_is_waited_for_as_asked() -> None:
     assert Timeouts.of(0.5, start_s=120).start_s == 120
     assert Timeouts.of(0.5, start_s=0).start_s == 4
     assert all(value > 0 for value in astuple(Timeouts.of(0.5, start_s=0)))
+
+
+@pytest.mark.parametrize(("detect_s", "measure_s"), [(0.05, 1.0), (0.2, 1.0), (0.5, 1.0), (2.0, 4.0)])
+def test_rounds_of_measurements_last_a_second_at_least(detect_s: float, measure_s: float) -> None:
+    """For how long processes wait for a core does not depend on `detect_s`."""
+    assert Timeouts.of(detect_s).measure_s == measure_s
+    watch = Watch(0, parse("bcube:2x2"), detect_s, now=0.0)
+    watch.set_view(msg.View(1, (0, 1, 2, 3), (), 0, "", 0.0), frozenset({(1, 0)}), now=0.0)
+    said = []
+    for n in range(1, 101):
+        at = 0.05 * n
+        watch.flows({(1, 0): Flow(True, n, 0, 50_000 * n, 0.05 * n)}, at)
+        said += [at for done in watch.tick(at) if isinstance(getattr(done, "message", None), msg.Measured)]
+    assert said[0] == pytest.approx(measure_s)
+    assert len(said) == 5 // measure_s

@@ -8,7 +8,7 @@ from math import inf
 from bml.faults import Detector, Suspicion
 from bml.faults.healing import Recovery, listened
 from bml.faults.stalls import Flow, Stalls
-from bml.faults.throughput import WINDOW, Meter
+from bml.faults.throughput import Meter, window_s
 from bml.protocol.server.events import Heartbeat, Instruction, Probe, Tell
 from bml.protocol.wire import messages as msg
 from bml.topology import Fabric
@@ -26,7 +26,7 @@ class Watch:
         self._detector = Detector(server, (), detect_s, now)
         self._stalls = Stalls(detect_s)
         self._recovery = Recovery(self._detector.interval_s, proof_s=detect_s)
-        self._meter = Meter(WINDOW * detect_s, now)
+        self._meter = Meter(window_s(detect_s), now)
         self._epoch = 0
         self._suspicions: dict[tuple[int, int], msg.Suspect] = {}
         self._lost_at: dict[tuple[int, int], float] = {}
