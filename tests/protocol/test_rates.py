@@ -266,6 +266,19 @@ def test_a_slow_nic_that_rests_for_most_of_the_time_is_left_alone() -> None:
         assert views == 0
 
 
+def test_a_nic_that_delays_nobody_is_no_reason_for_a_view() -> None:
+    """NIC 4/0 at a half rests for most of the time. NIC 2/1 at an eighth has little to carry."""
+    job = Job("bcube:3x2", wander=0.0)
+    for _ in range(8):
+        job.now += 7.0
+        job.say(slow([(4, 0)], 0.5), only=lambda path: (2, 1) not in ((path[0], path[2]), (path[1], path[2])))
+        for peer in job.fabric.neighbours(2, 1):
+            for sender, receiver in ((2, peer), (peer, 2)):
+                said = msg.Measured(sender, 1, ((receiver, 1, 10_000, 80_000),))
+                job.rates.measured(said, job.now)
+        assert not job.judge(), job.reasons
+
+
 def test_what_a_server_says_twice_in_a_round_counts_together() -> None:
     job = Job("bcube:3x2", wander=0.0)
     for _ in range(3):
@@ -302,10 +315,12 @@ def test_a_slow_host_of_several_ranks_is_found_and_no_other(sizes: tuple[int, ..
 def test_a_gain_is_by_the_known_optima() -> None:
     """On bcube:3x2 trees for one NIC at 1/8 take 16 / 17.125 T, those for a healthy one 8 · 16/18 T."""
     fabric = bcube(3, 2)
-    assert gain(fabric, {}, {(4, 0): 3}) == 1 - Fraction(16, 18 * 8 - 7) * 8 / (8 * Fraction(16, 18))
-    assert gain(fabric, {}, {(4, 0): 1}) > LEAST_GAIN
+    one, less = {(4, 0): 3}, {(4, 0): 1}
+    assert gain(fabric, {}, one, one) == 1 - Fraction(16, 18 * 8 - 7) * 8 / (8 * Fraction(16, 18))
+    assert gain(fabric, {}, less, less) > LEAST_GAIN
+    assert gain(fabric, {}, less, less | {(2, 1): 3}) < gain(fabric, {}, less, less), "2/1 delays nobody now"
     everything = dict.fromkeys(fabric.links, 1)
-    assert gain(fabric, {}, everything) == 0, "no tree is better where all is slow"
+    assert gain(fabric, {}, everything, everything) == 0, "no tree is better where all is slow"
 
 
 def test_nothing_is_done_for_too_small_a_gain() -> None:

@@ -131,8 +131,9 @@ class Rates:
         if max(self._slower_for.values(), default=0) < ROUNDS:
             return {}
         found = {nic: count for nic, count in anyway.items() if self._anyway_for[nic] >= ROUNDS}
-        busy = max(judged.busy(nic) for nic in found)
-        return found if busy * gain(alive, planned, {**planned, **found}) >= LEAST_GAIN else {}
+        delaying = {nic: found[nic] for nic, rounds in self._slower_for.items() if rounds >= ROUNDS}
+        busy = max(judged.busy(nic) for nic in delaying)
+        return found if busy * gain(alive, planned, delaying, {**planned, **found}) >= LEAST_GAIN else {}
 
     def _faster(self, judged: Judgement, view: View, now: float) -> dict[Link, int]:
         """The slow NICs that have been faster than planned for long enough, or unknown."""
@@ -161,13 +162,15 @@ def halvings(view: View) -> dict[Link, int]:
     return {(rate.server, rate.level): rate.halvings for rate in view.rates if rate.halvings}
 
 
-def gain(alive: Fabric, planned: Mapping[Link, int], found: Mapping[Link, int]) -> Fraction:
+def gain(
+    alive: Fabric, planned: Mapping[Link, int], delaying: Mapping[Link, int], found: Mapping[Link, int]
+) -> Fraction:
     """The part of a step's time that trees for the rates `found` save, over those for the rates `planned`.
 
-    By bounds that packed trees come close to: trees load every NIC by its planned rate, so the slowest one
-    makes all of them wait.
+    By bounds that packed trees come close to: trees load every NIC by its planned rate, so all wait for the
+    slowest of the NICs that are `delaying` them now. What NICs that delay nobody have to carry takes no time.
     """
-    late = max(Fraction(2) ** (count - planned.get(nic, 0)) for nic, count in found.items())
+    late = max(Fraction(2) ** (count - planned.get(nic, 0)) for nic, count in delaying.items())
     now_t = _bound(slowed(alive, planned)) * late
     return 1 - _bound(slowed(alive, found)) / now_t if now_t else Fraction(0)
 
