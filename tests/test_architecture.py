@@ -8,6 +8,7 @@ Read from the source, nothing is imported. A rule that is broken is reported as 
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -136,7 +137,15 @@ SOURCES = {
     for path in sorted((ROOT / folder).rglob("*.py"))
     if folder != "bml" or path.relative_to(ROOT).parts[1] not in FOLDERS  # links to the other two
 }
-TREES = {name: ast.parse(path.read_text()) for name, path in SOURCES.items()}
+
+
+@cache
+def tree_of(module: str) -> ast.Module:
+    return ast.parse(SOURCES[module].read_text())
+
+
+def trees() -> Iterator[tuple[str, ast.Module]]:
+    return ((module, tree_of(module)) for module in SOURCES)
 
 
 def within(module: str, packages: tuple[str, ...]) -> bool:
@@ -218,7 +227,7 @@ def purity_faults(module: str, tree: ast.AST) -> list[str]:
 
 @pytest.mark.parametrize("module", SOURCES)
 def test_imports_point_to_rooms_before(module: str) -> None:
-    assert not import_faults(module, TREES[module])
+    assert not import_faults(module, tree_of(module))
 
 
 def defined(tree: ast.Module) -> set[str]:
@@ -239,7 +248,7 @@ def missing_in_text(text: str) -> list[str]:
     """Modules and names of ours that a text imports, or is the name of, and that do not exist."""
     if re.fullmatch(r"bml(\.[a-z]\w*)+", text):
         holder, _, name = text.rpartition(".")
-        exists = text in SOURCES or (holder in SOURCES and name in defined(TREES[holder]))
+        exists = text in SOURCES or (holder in SOURCES and name in defined(tree_of(holder)))
         return [] if exists else [text]
     if "import" not in text or "bml" not in text:
         return []
@@ -269,7 +278,7 @@ def test_what_texts_import_exists() -> None:
     """The entries of child processes are texts, which no type checker reads."""
     missing = [
         f"{module}:{line} {name}"
-        for module, tree in TREES.items()
+        for module, tree in trees()
         for line, text in texts(tree)
         for name in missing_in_text(text)
     ]
@@ -307,8 +316,7 @@ def circles(arrows: dict[str, set[str]]) -> set[frozenset[str]]:
 def test_no_modules_import_each_other_in_a_circle() -> None:
     """Not even where only types are checked, or inside of functions."""
     arrows = {
-        module: {name for _, name in imports(module, tree) if name in SOURCES}
-        for module, tree in TREES.items()
+        module: {name for _, name in imports(module, tree) if name in SOURCES} for module, tree in trees()
     }
     assert not circles(arrows)
 
@@ -323,7 +331,7 @@ def test_circles_are_found() -> None:
     "module", [name for name in SOURCES if within(name, PURE) and not within(name, SHELLS)]
 )
 def test_pure_modules_stay_pure(module: str) -> None:
-    assert not purity_faults(module, TREES[module])
+    assert not purity_faults(module, tree_of(module))
 
 
 def test_every_room_and_every_pure_package_exists() -> None:

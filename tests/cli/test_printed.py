@@ -52,7 +52,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(VALUES)
 def test_any_value_is_json(value: Any) -> None:
     parsed(value)

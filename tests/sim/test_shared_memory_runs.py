@@ -109,7 +109,7 @@ def leave_half_of_a_share_out(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "plant",
     [
-        fetch_after_looking,
+        pytest.param(fetch_after_looking, marks=pytest.mark.slow),
         count_later_epochs,
         commit_before_all_are_complete,
         leave_half_of_a_share_out,

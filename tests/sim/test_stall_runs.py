@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+from sampled import first
 
 from bml.sim.mishaps.chaos import FOREVER, Mishap, When
 from bml.sim.simulation import Simulation
@@ -28,7 +29,7 @@ def failures(simulation: Simulation) -> list[tuple[str, ...]]:
     return [record.view.failures for record in simulation.machines[1].core.views]
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", first(1, range(2)))
 def test_a_stall_is_noticed_named_and_routed_round_and_the_nic_is_used_again(seed: int) -> None:
     simulation = ran(Mishap("stall", (4, 3, 0), When("", 0, 0.2), 2.0), seed=seed)
     assert failures(simulation) == [(), ("link:3/0",), ()]
@@ -68,7 +69,7 @@ def test_a_peer_that_is_stopped_is_no_stall() -> None:
     assert "stands still" not in view.reason
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", first(1, range(2)))
 def test_heartbeats_of_which_most_are_lost_cost_a_nic_at_most(seed: int) -> None:
     simulation = ran(Mishap("lossy", (4, 3, 0), When("", 0, 0.2), 2.5), seed=seed)
     assert {part for view in failures(simulation) for part in view} <= {"link:3/0", "link:4/0"}

@@ -6,9 +6,11 @@ import copy
 import gc
 import warnings
 import weakref
+from itertools import product
 from typing import Any
 
 import pytest
+from sampled import one_of_each
 
 torch = pytest.importorskip("torch")
 
@@ -59,8 +61,10 @@ def test_one_server_has_the_bits_of_plain_torch(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The epoch parameter")  # from within SequentialLR of PyTorch 2.7
-@pytest.mark.parametrize("name", SCHEDULERS)
-@pytest.mark.parametrize("moment", ["before", "brought", "committed"])
+@pytest.mark.parametrize(
+    ("name", "moment"),
+    one_of_each(lambda name, _: name, list(product(SCHEDULERS, ["before", "brought", "committed"]))),
+)
 def test_a_death_and_a_joiner_change_no_number(name: str, moment: str) -> None:
     adam = OPTIMIZERS["AdamW"]
     faults = Faults(kills={2: (7, moment)}, joins=[(12, 2)])

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from sampled import chosen
 
 torch = pytest.importorskip("torch")
 
@@ -163,7 +164,7 @@ def test_without_faults_it_is_the_mean_over_the_ranks() -> None:
 
 
 @pytest.mark.parametrize("when", WHENS)
-@pytest.mark.parametrize("step", [1, 2, 3, 5, 12, 30])
+@pytest.mark.parametrize("step", chosen(lambda step: step in (1, 5, 30), [1, 2, 3, 5, 12, 30]))
 def test_the_samples_of_lost_ranks_are_in_every_sum(step: int, when: str) -> None:
     ends = run_ranks(N_RANKS, program, {1: (step, when)})
     assert ends[1] == "dead"
@@ -182,7 +183,8 @@ def test_several_ranks_are_lost_at_any_time(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("accumulates", "seed"), [*((1, seed) for seed in range(14)), *((2, seed) for seed in range(8))]
+    ("accumulates", "seed"),
+    chosen(lambda _, seed: seed < 4, [*((1, seed) for seed in range(14)), *((2, seed) for seed in range(8))]),
 )
 def test_a_rank_that_comes_again_has_the_others_ledger(seed: int, accumulates: int) -> None:
     rng = random.Random(seed)

@@ -528,7 +528,7 @@ def test_vectors_of_changing_sizes_leave_nothing_mapped(host: Host, foreign: boo
 
     gc.collect()
     before, fds = len(mapped()), len(os.listdir("/proc/self/fd"))
-    for number in range(60):
+    for number in range(24):
         n = 200_000 + 30_000 * number - 100_000 * (number % 3)
         vectors = [np.empty(n) if foreign else pool.empty(n, "float64") for _, pool, _ in host]
         for vector in vectors:
