@@ -295,6 +295,8 @@ class _Part:
         """Return the user's result of a part that was reduced in pieces, in the training thread."""
         done = self._done
         mean = self.finish(done._replace(mean=given_back(done.mean, self._dtype)))
+        # The pieces refer to this part: as a cycle they would keep the mean until Python looks for cycles.
+        del self._pieces, self._mean, self._done
         self._batch.commit_if_whole()
         return mean
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import cached_property
+from threading import get_ident
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from bml.errors import ContributorLost
 from bml.protocol.step.workspace import Array
-from bml.topology.errors import UsageError
+from bml.topology.errors import BmlError, UsageError
 from bml.train.agreement import Prepare
 from bml.train.balancing.stopwatch import Stopwatch
 from bml.train.calls import Calls
@@ -51,7 +52,7 @@ class Collectives:
         self.calls = Calls(communicator.slowdown)
         self.stopwatch = Stopwatch(lambda: communicator.clock())
         self.steps = Steps(self.calls.later, self.stopwatch)
-        self.position = Position()
+        self.position = Position(get_ident)
         self.contributors = communicator.servers
         """The servers whose contributions are in the last step that was waited for. At first these are all
         servers of the job, not the members of the first view: if a server is lost at start-up, only some may
@@ -68,9 +69,9 @@ class Collectives:
         """Whether a server waited for the training state in the newest step with a priority that was waited
         for. As it was reduced with the step, all servers know the same."""
         self._newest = self._newest_with_priority = 0
-        self._noted: list[tuple[int, int, tuple[int, ...], bool]] = []
-        """Of steps with a priority that were waited for: the iteration in which each was begun, its number,
-        contributors, and whether a server waited for the state."""
+        self._noted: dict[int, tuple[int, tuple[int, ...], bool]] = {}
+        """Of the steps with a priority that were begun in an iteration and waited for: the number of the
+        newest one, its contributors, and whether a server waited for the state."""
         self._piece_memory: Array | None = None
         self.under_way: list[Aside] = []
         """The parts of batches that are not committed, or not waited for."""
@@ -139,15 +140,25 @@ class Collectives:
         self._go_by_notes(self.steps.iteration)
 
     def end_loop(self) -> None:
-        """Wait for the steps of a loop that was left; an error is raised by the next call."""
+        """Wait for the steps of a loop that was left; an error of a step is raised by the next call."""
         try:
             if self.steps.under_way:
                 with self.calls:
                     self.steps.end_loop()
             self._go_by_notes(self.steps.iteration + 1)
-        except BaseException:
-            if not self.calls.is_broken:
+        except BaseException as error:
+            # What a signal's handler raises, as for Ctrl-C, comes from here: nobody else would hear it.
+            if not (self.calls.is_broken and (isinstance(error, BmlError) or self.steps.have_failed(error))):
                 raise
+
+    def settle(self) -> None:
+        """Wait for every step, for somebody who reads what they change; not once nothing can come any more.
+
+        It is no place at which all servers are, so it goes by nothing that they say.
+        """
+        if self.steps.under_way and not (self.steps.is_closed or self.calls.is_broken):
+            with self.calls:
+                self.steps.wait_for_all()
 
     def followed_by(self, finish: Finish, then: Then | None) -> Finish:
         """A `finish` after which the user's function `then` takes the result; it may make no call."""
@@ -171,15 +182,16 @@ class Collectives:
         if pieces is None:
             self._go_by(step, contributors)
         else:
-            self._noted.append((pieces.begun_in, step, contributors, pieces.wants_state))
+            found = (step, contributors, pieces.wants_state)
+            self._noted[pieces.begun_in] = max(found, self._noted.get(pieces.begun_in, found))
 
     def _go_by_notes(self, iteration: int) -> None:
         """Go by what steps with a priority have said that were begun before this iteration."""
-        for _, step, contributors, wants_state in [note for note in self._noted if note[0] < iteration]:
+        for begun_in in [each for each in self._noted if each < iteration]:
+            step, contributors, wants_state = self._noted.pop(begun_in)
             self._go_by(step, contributors)
             if step > self._newest_with_priority:
                 self._newest_with_priority, self.wants_state = step, wants_state
-        self._noted = [note for note in self._noted if note[0] >= iteration]
 
     def _go_by(self, step: int, contributors: tuple[int, ...]) -> None:
         if step > self._newest:

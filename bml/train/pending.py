@@ -150,7 +150,8 @@ class Steps:
         self._call: _MainThreadCall | None = None
         self._thread: threading.Thread | None = None
         self._failed: BaseException | None = None
-        self._closed = False
+        self.is_closed = False
+        """Whether its thread was told to end: nothing is to be waited for."""
         self.n_owed = 0
         """How many handles without a priority there are whose `wait` has not returned. Their steps may be
         over: another wait finishes a step as well, but only its own gives the result to the training
@@ -167,7 +168,7 @@ class Steps:
 
         With a priority it is `Pieces`, and may overtake others that have one.
         """
-        if self._closed:
+        if self.is_closed:
             raise UsageError("the training function has ended: no step can begin any more")
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="bml-steps", daemon=True)
@@ -199,6 +200,10 @@ class Steps:
     def may_be_under_way(self) -> bool:
         """Whether steps with a priority were begun in the iteration that has ended: alike on all servers."""
         return self._iteration_of_latest >= self.iteration - 1
+
+    def have_failed(self, error: BaseException) -> bool:
+        """Whether this is the error of the first step that failed."""
+        return self._failed is error
 
     def wait_for_all(self) -> None:
         """Wait for every step that was begun. Raises the error of the first that failed."""
@@ -237,7 +242,7 @@ class Steps:
             return function()
         call = self._call = _MainThreadCall(function)
         self._ring()
-        outcome = None if self._closed else call.bell.get()
+        outcome = None if self.is_closed else call.bell.get()
         self._call = None
         if outcome is None:
             raise UsageError("the training function ended without waiting for its steps")
@@ -248,7 +253,7 @@ class Steps:
 
     def close(self) -> None:
         """End the thread, once the job has ended or all steps are over. Idempotent."""
-        self._closed = True
+        self.is_closed = True
         self._todo.put(None)
         call = self._call
         if call is not None:
@@ -273,13 +278,21 @@ class Steps:
     # --- the thread of the steps -----------------------------------------------------------------
 
     def _run(self) -> None:
-        while (chosen := self._next()) is not None:
-            number, step = chosen
-            if self._do(number, step):
-                self._order.end(number)
-                step.work = None  # the contribution need not be kept any longer
-                step.over = True
-                self._ring()
+        while self._go_on():
+            pass
+
+    def _go_on(self) -> bool:
+        """Do one step, or one piece. False: all are done, and no more will begin."""
+        chosen = self._next()
+        if chosen is None:
+            return False
+        number, step = chosen
+        if self._do(number, step):
+            self._order.end(number)
+            step.work = None  # the contribution need not be kept any longer
+            step.over = True
+            self._ring()
+        return True  # and hold no step while the thread waits for the next one
 
     def _next(self) -> tuple[int, Pending] | None:
         """The step of which the next piece is sent; None: all are done, and no more will begin."""

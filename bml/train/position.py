@@ -47,10 +47,18 @@ class Loop:
         "ordinal",
         "over",
         "plan",
+        "thread",
     )
 
     def __init__(
-        self, id: LoopId, depth: int, plan: str, length: int, on_leave: Callable[[], None], around: Described
+        self,
+        id: LoopId,
+        depth: int,
+        plan: str,
+        length: int,
+        on_leave: Callable[[], None],
+        around: Described,
+        thread: int,
     ):
         # The loops around it do not go on while it is open, so their part is made once: steps may be short.
         text = f"{plan}{around.text}"
@@ -61,11 +69,13 @@ class Loop:
         self.plan = plan
         self.length = length
         self.on_leave = on_leave
+        self.thread = thread
         self.index = -1
         self.inner = 0
         self.open = True
         self.over = False
-        """Its iterator has ended. It is still to be left if a signal's handler interrupted that."""
+        """Its iterator has ended. It is still to be left if a signal's handler interrupted that, or if
+        another thread dropped the iterator."""
 
     def described(self) -> Described:
         """Describe its iteration, and those of the loops around it."""
@@ -79,9 +89,13 @@ _OUTSIDE = Described("", 0)
 
 
 class Position:
-    """The open loops of one training function. On a joiner also the path to which it is on its way."""
+    """The open loops of one training function. On a joiner also the path to which it is on its way.
 
-    def __init__(self) -> None:
+    `thread` returns the number of the calling thread.
+    """
+
+    def __init__(self, thread: Callable[[], int] = lambda: 0) -> None:
+        self._thread = thread
         self._open: list[Loop] = []
         self._begun = 0
         self._aim: Path | None = None
@@ -125,7 +139,8 @@ class Position:
         else:
             ordinal, outer.inner = outer.inner, outer.inner + 1
             before = (*outer.id, outer.index)
-        loop = Loop((*before, ordinal), len(self._open), plan, length, on_leave, self.described)
+        name, depth = (*before, ordinal), len(self._open)
+        loop = Loop(name, depth, plan, length, on_leave, self.described, self._thread())
         self._open.append(loop)
         self.known = None
         return loop
@@ -157,8 +172,16 @@ class Position:
             self.known = None
             self._open.pop()
 
+    def leave_here(self, loop: Loop) -> None:
+        """Leave a loop that is over, in the thread in which it began; in others it is left later.
+
+        Python may collect an iterator in any thread. The thread of the steps would wait for itself.
+        """
+        if self._thread() == loop.thread:
+            self.leave(loop)
+
     def _leave_over(self) -> None:
-        """Leave loops whose iterators have ended but were not left, as a signal's handler raised there."""
+        """Leave loops whose iterators have ended but were not left, see `Loop.over`."""
         while self._open and self._open[-1].over:
             self.leave(self._open[-1])
 

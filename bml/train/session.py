@@ -86,8 +86,7 @@ class Session(CollectiveCalls):
         """Whether the contribution of this server is not used in this iteration of a training loop.
 
         True on a server that joined while the job ran, as long as it is given results that the others
-        committed without it. Only the shapes and dtypes of its gradients matter then, so they need not be
-        computed.
+        committed without it. Only shapes and dtypes of its gradients matter then: it need not compute them.
         """
         return self._position.aims or self._communicator.replays
 
@@ -262,8 +261,9 @@ class Session(CollectiveCalls):
     def digest(self) -> str:
         """Return the sha256 of the parameters: of `params` of the state, or else of all its arrays.
 
-        Returns an empty text if no array was named.
+        Waits for what was begun. Returns an empty text if no array was named.
         """
+        self._collectives.settle()
         return self._state.digest()
 
     @property
@@ -282,7 +282,7 @@ class Session(CollectiveCalls):
                 index += 1
         finally:
             loop.over, position.known = True, None  # first, and without a call: a signal's handler may raise
-            position.leave(loop)
+            position.leave_here(loop)
 
     def _boundary(self, loop: Loop, index: int) -> int:
         """Pass the boundary between two steps of a loop, and return the index of the next step."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from bml.errors import BmlError, UsageError
+from bml.errors import BmlError, SessionBroken, StepMismatch, UsageError
+from bml.sim.programs.communicator import ModelCommunicator
 from bml.sim.programs.faults import Faults
 from bml.sim.programs.running import run
 from bml.train import session, snapshot
@@ -252,3 +254,106 @@ def test_ready_is_called_once_before_the_array_is_read() -> None:
         assert np.array_equal(found, np.full(12, 2.0 * session.n_servers))
 
     results(train, 3, Faults(piece_nbytes=24))
+
+
+def test_what_is_noted_of_steps_outside_of_loops_does_not_grow() -> None:
+    def train(session: Any) -> int:
+        for _ in range(50):
+            session.allreduce_async(np.ones(3), priority=0).wait()
+        return len(session._collectives._noted)
+
+    assert set(results(train, 2).values()) == {1}
+
+
+@pytest.mark.parametrize("moment", ["a loop ends", "the function ends"])
+def test_a_server_that_was_lost_shows_in_contributors_after_a_loop(moment: str) -> None:
+    def train(session: Any) -> Any:
+        for _ in session.steps(6):
+            session.allreduce_async(np.ones(3), priority=0)
+        if moment == "the function ends":
+            for _ in range(3):
+                session.allreduce_async(np.ones(3), priority=0).wait()
+            session.barrier()
+        return session.contributors
+
+    assert set(results(train, 3, Faults(kills={1: (4, "before")})).values()) == {(0, 2)}
+
+
+def test_a_digest_is_of_what_was_begun_before() -> None:
+    def train(session: Any) -> list[Any]:
+        w, found = np.zeros(4), []
+        session.state(params=w)
+
+        def then(total: Any) -> None:
+            w[:] += total
+
+        for _ in session.steps(4):
+            session.allreduce_async(np.ones(4), priority=0, then=then)
+            found.append((session.digest(), w.copy()))
+        return found
+
+    for found in results(train, 2).values():
+        assert [list(w) for _, w in found] == [[2.0 * step] * 4 for step in range(1, 5)]
+        assert len({digest for digest, _ in found}) == 4
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, TimeoutError])
+def test_what_a_signal_raises_when_a_loop_is_left_is_not_swallowed(raised: type[BaseException]) -> None:
+    def train(session: Any) -> str:
+        def then(_: Any) -> None:
+            raise raised("by a handler")
+
+        loop = session.steps(3)
+        next(loop)
+        session.allreduce_async(np.ones(2), priority=0, then=then)
+        with pytest.raises(raised, match="by a handler"):
+            loop.close()
+        with pytest.raises(SessionBroken):
+            session.barrier()
+        return "was heard"
+
+    ends = job(train, 1)
+    assert isinstance(ends[0], SessionBroken), "the session cannot go on"
+
+
+def test_the_error_of_the_job_when_a_loop_is_left_comes_from_the_next_call() -> None:
+    def train(session: Any) -> None:
+        for _ in session.steps(3):
+            session.allreduce_async(np.ones(1), priority=session.server)
+            break
+        with pytest.raises(StepMismatch):
+            session.barrier()
+
+    assert all(isinstance(end, BmlError) for end in job(train, 2).values())
+
+
+def test_a_loop_that_another_thread_drops_is_left_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python collects cycles in any thread; that of the steps would wait for itself."""
+    dropped, may_go = threading.Event(), threading.Event()
+    held: list[Any] = []
+    sync = ModelCommunicator.sync
+
+    def dropping(self: ModelCommunicator, *given: Any) -> Any:
+        if held:
+            assert threading.current_thread().name == "bml-steps"
+            may_go.wait()
+            held.pop().close()
+            dropped.set()
+        return sync(self, *given)
+
+    monkeypatch.setattr(ModelCommunicator, "sync", dropping)
+
+    def train(session: Any) -> Any:
+        loop, seen = session.batches(30, global_batch=10, epochs=1), []
+        batch = next(loop)
+        held.append(loop)
+        del loop
+        handle = batch.allreduce_async(np.ones(2) * len(batch.indices), priority=1, then=seen.append)
+        may_go.set()
+        handle.wait()
+        assert dropped.is_set()
+        for step in session.steps(2):
+            assert session.allreduce(np.ones(1))[0] == 1, step
+        return len(seen), session.samples()["loops"][0]["steps"]
+
+    assert results(train, 1) == {0: (1, 1)}

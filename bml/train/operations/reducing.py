@@ -185,6 +185,7 @@ class _Reduction:
         if collectives.debug and zlib.crc32(self._flat.data) != self._check_sum:
             raise UsageError(CHANGED.format(what="an array"))
         collectives.note(outcome.step, outcome.contributors, self._pieces)
+        self._pieces = None  # they refer to this: as a cycle they would keep the result
         if self._shared:
             outcome.result.flags.writeable = False
         return unflatten(outcome.result, self.shapes, self._many)
