@@ -57,6 +57,23 @@ def normalised() -> Any:
     )
 
 
+class Partly(nn.Module):
+    """A model whose first layer, of which the bucket is the last one, takes no part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Linear(6, 6)
+        self.used = nn.Linear(N_FEATURES, 8)
+        self.last = nn.Linear(8, N_CLASSES)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(torch.tanh(self.used(x)))
+
+
+def partly() -> Any:
+    return initialised(Partly())
+
+
 def cross_entropy(model: Any, batch: Any) -> Any:
     x, y = batch
     return functional.cross_entropy(model(x).float(), y, reduction="sum")
@@ -79,12 +96,20 @@ def training(
     global_batch: int = 24,
     epochs: int = 2,
     overlaps: bool = False,
+    allow_unused: bool = False,
 ) -> Callable[[Any], Any]:
     def train(session: Any) -> Any:
         model = make_model().to(where)
         optimizer = make_optimizer(model)
         run = bml.torch.attach(
-            session, model, optimizer, None, cross_entropy, bucket_mib=1e-4, overlap_forward=overlaps
+            session,
+            model,
+            optimizer,
+            None,
+            cross_entropy,
+            bucket_mib=1e-4,
+            overlap_forward=overlaps,
+            allow_unused=allow_unused,
         )
         dtype = next(model.parameters()).dtype
         x, y = samples()
@@ -162,6 +187,28 @@ def steps_in_the_next_forward_pass() -> None:
     for call in range(9, 17):
         on_device(call)
         assert on_servers(training(LATE, overlaps=True), 3, Faults(kills={1: (call, "brought")})).value
+
+
+@program
+def steps_of_layers_that_the_forward_pass_does_not_use() -> None:
+    """They are taken in a thread of autograd, when backward has the first gradients.
+
+    It waits there for the others, and a process has one such thread for a device: one server has the device.
+    """
+    settings: dict[str, Any] = {"make_model": partly, "overlaps": True, "allow_unused": True}
+
+    def train(session: Any) -> Any:
+        return training(LATE if session.server == 0 else "cpu", **settings)(session)
+
+    plain = on_servers(training("cpu", **settings))
+    for seed in range(3):
+        on_device(seed)
+        assert same(on_servers(train), plain)
+    for call in range(9, 17):
+        on_device(call)
+        found = on_servers(train, 3, Faults(kills={1: (call, "brought")})).value
+        for one, other in zip(found[1:], plain.value[1:], strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
 
 
 @program

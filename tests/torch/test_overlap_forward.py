@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,6 +25,7 @@ from attached_programs import (  # noqa: E402
     training,
 )
 from jobs_in_threads import N_CLASSES, N_FEATURES, initialised, on_servers, oracle, samples  # noqa: E402
+from overlapped_programs import SIZES, backwards, coupled, is_behind, mostly_slow  # noqa: E402
 from torch import nn  # noqa: E402
 
 import bml.torch  # noqa: E402
@@ -33,43 +34,6 @@ from bml.topology.errors import UsageError  # noqa: E402
 from bml.torch.overlap.before import Before  # noqa: E402
 from bml.torch.overlap.guard import Behind  # noqa: E402
 from bml.torch.overlap.support import OPTIMIZERS as SUPPORTED  # noqa: E402
-
-SIZES: dict[str, Any] = {"bucket_mib": 1e-4}
-"""Every tensor of more than 104 bytes is a bucket."""
-
-
-def coupled() -> Any:
-    return initialised(
-        nn.Sequential(
-            nn.Linear(N_FEATURES, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, N_CLASSES)
-        )
-    )
-
-
-class Backwards(nn.Module):
-    """Its layers are registered in reverse order: the bucket that is needed first is summed first."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.outer = nn.Linear(8, N_CLASSES)
-        self.middle = nn.Linear(8, 8)
-        self.inner = nn.Linear(N_FEATURES, 8)
-
-    def forward(self, x: Any) -> Any:
-        return self.outer(torch.tanh(self.middle(torch.tanh(self.inner(x)))))
-
-
-def backwards() -> Any:
-    return initialised(Backwards())
-
-
-def is_behind(model: Any) -> bool:
-    return any(isinstance(each, Behind) for each in model.parameters())
-
-
-def mostly_slow(names: Iterable[Any], *fast: Any) -> list[Any]:
-    """Cases of which `make test` runs some."""
-    return [pytest.param(each, marks=[] if each in fast else [pytest.mark.slow]) for each in names]
 
 
 @pytest.mark.parametrize("name", mostly_slow(OPTIMIZERS, "AdamW"))

@@ -77,7 +77,7 @@ def attach(
     bucket_nbytes = None if bucket_mib is None else max(1, int(bucket_mib * (1 << 20)))
     gradients = Gradients(session, named, Statistics(session, model), bucket_nbytes, bool(allow_unused))
     _attached.add(session)
-    before = Before(model)
+    before = Before(model, [each.parameter for each in named])
     if overlap_forward:
         gradients.overlap = Overlap(session, model, optimizer, gradients.buckets, before, loss is not None)
     recompute = Recompute(model, loss, named, before) if loss is not None else None
@@ -112,6 +112,7 @@ class Run:
         self._again: Again | None = None
         self._seed_after = 0
         self._has_warned, self._has_compared = False, session.joins
+        self._has_stepped = False
         optimizer.register_step_pre_hook(self._before_step)
 
     def batches(
@@ -157,6 +158,7 @@ class Run:
                 self._state.check()
         finally:
             self._batch = self._share = self._again = None
+            self._has_stepped = False
             self._gradients.close()
             end()
             loop.close()  # type: ignore[attr-defined]
@@ -191,6 +193,12 @@ class Run:
         overlap = self._overlap
         if overlap is not None and overlap.is_stepping:
             return
+        if overlap is not None and self._has_stepped:
+            raise UsageError(
+                f"optimizer.step() was called twice in {self._batch}: with overlap_forward its gradients are "
+                "gone after the first; call run.reduce() before both"
+            )
+        self._has_stepped = not self._gradients.is_reduced
         if overlap is None or self._gradients.is_reduced or not overlap.knows_order:
             self.reduce()
             return
@@ -211,7 +219,7 @@ class Run:
         seed_all(seed_of_share, self._where)  # a data set may draw random numbers
         samples = fetch_ahead(batch)
         seed_all(seed_of_share, self._where)  # workers may have drawn them
-        self._batch = batch
+        self._batch, self._has_stepped = batch, False
         self._gradients.open(batch, self._again)
         n_samples = len(computed)
         self._share = Share(batch, samples, n_samples, self._gradients)

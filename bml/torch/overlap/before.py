@@ -8,32 +8,42 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 from torch import nn
 
+from bml.topology.errors import UsageError
+from bml.torch.overlap.apart import outside_of_the_pass
+from bml.torch.overlap.attributes import Attributes, attributes_of, copied, put
+
 
 class Before:
-    """Old values of parameters, and the buffers and modes of modules at the end of a batch."""
+    """Old values of the `trained` parameters, and buffers and attributes of modules at the end of a batch.
 
-    def __init__(self, model: nn.Module):
+    Parameters that are not trained must not change until the batch is whole: they are not copied.
+    """
+
+    def __init__(self, model: nn.Module, trained: Sequence[nn.Parameter] = ()):
         self._model = model
+        self._trained = {id(each) for each in trained}
+        self._versions: list[tuple[str, nn.Parameter, int]] = []
         self._memory: dict[nn.Parameter, torch.Tensor] = {}
         """A copy of each parameter that was ever kept: fresh memory in every batch costs as much again."""
         self._old: list[nn.Parameter] = []
         self._buffers: list[tuple[nn.Module, str, torch.Tensor]] = []
-        self._modes: list[tuple[nn.Module, bool]] = []
+        self._attributes: Attributes = []
         self.is_restored = False
         """Whether the model is now as it was: its parameters are not to be waited for."""
 
     def note(self) -> None:
-        """A batch has ended but for the sums: keep buffers and modes as they are."""
-        self._modes = [(module, module.training) for module in self._model.modules()]
+        """A batch has ended but for the sums: keep buffers and attributes as they are, modes among them."""
+        modules = list(self._model.modules())
+        self._attributes = copied(attributes_of(modules))
+        self._versions = [(name, each, _version(each)) for name, each in self._untrained()]
         with torch.no_grad():
             self._buffers = [
                 (module, name, buffer.detach().clone())
-                for module in self._model.modules()
+                for module in modules
                 for name, buffer in module._buffers.items()
                 if buffer is not None
             ]
@@ -50,29 +60,42 @@ class Before:
 
     def forget(self) -> None:
         """The batch is whole: no sample of it can be lost any more."""
-        self._old, self._buffers, self._modes = [], [], []
+        self._old, self._buffers, self._attributes, self._versions = [], [], [], []
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Let the model be what it was. The pass in which this happens, if any, must not notice."""
+        """Let the model be what it was. The pass in which this happens, if any, must not notice.
+
+        Raises UsageError if a parameter has changed that is not trained.
+        """
         with ExitStack() as stack:
-            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(outside_of_the_pass())
             stack.callback(setattr, self, "is_restored", self.is_restored)
             self.is_restored = True
-            if self._modes:
-                # Those of a checkpointed module count what its own pass saves. Without late steps there is no
-                # such pass, and torch.func would refuse any hooks.
-                stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_same, _same))
+            now = attributes_of(self._model.modules())
+            stack.callback(put, now)
+            put(copied(self._attributes or now))
+            if self._attributes:
+                self._check_untrained()
                 self._restore(stack)
             yield
+
+    def _untrained(self) -> list[tuple[str, nn.Parameter]]:
+        return [each for each in self._model.named_parameters() if id(each[1]) not in self._trained]
+
+    def _check_untrained(self) -> None:
+        now = dict(self._untrained())
+        for name, parameter, version in self._versions:
+            if now.get(name) is not parameter or _version(parameter) != version:
+                raise UsageError(
+                    f"samples of a lost server must be computed again, and the parameter {name!r}, which is "
+                    "not trained, was changed since their batch: call run.synchronize() before you change it"
+                )
 
     def _restore(self, stack: ExitStack) -> None:
         # Autocast has kept casts of parameters, by their identity.
         stack.callback(torch.clear_autocast_cache)
         torch.clear_autocast_cache()
-        for module, is_training in self._modes:
-            stack.callback(setattr, module, "training", module.training)
-            module.training = is_training
         for module, name, buffer in self._buffers:
             stack.callback(module._buffers.__setitem__, name, module._buffers[name])
             module._buffers[name] = buffer
@@ -86,5 +109,6 @@ def _set_data(parameter: nn.Parameter, data: torch.Tensor) -> None:
     parameter.data = data
 
 
-def _same(value: Any) -> Any:
-    return value
+def _version(parameter: nn.Parameter) -> int:
+    """A number that changes whenever the values do."""
+    return 0 if parameter.is_inference() else int(parameter._version)

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from bml.topology.errors import UsageError
+from bml.torch.overlap.apart import outside_of_the_pass
 from bml.torch.overlap.before import Before
 from bml.torch.overlap.guard import guard, release
 from bml.torch.overlap.support import check_modules, check_step, n_hooks
@@ -49,7 +50,10 @@ class Summed(Protocol):
 
 
 class LateSteps:
-    """The steps of one batch at most. With `keeps` old values are kept until it is whole."""
+    """The steps of one batch at most. With `keeps` old values are kept until it is whole.
+
+    Until then the other parameters of the model, `untrained`, may not change.
+    """
 
     def __init__(
         self, model: nn.Module, optimizer: Any, buckets: Sequence[Summed], before: Before, keeps: bool
@@ -62,6 +66,8 @@ class LateSteps:
         self._thread = 0
         self.is_stepping = False
         """Whether a step of the optimizer is this module's, and not the user's."""
+        known = {id(parameter) for bucket in buckets for parameter in bucket.parameters}
+        self._untrained = [each for each in model.parameters() if id(each) not in known]
         for state_hook in (
             optimizer.register_state_dict_pre_hook,
             optimizer.register_load_state_dict_pre_hook,
@@ -84,7 +90,10 @@ class LateSteps:
             {key: _kept(value) for key, value in group.items() if key != _PARAMS}
             for group in self._optimizer.param_groups
         ]
-        self._before.note()
+        if self._keeps:
+            self._before.note()
+            for parameter in self._untrained:
+                guard(parameter, self.take_all, is_current=True)
         self._thread = get_ident()
         self._late = set(range(len(self._buckets)))
         for number, bucket in enumerate(self._buckets):
@@ -96,6 +105,15 @@ class LateSteps:
         """Take all steps that are late: every parameter has its new values from here on."""
         for number in sorted(self._late):
             self.take(number)
+
+    def take_rest(self) -> None:
+        """Take all steps that are late, in whatever thread backward runs hooks on gradients.
+
+        The training thread waits for that one, so no two use parameters at once.
+        """
+        for number in sorted(self._late):
+            if number in self._late:
+                self._take(number)
 
     @property
     def are_late(self) -> bool:
@@ -111,6 +129,9 @@ class LateSteps:
                 "another thread uses a parameter whose new values are not there yet: call run.synchronize() "
                 "in the thread of the training loop before"
             )
+        self._take(number)
+
+    def _take(self, number: int) -> None:
         with _apart():
             self._buckets[number].wait()
 
@@ -133,6 +154,8 @@ class LateSteps:
         if not self._late:
             self._before.forget()
             self._groups = []
+            for parameter in self._untrained:
+                release(parameter)
 
     def _step(self, parameters: Sequence[Any]) -> None:
         """Take the step of the optimizer for these parameters alone."""
@@ -159,7 +182,7 @@ def _kept(value: Any) -> Any:
 @contextmanager
 def _apart() -> Iterator[None]:
     """Let what is computed not depend on the pass in which it happens: evaluation, or mixed precision."""
-    with torch.inference_mode(False), torch.autocast("cpu", enabled=False):
+    with outside_of_the_pass(), torch.autocast("cpu", enabled=False):
         if torch.is_autocast_enabled("cuda"):
             with torch.autocast("cuda", enabled=False):
                 yield

@@ -76,7 +76,7 @@ class Overlap:
 
     def begin_sums(self, batch: Batch, has_loss: bool) -> None:
         """The forward pass of a batch is over, and its first sums begin: nothing of the last one is late."""
-        self._steps.take_all()
+        self._steps.take_rest()
         if not self.knows_order:
             self._release()
             self._order.begin(batch, has_loss)
