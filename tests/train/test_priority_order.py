@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from bml.cluster.spec.job import JobSpec
+from bml.protocol.step.slices import slice_nbytes
 from bml.topology.errors import UsageError
 from bml.train.priority.order import SLOTS, Order
 from bml.train.priority.pieces import checked_priority, cuts
@@ -135,6 +137,15 @@ def test_pieces_are_equal_and_cover_the_vector(size: int, itemsize: int, nbytes:
     lengths = np.diff(found)
     assert (len(lengths), found[0], found[-1]) == (n, 0, size)
     assert max(lengths) - min(lengths) <= 1
+
+
+@pytest.mark.parametrize("fabric", ["bcube:2x2", "bcube:3x2", "switch:4"])
+@pytest.mark.parametrize("rate", [12e6, 24e6, 120e6, 1.2e9])
+def test_a_piece_has_many_slices_for_each_nic(fabric: str, rate: float) -> None:
+    """The wires rest at the ends of a piece, for the time of a few slices."""
+    spec = JobSpec(fabric, nic_rate=rate)
+    nbytes = spec.piece_nbytes()
+    assert nbytes / spec.parsed_fabric().levels / slice_nbytes(nbytes, rate) >= 14
 
 
 @pytest.mark.parametrize("wrong", [True, 1.5, "2"])

@@ -2,7 +2,8 @@
 
 A slice is a step of a pipeline. Each costs a start-up on every server; and the last server of a tree sees its
 first slice only after all before it have passed one on. With s bytes a slice, P in all, rate B, that is
-about o·P/s + d·s/B, least at s = sqrt(P·B·o/d).
+about o·P/s + d·s/B, least at s = sqrt(P·B·o/d). But a slice is never so short that it takes longer to handle
+than to send.
 """
 
 from __future__ import annotations
@@ -20,14 +21,19 @@ ZERO_COPY_RATE = 25e9
 
 _START_UP_S = 5.12e-6
 """o/d, found by experiment at 200 Mbit/s: 90 KiB for 64 MiB."""
-_LEAST_NBYTES = 32 << 10
+_LEAST_S = 0.7e-3
+"""A slice takes at least so long on the wire, about as long as servers take to handle it."""
+_LEAST_NBYTES = (8 << 10, 32 << 10)
+"""The least size is in these bounds, whatever the rate: shorter slices save nothing on faster wires."""
 _MOST_NBYTES = 4 << 20
 
 
 def slice_nbytes(nbytes: int, rate: float) -> int:
     """Size of the slices, in bytes, of a vector of `nbytes`; `rate` of a NIC is in bytes per second."""
     best = isqrt(int(nbytes * rate * _START_UP_S))
-    return min(max(best, _LEAST_NBYTES), _MOST_NBYTES)
+    low, high = _LEAST_NBYTES
+    least = min(max(low, int(rate * _LEAST_S)), high)
+    return min(max(best, least), _MOST_NBYTES)
 
 
 def on_one_host(hosts: Iterable[str]) -> bool:
