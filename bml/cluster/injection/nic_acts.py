@@ -5,6 +5,7 @@ Several faults may hold one NIC, or one connection, at a time: it works again wh
 
 from __future__ import annotations
 
+import logging
 import random
 from math import inf
 
@@ -14,6 +15,9 @@ from bml.faults import Fault
 from bml.faults.kinds import JITTER_S
 from bml.protocol.server import events as ev
 from bml.topology import LinkFailure
+from bml.transport.handshake.flows import can_pace
+
+_LOG = logging.getLogger("bml.cluster")
 
 
 @on_server("blackhole", "switch", does="silences the NIC")
@@ -53,6 +57,9 @@ def slow(fault: Fault, actuators: Actuators) -> None:
     """
     level, nic, transport = _level(fault), fault.target, actuators.transport
     assert isinstance(nic, LinkFailure)
+    if not can_pace():  # this machine's kernel is another one than the launcher's
+        _LOG.error("%s was not injected: this kernel cannot pace connections", fault)
+        return
     peers = actuators.fabric.neighbours(nic.server, level)
     nbytes_s = max(1, fault.settings["rate"] // 8 // len(peers))
     is_own = nic.server == actuators.server

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from bml.cluster.spec.constants import constants_of_one_host
+from bml.cluster.spec.pacing import check_pace
 from bml.cluster.spec.trace import ServerTrace
 from bml.faults import FaultPlan
 from bml.faults.kinds import KINDS
@@ -82,7 +83,6 @@ class JobSpec:
         fabric = self.parsed_fabric()
         plan(fabric, self.algorithm)
         self.fault_plan().validate(fabric)
-        check_possible(self.fault_plan(), self)
         if not _is_number(self.detect_s):
             raise UsageError(f"detect_s is {self.detect_s!r}: give seconds")
         if not (_is_number(self.start_s) and 0 < self.start_s <= _MOST_START_S):
@@ -91,6 +91,7 @@ class JobSpec:
                 f"{_MOST_START_S:,}"
             )
         self.timeouts()
+        check_possible(self.fault_plan(), self)
         if check_transport(self.transport) == "shm" and self._unsharable():
             raise UsageError(f"the transport shm cannot be used: {self._unsharable()}; ask for tcp")
         if self.traffic_class is not None:
@@ -264,7 +265,10 @@ def _is_number(value: object) -> bool:
 
 
 def check_possible(plan: FaultPlan, spec: JobSpec) -> None:
-    """Raise UsageError for a fault that needs real cables or machines, or sockets, if there are none."""
+    """Raise UsageError for a fault that needs real cables or machines, or sockets, if there are none.
+
+    So it does for a rate at which connections cannot be paced (see bml.cluster.spec.pacing).
+    """
     takes_sockets = spec.transport in (AUTO, "tcp") and not spec.zero_copy
     for fault in plan:
         kind = KINDS[fault.kind]
@@ -278,6 +282,8 @@ def check_possible(plan: FaultPlan, spec: JobSpec) -> None:
                 f"fault '{fault}': {fault.kind} is made on sockets, which the data of this job does not "
                 "take; run it with --transport tcp"
             )
+        if spec.emulated is None and kind.both_ends:
+            check_pace(fault, spec.parsed_fabric(), spec.detect_s)
 
 
 def default_nics(server: int, levels: int) -> tuple[str, ...]:

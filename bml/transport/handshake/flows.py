@@ -50,8 +50,21 @@ def release(sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
 
 
+def can_pace() -> bool:
+    """Whether this machine's kernel can do what `set_pace` asks for."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("=Q", _NO_PACE))
+        except OSError:
+            return False
+    return True
+
+
 def set_pace(sock: socket.socket, nbytes_s: int | None) -> None:
-    """Have the kernel send at most so many bytes a second over this TCP socket; None: as fast as it can."""
+    """Have the kernel send at most so many bytes a second over this TCP socket; None: as fast as it can.
+
+    No effect where the kernel cannot, see `can_pace`.
+    """
     pace = struct.pack("=Q", _NO_PACE if nbytes_s is None else nbytes_s)
     with suppress(OSError):  # the end of this connection is about to be reported
         sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, pace)

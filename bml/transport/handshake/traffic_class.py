@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
 from types import MappingProxyType
 
 from bml.topology.errors import UsageError
@@ -36,7 +37,7 @@ def traffic_class_of(given: int | str) -> int:
 def mark(sock: socket.socket, traffic_class: int) -> None:
     """Mark all packets of this socket with a traffic class; connections that it accepts have the byte, too.
 
-    Raises OSError.
+    Kernels that know no priorities of sockets send them in order. Raises OSError if packets cannot be marked.
     """
     if not traffic_class:
         return
@@ -45,14 +46,16 @@ def mark(sock: socket.socket, traffic_class: int) -> None:
     else:
         sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS, traffic_class)
     if traffic_class in _PRIORITY:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, _PRIORITY[traffic_class])
+        with suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, _PRIORITY[traffic_class])
 
 
 def queue_as(sock: socket.socket, listener: socket.socket) -> None:
-    """Give an accepted connection the priority of its listener, which the kernel does not. Raises OSError."""
-    priority = listener.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY)
-    if priority:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, priority)
+    """Give an accepted connection the priority of its listener, which the kernel does not; see `mark`."""
+    with suppress(OSError):
+        priority = listener.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY)
+        if priority:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, priority)
 
 
 def of_heartbeats(traffic_class: int) -> int:
