@@ -21,7 +21,7 @@ demo-fabric: $(VENV)/.ready
 # The pure tests, and of the real ones one of each kind: real processes, sockets, namespaces, Ray.
 test: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -n auto -m "not (real or ray or matrix or slow)"
-	$(BIN)/python -m pytest -m smoke
+	$(BIN)/python -m pytest -m smoke $$(grep -rl --include='test_*.py' mark.smoke tests | sort)
 
 # All the others.
 gate: $(VENV)/.ready-dev

@@ -133,9 +133,10 @@ def train(session):
 """
 
 
-@pytest.mark.smoke
 @pytest.mark.real
-@pytest.mark.parametrize(("transport", "times"), [("tcp", 2), ("shm", 2), ("tcp", 6)])
+@pytest.mark.parametrize(
+    ("transport", "times"), [("tcp", 2), pytest.param("shm", 2, marks=pytest.mark.smoke), ("tcp", 6)]
+)
 def test_interrupts_leave_nothing(tmp_path: Path, transport: str, times: int) -> None:
     (tmp_path / "endless.py").write_text(SCRIPT)
     for folder in ("bml", "tmp"):

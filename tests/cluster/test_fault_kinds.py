@@ -34,8 +34,7 @@ def test_exit_ends_the_process_with_a_status() -> None:
     assert result.report["views"][1]["commit"] == 8
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize("phase", ["compute", "reduce"])
+@pytest.mark.parametrize("phase", ["compute", pytest.param("reduce", marks=pytest.mark.smoke)])
 def test_an_exception_ends_the_job_and_names_its_server(phase: str) -> None:
     with pytest.raises(TrainingError, match="server 4 raised InjectedError: injected by exc") as caught:
         jobs.launch(jobs.descend, faults=[f"exception:4@step=9,phase={phase}"])

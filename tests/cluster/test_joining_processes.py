@@ -64,8 +64,7 @@ def check(result: bml.Result, joined: tuple[int, ...]) -> None:
         assert seen == others[-len(seen) :]
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", [pytest.param("tcp", marks=pytest.mark.smoke), "shm"])
 def test_a_killed_server_joins_again_and_contributes(transport: str) -> None:
     result = jobs.launch(train_nine, faults=["kill:4@step=20", "join:4@step=30"], transport=transport)
     check(result, (4,))

@@ -101,11 +101,10 @@ def test_a_script_may_be_called_as_others_are(name: str, tmp_path: Path) -> None
         assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["missing.py"], "there is no file missing.py"),
+        pytest.param(["missing.py"], "there is no file missing.py", marks=pytest.mark.smoke),
         (["SCRIPT:nothing"], "no function 'nothing'; it has train, endless"),
         (["SCRIPT", "--fault", "kill:99@step=1"], "no server 99"),
         (["SCRIPT", "--fault", "plan.yaml"], "there is no fault plan plan.yaml"),

@@ -224,8 +224,9 @@ time.sleep(1000)
 """
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.smoke)]
+)
 def test_nothing_is_left_of_an_interrupted_job(tmp_path: Path, number: int) -> None:
     with torchrun(tmp_path, "--nproc-per-node", "2", script(tmp_path, FAMILY)) as process:
         until(process, "[rank 0] up", "[rank 1] up")

@@ -39,9 +39,13 @@ def run(network: EmulatedFabric, *faults: str, epochs: int = 16, **settings: Any
     return result
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize(
-    "fault", ["cut:4/0@step=20", "blackhole:4/1@step=20,phase=reduce", "switch:1/2@step=20"]
+    "fault",
+    [
+        pytest.param("cut:4/0@step=20", marks=pytest.mark.smoke),
+        "blackhole:4/1@step=20,phase=reduce",
+        "switch:1/2@step=20",
+    ],
 )
 def test_a_fault_by_step_strikes_in_that_step(emulated_fabric: BringUp, fault: str) -> None:
     """Steps take about a millisecond: a fault that only follows the job's reports comes far too late."""

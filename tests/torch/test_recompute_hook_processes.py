@@ -79,14 +79,14 @@ def test_wrong_use_of_the_hook_is_said_as_it_is() -> None:
     assert number.startswith("UsageError: loss(model, samples) must return one number as a tensor")
 
 
-@pytest.mark.parametrize("victim", [0, 2])
-def test_a_rank_that_is_started_again_takes_its_samples_back(victim: int, tmp_path: Path) -> None:
+def test_a_rank_that_is_started_again_takes_its_samples_back(tmp_path: Path) -> None:
+    """Rank 0, which begins with the coordinator; test_rejoining_processes has another one and no hook."""
     command = [sys.executable, "-m", "bml", "torchrun", "--nproc-per-node", "4", "--max-restarts", "1"]
     done = subprocess.run(
         [*command, SCRIPT],
         env={
             **os.environ,
-            "VICTIM": str(victim),
+            "VICTIM": "0",
             "PARAMETERS": str(tmp_path / "found"),
             "OMP_NUM_THREADS": "1",
         },
@@ -103,4 +103,4 @@ def test_a_rank_that_is_started_again_takes_its_samples_back(victim: int, tmp_pa
     check([ends[rank] for rank in sorted(ends)], n_epochs=ends[0]["n_epochs"], in_float64=True)
     for rank, end in ends.items():
         assert end["contributors"] == [0, 1, 2, 3], "all four contribute at the end"
-        assert rank == victim or end["gap_s"] < 1.5
+        assert rank == 0 or end["gap_s"] < 1.5

@@ -13,12 +13,12 @@ SCRIPT = Path(__file__).parent / "rejoining_script.py"
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("victim", [0, 2])
-def test_a_rank_that_is_started_again_contributes_again(victim: int) -> None:
+def test_a_rank_that_is_started_again_contributes_again() -> None:
+    """Rank 2; test_recompute_hook_processes has the same of rank 0."""
     command = [sys.executable, "-m", "bml", "torchrun", "--nproc-per-node", "4", "--max-restarts", "1"]
     done = subprocess.run(
         [*command, SCRIPT],
-        env={**os.environ, "VICTIM": str(victim)},
+        env={**os.environ, "VICTIM": "2"},
         capture_output=True,
         text=True,
         timeout=100,
@@ -34,7 +34,7 @@ def test_a_rank_that_is_started_again_contributes_again(victim: int) -> None:
     print(times)
     for rank, (gap_s, contributed_s, loss) in times.items():
         assert loss < 0.2
-        if rank == victim:
+        if rank == 2:
             assert 0 < contributed_s < 10
         else:
             assert gap_s < 1.5
