@@ -110,6 +110,11 @@ def _check_delay(seconds: float) -> str:
     return "" if _LEAST_DELAY_S <= seconds <= _MOST_DELAY_S else "is no delay, from 1ms to 1s"
 
 
+def _write_delay(seconds: float) -> str:
+    text = f"{seconds * 1000:.12g}ms"
+    return text if read_seconds(text) == seconds else write_seconds(seconds)
+
+
 def _read_rate(text: str) -> int:
     found = _RATE.fullmatch(text)
     return round(Fraction(found["number"]) * _BITS[found["unit"]]) if found else 0
@@ -150,7 +155,7 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
     {
         "peer": Setting(read_server, by_target=True),
         "every": Setting(read_seconds, write_seconds, _check_period),
-        "delay": Setting(read_seconds, lambda seconds: f"{seconds * 1000:.12g}ms", _check_delay),
+        "delay": Setting(read_seconds, _write_delay, _check_delay),
         "rate": Setting(_read_rate, _write_rate, _check_rate),
         "share": Setting(_read_share, share_text, _check_share),
         "over": Setting(read_seconds, write_seconds, check_time),

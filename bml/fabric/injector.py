@@ -12,10 +12,10 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from math import ceil, inf
 from types import MappingProxyType
 from typing import assert_never
@@ -113,8 +113,17 @@ class FabricInjector:
         ends_at_s = inf if fault.duration_s is None else time.monotonic() + fault.duration_s
         present: list[Damage] = []
 
+        began_s = time.monotonic()
+        steps = falling(now_bit, lowest.rate_bit, fault.settings.get("over", FALLS_S))
+
+        def follow() -> None:
+            for after_s, rate_bit in islice(steps, 1):
+                left_s = began_s + after_s - time.monotonic()
+                self._at(left_s, partial(fall, replace(lowest, rate_bit=rate_bit)))
+
         def fall(damage: Damage) -> None:
             if time.monotonic() < ends_at_s:
+                follow()
                 self._damage(damage)
                 present.append(damage)
                 mend(leave=1)
@@ -123,8 +132,7 @@ class FabricInjector:
             while len(present) > leave:
                 self._mend(present.pop(0))
 
-        for after_s, rate_bit in falling(now_bit, lowest.rate_bit, fault.settings.get("over", FALLS_S)):
-            self._at(after_s, partial(fall, replace(lowest, rate_bit=rate_bit)))
+        follow()
         if fault.duration_s is not None:
             self._at(fault.duration_s, mend)
 
@@ -200,18 +208,17 @@ _DAMAGES = MappingProxyType(
 """Kind of fault -> kind of damage."""
 
 
-def falling(from_bit: int, to_bit: int, over_s: float) -> list[tuple[float, int]]:
-    """The steps of a rate that falls evenly: (seconds from the beginning, rate in bits per second from then).
+def falling(from_bit: int, to_bit: int, over_s: float) -> Iterator[tuple[float, int]]:
+    """Yield the steps of a rate that falls evenly: (seconds from the beginning, bits per second from then).
 
     A step lasts half a second at most. A cable that is as slow already has the lower rate at once.
     """
     if not over_s or to_bit >= from_bit:
-        return [(0.0, to_bit)]
+        yield 0.0, to_bit
+        return
     n_steps = max(_FALLS, ceil(over_s / _FALL_S))
-    return [
-        (over_s * n / n_steps, round(from_bit + (to_bit - from_bit) * n / n_steps))
-        for n in range(1, n_steps + 1)
-    ]
+    for n in range(1, n_steps + 1):
+        yield over_s * n / n_steps, round(from_bit + (to_bit - from_bit) * n / n_steps)
 
 
 def damage_of(fault: Fault) -> Damage:

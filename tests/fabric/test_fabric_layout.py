@@ -254,8 +254,8 @@ def test_a_rate_falls_evenly_in_steps_of_half_a_second_or_less(over_s: float) ->
 
 
 def test_a_rate_that_is_lower_already_or_falls_at_once() -> None:
-    assert falling(RATE, 2 * RATE, 10.0) == [(0.0, 2 * RATE)]
-    assert falling(RATE, RATE // 2, 0.0) == [(0.0, RATE // 2)]
+    assert [*falling(RATE, 2 * RATE, 10.0)] == [(0.0, 2 * RATE)]
+    assert [*falling(RATE, RATE // 2, 0.0)] == [(0.0, RATE // 2)]
 
 
 def test_the_queue_holds_80_ms() -> None:

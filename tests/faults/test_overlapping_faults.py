@@ -33,7 +33,7 @@ def test_a_part_is_free_when_the_last_fault_has_let_go() -> None:
 class Bench:
     """A server whose NICs are only noted, on a clock that is turned by hand."""
 
-    def __init__(self, plan: str):
+    def __init__(self, plan: str, joined_after: int | None = None, fabric: str = "bcube:3x2"):
         self.now = 0.0
         self.dead: set[object] = set()
         self._timers: list[tuple[float, int, Any]] = []
@@ -48,12 +48,13 @@ class Bench:
         )
         poller = SimpleNamespace(now_s=lambda: self.now, after=self._after)
         nothing = lambda *_: None  # noqa: E731
+        healthy = parse(fabric)
         actuators = Actuators(
-            1, FABRIC, transport, poller, nothing, nothing, nothing, nothing, Slowdown(lambda: 0.0, nothing)
+            1, healthy, transport, poller, nothing, nothing, nothing, nothing, Slowdown(lambda: 0.0, nothing)
         )  # type: ignore[arg-type]
-        self._injection = Injection(FaultPlan.parse(plan), FABRIC, actuators)
-        self._injection.start(0.0, None)
-        self._core = SimpleNamespace(step=1, phase="", view=None, progress=0.0)
+        self._injection = Injection(FaultPlan.parse(plan), healthy, actuators)
+        self._injection.start(0.0, joined_after)
+        self._core = SimpleNamespace(step=(joined_after or 0) + 1, phase="", view=None, progress=0.0)
 
     def _pace(self, *pace: int) -> Any:
         self.dead.add(pace)
@@ -99,6 +100,29 @@ def test_both_ends_of_a_slow_cable_pace_their_connections(fault: str, paced: set
     bench = Bench(fault)
     assert bench.until(2.0) == paced
     assert bench.until(4.0) == set()
+
+
+@pytest.mark.parametrize(
+    ("fault", "paced"),
+    [
+        ("slow:1/0@step=3,rate=16mbit", {(0, 0, 10**6), (2, 0, 10**6)}),
+        ("slow:2/0@step=5,rate=16mbit", {(2, 0, 10**6)}),
+        ("slow:1/0@step=5,rate=16mbit,direction=in", set()),
+        ("slow:1/0@step=3,rate=16mbit,for=9s", set()),
+        ("blackhole:1/0@step=3", set()),
+        ("slow:1/0@step=7,rate=16mbit", set()),
+    ],
+)
+def test_a_cable_is_slow_for_a_server_that_joins_again_too(fault: str, paced: set[object]) -> None:
+    """Step 5 was the last one without it; a joiner cannot know when a fault that ends some time began."""
+    bench = Bench(fault, joined_after=5)
+    assert bench.until(0.1) == paced
+    assert bench.until(9.0) == paced
+
+
+def test_a_nic_without_a_peer_can_be_slow() -> None:
+    bench = Bench("slow:1/2@t=1s,rate=16mbit", fabric="torus:3x1")
+    assert bench.until(2.0) == set()
 
 
 @pytest.mark.parametrize(
@@ -194,6 +218,17 @@ def test_a_cable_gets_slower_and_slower_and_heals() -> None:
             rates += [each for each in network.broken if each not in rates]
     injector.close()
     assert rates == [f"slow:1/0,rate={kbit}kbit,direction=in" for kbit in (800, 600, 400, 200)]
+
+
+def test_only_the_next_step_of_a_rate_that_falls_is_queued() -> None:
+    """Over 100,000 s there are 200,000 steps, which took 69 MB."""
+    network = Network()
+    injector = FabricInjector(network)  # type: ignore[arg-type]
+    applied, text = threading.Event(), "degrade:1/0,rate=8kbit,over=100000s,for=99999s"
+    injector.apply_fault(Fault.parse(text, at_once=True), applied.set)
+    assert applied.wait(DEADLINE_S)
+    assert len(injector._tasks) == 2, "its next step, and its end"
+    injector.close()
 
 
 def test_what_degrades_to_the_end_is_healed_at_the_end() -> None:

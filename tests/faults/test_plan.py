@@ -147,6 +147,12 @@ def test_what_is_no_fault_and_what_strikes_while_a_server_joins(text: str) -> No
     assert Fault.parse(text).by_anybody == text.startswith("join")
 
 
+@pytest.mark.parametrize("delay", ["5ms", "1.2345678901234567ms", "0.3333333333333333s", "1s", "12.5ms"])
+def test_a_delay_is_written_as_it_was_read_however_many_digits_it_has(delay: str) -> None:
+    fault = Fault.parse(f"jitter:4/1@step=2,delay={delay}")
+    assert Fault.parse(str(fault)) == fault
+
+
 def test_plan_round_trip_and_several_faults_in_one_text() -> None:
     plan = FaultPlan.parse(["kill:4@step=20", "cut:2/0@step=30 coordinator@step=12"])
     plan.validate(FABRIC)

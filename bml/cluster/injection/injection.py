@@ -57,6 +57,8 @@ class Injection:
         self.pending = plan.for_server(server, fabric) + plan.for_anybody
         self.struck: list[str] = []
         """Those whose time has come, as texts."""
+        self._standing: tuple[Fault, ...] = ()
+        """What slows connections down since before this server joined, and is to do so again."""
         self._started_s: float | None = None
         self._results_of = 0
         self._left: list[tuple[Fault, int, int]] = []
@@ -68,14 +70,15 @@ class Injection:
         """A view is in force: times of the plan count from the first.
 
         `joined_after`: this server joined after that step, None: it was there from the beginning. What was to
-        strike before is over.
+        strike before is over, but for a slow cable that stays slow: its connections are slow again.
         """
         if self._started_s is not None:
             return
         self._started_s = now
         if joined_after is not None:
+            self._standing = tuple(fault for fault in self.pending if self._stands(fault, joined_after))
             self.pending = tuple(fault for fault in self.pending if _comes(fault, joined_after))
-            self.armed = bool(self.pending)
+            self.armed = bool(self.pending or self._standing)
 
     def saw(self, header: Header) -> None:
         """A frame arrived or is sent: results of a step mean that its broadcast is under way.
@@ -115,6 +118,9 @@ class Injection:
         return None if self._started_s is None else now - self._started_s
 
     def _poll(self, core: Core, moment: Moment) -> None:
+        standing, self._standing = self._standing, ()
+        for fault in standing:
+            self._apply_fault(fault, core)
         firings, self.pending = due(self.pending, moment)
         for firing in firings:
             self.struck.append(str(firing.fault))
@@ -140,6 +146,13 @@ class Injection:
         self.armed = True
         when = "" if isinstance(fault.trigger, AtOnce) else f" ({Fault.parse(text, at_once=True).trigger})"
         return f"server {self._server} (process {os.getpid()}) {self._does(fault)}{when}"
+
+    def _stands(self, fault: Fault, step: int) -> bool:
+        """Return True for a slow cable that was so in this step, and is so to the end of the job."""
+        if not KINDS[fault.kind].both_ends or fault.duration_s is not None:
+            return False
+        is_over = isinstance(fault.trigger, AtStep) and fault.trigger.step <= step
+        return is_over and self._harness(fault) == "server"
 
     def _harness(self, fault: Fault) -> Harness:
         """Return the harness that applies the fault in this job."""

@@ -61,7 +61,7 @@ def slow(fault: Fault, actuators: Actuators) -> None:
         _LOG.error("%s was not injected: this kernel cannot pace connections", fault)
         return
     peers = actuators.fabric.neighbours(nic.server, level)
-    nbytes_s = max(1, fault.settings["rate"] // 8 // len(peers))
+    nbytes_s = max(1, fault.settings["rate"] // 8 // max(1, len(peers)))  # a NIC may have no peer
     is_own = nic.server == actuators.server
     if fault.direction == ("in" if is_own else "out"):
         return
