@@ -83,14 +83,14 @@ def test_a_large_vector_in_many_slices() -> None:
     assert all(jobs.launch(train).values.values())
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("odd", "even", "message"),
     [
-        (
+        pytest.param(
             lambda s: s.allreduce(np.ones(5)),
             lambda s: s.allreduce(np.ones(4)),
             r"float64 \(5,\).*float64 \(4,\)",
+            marks=pytest.mark.smoke,
         ),
         (
             lambda s: s.allreduce(np.ones(5, "f4")),
@@ -123,25 +123,34 @@ def test_a_server_that_makes_a_call_less_is_named(transport: str) -> None:
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda s: s.allreduce(np.array(["a"])), "dtype"),
-        (lambda s: s.allreduce(np.ones(3, ">f4")), "native"),
-        (lambda s: s.allreduce(np.ones(3, "m8[s]")), "dtype timedelta64"),
-        (lambda s: s.allreduce(np.ones(3, bool), op="avg"), "bool has no mean"),
-        (lambda s: s.broadcast(np.ones(3), root=2), "root is 2: give the id of a server, 0 to 1"),
-        (lambda s: s.allreduce([]), "empty list"),
-        (lambda s: s.allreduce([np.ones(2), np.ones(2, "f4")]), "one dtype"),
-        (lambda s: s.allreduce(np.ones(2), op="mean"), "op is 'mean'"),
-    ],
-)
-def test_arrays_that_cannot_be_reduced(call: Any, message: str) -> None:
-    def train(session: bml.Session) -> None:
-        call(session)
+def test_arrays_that_cannot_be_reduced_are_refused_and_cost_no_step() -> None:
+    calls: dict[str, Any] = {
+        "dtype": lambda s: s.allreduce(np.array(["a"])),
+        "native": lambda s: s.allreduce(np.ones(3, ">f4")),
+        "dtype timedelta64": lambda s: s.allreduce(np.ones(3, "m8[s]")),
+        "bool has no mean": lambda s: s.allreduce(np.ones(3, bool), op="avg"),
+        "root is 2: give the id of a server, 0 to 1": lambda s: s.broadcast(np.ones(3), root=2),
+        "empty list": lambda s: s.allreduce([]),
+        "one dtype": lambda s: s.allreduce([np.ones(2), np.ones(2, "f4")]),
+        "op is 'mean'": lambda s: s.allreduce(np.ones(2), op="mean"),
+    }
 
-    with pytest.raises(UsageError, match=message):
-        jobs.launch(train, "bcube:2x1")
+    def train(session: bml.Session) -> tuple[list[str], float]:
+        said = []
+        for call in calls.values():
+            try:
+                call(session)
+            except UsageError as error:
+                said.append(str(error))
+        return said, float(session.allreduce(np.ones(1))[0])
+
+    result = jobs.launch(train, "bcube:2x1")
+    for said, total in result.values.values():
+        assert total == 2
+        assert len(said) == len(calls)
+        for message, text in zip(calls, said, strict=True):
+            assert message in text
+    assert result.report["steps"] == 1
 
 
 @pytest.mark.smoke
