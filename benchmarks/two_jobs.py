@@ -6,8 +6,9 @@
 
 Every run lasts for some seconds. Shares: bulk alone, and two jobs of bulk, of which the second may have lost
 a server and with it connections. A share is the bytes that a job adds while both run, over those that it adds
-alone. Latency: small steps alone, and beside bulk. The servers of both jobs share the cores of this machine;
-where those are busy, they are what is shared, so take a low rate.
+alone. Latency: small steps alone, beside bulk on a fabric of its own, and beside bulk on the same fabric. The
+servers of both jobs share the cores of this machine, and bulk on a fabric of its own says what that costs;
+where the cores are busy, they are what is shared, so take a low rate.
 """
 
 from __future__ import annotations
@@ -71,18 +72,24 @@ def training(load: Load, begun: Path, stop: Path) -> Callable[[bml.Session], Tim
     return train
 
 
-def run(network: EmulatedFabric, loads: list[Load], seconds: float) -> list[Times]:
-    """Run these jobs at the same time for so many seconds; the step times of server 0 of each."""
+def run(
+    network: EmulatedFabric, loads: list[Load], seconds: float, elsewhere: EmulatedFabric | None = None
+) -> list[Times]:
+    """Run these jobs at the same time for so many seconds; the step times of server 0 of each.
+
+    The first job runs on the fabric `elsewhere`, if there is one.
+    """
+    networks = [elsewhere or network] + [network] * (len(loads) - 1)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         stop = folder / "stop"
         jobs, begun = [], [folder / f"begun{number}" for number in range(len(loads))]
-        for load, file in zip(loads, begun, strict=True):
+        for load, file, used in zip(loads, begun, networks, strict=True):
             job = bml.start(
                 training(load, file, stop),
-                network.fabric.name,
+                used.fabric.name,
                 launcher="processes",
-                emulated=network.name,
+                emulated=used.name,
                 traffic_class=load.traffic_class,
                 faults=[f"{load.fault}@step=1"] if load.fault else [],
                 prints=False,
@@ -95,6 +102,11 @@ def run(network: EmulatedFabric, loads: list[Load], seconds: float) -> list[Time
         sleep(seconds)
         stop.touch()
         return [job.wait().value for job in jobs]
+
+
+def up(name: str, shape: str, rate: str | int) -> EmulatedFabric:
+    """Bring up a fabric of this process."""
+    return emulated.up(shape, rate, name=f"{name}{os.getpid()}", maker=os.getpid())
 
 
 def rates(jobs: list[Times], nbytes: list[int]) -> list[float]:
@@ -125,15 +137,25 @@ def shares(network: EmulatedFabric, bulk: Load, second: Load, seconds: float) ->
 
 
 def latency(network: EmulatedFabric, bulk: Load, small: Load, seconds: float) -> list[Row]:
-    """Rows of small steps, alone and beside bulk, and of bulk beside them."""
+    """Rows of small steps, alone and beside bulk elsewhere and here, and of bulk beside them."""
     bulk_alone = rates(run(network, [bulk], seconds), [bulk.nbytes])[0]
     alone, beside = run(network, [small], seconds)[0], run(network, [bulk, small], seconds)
+    elsewhere = up("other", network.fabric.name, network.condition.rate_bit)
+    try:
+        apart = run(network, [bulk, small], seconds, elsewhere)[1]
+    finally:
+        elsewhere.down()
     kept = rates(beside, [bulk.nbytes, small.nbytes])[0]
-    (alone_s, alone_p99_s), (beside_s, beside_p99_s) = delays(alone), delays(beside[1])
-    small_beside = {"median_s": beside_s, "p99_s": beside_p99_s, "ratio": beside_s / alone_s}
+    alone_s = delays(alone)[0]
+
+    def row(case: str, times: Times) -> Row:
+        median_s, p99_s = delays(times)
+        return {"case": case, "median_s": median_s, "p99_s": p99_s, "ratio": median_s / alone_s}
+
     return [
-        {"case": "small alone", "median_s": alone_s, "p99_s": alone_p99_s},
-        {"case": "small beside bulk", **small_beside},
+        row("small alone", alone),
+        row("small beside bulk elsewhere", apart),
+        row("small beside bulk", beside[1]),
         {"case": "bulk beside small", "nbytes_per_s": kept, "share": kept / bulk_alone},
     ]
 
@@ -166,7 +188,7 @@ def main(
     """Measure two jobs on one emulated fabric; both cases unless one is given."""
     bulk = Load(parse_bytes(size), traffic_class=bulk_class)
     little = Load(parse_bytes(small), pause_ms / 1000, small_class)
-    network = emulated.up(shape, rate, name=f"two{os.getpid()}", maker=os.getpid())
+    network = up("two", shape, rate)
     rows = []
     try:
         if not cases or "shares" in cases:

@@ -14,7 +14,11 @@ from bml.transport.handshake.listening import BACKLOG
 from bml.transport.handshake.traffic_class import mark, of_heartbeats
 
 SNDBUF_NBYTES = 64 << 10
-"""Bytes; small, so that frames wait in the link's queue by priority, and not in the kernel in order."""
+"""Bytes; small, so that frames wait in the link's queue by priority, and not in the kernel in order. No more
+than leave in `_QUEUE_S` seconds, but `_LEAST_SNDBUF_NBYTES`: what the kernel has taken waits in the queue of
+the NIC, and the short steps of other jobs wait behind it."""
+_QUEUE_S = 1.3e-3
+_LEAST_SNDBUF_NBYTES = 16 << 10
 LOOPBACK_SNDBUF_NBYTES = 128 << 10
 """Bytes, on a loopback interface. No frame waits for a wire there, and every full buffer costs two switches
 between processes; but bytes that do not fit into the processor's cache are copied more slowly."""
@@ -55,8 +59,9 @@ def bind_pair(address: str, name: str, traffic_class: int) -> tuple[socket.socke
 def send_buffers(nics: Sequence[str], rate: float) -> tuple[int, int]:
     """Sizes of the kernel's send buffers in bytes: (usually, beside a computation).
 
-    `rate` is that of a NIC in bytes per second.
+    `rate` is that of a NIC in bytes per second. The kernel takes about twice as much as the size.
     """
     if on_one_host(nics):
         return LOOPBACK_SNDBUF_NBYTES, BESIDE_SNDBUF_NBYTES
-    return SNDBUF_NBYTES, min(max(SNDBUF_NBYTES, int(rate * _SOON_S)), BESIDE_SNDBUF_NBYTES)
+    usual = min(max(_LEAST_SNDBUF_NBYTES, int(rate * _QUEUE_S)), SNDBUF_NBYTES)
+    return usual, min(max(SNDBUF_NBYTES, int(rate * _SOON_S)), BESIDE_SNDBUF_NBYTES)
