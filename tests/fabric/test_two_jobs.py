@@ -90,7 +90,7 @@ def send_buffers_of(session: bml.Session) -> set[int]:
     found = set()
     for descriptor in os.listdir("/proc/self/fd"):
         with suppress(OSError), socket.socket(fileno=os.dup(int(descriptor))) as sock:
-            if sock.getpeername()[0].startswith(("10.10.", "10.11.")):
+            if sock.family == socket.AF_INET and sock.getpeername()[0].startswith(("10.10.", "10.11.")):
                 found.add(sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
     return found
 
