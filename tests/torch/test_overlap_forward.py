@@ -177,6 +177,18 @@ def synchronized(model: Any, optimizer: Any, run: Any) -> Any:
     return [state["exp_avg"].clone() for state in optimizer.state.values()]
 
 
+def of_samples(model: Any, optimizer: Any, run: Any) -> Any:
+    """The gradient of each sample, by transforms of torch.func in which hooks of modules take the steps."""
+    x, y = (each[:4] for each in samples())
+
+    def loss(parameters: Any, row: Any, label: Any) -> Any:
+        return nn.functional.cross_entropy(torch.func.functional_call(model, parameters, row), label)
+
+    parameters = dict(model.named_parameters())
+    found = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(parameters, x, y)
+    return [each.detach() for each in found.values()]
+
+
 READS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "state_dict": lambda model, optimizer, run: model.state_dict(),
     "state of the optimizer": lambda model, optimizer, run: optimizer.state_dict()["state"],
@@ -193,6 +205,9 @@ READS: dict[str, Callable[[Any, Any, Any], Any]] = {
         torch.ones(8), model[2].weight
     ).detach(),
     "synchronize": synchronized,
+    "a parameter made of it": lambda model, optimizer, run: nn.Parameter(model[2].weight).detach(),
+    "detached": lambda model, optimizer, run: model[2].weight.detach(),
+    "gradients of samples": of_samples,
 }
 
 
@@ -364,6 +379,22 @@ def compiled() -> Any:
     model = coupled()
     model.compile(backend="eager")
     return model
+
+
+@pytest.mark.slow
+def test_a_model_that_is_compiled_outside_is_an_error() -> None:
+    def train(session: Any) -> None:
+        model = coupled()
+        optimizer = sgd(model)
+        run = bml.torch.attach(session, model, optimizer, None, cross_entropy, **SIZES, overlap_forward=True)
+        faster = torch.compile(model, backend="eager")
+        for batch in batches_of(run):
+            cross_entropy(faster, batch).backward()
+            optimizer.step()
+
+    (error,) = on_servers(train, 1).errors.values()
+    assert type(error) is UsageError
+    assert "cannot be used with torch.compile" in str(error)
 
 
 def step_with_hook(model: Any, optimizer: Any) -> None:
