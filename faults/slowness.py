@@ -20,7 +20,7 @@ the last NIC of a switch whose other NICs are all slow, so that the switch is sa
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
-from math import ceil, inf, log2
+from math import ceil, log2
 from typing import NamedTuple, TypeAlias
 
 from bml.topology import Fabric, Link
@@ -44,6 +44,10 @@ _DECAY = 0.5
 _FORGOTTEN = _DECAY**8
 """What is left of a measurement when it is dropped. Where a slow NIC makes steps longer than rounds, the
 others are busy, and measured, in some rounds only."""
+
+_CHANGED = 0.75
+"""The latest round alone counts if a port moved less than this part of what it moved in all of them: it has
+become slow since. Rates that are shared with other traffic vary more slowly than that."""
 
 _REMEMBERED = 0.9
 """Of what most ports moved in the round before: in this one perhaps only slow ones were busy."""
@@ -128,16 +132,18 @@ class Throughput:
         rates = _rates(ports, fabric)
         self._usual = max(_quantile(rates.values(), 0.75), _REMEMBERED * self._usual)
         shares = {port: rate / self._usual for port, rate in rates.items()}
-        latest = _rates(_ports(self._latest, alive), fabric)
-        now = {port: min(share, latest.get(port, inf) / self._usual) for port, share in shares.items()}
-        return Judgement(fabric, ports, shares, now, planned, self._over_s)
+        latest = {
+            port: rate / self._usual for port, rate in _rates(_ports(self._latest, alive), fabric).items()
+        }
+        now = {port: share for port, share in latest.items() if share < _CHANGED * shares[port]}
+        return Judgement(fabric, ports, shares, shares | now, planned, self._over_s)
 
 
 class Judgement:
     """The NICs at a time, of which the last `over_s` seconds are known.
 
     `shares`: port -> what it moves, in units of what others of its rate move.
-    `now`: port -> what it moved in the latest round alone, if that was less.
+    `now`: the same, but of the latest round alone where that was far less.
     """
 
     def __init__(
@@ -195,9 +201,15 @@ class Judgement:
         return {nic: halvings for nic, halvings in found.items() if halvings > self._planned.get(nic, 0)}
 
     def share(self, nic: Link) -> float | None:
-        """The share of its nominal rate that a NIC moves, in its slower direction; None: nothing is known."""
+        """The share of its nominal rate that a NIC moves, in its slower direction; None: it is not known.
+
+        Of a NIC that is planned slow one direction alone may say that it is slow, but not that it is faster.
+        """
         known = [self.shares[port] for port in _both(nic) if port in self.shares]
-        return min(known, default=None)
+        least = min(known, default=None)
+        if least is not None and len(known) < 2 and halvings_of(least) < self._planned.get(nic, 0):
+            return None
+        return least
 
     def busy(self, nic: Link) -> float:
         """The part of the time for which the slower direction of a NIC was busy, 0 to 1."""

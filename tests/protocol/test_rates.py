@@ -249,6 +249,16 @@ def test_a_nic_of_which_nothing_is_known_is_tried_again() -> None:
     assert 4.0 <= job.now - at_s <= 14.0, "four times 1 s, after the last rounds are forgotten"
 
 
+def test_a_nic_of_which_only_the_other_direction_is_known_is_not_called_fast() -> None:
+    """Trees that avoid it send it so little that nothing waits, so nothing is measured on the way in."""
+    job = Job("bcube:3x2", wander=0.0)
+    way_in = slow([(4, 0)], 0.1, (False,))
+    job.steps(3, way_in)
+    assert job.planned == {(4, 0): 4}
+    for _ in range(4):  # then it is tried again, as any of which nothing is known
+        assert not job.step(way_in, only=lambda path: (path[1], path[2]) != (4, 0))
+
+
 def test_one_round_alone_changes_nothing() -> None:
     job = Job("bcube:3x2")
     for _ in range(10):
