@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from bml.torch.attached.layout import seed_of
 from bml.torch.attached.source import Source, rows_of
+from bml.torch.devices.chance import seed_host
 from bml.train.batches import Indices
 
 Foretell = Callable[[int], Indices]
@@ -77,7 +78,7 @@ class _Seeded(Dataset):  # type: ignore[misc]
 
     def __getitems__(self, share: tuple[int, Indices]) -> list[Any]:
         step, indices = share
-        torch.default_generator.manual_seed(seed_of(self._seed, step, indices))
+        seed_host(seed_of(self._seed, step, indices))
         return rows_of(self._dataset, indices.tolist())
 
 

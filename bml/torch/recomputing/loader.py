@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from bml.topology.errors import UsageError
 from bml.torch.attached.source import Source
+from bml.torch.devices.chance import forked, seed_host
 from bml.torch.recomputing.plan import LoaderPlan
 from bml.train.batches import Indices
 
@@ -38,11 +39,11 @@ class LoaderShares:
 
     def _check_repeats(self) -> None:
         """Raise UsageError if the order is another one each time, so that it cannot be told later."""
-        with torch.random.fork_rng(devices=[]):
+        with forked(torch.device("cpu")):
             before = np.random.get_state(), random.getstate()
             orders = []
             for seed in (1, 2):
-                torch.default_generator.manual_seed(seed)
+                seed_host(seed)
                 np.random.seed(seed)
                 random.seed(seed)
                 orders.append(np.fromiter(copy.copy(self._sampler), np.int64))
