@@ -77,6 +77,7 @@ class ModelCommunicator:
         group = self._group
         with group.changed:
             self._check()
+            group.hold()
             self._calls += 1
             if self._replays or self._step <= group.committed:
                 self._die_if("before")

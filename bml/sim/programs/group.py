@@ -214,7 +214,7 @@ class Group:
         self.changed.notify_all()
 
     def hold(self) -> None:
-        """A contributor is at a boundary: it waits for joiners, if the faults say so."""
+        """A server is at a boundary, or begins a step: it waits for joiners, if the faults say so."""
         if self.faults.holds_for_joiners:
             self.wait_for(lambda: not self._has_not_asked, "servers that were started to join")
 
