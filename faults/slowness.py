@@ -131,6 +131,8 @@ class Throughput:
             return None
         rates = _rates(ports, fabric)
         self._usual = max(_quantile(rates.values(), 0.75), _REMEMBERED * self._usual)
+        if not self._usual:
+            return None  # nothing moved, as in an outage
         shares = {port: rate / self._usual for port, rate in rates.items()}
         latest = {
             port: rate / self._usual for port, rate in _rates(_ports(self._latest, alive), fabric).items()

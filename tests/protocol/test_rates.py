@@ -259,6 +259,15 @@ def test_a_nic_of_which_only_the_other_direction_is_known_is_not_called_fast() -
         assert not job.step(way_in, only=lambda path: (path[1], path[2]) != (4, 0))
 
 
+def test_rounds_in_which_nothing_moves_say_nothing() -> None:
+    job = Job("bcube:3x2")
+    for _ in range(5):
+        for sender, receiver, level in job._traffic:
+            job.rates.measured(msg.Measured(sender, 1, ((receiver, level, 0, 900_000),)), job.now)
+        assert not job.judge()
+    assert job.steps(6, slow([(4, 0)], 0.1)) == 1
+
+
 def test_one_round_alone_changes_nothing() -> None:
     job = Job("bcube:3x2")
     for _ in range(10):
