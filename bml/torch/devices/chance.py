@@ -10,10 +10,14 @@ from typing import Any
 
 import torch
 
-_ONE_AT_A_TIME = threading.Lock()
+_ONE_AT_A_TIME = threading.RLock()
 """PyTorch holds a lock of its own while it makes a Python object of the state of a generator. Garbage may be
 collected then, and another thread run: if that one asked for the state, both would wait for ever."""
-os.register_at_fork(after_in_child=_ONE_AT_A_TIME._at_fork_reinit)  # type: ignore[attr-defined]
+os.register_at_fork(
+    before=_ONE_AT_A_TIME.acquire,
+    after_in_parent=_ONE_AT_A_TIME.release,
+    after_in_child=_ONE_AT_A_TIME.release,
+)
 
 
 def seed_host(number: int) -> None:
