@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,12 +17,20 @@ from attached_programs import batches_of, cross_entropy, parameters_of, sgd  # n
 from jobs_in_threads import Job, initialised, on_servers, samples  # noqa: E402
 from overlapped_programs import SIZES, coupled, mostly_slow  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.utils.checkpoint import (  # noqa: E402
+    CheckpointPolicy,
+    create_selective_checkpoint_contexts,
+)
 
 import bml.torch  # noqa: E402
 from bml.sim.programs.faults import Faults  # noqa: E402
 from bml.topology.errors import UsageError  # noqa: E402
 from bml.torch.attached.memory import Named  # noqa: E402
 from bml.torch.attached.recompute import Recompute  # noqa: E402
+from bml.torch.overlap.apart import outside_of_the_pass  # noqa: E402
+from bml.torch.overlap.before import Before  # noqa: E402
+from bml.torch.overlap.guard import BeforeForward, Behind  # noqa: E402
+from bml.torch.overlap.late_steps import LateSteps  # noqa: E402
 
 CALLS = range(6, 16)
 """The calls of two batches, in each of which a server may die."""
@@ -212,6 +222,105 @@ def test_what_a_pass_has_stored_is_there_after_samples_were_computed_again_witho
     assert model.layers.latest is latest
     assert model.noted is kept
     assert all(one is other for one, other in zip(kept, values, strict=True))
+
+
+class Penalised(nn.Module):
+    """A model whose penalty goes to a list that the loss knows, too."""
+
+    def __init__(self, found: Any, grouped: Any) -> None:
+        super().__init__()
+        self.layer, self.found, self.grouped = nn.Linear(3, 1), found, grouped
+
+    def forward(self, x: Any) -> Any:
+        self.found.append((self.layer.weight**2).sum())
+        self.grouped["l1"].append(self.layer.weight.abs().sum())
+        return self.layer(x)
+
+
+def test_a_list_that_others_know_is_the_same_when_samples_are_computed_again() -> None:
+    found: list[Any] = []
+    grouped: Any = collections.defaultdict(list)
+    model, x = Penalised(found, grouped), torch.arange(24.0).reshape(8, 3)
+
+    def loss(model: Any, rows: Any) -> Any:
+        found.clear()
+        grouped.clear()
+        return model(rows).sum() + sum(found) + sum(grouped["l1"])
+
+    loss(model, x).backward()
+    wanted = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    values = [*found, *grouped["l1"]]
+    recompute = Recompute(model, loss, [Named(*each) for each in model.named_parameters()])
+    grads = recompute.of_batch(0, 0, lambda rows: x[rows])(np.arange(8))
+    assert all(torch.equal(torch.as_tensor(one), other) for one, other in zip(grads, wanted, strict=True))
+    assert all(one is other for one, other in zip([*found, *grouped["l1"]], values, strict=True))
+
+
+class Scaled(nn.Parameter):
+    """A parameter that computes in its own way, as quantised ones do."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+class NoSums:
+    """A bucket of the head whose sums never come."""
+
+    is_over = False
+
+    def __init__(self, head: nn.Module):
+        self.parameters = list(head.parameters())
+
+    def wait(self) -> None:
+        raise AssertionError("nobody reads the head")
+
+
+def test_frozen_parameters_that_compute_in_their_own_way_go_on_so() -> None:
+    encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval().requires_grad_(False)
+    model = nn.ModuleDict({"encoder": encoder, "own": nn.Linear(8, 8), "head": nn.Linear(8, 1)})
+    model["own"].weight = Scaled(torch.ones(8, 8), requires_grad=False)
+    head: Any = NoSums(model["head"])
+    late = LateSteps(model, sgd(model["head"]), [head], Before(model, head.parameters), True)
+    late.defer((), {})
+    assert {type(each) for each in encoder.parameters()} == {nn.Parameter}
+    assert type(model["own"].weight) is Scaled
+    assert isinstance(model["own"].bias, Behind)
+
+
+def test_a_copy_of_a_model_can_be_compiled() -> None:
+    layer = nn.Linear(2, 2)
+    layer.register_forward_pre_hook(BeforeForward(lambda: None), prepend=True)
+    compiled = torch.compile(copy.deepcopy(layer), backend="eager")
+    assert torch.equal(compiled(torch.ones(1, 2)), layer(torch.ones(1, 2)))
+
+
+def test_selective_checkpoints_keep_nothing_of_what_is_computed_again() -> None:
+    w = [torch.eye(4) * 2, torch.ones(4, 4)]
+    for each in w:
+        each.requires_grad_()
+
+    def policy(_: Any, function: Any, *args: Any, **given: Any) -> Any:
+        saved = function is torch.ops.aten.mm.default
+        return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def gradients(again: bool) -> Any:
+        asked = [again]
+
+        def inner(x: Any) -> Any:
+            hidden = torch.relu(x.mm(w[0]))
+            if asked.pop() if asked else False:
+                with outside_of_the_pass(), torch.enable_grad():
+                    torch.autograd.grad(torch.relu((3 * x).mm(w[0])).mm(w[1]).sum(), w)
+            return torch.relu(hidden.mm(w[1])).mm(w[1])
+
+        contexts = partial(create_selective_checkpoint_contexts, policy)
+        total = torch.utils.checkpoint.checkpoint(
+            inner, torch.arange(16.0).reshape(4, 4), use_reentrant=False, context_fn=contexts
+        ).sum()
+        return torch.autograd.grad(total, w)
+
+    assert all(torch.equal(*each) for each in zip(gradients(True), gradients(False), strict=True))
 
 
 def penalised(model: Any, batch: Any) -> Any:

@@ -198,11 +198,13 @@ class Run:
                 f"optimizer.step() was called twice in {self._batch}: with overlap_forward its gradients are "
                 "gone after the first; call run.reduce() before both"
             )
-        self._has_stepped = not self._gradients.is_reduced
+        has_stepped = not self._gradients.is_reduced
         if overlap is None or self._gradients.is_reduced or not overlap.knows_order:
             self.reduce()
+            self._has_stepped = has_stepped
             return
         self._begin_all()
+        self._has_stepped = has_stepped
         overlap.defer(args, kwargs)
         self._gradients.finish_first()
         seed_all(self._seed_after, self._where)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch._C import _autograd, _functorch
+from torch.utils._python_dispatch import _disable_current_modes
 
 _TOP = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
 """Returns the hooks that a pass has put on what it saves; PyTorch 2.7 does not tell them."""
@@ -15,7 +16,7 @@ _TOP = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
 
 @contextmanager
 def outside_of_the_pass() -> Iterator[None]:
-    """Leave inference mode, the transforms of torch.func, and hooks on what is saved for backward."""
+    """Leave inference mode, transforms of torch.func, hooks on what is saved for backward, and modes."""
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         if _functorch.peek_interpreter_stack() is not None:
@@ -23,6 +24,7 @@ def outside_of_the_pass() -> Iterator[None]:
 
             stack.enter_context(temporarily_clear_interpreter_stack())
         _without_hooks(stack)
+        stack.enter_context(_disable_current_modes())  # of selective checkpointing, which keeps results
         yield
 
 

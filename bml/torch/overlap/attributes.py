@@ -1,44 +1,51 @@
 """What modules hold besides parameters, buffers and modules, such as an auxiliary loss of the last pass.
 
 A pass that computes lost samples again stores there, too. The loop, and a pass that is under way, must find
-what they have stored themselves.
+what they have stored themselves. Lists, dicts, sets and deques stay the same objects, as others may know
+them: their contents are exchanged.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
-Attributes = list[tuple[nn.Module, dict[str, Any]]]
-
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-_COPIED = (list, dict, set, deque)
+_SEQUENCES = (list, deque)
+_MAPPINGS = (dict, defaultdict, OrderedDict)
+_CONTAINERS = (*_SEQUENCES, *_MAPPINGS, set)
+
+
+class Attributes(NamedTuple):
+    """The `attributes` of modules, and the contents of `containers` in them, of whatever depth."""
+
+    attributes: list[tuple[nn.Module, dict[str, Any]]]
+    containers: list[tuple[Any, Any]]
 
 
 def attributes_of(modules: Iterable[nn.Module]) -> Attributes:
     """The attributes of modules as they are now."""
-    return [(module, dict(vars(module))) for module in modules]
+    attributes = [(module, dict(vars(module))) for module in modules]
+    found: dict[int, tuple[Any, Any]] = {}
+    left = [value for _, held in attributes for key, value in held.items() if key not in _OF_EVERY_MODULE]
+    while left:
+        value = left.pop()
+        if type(value) in _CONTAINERS and id(value) not in found:
+            found[id(value)] = (value, value.copy())
+            left += value.values() if isinstance(value, dict) else value
+    return Attributes(attributes, list(found.values()))
 
 
-def copied(attributes: Attributes) -> Attributes:
-    """The same with copies of lists, dicts and sets, which a pass changes in place; one for each."""
-    copies: dict[int, Any] = {}
-
-    def of(key: str, value: Any) -> Any:
-        if type(value) not in _COPIED or key in _OF_EVERY_MODULE:
-            return value
-        return copies.setdefault(id(value), value.copy())
-
-    return [(module, {key: of(key, value) for key, value in held.items()}) for module, held in attributes]
-
-
-def put(attributes: Attributes) -> None:
-    """Let the modules hold these attributes, and no others."""
-    for module, held in attributes:
+def put(kept: Attributes) -> None:
+    """Let the modules hold these attributes, and no others, and their containers what they held then."""
+    for module, held in kept.attributes:
         own = vars(module)
         for key in own.keys() - held.keys():
             del own[key]
         own.update(held)
+    for container, contents in kept.containers:
+        container.clear()
+        container.extend(contents) if isinstance(container, _SEQUENCES) else container.update(contents)

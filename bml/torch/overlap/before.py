@@ -14,7 +14,7 @@ from torch import nn
 
 from bml.topology.errors import UsageError
 from bml.torch.overlap.apart import outside_of_the_pass
-from bml.torch.overlap.attributes import Attributes, attributes_of, copied, put
+from bml.torch.overlap.attributes import Attributes, attributes_of, put
 
 
 class Before:
@@ -31,14 +31,14 @@ class Before:
         """A copy of each parameter that was ever kept: fresh memory in every batch costs as much again."""
         self._old: list[nn.Parameter] = []
         self._buffers: list[tuple[nn.Module, str, torch.Tensor]] = []
-        self._attributes: Attributes = []
+        self._attributes: Attributes | None = None
         self.is_restored = False
         """Whether the model is now as it was: its parameters are not to be waited for."""
 
     def note(self) -> None:
         """A batch has ended but for the sums: keep buffers and attributes as they are, modes among them."""
         modules = list(self._model.modules())
-        self._attributes = copied(attributes_of(modules))
+        self._attributes = attributes_of(modules)
         self._versions = [(name, each, _version(each)) for name, each in self._untrained()]
         with torch.no_grad():
             self._buffers = [
@@ -60,7 +60,7 @@ class Before:
 
     def forget(self) -> None:
         """The batch is whole: no sample of it can be lost any more."""
-        self._old, self._buffers, self._attributes, self._versions = [], [], [], []
+        self._old, self._buffers, self._attributes, self._versions = [], [], None, []
 
     @contextmanager
     def restored(self) -> Iterator[None]:
@@ -72,10 +72,9 @@ class Before:
             stack.enter_context(outside_of_the_pass())
             stack.callback(setattr, self, "is_restored", self.is_restored)
             self.is_restored = True
-            now = attributes_of(self._model.modules())
-            stack.callback(put, now)
-            put(copied(self._attributes or now))
-            if self._attributes:
+            stack.callback(put, attributes_of(self._model.modules()))
+            if self._attributes is not None:
+                put(self._attributes)
                 self._check_untrained()
                 self._restore(stack)
             yield

@@ -108,6 +108,8 @@ class BeforeForward:
 
     def __call__(self, module: nn.Module, given: tuple[Any, ...]) -> None:
         """See torch.nn.Module.register_forward_pre_hook. Raises UsageError in what is compiled."""
+        if self._wait is _nothing:
+            return
         if torch.compiler.is_compiling():
             _refuse_compiled()
         self._wait()

@@ -22,6 +22,8 @@ from bml.torch.overlap.guard import guard, release
 from bml.torch.overlap.support import check_modules, check_step, n_hooks
 
 _PARAMS = "params"
+_FAST = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
+"""In these PyTorch computes otherwise where a parameter has a class of its own."""
 
 
 class Summed(Protocol):
@@ -67,7 +69,12 @@ class LateSteps:
         self.is_stepping = False
         """Whether a step of the optimizer is this module's, and not the user's."""
         known = {id(parameter) for bucket in buckets for parameter in bucket.parameters}
-        self._untrained = [each for each in model.parameters() if id(each) not in known]
+        fast = [module for module in model.modules() if isinstance(module, _FAST)]
+        known |= {id(parameter) for module in fast for parameter in module.parameters()}
+        self._untrained = [
+            each for each in model.parameters() if type(each) is nn.Parameter and id(each) not in known
+        ]
+        """Those of which a change is noticed when it is made; of others it is when it would do harm."""
         for state_hook in (
             optimizer.register_state_dict_pre_hook,
             optimizer.register_load_state_dict_pre_hook,
