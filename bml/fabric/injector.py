@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import count, islice
+from itertools import count
 from math import ceil, inf
 from types import MappingProxyType
 from typing import assert_never
@@ -110,14 +110,14 @@ class FabricInjector:
     def degrade(self, fault: Fault) -> None:
         """Let the rate of a cable fall step by step to a lower one, for a time or until `close`."""
         lowest, now_bit = damage_of(fault), self._network.condition.rate_bit
-        ends_at_s = inf if fault.duration_s is None else time.monotonic() + fault.duration_s
-        present: list[Damage] = []
-
         began_s = time.monotonic()
+        ends_at_s = inf if fault.duration_s is None else began_s + fault.duration_s
+        present: list[Damage] = []
         steps = falling(now_bit, lowest.rate_bit, fault.settings.get("over", FALLS_S))
 
         def follow() -> None:
-            for after_s, rate_bit in islice(steps, 1):
+            if (step := next(steps, None)) is not None:
+                after_s, rate_bit = step
                 left_s = began_s + after_s - time.monotonic()
                 self._at(left_s, partial(fall, replace(lowest, rate_bit=rate_bit)))
 

@@ -135,6 +135,8 @@ def test_status_and_inject_from_python(tmp_path: Path, own_folder: Path) -> None
             job.inject("kill:4")
         with pytest.raises(UsageError, match="no server 12"):
             job.inject("kill:12")
+        with pytest.raises(UsageError, match="there is no level 7"):
+            job.inject("slow:1/7,rate=10mbit")
         with pytest.raises(UsageError, match="loss needs real cables"):
             job.inject("loss:1/1,share=1%")
         stop.touch()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
+from attached_programs import cross_entropy, sgd
 from jobs_in_threads import N_CLASSES, N_FEATURES, initialised
 from torch import nn
 
+import bml.torch
 from bml.torch.overlap.guard import Behind
 
 SIZES: dict[str, Any] = {"bucket_mib": 1e-4}
@@ -45,6 +46,9 @@ def is_behind(model: Any) -> bool:
     return any(isinstance(each, Behind) for each in model.parameters())
 
 
-def mostly_slow(names: Iterable[Any], *fast: Any) -> list[Any]:
-    """Cases of which `make test` runs some."""
-    return [pytest.param(each, marks=[] if each in fast else [pytest.mark.slow]) for each in names]
+def attached(session: Any, make_model: Callable[[], Any] = coupled, **settings: Any) -> tuple[Any, Any, Any]:
+    """A model, its optimizer, and what `bml.torch.attach` makes of them. `overlap_forward` is on if unset."""
+    model = make_model()
+    optimizer = sgd(model)
+    given = {"overlap_forward": True, **SIZES, **settings}
+    return model, optimizer, bml.torch.attach(session, model, optimizer, None, cross_entropy, **given)

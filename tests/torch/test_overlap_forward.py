@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from sampled import chosen
 
 torch = pytest.importorskip("torch")
 
@@ -25,7 +26,7 @@ from attached_programs import (  # noqa: E402
     training,
 )
 from jobs_in_threads import N_CLASSES, N_FEATURES, initialised, on_servers, oracle, samples  # noqa: E402
-from overlapped_programs import SIZES, backwards, coupled, is_behind, mostly_slow  # noqa: E402
+from overlapped_programs import SIZES, attached, backwards, coupled, is_behind  # noqa: E402
 from torch import nn  # noqa: E402
 
 import bml.torch  # noqa: E402
@@ -36,7 +37,7 @@ from bml.torch.overlap.guard import Behind  # noqa: E402
 from bml.torch.overlap.support import OPTIMIZERS as SUPPORTED  # noqa: E402
 
 
-@pytest.mark.parametrize("name", mostly_slow(OPTIMIZERS, "AdamW"))
+@pytest.mark.parametrize("name", chosen(lambda name: name == "AdamW", OPTIMIZERS))
 def test_every_optimizer_has_the_same_bits_with_it(name: str) -> None:
     # The learning rate differs in every batch: a step that took that of the next one would show.
     settings: dict[str, Any] = {**SIZES, "make_scheduler": SCHEDULERS["CosineAnnealingLR"]}
@@ -82,18 +83,7 @@ def test_without_the_old_values_a_death_between_two_buckets_would_change_numbers
 
 def freezing(overlaps: bool) -> Callable[[Any], Any]:
     def train(session: Any) -> Any:
-        model = coupled()
-        optimizer = sgd(model)
-        run = bml.torch.attach(
-            session,
-            model,
-            optimizer,
-            None,
-            cross_entropy,
-            **SIZES,
-            allow_unused=True,
-            overlap_forward=overlaps,
-        )
+        model, optimizer, run = attached(session, allow_unused=True, overlap_forward=overlaps)
         for number, batch in enumerate(batches_of(run)):
             optimizer.zero_grad()
             cross_entropy(model, batch).backward()
@@ -105,7 +95,7 @@ def freezing(overlaps: bool) -> Callable[[Any], Any]:
     return train
 
 
-@pytest.mark.parametrize("call", mostly_slow(range(6, 18), 10, 11))
+@pytest.mark.parametrize("call", chosen(lambda call: call in (10, 11), range(6, 18)))
 def test_a_layer_that_is_frozen_after_a_step_takes_part_in_that_step(call: int) -> None:
     job = on_servers(freezing(True), faults=Faults(kills={2: (call, "brought")}))
     assert not job.errors
@@ -211,7 +201,7 @@ READS: dict[str, Callable[[Any, Any, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", mostly_slow(READS, "state_dict", "another layer"))
+@pytest.mark.parametrize("name", chosen(lambda name: name in ("state_dict", "another layer"), READS))
 def test_whatever_reads_a_parameter_after_the_step_sees_new_values(name: str) -> None:
     # One server alone reads, as one that writes checkpoints does.
     found, were_behind = reading(READS[name], overlap_forward=True)
@@ -228,9 +218,7 @@ def test_whatever_reads_a_parameter_after_the_step_sees_new_values(name: str) ->
 @pytest.mark.parametrize("reader", [0, 2])
 def test_a_server_that_reads_alone_splits_batches_as_the_others_do_after_a_death(reader: int) -> None:
     def train(session: Any) -> list[Any]:
-        model = backwards()
-        optimizer = sgd(model)
-        run = bml.torch.attach(session, model, optimizer, None, cross_entropy, **SIZES, overlap_forward=True)
+        model, optimizer, run = attached(session, backwards)
         for batch in batches_of(run):
             cross_entropy(model, batch).backward()
             optimizer.step()
@@ -247,9 +235,7 @@ def test_a_server_that_reads_alone_splits_batches_as_the_others_do_after_a_death
 
 def test_zero_grad_and_numbers_of_a_tensor_wait_for_nothing() -> None:
     def train(session: Any) -> None:
-        model = coupled()
-        optimizer = sgd(model)
-        run = bml.torch.attach(session, model, optimizer, None, cross_entropy, **SIZES, overlap_forward=True)
+        model, optimizer, run = attached(session)
         for number, batch in enumerate(batches_of(run)):
             optimizer.zero_grad()
             cross_entropy(model, batch).backward()
@@ -266,9 +252,7 @@ def test_zero_grad_and_numbers_of_a_tensor_wait_for_nothing() -> None:
 
 def test_what_reads_gradients_sees_the_means_and_the_step_is_not_late() -> None:
     def train(session: Any) -> list[Any]:
-        model = coupled()
-        optimizer = sgd(model)
-        run = bml.torch.attach(session, model, optimizer, None, cross_entropy, **SIZES, overlap_forward=True)
+        model, optimizer, run = attached(session)
         for batch in batches_of(run):
             for part in batch.micro(2):
                 cross_entropy(model, part).backward()
@@ -333,11 +317,7 @@ def test_modules_that_share_keep_or_do_not_use_parameters_have_the_same_bits(kil
 def test_a_loop_that_is_left_after_a_step_has_its_values() -> None:
     def train(overlaps: bool) -> Callable[[Any], list[Any]]:
         def function(session: Any) -> list[Any]:
-            model = coupled()
-            optimizer = sgd(model)
-            run = bml.torch.attach(
-                session, model, optimizer, None, cross_entropy, **SIZES, overlap_forward=overlaps
-            )
+            model, optimizer, run = attached(session, overlap_forward=overlaps)
             for batch in batches_of(run):
                 cross_entropy(model, batch).backward()
                 optimizer.step()
@@ -384,9 +364,7 @@ def compiled() -> Any:
 @pytest.mark.slow
 def test_a_model_that_is_compiled_outside_is_an_error() -> None:
     def train(session: Any) -> None:
-        model = coupled()
-        optimizer = sgd(model)
-        run = bml.torch.attach(session, model, optimizer, None, cross_entropy, **SIZES, overlap_forward=True)
+        model, optimizer, run = attached(session)
         faster = torch.compile(model, backend="eager")
         for batch in batches_of(run):
             cross_entropy(faster, batch).backward()
@@ -425,7 +403,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any,
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")  # deprecated, and still used
-@pytest.mark.parametrize("name", mostly_slow(REFUSED, *(set(REFUSED) - {"compiled", "compiled later"})))
+@pytest.mark.parametrize("name", chosen(lambda name: name not in ("compiled", "compiled later"), REFUSED))
 def test_what_it_cannot_be_had_with_is_an_error(name: str) -> None:
     make, optimize, step, text = REFUSED[name]
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sampled import chosen
 
 torch = pytest.importorskip("torch")
 
 from attached_programs import batches_of, cross_entropy, parameters_of, sgd  # noqa: E402
 from jobs_in_threads import Job, initialised, on_servers, samples  # noqa: E402
-from overlapped_programs import SIZES, coupled, mostly_slow  # noqa: E402
+from overlapped_programs import SIZES, attached, coupled  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import (  # noqa: E402
     CheckpointPolicy,
@@ -206,7 +207,7 @@ def noting() -> Any:
     return initialised(Noting())
 
 
-@pytest.mark.parametrize("calls", mostly_slow([CALLS, (10,)], (10,)))
+@pytest.mark.parametrize("calls", chosen(lambda calls: calls == (10,), [(CALLS,), ((10,),)]))
 def test_what_a_pass_has_stored_is_there_after_samples_were_computed_again_within_it(calls: Any) -> None:
     assert_a_death_changes_no_number(calls, noting, noted)
 
@@ -330,7 +331,7 @@ def penalised(model: Any, batch: Any) -> Any:
     return cross_entropy(model, batch) + 0.1 * (grads**2).sum()
 
 
-@pytest.mark.parametrize("calls", mostly_slow([CALLS, (10,)], (10,)))
+@pytest.mark.parametrize("calls", chosen(lambda calls: calls == (10,), [(CALLS,), ((10,),)]))
 def test_a_loss_with_torch_func_is_computed_again_within_a_pass(calls: Any) -> None:
     assert_a_death_changes_no_number(calls, coupled, penalised)
 
@@ -367,11 +368,7 @@ def test_a_loss_may_copy_the_model() -> None:
 
 def stepping_twice(reduces: bool, overlaps: bool) -> Callable[[Any], list[Any]]:
     def train(session: Any) -> list[Any]:
-        model = coupled()
-        optimizer = sgd(model)
-        run = bml.torch.attach(
-            session, model, optimizer, None, cross_entropy, **SIZES, overlap_forward=overlaps
-        )
+        model, optimizer, run = attached(session, overlap_forward=overlaps)
         for batch in batches_of(run):
             cross_entropy(model, batch).backward()
             if reduces:

@@ -133,7 +133,9 @@ class Job:
         5 seconds.
         """
         fault = Fault.parse(str(spec), at_once=True)
-        check_possible(FaultPlan((fault,)), self.spec)
+        plan = FaultPlan((fault,))
+        plan.validate(self.spec.parsed_fabric())
+        check_possible(plan, self.spec)
         if not self.running:
             raise FabricError(f"the job {self.name} has ended")
         if fault.kind == "join" and self._is_here(_server_of(fault)) and self._is_due(fault):

@@ -283,7 +283,6 @@ def check_possible(plan: FaultPlan, spec: JobSpec) -> None:
                 "take; run it with --transport tcp"
             )
         if spec.emulated is None and kind.both_ends:
-            FaultPlan((fault,)).validate(spec.parsed_fabric())
             check_pace(fault, spec.parsed_fabric(), spec.detect_s)
 
 
