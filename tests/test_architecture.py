@@ -90,6 +90,7 @@ PURE = (
     "bml.train.balancing.weights",
     "bml.train.batches",
     "bml.train.bfloat16",
+    "bml.train.keeping.parts",
     "bml.train.ledger",
     "bml.train.ledgers",
     "bml.train.operations.given",

@@ -31,6 +31,7 @@ from bml.errors import BmlError, TrainingError, UsageError
 from bml.fabric import DEFAULT_NAME
 from bml.faults import FaultPlan
 from bml.topology import parse
+from bml.train.keeping.settings import EVERY, KEEP
 from bml.transport.choice import AUTO, TRANSPORTS
 
 _SEEDED_STEPS = 50
@@ -87,6 +88,14 @@ _SEEDED_STEPS = 50
 )
 @click.option("--absent", metavar="SERVERS", default="", help="Begin without these, like 7,8; they may join.")
 @click.option("--rejoin", is_flag=True, help="Start a lost server again: it joins the running job.")
+@click.option("--checkpoint", metavar="DIR", help="Write checkpoints of the training state to this folder.")
+@click.option(
+    "--every", type=click.IntRange(1), default=EVERY, show_default=True, help="Steps between checkpoints."
+)
+@click.option(
+    "--keep", type=click.IntRange(1), default=KEEP, show_default=True, help="Whole checkpoints that stay."
+)
+@click.option("--resume", metavar="DIR", help="Go on from the newest whole checkpoint of this folder.")
 @click.option(
     "--kept-mib",
     type=FiniteRange(0, min_open=True),

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from bml.errors import ContributorLost
 from bml.protocol.step.workspace import Array
@@ -63,6 +64,8 @@ class Collectives:
         """How many steps were committed."""
         self.n_own_steps = 0
         """How many of them no call of the training function asked for; a report does not count them."""
+        self.first_step = 0
+        """Is added to the numbers of steps: those of a job that goes on from a checkpoint go on, too."""
         self.n_calls = 0
         """Calls since the last boundary. They tell apart two calls that look alike."""
         self.wants_state = False
@@ -88,7 +91,7 @@ class Collectives:
         self.n_calls += 1  # a refused call counts, as other servers may have made it
         self.calls.check()
         self.calls.slowdown.pause()  # before the computation of a batch is timed
-        if self.position.aims:
+        if self.position.aims and self.communicator.joins:
             raise UsageError(
                 f"server {self.communicator.server} joins a running job and is catching up, the others are "
                 f"in {self.position.aim}: it cannot be given the results of calls outside of that loop; move "
@@ -128,6 +131,14 @@ class Collectives:
             work.begun_in = self.steps.iteration
         with self.calls:
             return self.steps.begin(work, finish, whole, priority)
+
+    def check_has_begun(self) -> None:
+        """Raise UsageError if the training function ended before this joiner took the others' state."""
+        if not self.has_begun:
+            raise UsageError(
+                f"server {self.communicator.server} joins a running job, and its training function ended "
+                "before its first session.batches or session.steps"
+            )
 
     def end_iteration(self) -> None:
         """Wait for what was begun before the iteration that ends, and go by what was noted of it."""
@@ -193,6 +204,15 @@ class Collectives:
             if step > self._newest_with_priority:
                 self._newest_with_priority, self.wants_state = step, wants_state
 
+    @property
+    def newest(self) -> int:
+        """The newest step that all servers go by: at a boundary it is the same on all of them."""
+        return self._newest
+
+    def go_on_from(self, steps: int, first_step: int) -> None:
+        """Take over how many steps were committed, and what is added to their numbers."""
+        self._newest, self.first_step = steps, first_step
+
     def _go_by(self, step: int, contributors: tuple[int, ...]) -> None:
         if step > self._newest:
             self._newest, self.contributors = step, contributors
@@ -221,6 +241,8 @@ class Collectives:
             outcome = self.communicator.sync(view.epoch, prepare(view), op, text, signature, shared)
             if isinstance(outcome, Committed):
                 self.n_steps += 1
+                if self.first_step:
+                    outcome = structs.replace(outcome, step=outcome.step + self.first_step)
                 return outcome
 
     def own_step(self, call: str, op: str, dtype: npt.DTypeLike, size: int, prepare: Prepare) -> Committed:

@@ -40,6 +40,8 @@ class Communicator(Protocol):
     """The runtime of one server, as its session sees it."""
 
     server: int
+    job: str
+    """The name of the job: no other one has it."""
     slowdown: Slowdown
     """What faults make of the training function's computation."""
 
@@ -67,6 +69,10 @@ class Communicator(Protocol):
 
         `bml.train.balancing.shown.shown` makes `shares`.
         """
+        ...
+
+    def show_checkpoints(self, shown: Callable[[], dict[str, Any]]) -> None:
+        """Let the status and the report show what `shown` returns; any thread may call it."""
         ...
 
     def joined(self) -> memoryview | None:

@@ -158,6 +158,10 @@ class Ledger:
             ledger._open = _OpenEpoch(number, np.frombuffer(uses, np.uint16).copy(), steps, left_out)
         return ledger
 
+    def become(self, other: "Ledger") -> None:
+        """Take over all that another ledger counts: a batch that is open goes on with this one."""
+        vars(self).update(vars(other))
+
     def digest(self) -> str:
         """Return the sha256 of the whole history (steps, batches, contributors, samples)."""
         return hashlib.sha256(self._chain).hexdigest()

@@ -121,10 +121,13 @@ class Ledgers:
             ]
         )
 
-    @classmethod
-    def load(cls, dumped: bytes) -> Ledgers:
-        """Make ledgers of the bytes of `dump`. Raises msgspec.MsgspecError for other bytes."""
-        ledgers = cls()
+    def load(self, dumped: bytes) -> None:
+        """Take over the bytes of `dump`; ledgers of open loops go on. Raises msgspec.MsgspecError for others.
+
+        A loop around the one that takes the state may have a batch that is not committed yet.
+        """
+        before, self._accounts = self._accounts, {}
         for dump in msgspec.msgpack.decode(dumped, type=list[_Dump]):
-            ledgers._accounts[dump.loop] = _Account(dump.plan, Ledger.load(dump.ledger), dump.end)
-        return ledgers
+            account = before.get(dump.loop, _Account(dump.plan, Ledger(dump.plan.n_samples)))
+            account.ledger.become(Ledger.load(dump.ledger))
+            self._accounts[dump.loop] = _Account(dump.plan, account.ledger, dump.end)

@@ -182,6 +182,14 @@ class Steps:
             self._iteration_of_latest = self.iteration
         return made
 
+    def check_none_is_owed(self) -> None:
+        """Raise UsageError if the training function has not waited for a step without a priority."""
+        if self.n_owed:
+            raise UsageError(
+                f"{self.n_owed} steps were begun and not waited for: call wait() of everything that "
+                "allreduce_async returned before the training loop goes on, or give it a priority"
+            )
+
     def run(self, work: Work, finish: Finish) -> Any:
         """Do a step in the training thread, as soon as those that were begun are over."""
         if self._begun:

@@ -86,6 +86,7 @@ class Loop:
 
 
 _OUTSIDE = Described("", 0)
+_OTHERS = "the others are"
 
 
 class Position:
@@ -99,6 +100,7 @@ class Position:
         self._open: list[Loop] = []
         self._begun = 0
         self._aim: Path | None = None
+        self._giver = _OTHERS
         self.known: Described | None = None
         """The description of the position, if it was made after the last change."""
 
@@ -124,6 +126,11 @@ class Position:
             self._leave_over()
             self.known = self._open[-1].described() if self._open else _OUTSIDE
         return self.known
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether a loop is open."""
+        return bool(self._open)
 
     def is_innermost(self, loop: Loop) -> bool:
         """Whether no loop inside of it is open."""
@@ -190,11 +197,11 @@ class Position:
         if self._open:
             self.leave(self._open[0])
         if self._aim is not None:
-            raise _missed(self._aim)
+            raise self._missed(self._aim)
 
-    def go_to(self, path: Path) -> None:
-        """Go to this path from the next boundary on."""
-        self._aim = path
+    def go_to(self, path: Path, giver: str = _OTHERS) -> None:
+        """Go to this path, where the `giver` of a state was, from the next boundary on."""
+        self._aim, self._giver = path, giver
 
     def _on_the_way(self, aim: Path, loop: Loop, index: int) -> int:
         """Return the index at which a loop goes on; its length if the path does not lead into it."""
@@ -205,22 +212,21 @@ class Position:
         if loop.ordinal < mark.ordinal:
             return loop.length
         if loop.ordinal > mark.ordinal or index > mark.iteration:
-            raise _missed(aim)
+            raise self._missed(aim)
         if loop.plan != mark.plan:
             raise UsageError(
-                f"this server joins with the loop {loop.plan}, the others run {mark.plan} there: "
-                "all servers must come to the same loops, and give them the same numbers"
+                f"this server comes to the loop {loop.plan}, {self._giver} in {mark.plan} there: all servers "
+                "must come to the same loops, and give them the same numbers"
             )
         if loop.depth == len(aim) - 1:
             self._aim = None
         return mark.iteration
 
-
-def _missed(aim: Path) -> UsageError:
-    return UsageError(
-        f"this server joins, and did not come to where the others are: {_in_words(aim)}; a training function "
-        "must come to the same loops on every server, also on one that skips earlier loops"
-    )
+    def _missed(self, aim: Path) -> UsageError:
+        return UsageError(
+            f"this server did not come to where {self._giver}: {_in_words(aim)}; a training function must "
+            "come to the same loops on every server, also on one that skips earlier loops"
+        )
 
 
 def _in_words(path: Path) -> str:

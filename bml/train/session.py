@@ -17,31 +17,33 @@ begins with their state, at their step.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import prod
+from os import PathLike
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from bml.errors import BmlError
 from bml.protocol.step.workspace import Array
 from bml.protocol.wire.messages import View
 from bml.topology.errors import UsageError
 from bml.train.agreement import agree
-from bml.train.balancing.balancer import Balancer
 from bml.train.batch import Batch, Recompute
 from bml.train.batches import EQUAL, BatchPlan, Weights
 from bml.train.calls import warn_user
 from bml.train.collectives import Collectives
 from bml.train.communicator import Communicator
-from bml.train.ledgers import Ledgers, LedgerSummary
+from bml.train.keeping.files import Files, files_of
+from bml.train.keeping.resuming import Resumed
+from bml.train.ledgers import LedgerSummary
 from bml.train.operations.calls import CollectiveCalls
 from bml.train.operations.reducing import allreduce, allreduce_in_pieces
 from bml.train.pending import Pending, Then
 from bml.train.position import Loop
 from bml.train.priority.pieces import checked_priority
-from bml.train.snapshot import manifest_of, restore, snapshot
-from bml.train.state import Load, NamedState, Save
-from bml.train.vectors import Arrays, Bucket, Ready, checked_dtype, checked_shape
+from bml.train.state import Load, Save
+from bml.train.vectors import Arrays, Bucket, Ready, checked_count, checked_dtype, checked_shape
+from bml.train.whole_state import WholeState
 
 __all__ = ["Arrays", "Batch", "Recompute", "Session"]
 
@@ -58,13 +60,10 @@ class Session(CollectiveCalls):
         self._communicator = communicator
         super().__init__(Collectives(communicator))
         self._position = self._collectives.position
-        self._state = NamedState()
-        self._ledgers = Ledgers()
-        self._balancer = Balancer(self._collectives)
+        self._whole = WholeState(self._collectives)
+        self._state = self._whole.named
         self._drawn: tuple[Loop, Batch] | None = None
         self._warning = ""
-        self._given: memoryview | None = None
-        """The state of the others, until this joiner has come to their place in the program."""
 
     @property
     def server(self) -> int:
@@ -88,7 +87,7 @@ class Session(CollectiveCalls):
         True on a server that joined while the job ran, as long as it is given results that the others
         committed without it. Only shapes and dtypes of its gradients matter then: it need not compute them.
         """
-        return self._position.aims or self._communicator.replays
+        return (self.joins and self._position.aims) or self._communicator.replays
 
     @property
     def view(self) -> View:
@@ -120,17 +119,7 @@ class Session(CollectiveCalls):
         Compute into the arrays (`out=`), or keep the gradients in them. `bucket.vector` has all of them as
         one flat array. Raises UsageError without a shape, and what `empty` raises.
         """
-        checked = [checked_shape(shape) for shape in shapes]
-        sizes = [prod(shape) for shape in checked]
-        if not sizes:
-            raise UsageError("a bucket needs at least one shape")
-        vector = self.empty(sum(sizes), dtype)
-        bucket = Bucket(
-            part.reshape(shape)
-            for part, shape in zip(np.split(vector, np.cumsum(sizes)[:-1]), checked, strict=True)
-        )
-        bucket.vector = vector
-        return bucket
+        return Bucket.of([checked_shape(shape) for shape in shapes], lambda size: self.empty(size, dtype))
 
     def state(self, **arrays: Any) -> None:
         """Name the arrays of the training state: `params`, whose digests are compared at the end, and others.
@@ -149,6 +138,22 @@ class Session(CollectiveCalls):
         `save` is called once at once. Raises UsageError for other values, and what `save` raises.
         """
         self._state.name_function(key, load, save)
+
+    def checkpoint(self, directory: str | PathLike[str] | Files, every: int = 100, keep: int = 3) -> None:
+        """Write the training state to a folder, at a boundary of a loop after every so many steps.
+
+        Each server writes a part, beside the training. `bml run --resume` or `launch(resume=…)` goes on from
+        the newest whole checkpoint, on any number of servers. The newest `keep` whole ones stay. All servers
+        call it alike before the first loop; it replaces what `launch` was given. What cannot be written is
+        a warning. Raises UsageError for numbers out of range, in a loop, and for a folder of another job.
+        """
+        if self._position.is_inside:
+            raise UsageError("session.checkpoint is called before the first loop, this is inside of one")
+        self._communicator.show_checkpoints(self._whole.keep(files_of(directory), every, keep))
+
+    def resume(self, resumed: Resumed) -> None:
+        """Go on from a checkpoint; the launcher calls it, before the training function."""
+        self._whole.resume(resumed)
 
     def allreduce(self, arrays: Arrays, op: str = "sum", *, shared: bool = False, out: Any = None) -> Any:
         """Reduce the arrays of all servers elementwise; every server gets the same bits in new memory.
@@ -231,7 +236,7 @@ class Session(CollectiveCalls):
         loop = self._position.enter(str(plan), len(plan), lambda: self._end_batches(loop))
         for index in self._iterate(loop):
             weights = self._weights(plan) if plan.balance else EQUAL
-            ledger = self._ledgers.open(loop.id, plan)
+            ledger = self._whole.ledgers.open(loop.id, plan)
             batch = Batch(self._collectives, plan.batch(index), ledger, weights)
             self._drawn = (loop, batch)
             if plan.balance:  # a small batch is not timed: what it takes besides its samples counts for more
@@ -246,9 +251,8 @@ class Session(CollectiveCalls):
         later. It catches up sooner if it computes nothing while `replays` is True. Raises UsageError if
         `n_steps` is not a whole number, and when a step that was begun has not been waited for.
         """
-        if isinstance(n_steps, bool) or not isinstance(n_steps, int | np.integer):
-            raise UsageError(f"n_steps must be a whole number, it is {n_steps!r}")
-        loop = self._position.enter(f"steps({n_steps})", max(int(n_steps), 0), self._collectives.end_loop)
+        length = checked_count(n_steps, "n_steps")
+        loop = self._position.enter(f"steps({n_steps})", length, self._collectives.end_loop)
         yield from self._iterate(loop)
 
     def samples(self) -> LedgerSummary | None:
@@ -256,7 +260,7 @@ class Session(CollectiveCalls):
 
         An open batch is not counted, as other parts of it may follow.
         """
-        return self._ledgers.summary() if len(self._ledgers) else None
+        return self._whole.ledgers.summary() if len(self._whole.ledgers) else None
 
     def digest(self) -> str:
         """Return the sha256 of the parameters: of `params` of the state, or else of all its arrays.
@@ -288,22 +292,20 @@ class Session(CollectiveCalls):
         """Pass the boundary between two steps of a loop, and return the index of the next step."""
         collectives = self._collectives
         collectives.calls.check()
-        if n_owed := collectives.steps.n_owed:
-            raise UsageError(
-                f"{n_owed} steps were begun and not waited for: call wait() of everything that "
-                "allreduce_async returned before the training loop goes on, or give it a priority"
-            )
+        collectives.steps.check_none_is_owed()
         if self._drawn is not None:
             of, batch = self._drawn
             if of is loop and not batch.is_ended:
                 raise UsageError(f"{batch} was not ended: call batch.allreduce before the loop goes on")
+        keeper = self._whole.keeper
         with collectives.calls:
             collectives.end_iteration()
-            if drains := self._must_drain(loop, index):
+            is_due = keeper is not None and self._whole.given is None and keeper.is_due()
+            if drains := is_due or self._must_drain(loop, index):
                 collectives.drain()
         self._close_batch(drains)
         with collectives.calls:
-            index = self._pass(loop, index, drains)
+            index = self._pass(loop, index, drains, is_due)
         self._warn()
         return index
 
@@ -327,7 +329,8 @@ class Session(CollectiveCalls):
         """Show warnings, outside of calls: the user may have turned warnings into exceptions."""
         text, self._warning = self._warning, ""
         watched = "" if self._position.aims else self._state.watch(self._collectives.n_steps)
-        for each in filter(None, (text, watched)):
+        kept = self._whole.keeper.writer.news() if self._whole.keeper else ""
+        for each in filter(None, (text, watched, kept)):
             warn_user(each)
 
     def _close_batch(self, is_over: bool = True) -> None:
@@ -340,43 +343,40 @@ class Session(CollectiveCalls):
         self._collectives.end_loop()
         if self._drawn is not None and self._drawn[0] is loop:
             self._close_batch()
-        self._ledgers.close(loop.id)
+        self._whole.ledgers.close(loop.id)
 
-    def _pass(self, loop: Loop, index: int, drained: bool) -> int:
+    def _pass(self, loop: Loop, index: int, drained: bool, is_due: bool) -> int:
+        whole = self._whole
         taken = self._communicator.joined() if drained else None
         if taken is not None:
-            self._given = taken
-            self._position.go_to(manifest_of(taken).path)
+            whole.join(taken)
         index = self._position.advance(loop, index)
         self._collectives.n_calls = 0
         if self._position.aims or not drained:
             return index
-        if self._given is not None:
-            self._take(self._given)
+        if whole.given is not None:
+            whole.take()
         if self._state.is_new:
             self._warning = agree(self._state, self.server, self._collectives.own_step)
-        self._communicator.boundary(
-            lambda: snapshot(self._state, self._position.path, self.contributors, *self._dumped())
-        )
+        if is_due and taken is None and whole.keeper is not None:
+            whole.keeper.pass_due(whole.snapshot)
+        self._pass_on()
         if index < loop.length:
             self._communicator.begin_iteration()
         return index
 
-    def _take(self, state: memoryview) -> None:
-        manifest = restore(state, self._state)
-        self._given, self._collectives.has_begun = None, True
-        self._state.is_new = False  # it is equal on all servers
-        self._collectives.contributors = manifest.contributors
-        self._collectives.wants_state = manifest.wants_state
-        self._ledgers = Ledgers.load(manifest.ledgers)
-        self._balancer.load(manifest.shares)
+    def _pass_on(self) -> None:
+        """Give joiners the state. A server that was asked to leave ends here, perhaps as all others do."""
+        try:
+            self._communicator.boundary(self._whole.snapshot)
+        except BmlError:
+            if self._communicator.leaves and self._whole.keeper is not None:
+                self._whole.keeper.leave(self._whole.snapshot)
+            raise
 
     def _weights(self, plan: BatchPlan) -> Weights:
         with self._collectives.calls:
-            return self._balancer.next_batch(plan)
-
-    def _dumped(self) -> tuple[bytes, bytes, bool]:
-        return self._ledgers.dump(), self._balancer.dump(), self._collectives.wants_state
+            return self._whole.balancer.next_batch(plan)
 
     # --- the end ---------------------------------------------------------------------------------
 
@@ -389,12 +389,10 @@ class Session(CollectiveCalls):
         with self._collectives.calls:
             self._collectives.steps.wait_for_all()
             self._position.leave_all()
-            if not self._collectives.has_begun:
-                raise UsageError(
-                    f"server {self.server} joins a running job, and its training function ended before its "
-                    "first session.batches or session.steps"
-                )
+            self._collectives.check_has_begun()
 
     def close(self) -> None:
-        """End the thread of the session, once the job is over."""
+        """End the threads of the session, once the job is over."""
         self._collectives.steps.close()
+        if self._whole.keeper is not None:
+            self._whole.keeper.writer.wait()

@@ -1,4 +1,4 @@
-"""The training state at a step boundary, as bytes: made for a server that joins, and restored there.
+"""The training state at a step boundary, as bytes: made for a server that joins, or for a checkpoint.
 
     8 bytes, little endian      length of the manifest
     manifest (msgpack)          path, contributors, ledgers, weights, dtypes, shapes, saved values
@@ -11,7 +11,7 @@ joiner they are written in place.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 
 import msgspec
@@ -20,7 +20,7 @@ import numpy as np
 from bml.protocol.step.workspace import Array
 from bml.topology.errors import UsageError
 from bml.train.position import Path
-from bml.train.state import NamedState, raw
+from bml.train.state import OTHERS, NamedState, raw
 
 _LENGTH_NBYTES = 8
 _MOST_TEXT = 1000
@@ -41,15 +41,23 @@ class Manifest(msgspec.Struct):
     """The weights by which batches are split (`bml.train.balancing.balancer.Balancer.dump`)."""
     wants_state: bool = False
     """See bml.train.collectives: a joiner that decides as the others do must begin with what they know."""
+    steps: int = 0
+    """How many steps were committed, those of a job before this one included."""
+    first_step: int = 0
+    """See bml.train.collectives."""
+    keeping: bytes = b""
+    """What is known of checkpoints (`bml.train.keeping.keeper.Keeper.dump`); empty without any."""
 
 
 class Snapshot:
     """The manifest and the arrays as one sequence of bytes, without a copy: read it before they change."""
 
     def __init__(self, manifest: Manifest, arrays: Iterable[Array]):
+        self.refusal = manifest.refusal
         head = msgspec.msgpack.encode(manifest)
-        length = len(head).to_bytes(_LENGTH_NBYTES, "little")
-        parts = [memoryview(length + head), *(memoryview(raw(array).data) for array in arrays)]
+        self.head = len(head).to_bytes(_LENGTH_NBYTES, "little") + head
+        """The bytes before the arrays."""
+        parts = [memoryview(self.head), *(memoryview(raw(array).data) for array in arrays)]
         self._parts = [part for part in parts if len(part)]
         self._stops = list(accumulate(map(len, self._parts)))
 
@@ -58,14 +66,17 @@ class Snapshot:
 
     def __getitem__(self, span: slice) -> bytes | memoryview:
         start, stop, _ = span.indices(len(self))
-        found = []
+        found = list(self.pieces(start, stop))
+        return found[0] if len(found) == 1 else b"".join(found)
+
+    def pieces(self, start: int, stop: int) -> Iterator[memoryview]:
+        """Yield the bytes [start, stop) in pieces, as they lie in memory."""
         while start < stop:
             at = bisect_right(self._stops, start)
             begin = self._stops[at] - len(self._parts[at])
             piece = self._parts[at][start - begin : stop - begin]
-            found.append(piece)
+            yield piece
             start += len(piece)
-        return found[0] if len(found) == 1 else b"".join(found)
 
 
 def snapshot(
@@ -75,13 +86,16 @@ def snapshot(
     ledgers: bytes,
     shares: bytes = b"",
     wants_state: bool = False,
+    steps: int = 0,
+    first_step: int = 0,
+    keeping: bytes = b"",
 ) -> Snapshot:
     """Return the state as it is now, at this position in the program."""
     try:
         state.check_in_use()
         arrays = state.arrays()
-        kinds, saved = state.kinds, state.saved()
-        manifest = Manifest(path, contributors, ledgers, kinds, saved, "", shares, wants_state)
+        kinds, saved, known = state.kinds, state.saved(), (shares, wants_state, steps, first_step, keeping)
+        manifest = Manifest(path, contributors, ledgers, kinds, saved, "", *known)
     except (
         Exception
     ) as error:  # also one of a user's function: a healthy job must not end because a server joins
@@ -104,10 +118,11 @@ def manifest_of(data: memoryview) -> Manifest:
     return msgspec.msgpack.decode(data[_LENGTH_NBYTES : _end_of_manifest(data)], type=Manifest)
 
 
-def restore(data: memoryview, state: NamedState) -> Manifest:
+def restore(data: memoryview, state: NamedState, giver: str = OTHERS) -> Manifest:
     """Write the arrays of a snapshot into those of `state`, and give its functions their values.
 
-    Returns the manifest. Raises UsageError unless the joiner named arrays of the same dtypes and shapes.
+    Returns the manifest. Raises UsageError unless this server named arrays of the same dtypes and shapes as
+    the `giver` of the snapshot, other servers or a checkpoint.
     """
     manifest, offset = manifest_of(data), _end_of_manifest(data)
     if manifest.refusal:
@@ -115,11 +130,11 @@ def restore(data: memoryview, state: NamedState) -> Manifest:
     theirs = [(name, dtype, tuple(shape)) for name, dtype, shape in manifest.arrays]
     if state.kinds != theirs:
         raise UsageError(
-            f"this server joins with the state {state.kinds}, the others have {theirs}: "
+            f"this server begins with the state {state.kinds}, {giver} {theirs}: "
             "name the same arrays with session.state before the training loop, on every server"
         )
     state.fill(np.frombuffer(data[offset:], np.uint8))
-    state.load(manifest.saved)
+    state.load(manifest.saved, giver)
     return manifest
 
 

@@ -22,6 +22,8 @@ Save = Callable[[], Any]
 Value = TypeVar("Value")
 
 _PARAMS = "params"
+OTHERS = "the others have"
+"""Begins to say what the giver of a state has named: the servers of a running job."""
 _PATIENCE = 10
 """After how many committed steps a warning says that parameters have not changed."""
 _SAMPLE = 1 << 22
@@ -111,12 +113,12 @@ class NamedState:
         """Return the values behind functions, as bytes."""
         return msgspec.msgpack.encode({key: packed(self._functions[key][1](), key) for key in self.keys})
 
-    def load(self, saved: bytes) -> None:
+    def load(self, saved: bytes, giver: str = OTHERS) -> None:
         """Give the functions the values that `saved` returned elsewhere. Raises UsageError for other keys."""
         values = msgspec.msgpack.decode(saved)
         if sorted(values) != self.keys:
             raise UsageError(
-                f"this server joins with state_fn for {self.keys}, the others have {sorted(values)}: "
+                f"this server begins with state_fn for {self.keys}, {giver} {sorted(values)}: "
                 "name the same values before the first training loop"
             )
         for key, value in values.items():

@@ -6,6 +6,7 @@ import operator
 import zlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,12 +35,31 @@ class Bucket(tuple[Array, ...]):
     vector: Array
     """All of it, flat: shape (n,), where n is the sum of the sizes."""
 
+    @classmethod
+    def of(cls, shapes: Sequence[tuple[int, ...]], empty: Callable[[int], Array]) -> Bucket:
+        """Arrays of these shapes in memory of `empty`. Raises UsageError without a shape."""
+        if not shapes:
+            raise UsageError("a bucket needs at least one shape")
+        sizes = [prod(shape) for shape in shapes]
+        vector = empty(sum(sizes))
+        parts = zip(np.split(vector, np.cumsum(sizes)[:-1]), shapes, strict=True)
+        bucket = cls(part.reshape(shape) for part, shape in parts)
+        bucket.vector = vector
+        return bucket
+
 
 class Described(NamedTuple):
     """A call in words, and the hash that all servers must agree on."""
 
     text: str
     signature: int
+
+
+def checked_count(n: Any, name: str) -> int:
+    """Return a number of iterations. Raises UsageError if it is not a whole number."""
+    if isinstance(n, bool) or not isinstance(n, int | np.integer):
+        raise UsageError(f"{name} must be a whole number, it is {n!r}")
+    return max(int(n), 0)
 
 
 @lru_cache(maxsize=256)

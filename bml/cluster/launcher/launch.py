@@ -24,6 +24,7 @@ from bml.fabric import DEFAULT_NAME
 from bml.faults import Fault
 from bml.protocol.server.learner import KEPT_NBYTES
 from bml.protocol.timeouts import DEFAULT_DETECT_S
+from bml.train.keeping.settings import EVERY, KEEP, Keeping, Path
 from bml.transport.choice import AUTO
 from bml.transport.handshake.traffic_class import traffic_class_of
 
@@ -54,6 +55,10 @@ def start(
     absent: Iterable[int] = (),
     rejoin: bool = False,
     trace: bool = False,
+    checkpoint: Path | None = None,
+    every: int = EVERY,
+    keep: int = KEEP,
+    resume: Path | None = None,
     kept_mib: float = KEPT_MIB,
     prints: bool = True,
     on_change: News | None = None,
@@ -87,6 +92,7 @@ def start(
         constants=load_constants()[0],
         trace=trace,
         kept_mib=kept_mib,
+        keeping=Keeping.of(checkpoint, every, keep, resume),
     )
     reserves = Reservation(resources or {})
     teller = Teller(on_change)
@@ -142,6 +148,11 @@ def launch(*arguments: Any, **options: Any) -> Result:
         absent: Servers that are not started; they may join later (`job.inject("join:4")`).
         rejoin: A server that is lost is started again and joins.
         trace: Servers record their actions and times, see `Result.trace`.
+        checkpoint: Folder to which the servers write checkpoints, see `Session.checkpoint`.
+        every: Steps between two checkpoints.
+        keep: How many whole checkpoints stay.
+        resume: Folder from whose newest whole checkpoint the job goes on; every server must see it. The
+            fabric may be another one. To make further checkpoints there, give it as `checkpoint`, too.
         kept_mib: MiB of results that a joiner keeps while it catches up, at most twice that for a moment.
             If more come, it is given a later state.
         prints: Show the prints of the training functions.

@@ -36,6 +36,7 @@ def run_training(server: Server, contacts: Contacts, pickled: bytes) -> ServerRe
         if not server.joins:
             server.wait_for_view()
         session = Session(server)
+        server.keeping.apply(session)
         # Packed before the session ends: if the job is over, this may be all that can be saved.
         value = packed(_call(train, session))
         session.finish()
@@ -136,4 +137,5 @@ def _metrics(server: Server, own_steps: int) -> dict[str, Any]:
         "links": server.link_stats(),
         "nbytes_copied": server.nbytes_copied,
         "shares": server.shares,
+        "checkpoints": server.checkpoints,
     }

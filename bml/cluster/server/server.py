@@ -29,6 +29,7 @@ from bml.protocol.wire import messages as msg
 from bml.protocol.wire.call import Call
 from bml.topology.errors import BmlError, UsageError
 from bml.train.communicator import Committed, Outcome
+from bml.train.keeping.settings import Keeping
 
 _LOG = logging.getLogger("bml.cluster")
 
@@ -61,6 +62,7 @@ class Server:
             spec, server, nics, control_host, apply_to_fabric, incarnation, on_line
         )
         self._meeting, self._handover = shell.meeting, shell.handover
+        self.job = spec.job
         self.contact = shell.peers.contact
         self.slowdown = shell.slowdown
         self.piece_nbytes = spec.piece_nbytes()
@@ -152,6 +154,20 @@ class Server:
         self._shell.shares = shares
         if news:
             _LOG.warning("%s", news)
+
+    def show_checkpoints(self, shown: Callable[[], dict[str, Any]]) -> None:
+        """See Communicator."""
+        self._shell.checkpoints = shown
+
+    @property
+    def checkpoints(self) -> dict[str, Any] | None:
+        """What is known of checkpoints; None if the job makes none."""
+        return self._shell.checkpoints() if self._shell.checkpoints else None
+
+    @property
+    def keeping(self) -> Keeping:
+        """Which checkpoints the launcher wants, and with which one this job goes on."""
+        return self._spec.keeping
 
     @property
     def shares(self) -> dict[str, Any] | None:

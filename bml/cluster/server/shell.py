@@ -47,6 +47,8 @@ class ServerShell(ABC):
     slowdown: Slowdown
     shares: dict[str, Any] | None = None
     """How the training function's batches are shared, if not equally."""
+    checkpoints: Callable[[], dict[str, Any]] | None = None
+    """Says what is known of checkpoints, if the job makes any."""
 
     def __init__(self) -> None:
         self._requests: deque[ev.Event | Callable[[], None]] = deque()

@@ -64,6 +64,7 @@ def status(shell: ServerShell, now: float) -> dict[str, Any]:
         ],
         "nics": shell.nics.status(stats, now),
         "shares": shell.shares,
+        "checkpoints": shell.checkpoints() if shell.checkpoints else None,
         "faults": [str(fault) for fault in shell.injection.pending],
     }
 

@@ -26,6 +26,7 @@ from bml.sharedmem import StatusPageAddress, segment
 from bml.sharedmem.registration_page import RegistrationPageAddress
 from bml.topology import Fabric, LinkFailure, ServerFailure, SwitchFailure, parse
 from bml.topology.errors import UsageError
+from bml.train.keeping.settings import NO_KEEPING, Keeping
 from bml.transport.choice import AUTO, check_transport
 from bml.transport.handshake.traffic_class import traffic_class_of
 
@@ -57,6 +58,7 @@ class JobSpec:
     `constants`: of the cost model, by which all servers choose the schedule of a step of some size.
     `emulated`: name of the emulated fabric on which it runs; None: on this machine's own network.
     `nic_rate`: bytes per second of every NIC, if known. `trace`: servers record their actions and times.
+    `keeping`: the checkpoints that it makes, and the one with which it goes on.
     `kept_mib`: how many MiB of results a joiner keeps while it catches up (bml.protocol.server.learner).
     """
 
@@ -76,6 +78,7 @@ class JobSpec:
     nic_rate: float | None = None
     trace: bool = False
     kept_mib: float = KEPT_NBYTES / 2**20
+    keeping: Keeping = NO_KEEPING
     job: str = field(default_factory=lambda: f"bml-{secrets.token_hex(6)}")
     token: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 

@@ -75,7 +75,7 @@ def check(seed: int) -> CheckedProgram:
     chance = random.Random(f"programs {seed}")
     program = Writer(chance, chance.random() < _FLAWED).program()
     n_servers = chance.randint(2, 4)
-    faults = _faults(chance, n_servers)
+    faults = random_faults(chance, n_servers)
     ends = Ends()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of states that differ at first: each program says whether they do
@@ -98,7 +98,8 @@ def check_all(seeds: Iterable[int]) -> Tally:
     return tally
 
 
-def _faults(chance: random.Random, n_servers: int) -> Faults:
+def random_faults(chance: random.Random, n_servers: int) -> Faults:
+    """The faults of a job of two servers or more."""
     found = Faults(piece_nbytes=chance.choice([8, 16, 1 << 20]))
     servers = list(range(n_servers))
     if chance.random() < 0.25:

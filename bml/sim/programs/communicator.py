@@ -24,6 +24,7 @@ class ModelCommunicator:
 
     def __init__(self, group: Group, server: int, joins: bool = False):
         self.server = server
+        self.job = group.job
         self.joins = joins
         self.slowdown = Slowdown(self.clock, lambda seconds: None)
         self.servers = group.servers
@@ -35,7 +36,7 @@ class ModelCommunicator:
         self._calls = 0
         self._boundaries = 0
         self._took = not joins
-        self._level = self._replays = self.is_lost = False
+        self._level = self._replays = self.is_lost = self._has_left = False
 
     @property
     def view(self) -> View:
@@ -47,7 +48,7 @@ class ModelCommunicator:
     @property
     def leaves(self) -> bool:
         """See Communicator."""
-        return (
+        return self._has_left or (
             not self.joins
             and not self.is_lost
             and self._boundaries + 1 >= self._group.faults.leaves.get(self.server, self._boundaries + 2)
@@ -137,6 +138,9 @@ class ModelCommunicator:
             if told != shares:
                 group.violations.append(f"server {self.server} has the shares {shares}, others have {told}")
 
+    def show_checkpoints(self, shown: Callable[[], dict[str, Any]]) -> None:
+        """See Communicator; no status is asked for here."""
+
     def joined(self) -> memoryview | None:
         """See Communicator."""
         if self._took:
@@ -175,7 +179,7 @@ class ModelCommunicator:
             self._boundaries += 1
             if self.server in group.contributors:
                 if not self.joins and group.faults.leaves.get(self.server) == self._boundaries:
-                    self.is_lost = True
+                    self.is_lost = self._has_left = True
                     group.lose(self.server)
                     raise Evicted("it was asked to leave")
                 group.hold()

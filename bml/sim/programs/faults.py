@@ -25,10 +25,11 @@ class Faults:
     or when its step is "committed" and it has not been told. One that joined dies in such a call of `doomed`,
     those counted that it replays. `interrupts`: a signal's handler raises in this server's training thread,
     after so many calls of functions by or in the session. A fault whose moment is never reached does nothing.
-    With `holds_for_joiners` the others wait until each server that was started has asked for the state,
-    however late its thread runs: else it may come when they have ended. `paces`: the seconds per sample of a
-    server, in turn (see `Clock`); others take one second. Each gradient takes `batch_s` besides. A step with
-    a priority is sent in pieces of `piece_nbytes`.
+    With `holds_for_joiners` the others wait at a boundary until each server that was started has asked for the
+    state, however late its thread runs: else it may come when they have ended. `paces`: the seconds per sample
+    of a server, in turn (see `Clock`); others take one second. Each gradient takes `batch_s` besides. All
+    servers die when `ends_after` steps are committed. A step with a priority is sent in pieces of
+    `piece_nbytes`.
     """
 
     absent: tuple[int, ...] = ()
@@ -40,6 +41,7 @@ class Faults:
     holds_for_joiners: bool = False
     paces: dict[int, tuple[float, ...]] = field(default_factory=dict)
     batch_s: float = 0.0
+    ends_after: int | None = None
     piece_nbytes: int = 1 << 20
 
     def __str__(self) -> str:
@@ -49,4 +51,5 @@ class Faults:
         said += [f"joined, {each} dies in call {call}, {when}" for each, (call, when) in self.doomed.items()]
         said += [f"server {server} is interrupted in function {n}" for server, n in self.interrupts.items()]
         said += [f"server {server} computes at {paces} s a sample" for server, paces in self.paces.items()]
+        said += [f"all die after step {self.ends_after}"] if self.ends_after is not None else []
         return "; ".join([*(f"server {each} is absent" for each in self.absent), *said]) or "no faults"

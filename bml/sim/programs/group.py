@@ -50,10 +50,17 @@ class StateRequest:
         """Whether no contributor is left that could send it."""
 
 
+class AllDead(BmlError):
+    """Every server of the job has died, so none of them does anything any more."""
+
+
 class Group:
     """All servers of one job. `start(server)`, called in no particular thread, starts one that is to join."""
 
-    def __init__(self, servers: Iterable[int], faults: Faults, start: Callable[[int], None]):
+    def __init__(
+        self, servers: Iterable[int], faults: Faults, start: Callable[[int], None], job: str = "job"
+    ):
+        self.job = job
         self.servers = tuple(servers)
         self.faults = faults
         self.error: BmlError | None = None
@@ -99,6 +106,11 @@ class Group:
         if self.error is not None and not condition():
             raise self.error
 
+    def kill_all(self) -> None:
+        """All servers die now; any thread may call it."""
+        with self.changed:
+            self.fail(AllDead("all servers have died"))
+
     def fail(self, error: BmlError) -> None:
         """End the job."""
         self.error = self.error or error
@@ -135,6 +147,8 @@ class Group:
         self.called[self.committed] = calls[0]
         self._results[self.committed] = Committed(self.committed, self.epoch, self.contributors, total)
         self._brought.clear()
+        if self.committed == self.faults.ends_after:
+            self.fail(AllDead("all servers have died"))
         while self._to_join and self._to_join[0][0] <= self.committed:
             self._begin_joining(self._to_join.pop(0)[1])
         self.changed.notify_all()

@@ -19,10 +19,19 @@ Report = Callable[[ModelCommunicator, Any, Any, BaseException | None], None]
 _OF_THE_SESSION = str(Path(session_module.__file__).parent)
 
 
-def run(train: Callable[[Any], Any], servers: Iterable[int], faults: Faults, report: Report) -> Group:
+def run(
+    train: Callable[[Any], Any],
+    servers: Iterable[int],
+    faults: Faults,
+    report: Report,
+    begin: Callable[[Any], None] = lambda session: None,
+    job: str = "job",
+    is_made: Callable[[Group], None] = lambda group: None,
+) -> Group:
     """Run a job to its end, and return its group of servers.
 
-    `report` gets each server's communicator, session, value and error, in the thread of that server.
+    `report` gets each server's communicator, session, value and error, in the thread of that server. `begin`
+    is called with each session before the training function, `is_made` with the group before all of them.
     """
     threads: list[threading.Thread] = []
 
@@ -32,6 +41,7 @@ def run(train: Callable[[Any], Any], servers: Iterable[int], faults: Faults, rep
         if not communicator.joins and communicator.server in faults.interrupts:
             sys.setprofile(_interrupting(faults.interrupts[communicator.server]))
         try:
+            begin(session)
             value = train(session)
             session.finish()
         except BaseException as raised:
@@ -52,7 +62,8 @@ def run(train: Callable[[Any], Any], servers: Iterable[int], faults: Faults, rep
     def join(server: int) -> None:
         start(ModelCommunicator(group, server, joins=True))
 
-    group = Group(servers, faults, join)
+    group = Group(servers, faults, join, job)
+    is_made(group)
     for server in group.contributors:
         start(ModelCommunicator(group, server))
     for thread in threads:

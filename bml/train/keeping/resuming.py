@@ -1,0 +1,84 @@
+"""Finds the newest whole checkpoint of a folder, and reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from bml.topology.errors import UsageError
+from bml.train.keeping.files import Files
+from bml.train.keeping.parts import Damaged, Header, Key, by_key, read_part
+
+_MOST_TOLD = 3
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """The bytes of a checkpoint with which a job goes on."""
+
+    key: Key
+    data: memoryview
+
+
+def newest_whole(files: Files) -> Key:
+    """Return the newest whole checkpoint; every byte is read. Raises UsageError if there is none."""
+    found = by_key(files.names())
+    if not found:
+        raise UsageError(
+            f"there is no checkpoint in {files}: give the folder that --checkpoint wrote, or begin without "
+            "--resume"
+        )
+    why = []
+    for key in sorted(found, reverse=True):
+        try:
+            _read(files, key, lambda header, at, piece: None)
+        except Damaged as error:
+            why.append(f"{key}: {error}")
+        else:
+            return key
+    more = f"; and {len(why) - _MOST_TOLD} more" if len(why) > _MOST_TOLD else ""
+    raise UsageError(
+        f"no checkpoint in {files} is whole ({'; '.join(why[:_MOST_TOLD])}{more}): if its parts lie on "
+        "several machines, bring all of them into one folder"
+    )
+
+
+def read(files: Files, key: Key) -> memoryview:
+    """Return the snapshot of a checkpoint. Raises UsageError if it is not whole where this server looks."""
+    memory: memoryview | None = None
+
+    def take(header: Header, at: int, piece: memoryview) -> None:
+        nonlocal memory
+        if memory is None:
+            memory = np.empty(header.nbytes, np.uint8).data
+        if at + len(piece) > len(memory):
+            raise Damaged("its parts are of snapshots of several lengths")
+        memory[at : at + len(piece)] = piece
+
+    try:
+        _read(files, key, take)
+    except Damaged as error:
+        raise UsageError(
+            f"{key} cannot be read in {files} ({error}): every server must see the whole folder"
+        ) from None
+    assert memory is not None
+    return memory
+
+
+def _read(files: Files, key: Key, take: Callable[[Header, int, memoryview], None]) -> None:
+    """Read all parts of a checkpoint. Raises Damaged if one is missing, or they do not belong together."""
+    same: set[tuple[int, bytes]] = set()
+    for part in range(key.n_parts):
+        try:
+            header = read_part(files.read(key.file(part)), key, part, take)
+        except FileNotFoundError:
+            raise Damaged(f"part {part} of {key.n_parts} is missing") from None
+        except OSError as error:
+            raise Damaged(f"part {part} of {key.n_parts} cannot be read: {error.strerror or error}") from None
+        except Damaged as error:
+            raise Damaged(f"part {part} of {key.n_parts} is damaged: {error}") from None
+        same.add((header.nbytes, header.state))
+    if len(same) > 1:
+        raise Damaged("the servers that wrote it had different states")

@@ -1,0 +1,108 @@
+"""All that a server must be given to go on where others are, or were: the whole state of a session.
+
+It is made, and taken over, at the boundaries of training loops alone: for a server that joins, and for
+checkpoints. A job that goes on from a checkpoint takes it as a joiner does. Its loops before the place of the
+checkpoint end at once, but its calls outside of loops are made, as all servers make them alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from bml.topology.errors import UsageError
+from bml.train.balancing.balancer import Balancer
+from bml.train.collectives import Collectives
+from bml.train.keeping.files import Files
+from bml.train.keeping.keeper import Keeper, check_number
+from bml.train.keeping.parts import by_key
+from bml.train.keeping.resuming import Resumed
+from bml.train.ledgers import Ledgers
+from bml.train.snapshot import Manifest, Snapshot, manifest_of, restore, snapshot
+from bml.train.state import OTHERS, NamedState
+
+
+class WholeState:
+    """Named values, ledgers, weights and checkpoints of a session; `given`: what it is to take over."""
+
+    def __init__(self, collectives: Collectives):
+        self.named = NamedState()
+        self.ledgers = Ledgers()
+        self.balancer = Balancer(collectives)
+        self.given: memoryview | None = None
+        self.resumed: Resumed | None = None
+        self.keeper: Keeper | None = None
+        self._collectives = collectives
+
+    def join(self, data: memoryview) -> None:
+        """Go to where the others are: this server joins, and was given their state."""
+        self.given, self.resumed = data, None
+        self._collectives.position.go_to(manifest_of(data).path)
+
+    def resume(self, resumed: Resumed) -> None:
+        """Go to where a checkpoint was made, and take it there; before the first loop."""
+        self.given, self.resumed = resumed.data, resumed
+        self._collectives.position.go_to(manifest_of(resumed.data).path, "the checkpoint is")
+
+    def keep(self, files: Files, every: int, keep: int) -> Callable[[], dict[str, Any]]:
+        """Make checkpoints, and return a function that says what is known of them.
+
+        Raises UsageError for numbers out of range, and for a folder of another job.
+        """
+        check_number("every", every)
+        check_number("keep", keep)
+        if not self._collectives.communicator.joins:
+            self._check_lineage(files)
+        self.keeper = Keeper(self._collectives, files, every, keep)
+        if self.resumed is not None:
+            self.keeper.resume(self.resumed.key.steps)
+        return self.keeper.writer.shown
+
+    def _check_lineage(self, files: Files) -> None:
+        """Raise UsageError if another job made checkpoints: they would be removed."""
+        known = by_key(files.names())
+        others = [key for key in known if key.job != self._collectives.communicator.job]
+        if others and (self.resumed is None or self.resumed.key not in known):
+            raise UsageError(
+                f"{files} has checkpoints of another job, {others[0].job}: go on from them with --resume, "
+                "or give another folder"
+            )
+
+    def snapshot(self) -> Snapshot:
+        """The whole state, without a copy: read it before it changes."""
+        collectives = self._collectives
+        return snapshot(
+            self.named,
+            collectives.position.path,
+            collectives.contributors,
+            self.ledgers.dump(),
+            self.balancer.dump(),
+            collectives.wants_state,
+            collectives.newest,
+            collectives.first_step,
+            self.keeper.dump() if self.keeper else b"",
+        )
+
+    def take(self) -> None:
+        """Take over what was given. Raises UsageError if this program names other values."""
+        assert self.given is not None
+        manifest = restore(self.given, self.named, "the checkpoint has" if self.resumed else OTHERS)
+        self.given = None
+        self.named.is_new = False  # it is equal on all servers
+        self.ledgers.load(manifest.ledgers)
+        self.balancer.load(manifest.shares)
+        if self.resumed is not None:
+            collectives = self._collectives
+            collectives.go_on_from(manifest.steps, manifest.steps - collectives.newest)
+        else:
+            self._follow(manifest)
+
+    def _follow(self, manifest: Manifest) -> None:
+        """Decide from here on as the others do."""
+        collectives = self._collectives
+        collectives.has_begun = True
+        collectives.contributors = manifest.contributors
+        collectives.wants_state = manifest.wants_state
+        collectives.go_on_from(manifest.steps, manifest.first_step)
+        if self.keeper is not None and manifest.keeping:
+            self.keeper.load(manifest.keeping)
