@@ -352,12 +352,14 @@ class Session(CollectiveCalls):
             whole.join(taken)
         index = self._position.advance(loop, index)
         self._collectives.n_calls = 0
-        if self._position.aims or not drained:
+        if not drained or (self._position.aims and self.joins):
             return index
-        if whole.given is not None:
+        if whole.given is not None and not self._position.aims:
             whole.take()
         if self._state.is_new:
             self._warning = agree(self._state, self.server, self._collectives.own_step)
+        if self._position.aims:
+            return index
         if is_due and taken is None and whole.keeper is not None:
             whole.keeper.pass_due(whole.snapshot)
         self._pass_on()

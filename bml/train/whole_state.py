@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from bml.topology.errors import UsageError
 from bml.train.balancing.balancer import Balancer
 from bml.train.collectives import Collectives
 from bml.train.keeping.files import Files
 from bml.train.keeping.keeper import Keeper, check_number
-from bml.train.keeping.parts import by_key
-from bml.train.keeping.resuming import Resumed
+from bml.train.keeping.resuming import Resumed, check_lineage
 from bml.train.ledgers import Ledgers
 from bml.train.snapshot import Manifest, Snapshot, manifest_of, restore, snapshot
 from bml.train.state import OTHERS, NamedState
@@ -52,21 +50,12 @@ class WholeState:
         check_number("every", every)
         check_number("keep", keep)
         if not self._collectives.communicator.joins:
-            self._check_lineage(files)
+            key = None if self.resumed is None else self.resumed.key
+            check_lineage(files, self._collectives.communicator.job, key)
         self.keeper = Keeper(self._collectives, files, every, keep)
         if self.resumed is not None:
             self.keeper.resume(self.resumed.key.steps)
         return self.keeper.writer.shown
-
-    def _check_lineage(self, files: Files) -> None:
-        """Raise UsageError if another job made checkpoints: they would be removed."""
-        known = by_key(files.names())
-        others = [key for key in known if key.job != self._collectives.communicator.job]
-        if others and (self.resumed is None or self.resumed.key not in known):
-            raise UsageError(
-                f"{files} has checkpoints of another job, {others[0].job}: go on from them with --resume, "
-                "or give another folder"
-            )
 
     def snapshot(self) -> Snapshot:
         """The whole state, without a copy: read it before it changes."""

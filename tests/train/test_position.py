@@ -105,7 +105,7 @@ def test_a_joiner_that_fell_behind_leaves_loops_to_come_to_a_later_path() -> Non
             (Mark(0, 3, STEPS), Mark(0, 1, EPOCH)),
             "did not come to where the others are: iteration 1 of batches",
         ),
-        ((Mark(0, 3, "steps(7)"),), r"joins with the loop steps\(9\), the others run steps\(7\)"),
+        ((Mark(0, 3, "steps(7)"),), r"comes to the loop steps\(9\), the others are in steps\(7\)"),
     ],
 )
 def test_a_joiner_with_another_program_is_told(path: tuple[Mark, ...], message: str) -> None:

@@ -13,7 +13,7 @@ from bml.errors import BmlError, SessionBroken, StepMismatch, UsageError
 from bml.sim.programs.communicator import ModelCommunicator
 from bml.sim.programs.faults import Faults
 from bml.sim.programs.running import run
-from bml.train import session, snapshot
+from bml.train import snapshot, whole_state
 from bml.train.bfloat16 import BFLOAT16, from_float32
 from tests.train.model_jobs import job, results
 
@@ -110,7 +110,7 @@ def test_a_joiner_knows_at_each_boundary_what_the_others_know() -> None:
 
 def test_a_joiner_that_is_not_told_whether_it_must_drain_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     made = snapshot.snapshot
-    monkeypatch.setattr(session, "snapshot", lambda *given: made(*given[:-1], False))
+    monkeypatch.setattr(whole_state, "snapshot", lambda *given: made(*given[:5], False, *given[6:]))
     assert any(len(ledgers(*each)) > 1 for each in DEATHS_NEAR_JOINS)
 
 

@@ -22,6 +22,8 @@ class Disk:
         self.files = dict(files)
         self.n_operations = 0
         self.on_death: Callable[[], None] = lambda: None
+        self.on_write: Callable[[], None] = lambda: None
+        """May wait: the disk is slow then."""
         self._chance, self._dies_at = chance, dies_at
         self._lock = threading.Lock()
         self._is_dead = False
@@ -42,6 +44,7 @@ class Disk:
             self._operate()
             self.files[name] = b""
             self._unsynced.add(name)
+        self.on_write()
         for piece in pieces:
             with self._lock:
                 self._operate()

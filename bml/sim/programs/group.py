@@ -106,6 +106,12 @@ class Group:
         if self.error is not None and not condition():
             raise self.error
 
+    def let_pass(self, n_steps: int, most_s: float) -> None:
+        """Return when so many steps more are committed, or the time is over."""
+        with self.changed:
+            until = self.committed + n_steps
+            self.changed.wait_for(lambda: self.committed >= until or self.error is not None, most_s)
+
     def kill_all(self) -> None:
         """All servers die now; any thread may call it."""
         with self.changed:

@@ -27,6 +27,7 @@ _MOST_SERVERS = 4
 _MOST_DEATHS = 3
 _MOST_STEPS = 40
 _MOST_OPERATIONS = 80
+_SLOW_S = 0.02
 
 
 @dataclass
@@ -92,8 +93,12 @@ class _Jobs:
     def _group(
         self, n_servers: int, faults: Faults, disk: Disk, ends: Ends, resumed: Resumed | None
     ) -> Group:
+        slow = self._chance.choice([0, 0, 1, 8])
+
         def is_made(group: Group) -> None:
             disk.on_death = group.kill_all
+            if slow:
+                disk.on_write = lambda: group.let_pass(slow, _SLOW_S)
 
         def begin(session: Any) -> None:
             if resumed is not None and not session.joins:

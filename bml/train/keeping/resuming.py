@@ -22,6 +22,20 @@ class Resumed:
     data: memoryview
 
 
+def check_lineage(files: Files, job: str = "", resumed: Key | None = None) -> None:
+    """Raise UsageError if another job made checkpoints here, with which this one does not go on.
+
+    `job` is the job that will write, `resumed` the checkpoint with which it goes on.
+    """
+    known = by_key(files.names())
+    others = [key for key in known if key.job != job]
+    if others and resumed not in known:
+        raise UsageError(
+            f"{files} has checkpoints of another job, {others[0].job}: go on from them with --resume, "
+            "or give another folder"
+        )
+
+
 def newest_whole(files: Files) -> Key:
     """Return the newest whole checkpoint; every byte is read. Raises UsageError if there is none."""
     found = by_key(files.names())

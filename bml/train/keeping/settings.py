@@ -10,7 +10,7 @@ from bml.topology.errors import UsageError
 from bml.train.keeping.files import Folder
 from bml.train.keeping.keeper import check_number
 from bml.train.keeping.parts import Key
-from bml.train.keeping.resuming import Resumed, newest_whole, read
+from bml.train.keeping.resuming import Resumed, check_lineage, newest_whole, read
 from bml.train.session import Session
 
 EVERY, KEEP = 100, 3
@@ -29,10 +29,15 @@ class Keeping:
 
     @classmethod
     def of(cls, checkpoint: Path | None, every: int, keep: int, resume: Path | None) -> Keeping:
-        """Find the newest whole checkpoint of the folder `resume`. Raises UsageError if there is none."""
+        """Find the newest whole checkpoint of the folder `resume`.
+
+        Raises UsageError if there is none, and if `checkpoint` is a folder with those of another job.
+        """
         for name, number in (("every", every), ("keep", keep)):
             check_number(name, number)
         folder, source = _absolute(checkpoint, "checkpoint"), _absolute(resume, "resume")
+        if folder and folder != source:
+            check_lineage(Folder(folder))
         return cls(folder, every, keep, source, newest_whole(Folder(source)) if source else None)
 
     def apply(self, session: Session) -> None:

@@ -1,0 +1,330 @@
+"""Checkpoints without processes: the files, torn and damaged ones, which are removed, and what is refused."""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bml.errors import UsageError
+from bml.sim.programs.faults import Dead, Faults
+from bml.sim.programs.running import run
+from bml.train.keeping.files import Folder
+from bml.train.keeping.parts import UNFINISHED, Key, by_key, superseded
+from bml.train.keeping.resuming import Resumed, check_lineage, newest_whole, read
+from bml.train.keeping.settings import Keeping
+from bml.train.keeping.writer import Writer
+from bml.train.snapshot import Snapshot, snapshot
+from bml.train.state import NamedState
+
+JOB = "bml-1"
+
+
+def made(fill: float = 1.0, n: int = 100) -> Snapshot:
+    state, w = NamedState(), np.full(n, fill)
+    state.name({"w": w})
+    return snapshot(state, (), (0, 1), b"")
+
+
+def written(files: Any, steps: int, n_parts: int = 3, job: str = JOB, fill: float = 1.0) -> Key:
+    key = Key(steps, job, n_parts)
+    for part in range(n_parts):
+        writer = Writer(files, part, keep=3)
+        writer.begin(key, part, made(fill))
+        writer.wait()
+        assert not writer.error
+    return key
+
+
+def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path / "new" / "folder"))
+    written(folder, 100)
+    key = written(folder, 200, n_parts=7, fill=2.0)
+    assert newest_whole(folder) == key
+    snapshot = made(2.0)
+    assert bytes(read(folder, key)) == bytes(snapshot[0 : len(snapshot)])
+
+
+def test_more_parts_than_bytes() -> None:
+    files: dict[str, bytes] = {}
+    memory = Memory(files)
+    state = made(n=0)
+    key = Key(1, JOB, 2 * len(state))
+    for part in range(key.n_parts):
+        Writer(memory, 0, 3)._write(
+            key, part, len(state), b"", memoryview(bytes(state[0 : len(state)])[part // 2 : (part + 1) // 2])
+        )
+    assert bytes(read(memory, key)) == bytes(state[0 : len(state)])
+
+
+class Memory:
+    """A folder in a dict, and an error with which the next writes end."""
+
+    def __init__(self, files: dict[str, bytes], error: OSError | None = None):
+        self.files, self.error = files, error
+
+    def names(self) -> list[str]:
+        return sorted(self.files)
+
+    def write(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
+        self.files[name] = b"".join(map(bytes, pieces))
+        if self.error is not None:
+            raise self.error
+
+    def rename(self, name: str, new: str) -> None:
+        self.files[new] = self.files.pop(name)
+
+    def remove(self, name: str) -> None:
+        self.files.pop(name, None)
+
+    def read(self, name: str) -> Any:
+        if name not in self.files:
+            raise FileNotFoundError(name)
+        return iter([self.files[name]])
+
+
+def test_every_damaged_bit_and_every_torn_part_is_found() -> None:
+    files: dict[str, bytes] = {}
+    older, key = written(Memory(files), 100), written(Memory(files), 200, fill=2.0)
+    whole = dict(files)
+    chance = random.Random(0)
+    name = key.file(1)
+    n = len(whole[name])
+    damages: list[Callable[[bytes], bytes]] = [
+        lambda b, i=i: b[:i] + bytes([b[i] ^ (1 << i % 8)]) + b[i + 1 :] for i in range(n)
+    ]  # type: ignore[misc]
+    damages += [lambda b, i=i: b[:i] for i in chance.sample(range(n), 40)]  # type: ignore[misc]
+    damages += [
+        lambda b: b + b"\x00",
+        lambda b: b"",
+        lambda b: whole[key.file(2)],
+        lambda b: whole[older.file(1)],
+    ]
+    for damage in damages:
+        files[name] = damage(whole[name])
+        assert newest_whole(Memory(files)) == older
+    del files[name]
+    assert newest_whole(Memory(files)) == older
+    with pytest.raises(UsageError, match=r"part 1 of 3 is missing.*every server must see the whole folder"):
+        read(Memory(files), key)
+
+
+def test_parts_of_different_states_are_no_checkpoint() -> None:
+    files: dict[str, bytes] = {}
+    key = Key(100, JOB, 2)
+    for part in range(2):
+        state, w = NamedState(), np.zeros(4)
+        state.name({"w": w})
+        writer = Writer(Memory(files), part, 3)
+        writer.begin(key, part, snapshot(state, (), (part,), b""))
+        writer.wait()
+    with pytest.raises(UsageError, match="the servers that wrote it had different states"):
+        newest_whole(Memory(files))
+
+
+def test_a_folder_without_a_whole_checkpoint_says_why(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no checkpoint in .*begin without --resume"):
+        newest_whole(Folder(str(tmp_path / "nothing")))
+    (tmp_path / "notes.txt").write_text("no checkpoint")
+    (tmp_path / "000000000100-x-0000-of-0000.bmlpart").write_bytes(b"")
+    with pytest.raises(UsageError, match=r"no checkpoint in .*begin without --resume"):
+        newest_whole(Folder(str(tmp_path)))
+    key = written(Folder(str(tmp_path)), 100)
+    (tmp_path / key.file(0)).write_bytes(b"no part")
+    with pytest.raises(
+        UsageError, match="after step 100 of the job bml-1: part 0 of 3 is damaged: it does not begin"
+    ):
+        newest_whole(Folder(str(tmp_path)))
+
+
+def files_of(*keys: Key, without: tuple[Key, ...] = ()) -> list[str]:
+    return [key.file(part) for key in keys for part in range(key.n_parts) if part or key not in without]
+
+
+def keys_left(names: list[str], *given: Any) -> set[Key]:
+    gone = superseded(names, *given)
+    return set(by_key(set(names) - set(gone)))
+
+
+def test_the_newest_whole_checkpoints_stay() -> None:
+    one, two, torn, three, new = (Key(steps, JOB, 2) for steps in (1, 2, 3, 4, 5))
+    names = files_of(one, two, torn, three, new, without=(torn, new))
+    assert keys_left(names, JOB, 0, [], 2) == {two, torn, three, new}
+    assert keys_left(names, JOB, 0, [], 1) == {three, new}
+    assert keys_left(names, JOB, 0, [], 3) == {one, two, torn, three, new}
+    assert keys_left(names, JOB, 0, [], 9) == {one, two, torn, three, new}, "fewer than 9 are whole"
+
+
+def test_parts_on_several_machines_are_whole_if_the_servers_have_agreed() -> None:
+    one, two, three = (Key(steps, JOB, 2) for steps in (1, 2, 3))
+    here = [key.file(0) for key in (one, two, three)]
+    assert keys_left(here, JOB, 0, [], 1) == {one, two, three}
+    assert keys_left(here, JOB, 0, [one, two], 1) == {two, three}
+
+
+def test_a_job_that_goes_on_keeps_its_ancestors_and_removes_what_was_not_whole() -> None:
+    older, base, damaged = (Key(steps, "before", 2) for steps in (1, 2, 9))
+    left = f"{Key(9, 'before', 2).file(1)}.1{UNFINISHED}"
+    own = f"{Key(5, JOB, 2).file(1)}.1{UNFINISHED}"
+    names = [*files_of(older, base, damaged), left, own, "notes.txt"]
+    assert superseded(names, JOB, 2, [base], 3) == [], "the damaged one does not count"
+    mine, torn = Key(4, JOB, 2), Key(5, JOB, 2)
+    names += files_of(mine, torn, without=(torn,))
+    gone = superseded(names, JOB, 2, [], 1)
+    assert set(gone) == {*files_of(older, base, damaged), left}
+
+
+def test_what_cannot_be_written_is_told_once_and_leaves_the_older_ones() -> None:
+    files: dict[str, bytes] = {}
+    disk = Memory(files)
+    writer = Writer(disk, 0, 3)
+    writer.write(Key(1, JOB, 1), made())
+    disk.error = OSError(errno.ENOSPC, "No space left on device")
+    for steps in (2, 3):
+        writer.write(Key(steps, JOB, 1), made())
+    assert "No space left on device" in writer.news()
+    assert not writer.news()
+    assert writer.shown()["written"] == 1
+    assert "No space left" in writer.shown()["error"]
+    assert list(files) == [Key(1, JOB, 1).file(0)]
+    disk.error = None
+    writer.write(Key(4, JOB, 1), made())
+    assert writer.shown()["error"] == ""
+    assert newest_whole(disk).steps == 4
+
+
+def test_a_state_that_cannot_be_given_is_no_checkpoint() -> None:
+    state = NamedState()
+    state.name({"w": np.zeros(3)})  # nothing else holds the array
+    writer = Writer(Memory({}), 0, 3)
+    writer.write(Key(1, JOB, 1), snapshot(state, (), (0,), b""))
+    assert "no longer uses an array of the state 'w'" in writer.shown()["error"]
+
+
+def test_a_folder_of_another_job_is_refused(tmp_path: Path) -> None:
+    key = written(Folder(str(tmp_path)), 100)
+    with pytest.raises(
+        UsageError, match="has checkpoints of another job, bml-1: go on from them with --resume"
+    ):
+        Keeping.of(tmp_path, 1, 1, None)
+    check_lineage(Folder(str(tmp_path)), "another", key)
+    assert Keeping.of(tmp_path, 1, 1, tmp_path).resumed == key
+    for wrong in ({"every": 0}, {"every": 1.5}, {"keep": True}, {"keep": 0}):
+        with pytest.raises(UsageError, match=f"{next(iter(wrong))} is .*at least 1"):
+            Keeping.of(tmp_path / "new", **{"every": 1, "keep": 1, "resume": None, **wrong})  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="give a folder"):
+        Keeping.of("", 1, 1, None)
+
+
+# --- programs ------------------------------------------------------------------------------------
+
+
+def train(n: int = 4, loops: tuple[int, ...] = (6,), global_batch: int = 12) -> Callable[[Any], Any]:
+    def function(session: Any) -> Any:
+        w = np.zeros(n)
+        session.state(params=w)
+        for length in loops:
+            for batch in session.batches(12 * length, global_batch=global_batch, epochs=1):
+                share = float(batch.indices.sum())
+                w += batch.allreduce(np.full(n, share), recompute=lambda i: np.full(n, float(i.sum())))
+        return w.copy(), session.samples()["complete"]
+
+    return function
+
+
+def ends_of(
+    function: Callable[[Any], Any],
+    memory: Memory,
+    job: str,
+    resumed: Key | None = None,
+    faults: Faults | None = None,
+    n_servers: int = 3,
+) -> dict[int, Any]:
+    """What each server returned or raised; it makes a checkpoint after every step."""
+    found: dict[int, Any] = {}
+
+    def note(communicator: Any, session: Any, value: Any, error: BaseException | None) -> None:
+        if not isinstance(error, Dead):
+            found[communicator.server] = value if error is None else error
+
+    def begin(session: Any) -> None:
+        if resumed is not None:
+            session.resume(Resumed(resumed, read(memory, resumed)))
+        session.checkpoint(memory, every=1, keep=1)
+
+    group = run(function, range(n_servers), faults or Faults(), note, begin, job)
+    assert not group.violations
+    return found
+
+
+@pytest.fixture
+def kept() -> tuple[Memory, Key]:
+    """The checkpoint of a job that died in its fourth step."""
+    memory = Memory({})
+    ends_of(train(), memory, "first", faults=Faults(ends_after=7))
+    return memory, newest_whole(memory)
+
+
+@pytest.mark.parametrize("n_servers", [2, 3, 5])
+def test_another_number_of_servers_goes_on(kept: tuple[Memory, Key], n_servers: int) -> None:
+    memory, key = kept
+    for value, complete in ends_of(train(), memory, "second", key, n_servers=n_servers).values():
+        assert complete
+        assert (value == sum(range(72)) / 12).all()
+    assert {each.job for each in by_key(memory.names())} == {"second"}
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        (train(n=5), r"begins with the state \[\('params', '<f8', \(5,\)\)\], the checkpoint has"),
+        (
+            train(global_batch=6),
+            "comes to the loop batches.*global_batch=6.*the checkpoint is in batches.*global_batch=12",
+        ),
+        (lambda session: None, "did not come to where the checkpoint is: iteration"),
+    ],
+)
+def test_another_program_is_told_so(kept: tuple[Memory, Key], other: Any, says: str) -> None:
+    memory, key = kept
+    ends = ends_of(other, memory, "second", key)
+    assert len(ends) == 3
+    assert all(isinstance(end, UsageError) for end in ends.values())
+    with pytest.raises(UsageError, match=says):
+        raise ends[0]
+
+
+def test_servers_that_all_leave_have_written_their_state_first() -> None:
+    memory = Memory({})
+
+    def begin(session: Any) -> None:
+        session.checkpoint(memory, every=1000)
+
+    run(train(), range(3), Faults(leaves={0: 4, 1: 4, 2: 4}), lambda *_: None, begin, "first")
+    key = newest_whole(memory)
+    assert key.n_parts == 1
+    for value, complete in ends_of(train(), memory, "second", key).values():
+        assert complete
+        assert (value == sum(range(72)) / 12).all()
+
+
+def test_a_checkpoint_is_asked_for_before_the_first_loop() -> None:
+    def late(session: Any) -> None:
+        for _ in session.steps(1):
+            session.checkpoint(Memory({}))
+
+    ends = ends_of(late, Memory({}), "job")
+    assert all("before the first loop" in str(end) for end in ends.values())
+
+
+def test_servers_that_want_other_checkpoints_are_told_so() -> None:
+    def differs(session: Any) -> Any:
+        session.checkpoint(Memory({}), every=1 + session.server)
+        return train()(session)
+
+    assert any("StepMismatch" in type(end).__name__ for end in ends_of(differs, Memory({}), "job").values())
