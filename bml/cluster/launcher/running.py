@@ -292,7 +292,7 @@ class Job:
                     self._lost(report.server)
             case Reported(report):
                 if not result.reports:
-                    self._give_up_at = _patience(missing, _last_members(report, missing))
+                    self._give_up_at = self._patience(missing, _last_members(report, missing))
                 result.reports[report.server] = report
             case NotInjected(fault, why):
                 result.not_injected[fault] = why
@@ -304,11 +304,19 @@ class Job:
                 self._read_asked(snapshot)
                 self._comebacks.came_in(set(self._inside(snapshot)) - set(snapshot["learners"]))
                 if self._is_over and not self._give_up_at:  # perhaps no server is left to report it
-                    self._give_up_at = _patience(missing, self._inside(snapshot))
+                    self._give_up_at = self._patience(missing, self._inside(snapshot))
                     result.abort = job_error(**snapshot["abort"]) if snapshot["abort"] else None
                 if snapshot["epoch"]:
                     self._begun.set()
                 self._teller.tell(snapshot)
+
+    def _patience(self, servers: Iterable[int], members: Container[int]) -> dict[int, float]:
+        """Return until when to wait for each server after the job's end: a frozen server may never end.
+
+        One that has left may still write a checkpoint.
+        """
+        now, out_s = time.monotonic(), _GRACE_S if self.spec.keeping.folder else _EVICTED_GRACE_S
+        return {server: now + (_GRACE_S if server in members else out_s) for server in servers}
 
     @property
     def _is_over(self) -> bool:
@@ -372,12 +380,6 @@ class Job:
 def _server_of(join: Fault) -> int:
     assert isinstance(join.target, ServerFailure)
     return join.target.server
-
-
-def _patience(servers: Iterable[int], members: Container[int]) -> dict[int, float]:
-    """Return until when to wait for each server after the job's end: a frozen server may never end."""
-    now = time.monotonic()
-    return {server: now + (_GRACE_S if server in members else _EVICTED_GRACE_S) for server in servers}
 
 
 def _last_members(report: ServerReport, otherwise: Container[int]) -> Container[int]:

@@ -70,9 +70,12 @@ class Keeper:
             self.writer.begin(self._key(), self._writers.index(server), snapshot())
 
     def leave(self, snapshot: Callable[[], Snapshot]) -> None:
-        """This server leaves at this boundary, perhaps as all do: the lowest writes the state alone."""
+        """This server leaves at this boundary, perhaps as all do: it writes the state alone.
+
+        Which of them is at a boundary before the job ends is not known, so none counts on another one.
+        """
         collectives = self._collectives
-        if collectives.communicator.server == min(collectives.contributors):
+        if collectives.communicator.server in collectives.contributors:
             self.writer.write(Key(collectives.newest, collectives.communicator.job, 1), snapshot())
 
     def resume(self, steps: int) -> None:

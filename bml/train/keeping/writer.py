@@ -52,10 +52,11 @@ class Writer:
         self._thread.start()
 
     def write(self, key: Key, snapshot: Snapshot) -> None:
-        """Write a checkpoint of a single part, after the one that is under way."""
+        """Write a checkpoint of a single part, after the one that is under way, unless another server has."""
         self.wait()
-        self.begin(key, 0, snapshot)
-        self.wait()
+        if key.file(0) not in self._names():
+            self.begin(key, 0, snapshot)
+            self.wait()
 
     def wait(self) -> None:
         """Wait until nothing is being written."""
@@ -100,6 +101,12 @@ class Writer:
                 self._files.remove(unfinished)
         else:
             self.written, self._written_at_s, self.error = key.steps, time.monotonic(), ""
+
+    def _names(self) -> list[str]:
+        try:
+            return self._files.names()
+        except OSError:
+            return []  # writing will say why
 
     def _remove(self, names: Sequence[str]) -> None:
         for name in names:

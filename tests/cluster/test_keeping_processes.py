@@ -1,0 +1,162 @@
+"""Real jobs that die as a whole, also while they write a checkpoint, and jobs that go on from there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from jobs import launch
+
+import bml
+from bml.train.keeping.files import Folder
+from bml.train.keeping.parts import UNFINISHED
+from bml.train.keeping.resuming import newest_whole
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(100)]
+FABRIC = "bcube:2x2"
+N_STEPS = 60
+
+
+def train(session: Any, n: int, until: str = "", pids: str = "") -> float:
+    """Steps whose result depends on every sample and on the order of all steps.
+
+    With `pids` the servers note their processes there. From step 20 on, one that sees a file whose name ends
+    in `until` kills all of them; at step 50 that happens in any case.
+    """
+    w, momentum = np.zeros(n, np.float32), np.zeros(n, np.float32)
+    session.state(params=w, momentum=momentum)
+    if pids:
+        (Path(pids) / str(os.getpid())).touch()
+
+    def gradient(indices: Any) -> Any:
+        return w * np.float32(0.01 * len(indices)) + np.float32(np.sin(indices).sum())
+
+    for batch in session.batches(36 * N_STEPS, global_batch=36, epochs=1, seed=1):
+        momentum *= np.float32(0.5)
+        momentum += batch.allreduce(gradient(batch.indices), recompute=gradient)
+        w -= momentum
+        if pids and batch.batch_no >= 20:
+            seen = any(name.endswith(until) for name in os.listdir(Path(pids).parent / "kept"))
+            if seen or batch.batch_no == 50:
+                kill_all(pids)
+    return float(w.sum(dtype=np.float64))
+
+
+def kill_all(pids: str) -> None:
+    own = str(os.getpid())
+    for pid in sorted(os.listdir(pids), key=lambda each: each == own):
+        os.kill(int(pid), signal.SIGKILL)
+
+
+def digest(result: bml.Result) -> str:
+    assert result.report["samples"]["complete"]
+    (found,) = set(result.report["digests"].values())
+    return str(found)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_a_job_that_is_killed_while_it_writes_goes_on_with_the_same_bits(
+    tmp_path: Path, transport: str
+) -> None:
+    n = 400_000
+    (pids := tmp_path / "pids").mkdir()
+    (kept := tmp_path / "kept").mkdir()
+    dies = partial(train, n=n, until=UNFINISHED, pids=str(pids))
+    with pytest.raises(bml.BmlError, match="killed by signal 9"):
+        launch(dies, FABRIC, transport=transport, checkpoint=kept, every=5, keep=1)
+    first = newest_whole(Folder(str(kept)))
+    assert 6 <= first.steps < N_STEPS
+    lives = partial(train, n=n)
+    again = launch(lives, FABRIC, transport=transport, checkpoint=kept, resume=kept, every=5, keep=1)
+    assert digest(again) == digest(launch(lives, FABRIC, transport=transport)), "as if nothing had died"
+    assert again.report["steps"] < N_STEPS
+    shown = [each["checkpoints"] for each in again.report["metrics"].values()]
+    assert all(each["whole"] > first.steps and not each["error"] for each in shown)
+
+
+def test_another_fabric_goes_on_and_differs_by_the_order_of_additions_alone(tmp_path: Path) -> None:
+    (pids := tmp_path / "pids").mkdir()
+    kept = tmp_path / "kept"
+    with pytest.raises(bml.BmlError, match="killed by signal 9"):
+        launch(
+            partial(train, n=100, until="0003-of-0004.bmlpart", pids=str(pids)),
+            FABRIC,
+            checkpoint=kept,
+            every=10,
+        )
+    whole = launch(partial(train, n=100), FABRIC)
+    other = launch(partial(train, n=100), "torus:3x1", resume=kept)
+    assert digest(other)
+    assert other.value == pytest.approx(whole.value, rel=1e-3)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "bml-test", str(disk)]
+    if os.geteuid() or subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("only root can mount a small disk")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_is_told_and_the_older_checkpoint_stays(small_disk: Path) -> None:
+    (small_disk / "other").write_bytes(bytes(100 << 10))
+    kept = small_disk / "kept"
+    result = launch(partial(train, n=50_000), FABRIC, checkpoint=kept, every=5, keep=9)
+    errors = [each["checkpoints"]["error"] for each in result.report["metrics"].values()]
+    assert any("No space left on device" in error for error in errors), errors
+    assert 0 < newest_whole(Folder(str(kept))).steps < N_STEPS
+    assert digest(launch(partial(train, n=50_000), FABRIC, resume=kept)) == digest(result)
+
+
+def endless(session: Any, pids: str) -> None:
+    w = np.zeros(10)
+    session.state(params=w)
+    for step in session.steps(10**9):
+        w += session.allreduce(np.ones(10), "avg")
+        if step == 5:
+            (Path(pids) / str(os.getpid())).touch()
+
+
+def counted(session: Any) -> float:
+    w = np.zeros(10)
+    session.state(params=w)
+    for _ in session.steps(10**9):
+        return float(w[0])
+    raise AssertionError
+
+
+def test_a_cluster_that_goes_down_leaves_a_checkpoint(tmp_path: Path) -> None:
+    """SIGTERM to all servers, of which the first checkpoint was never due."""
+    (pids := tmp_path / "pids").mkdir()
+    kept = tmp_path / "kept"
+    job = bml.start(
+        partial(endless, pids=str(pids)), FABRIC, launcher="processes", checkpoint=kept, every=10**6
+    )
+    with job:
+        ready = threading.Event()
+        for _ in range(600):
+            if len(os.listdir(pids)) == 4:
+                break
+            ready.wait(0.1)
+        for pid in os.listdir(pids):
+            os.kill(int(pid), signal.SIGTERM)
+        with pytest.raises(bml.BmlError):
+            job.wait(60)
+    key = newest_whole(Folder(str(kept)))
+    assert key.n_parts == 1
+    went_on = bml.launch(counted, FABRIC, launcher="processes", resume=kept)
+    assert went_on.value >= 6
