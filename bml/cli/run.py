@@ -95,7 +95,11 @@ _SEEDED_STEPS = 50
 @click.option(
     "--keep", type=click.IntRange(1), default=KEEP, show_default=True, help="Whole checkpoints that stay."
 )
-@click.option("--resume", metavar="DIR", help="Go on from the newest whole checkpoint of this folder.")
+@click.option(
+    "--resume",
+    metavar="DIR",
+    help="Go on from the newest whole checkpoint of this folder; with that of --checkpoint it may be empty.",
+)
 @click.option(
     "--kept-mib",
     type=FiniteRange(0, min_open=True),
@@ -176,6 +180,8 @@ def run(
     for line in (*(f"the fault {each} never struck: {why}" for each, why in never_struck.items()), *lost):
         click.echo(line, err=True)
     if failure is not None:
+        if result is not None and unchanged["checkpoint"]:
+            click.echo(f"checkpoints are in {unchanged['checkpoint']}: --resume goes on from there", err=True)
         raise failure
     if lost:
         raise click.exceptions.Exit(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,14 @@ class Seen:
         if snapshot["term"] not in self.terms:
             self.terms.append(snapshot["term"])
         self.failures.update(snapshot["failures"])
+
+
+def wait_for(condition: Callable[[], Any], within_s: float = 20.0) -> Any:
+    deadline = time.monotonic() + within_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.02)
+    return found
 
 
 def launch(train: Any, fabric: str = "bcube:3x2", **settings: Any) -> bml.Result:

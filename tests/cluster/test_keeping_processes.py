@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import threading
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobs import launch
+from jobs import launch, wait_for
 
 import bml
 from bml.train.keeping.files import Folder
@@ -131,6 +131,36 @@ def endless(session: Any, pids: str) -> None:
             (Path(pids) / str(os.getpid())).touch()
 
 
+def killed_command(kept: Path, script: Path, number: int) -> int:
+    """Run a job as a command, and send it a signal when its servers train; returns its exit status."""
+    command = [sys.executable, "-m", "bml", "run", str(script), "--launcher", "processes", "--fabric", FABRIC]
+    with subprocess.Popen([*command, "--checkpoint", str(kept), "--every", "1000000"]) as process:
+        wait_for(lambda: len(list(script.parent.glob("ready-*"))) == 4)
+        process.send_signal(number)
+        return process.wait(60)
+
+
+ENDLESS = """
+from pathlib import Path
+import numpy as np
+
+def train(session):
+    w = np.zeros(10)
+    session.state(params=w)
+    for step in session.steps(10**9):
+        w += session.allreduce(np.ones(10), "avg")
+        if step == 5:
+            Path(__file__).with_name(f"ready-{session.server}").touch()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_command_that_is_asked_to_end_leaves_a_checkpoint(tmp_path: Path, number: int) -> None:
+    (script := tmp_path / "endless.py").write_text(ENDLESS)
+    assert killed_command(tmp_path / "kept", script, number) in (130, 143)
+    assert newest_whole(Folder(str(tmp_path / "kept"))).steps >= 6
+
+
 def counted(session: Any) -> float:
     w = np.zeros(10)
     session.state(params=w)
@@ -147,11 +177,7 @@ def test_a_cluster_that_goes_down_leaves_a_checkpoint(tmp_path: Path) -> None:
         partial(endless, pids=str(pids)), FABRIC, launcher="processes", checkpoint=kept, every=10**6
     )
     with job:
-        ready = threading.Event()
-        for _ in range(600):
-            if len(os.listdir(pids)) == 4:
-                break
-            ready.wait(0.1)
+        wait_for(lambda: len(os.listdir(pids)) == 4)
         for pid in os.listdir(pids):
             os.kill(int(pid), signal.SIGTERM)
         with pytest.raises(bml.BmlError):

@@ -18,6 +18,7 @@ from typing import Any
 import jobs
 import numpy as np
 import pytest
+from jobs import wait_for
 from rich.console import Console
 
 import bml
@@ -51,14 +52,6 @@ def until_told(path: Path) -> Callable[[bml.Session], int]:
                 return steps
 
     return train
-
-
-def wait_for(condition: Callable[[], Any], within_s: float = 20.0) -> Any:
-    deadline = time.monotonic() + within_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.02)
-    return found
 
 
 def answered(job: bml.Job) -> dict[str, Any]:

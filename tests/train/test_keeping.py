@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from files_in_memory import Memory
 
 from bml.errors import UsageError
 from bml.sim.programs.faults import Dead, Faults
@@ -60,32 +61,6 @@ def test_more_parts_than_bytes() -> None:
             key, part, len(state), b"", memoryview(bytes(state[0 : len(state)])[part // 2 : (part + 1) // 2])
         )
     assert bytes(read(memory, key)) == bytes(state[0 : len(state)])
-
-
-class Memory:
-    """A folder in a dict, and an error with which the next writes end."""
-
-    def __init__(self, files: dict[str, bytes], error: OSError | None = None):
-        self.files, self.error = files, error
-
-    def names(self) -> list[str]:
-        return sorted(self.files)
-
-    def write(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
-        self.files[name] = b"".join(map(bytes, pieces))
-        if self.error is not None:
-            raise self.error
-
-    def rename(self, name: str, new: str) -> None:
-        self.files[new] = self.files.pop(name)
-
-    def remove(self, name: str) -> None:
-        self.files.pop(name, None)
-
-    def read(self, name: str) -> Any:
-        if name not in self.files:
-            raise FileNotFoundError(name)
-        return iter([self.files[name]])
 
 
 def test_every_damaged_bit_and_every_torn_part_is_found() -> None:
@@ -219,6 +194,31 @@ def test_a_folder_of_another_job_is_refused(tmp_path: Path) -> None:
             Keeping.of(tmp_path / "new", **{"every": 1, "keep": 1, "resume": None, **wrong})  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="give a folder"):
         Keeping.of("", 1, 1, None)
+
+
+def test_one_command_begins_a_training_and_goes_on_with_it(tmp_path: Path) -> None:
+    def of(every: int = 100) -> Keeping:
+        return Keeping.of(tmp_path / "kept", every, 3, tmp_path / "kept")
+
+    folder = Folder(str(tmp_path / "kept"))
+    assert (of().resumed, of().source) == (None, "")
+    folder.write(Key(100, JOB, 2).file(0), [b"died while it wrote its first checkpoint"])
+    with pytest.raises(UsageError, match="part 0 of 2 is damaged"):
+        of(every=49)  # too many steps would be lost: its other parts may be elsewhere
+    assert (of(every=50).resumed, of().source, folder.names()) == (None, "", [])
+    key = written(folder, 100)
+    assert of().resumed == key
+    assert str(of()) == "going on from the checkpoint after step 100 of the job bml-1"
+    (tmp_path / "kept" / key.file(1)).write_bytes(b"damaged")
+    with pytest.raises(UsageError, match="part 1 of 3 is damaged"):
+        of()
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "kept").write_text("no folder")
+    for folders in ((tmp_path / "kept", None), (None, tmp_path / "kept")):
+        with pytest.raises(UsageError, match=r"checkpoints cannot be read in .*kept: Not a directory"):
+            Keeping.of(folders[0], 1, 1, folders[1])
 
 
 # --- programs ------------------------------------------------------------------------------------

@@ -98,6 +98,8 @@ def start(
     teller = Teller(on_change)
     starting = _say_nothing if on_start is None else partial(teller.say, on_start)
     pickled = pack(train)  # before Ray or a fabric is started, as this may raise
+    if begins := str(spec.keeping):
+        starting(begins)
     fleet = _fleet(spec, launcher, address, reserves, prints, starting)
     job = Job(fleet, fleet.spec, launcher, teller)
     job.begin(pickled)
@@ -152,7 +154,8 @@ def launch(*arguments: Any, **options: Any) -> Result:
         every: Steps between two checkpoints.
         keep: How many whole checkpoints stay.
         resume: Folder from whose newest whole checkpoint the job goes on; every server must see it. The
-            fabric may be another one. To make further checkpoints there, give it as `checkpoint`, too.
+            fabric may be another one. To make further checkpoints there, give it as `checkpoint`, too: the
+            job then begins anew if none was made yet.
         kept_mib: MiB of results that a joiner keeps while it catches up, at most twice that for a moment.
             If more come, it is given a later state.
         prints: Show the prints of the training functions.
@@ -179,7 +182,12 @@ def launch(*arguments: Any, **options: Any) -> Result:
         BmlError: No server reached the end.
     """
     with start(*arguments, **options) as job:
-        return job.wait()
+        try:
+            return job.wait()
+        except (KeyboardInterrupt, SystemExit):
+            if job.spec.keeping.folder:
+                job.leave()
+            raise
 
 
 def _fleet(

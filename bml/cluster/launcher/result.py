@@ -92,11 +92,13 @@ class Result:
         """
         survivors = self._by("done") or self._by("stopped")
         first = _longest(survivors.values())
+        resumed = self.spec.keeping.resumed
         return {
             "fabric": self.spec.fabric,
             "algorithm": self.spec.algorithm,
             "faults": list(self.spec.faults),
             "never_struck": self.never_struck,
+            "resumed": None if resumed is None else {"job": resumed.job, "steps": resumed.steps},
             "steps": first.metrics["steps"] if first else 0,
             "views": first.views if first else [],
             "digests": {server: report.digest for server, report in survivors.items() if report.contributed},

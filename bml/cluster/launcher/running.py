@@ -36,6 +36,8 @@ _STATUS, _INJECT = Patience(1.0), Patience(1.0, 5.0)
 #: How long the user's functions are waited for, in seconds, when the job is over, and when it is ended.
 _TOLD_S = 10.0
 _ENDED_TOLD_S = 1.0
+#: How long servers may take to leave with a checkpoint, in seconds: notices are of 30 s and more.
+_LEAVING_S = 20.0
 
 
 class Job:
@@ -64,9 +66,7 @@ class Job:
         self._values_read = False
         self._thread = threading.Thread(target=self._run, name=f"follow-{spec.job}", daemon=True)
         self._socket: JobSocket | None = None
-        self._wanted: list[
-            tuple[int, str]
-        ] = []  # servers to be started, each with the fault that asked for it
+        self._wanted: list[tuple[int, str]] = []  # servers to be started, each with the fault that asked
         self._incarnations: dict[int, int] = {}  # the newest incarnations of servers that join
         self._asked = (0, 0)
         self._give_up_at: dict[int, float] = {}
@@ -193,6 +193,18 @@ class Job:
             failure.result = self._result  # type: ignore[attr-defined]
             raise failure
         return self._result
+
+    def leave(self) -> None:
+        """Let all servers leave at their next boundaries, each with a checkpoint if the job makes any.
+
+        Returns when all have left, or after 20 seconds. `launch` does it at Ctrl-C and SIGTERM.
+        """
+        _LOG.warning("the servers of %s leave, after their checkpoints; interrupt again to end it", self.name)
+        until_s = time.monotonic() + _LEAVING_S
+        if self.running:
+            self._fleet.ask(("leave", "the job was asked to end"), _STATUS)
+        while not self._over.is_set() and (left_s := until_s - time.monotonic()) > 0:
+            self._over.wait(min(left_s, _POLL_S))
 
     def _read_values(self) -> None:
         """Unpickle the values of the training functions, once.

@@ -347,6 +347,7 @@ class Server:
 
         "status": where this server stands (see bml.cluster.server.status). "inject": `{"done": what it will
         do to itself}`, said before it is done, `""` if it is no matter of this server's; `{"error": why}`.
+        "leave": it will leave, for the reason that is given.
         """
         shell = self._shell
 
@@ -356,6 +357,9 @@ class Server:
                 now = time.monotonic()
                 if kind == "inject":
                     reply({"done": shell.injection.add(argument, shell.core, now)})
+                elif kind == "leave":
+                    self.leave(argument)
+                    reply({})
                 else:
                     reply(status(shell, now))
             except BmlError as error:

@@ -31,7 +31,7 @@ from bml.transport.choice import AUTO, check_transport
 from bml.transport.handshake.traffic_class import traffic_class_of
 
 Request = tuple[str, str]
-"""A request to a running server: ("status", "") or ("inject", fault)."""
+"""A request to a running server: ("status", ""), ("inject", fault) or ("leave", why)."""
 Endpoint = tuple[str, int]
 
 _MOST_KEPT_MIB = 1 << 30

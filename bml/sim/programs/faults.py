@@ -25,10 +25,10 @@ class Faults:
     or when its step is "committed" and it has not been told. One that joined dies in such a call of `doomed`,
     those counted that it replays. `interrupts`: a signal's handler raises in this server's training thread,
     after so many calls of functions by or in the session. A fault whose moment is never reached does nothing.
-    With `holds_for_joiners` the others wait at a boundary until each server that was started has asked for the
-    state, however late its thread runs: else it may come when they have ended. `paces`: the seconds per sample
-    of a server, in turn (see `Clock`); others take one second. Each gradient takes `batch_s` besides. All
-    servers die when `ends_after` steps are committed. A step with a priority is sent in pieces of
+    With `holds_for_joiners` the others wait at a boundary until each server that was started has asked for
+    the state, however late its thread runs: else it may come when they have ended. `paces`: the seconds per
+    sample of a server, in turn (see `Clock`); others take one second. Each gradient takes `batch_s` besides.
+    All servers die when `ends_after` steps are committed. A step with a priority is sent in pieces of
     `piece_nbytes`.
     """
 

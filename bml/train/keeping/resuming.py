@@ -36,6 +36,21 @@ def check_lineage(files: Files, job: str = "", resumed: Key | None = None) -> No
         )
 
 
+def clear_unbegun(files: Files, steps: int) -> bool:
+    """Return whether no job has come to a whole checkpoint here, and remove the parts of such jobs.
+
+    So it is if no checkpoint has all of its parts, and none is of more than `steps` steps: a later one may
+    have its other parts on other machines, and would be a loss.
+    """
+    found = by_key(files.names())
+    if any(len(parts) == key.n_parts or key.steps > steps for key, parts in found.items()):
+        return False
+    for key, parts in found.items():
+        for part in parts:
+            files.remove(key.file(part))
+    return True
+
+
 def newest_whole(files: Files) -> Key:
     """Return the newest whole checkpoint; every byte is read. Raises UsageError if there is none."""
     found = by_key(files.names())

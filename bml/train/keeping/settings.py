@@ -10,7 +10,7 @@ from bml.topology.errors import UsageError
 from bml.train.keeping.files import Folder
 from bml.train.keeping.keeper import check_number
 from bml.train.keeping.parts import Key
-from bml.train.keeping.resuming import Resumed, check_lineage, newest_whole, read
+from bml.train.keeping.resuming import Resumed, check_lineage, clear_unbegun, newest_whole, read
 from bml.train.session import Session
 
 EVERY, KEEP = 100, 3
@@ -31,14 +31,28 @@ class Keeping:
     def of(cls, checkpoint: Path | None, every: int, keep: int, resume: Path | None) -> Keeping:
         """Find the newest whole checkpoint of the folder `resume`.
 
+        If both folders are the same, a job that has not come to its first checkpoint begins anew: so one
+        command starts a training, and goes on with it however often it dies. What such a job left is removed.
+
         Raises UsageError if there is none, and if `checkpoint` is a folder with those of another job.
         """
         for name, number in (("every", every), ("keep", keep)):
             check_number(name, number)
         folder, source = _absolute(checkpoint, "checkpoint"), _absolute(resume, "resume")
-        if folder and folder != source:
-            check_lineage(Folder(folder))
-        return cls(folder, every, keep, source, newest_whole(Folder(source)) if source else None)
+        try:
+            if folder and folder == source and clear_unbegun(Folder(folder), 2 * every):
+                source = ""
+            if folder and folder != source:
+                check_lineage(Folder(folder))
+            return cls(folder, every, keep, source, newest_whole(Folder(source)) if source else None)
+        except OSError as error:
+            raise UsageError(f"checkpoints cannot be read in {error.filename}: {error.strerror}") from error
+
+    def __str__(self) -> str:
+        """How the job begins; empty if it neither makes checkpoints nor goes on from one."""
+        if self.resumed is not None:
+            return f"going on from {self.resumed}"
+        return f"beginning anew, with checkpoints in {self.folder}" if self.folder else ""
 
     def apply(self, session: Session) -> None:
         """Let a session of this job go on, and make checkpoints, before its training function begins.

@@ -1,0 +1,32 @@
+"""A folder of checkpoints without a disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+
+class Memory:
+    """A folder in a dict, and an error with which the next writes end."""
+
+    def __init__(self, files: dict[str, bytes], error: OSError | None = None):
+        self.files, self.error = files, error
+
+    def names(self) -> list[str]:
+        return sorted(self.files)
+
+    def write(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
+        self.files[name] = b"".join(map(bytes, pieces))
+        if self.error is not None:
+            raise self.error
+
+    def rename(self, name: str, new: str) -> None:
+        self.files[new] = self.files.pop(name)
+
+    def remove(self, name: str) -> None:
+        self.files.pop(name, None)
+
+    def read(self, name: str) -> Any:
+        if name not in self.files:
+            raise FileNotFoundError(name)
+        return iter([self.files[name]])
