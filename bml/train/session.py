@@ -35,6 +35,7 @@ from bml.train.collectives import Collectives
 from bml.train.communicator import Communicator
 from bml.train.keeping.files import Files, files_of
 from bml.train.keeping.resuming import Resumed
+from bml.train.keeping.whole_state import WholeState
 from bml.train.ledgers import LedgerSummary
 from bml.train.operations.calls import CollectiveCalls
 from bml.train.operations.reducing import allreduce, allreduce_in_pieces
@@ -43,7 +44,6 @@ from bml.train.position import Loop
 from bml.train.priority.pieces import checked_priority
 from bml.train.state import Load, Save
 from bml.train.vectors import Arrays, Bucket, Ready, checked_count, checked_dtype, checked_shape
-from bml.train.whole_state import WholeState
 
 __all__ = ["Arrays", "Batch", "Recompute", "Session"]
 

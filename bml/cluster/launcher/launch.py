@@ -182,12 +182,7 @@ def launch(*arguments: Any, **options: Any) -> Result:
         BmlError: No server reached the end.
     """
     with start(*arguments, **options) as job:
-        try:
-            return job.wait()
-        except (KeyboardInterrupt, SystemExit):
-            if job.spec.keeping.folder:
-                job.leave()
-            raise
+        return job.wait()
 
 
 def _fleet(

@@ -197,7 +197,8 @@ class Job:
     def leave(self) -> None:
         """Let all servers leave at their next boundaries, each with a checkpoint if the job makes any.
 
-        Returns when all have left, or after 20 seconds. `launch` does it at Ctrl-C and SIGTERM.
+        Returns when all have left, or after 20 seconds. Ctrl-C in the `with` statement of a job with
+        checkpoints does it, too, and so does SIGTERM to `bml run`.
         """
         _LOG.warning("the servers of %s leave, after their checkpoints; interrupt again to end it", self.name)
         until_s = time.monotonic() + _LEAVING_S
@@ -254,8 +255,12 @@ class Job:
     def __enter__(self) -> Job:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        try:
+            if self.spec.keeping.folder and error in (KeyboardInterrupt, SystemExit):
+                self.leave()
+        finally:
+            self.close()
 
     def _serve(self, request: dict[str, Any]) -> dict[str, Any]:
         """Answer a request from the job's socket."""
