@@ -21,7 +21,7 @@ import cloudpickle
 import numpy as np
 
 import bml
-from bml.cluster.launcher import running
+from bml.cluster.launcher import graces
 from bml.cluster.ray import auth as ray_auth
 
 FABRIC, BAD, STEPS = "bcube:2x2", 1, 5
@@ -232,7 +232,7 @@ def _said(value: Any) -> str:
 def main(launcher: str) -> None:
     """Launch all, those on Ray on one Ray."""
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    running._GRACE_S = GRACE_S
+    graces._GRACE_S = GRACE_S
     if launcher == "ray":
         import ray
 

@@ -140,10 +140,9 @@ def launch(*arguments: Any, **options: Any) -> Result:
         emulated: Name of the emulated fabric that is up on this machine, on which the servers are to live:
             cables really break. True is "bml", which is made for the job if it is not up. With the launcher
             "ray" every server is a Ray node of its own there.
-        transport: "tcp", "shm" (the servers share the memory of one host), "verbs" (RDMA), "verbs,tcp" (RDMA
-            where there is any) or "auto": shm if all servers are on this host and nothing is asked for that
-            needs links (an algorithm, faults of links or switches, the emulated fabric, a traffic class, a
-            trace, BML_NICS), else tcp, where servers of one host may read each other's payloads in memory.
+        transport: "tcp", "shm" (servers share one host's memory), "verbs" (RDMA), "verbs,tcp" (RDMA where
+            there is any) or "auto": shm on one host if nothing needs links (an algorithm, faults of links or
+            switches, an emulated fabric, a traffic class, a trace, BML_NICS), else tcp.
         traffic_class: Marks all packets of the job for the queues of NICs and switches: "urgent" goes before
             other jobs, "bulk" after them, "normal" is unmarked; or a DSCP times 4, 0 to 255. Default:
             `BML_TRAFFIC_CLASS` of each machine, or unmarked.
@@ -153,15 +152,13 @@ def launch(*arguments: Any, **options: Any) -> Result:
         checkpoint: Folder to which the servers write checkpoints, see `Session.checkpoint`.
         every: Steps between two checkpoints.
         keep: How many whole checkpoints stay.
-        resume: Folder from whose newest whole checkpoint the job goes on; every server must see it. The
-            fabric may be another one. To make further checkpoints there, give it as `checkpoint`, too: the
-            job then begins anew if none was made yet.
+        resume: Folder from whose newest whole checkpoint the job goes on, on any fabric; every server must
+            see it. If it is that of `checkpoint`, it may have none.
         kept_mib: MiB of results that a joiner keeps while it catches up, at most twice that for a moment.
             If more come, it is given a later state.
         prints: Show the prints of the training functions.
         on_change: Is called with a snapshot of the job's state (see `Job.status`) when it changes. Without
-            it every view after the first is a line in the log `bml.cluster`: a warning, which Python shows
-            on standard error.
+            it every view after the first is a warning in the log `bml.cluster`.
         on_start: Is called with a line about every part whose start takes long.
 
     `on_change` and `on_start` are called in another thread, one call after the other. They may take their

@@ -13,20 +13,18 @@ from typing import Any
 from bml.cluster.fleets.fleet import Changed, Died, Fleet, FleetEvent, NotInjected, Patience, Reported
 from bml.cluster.launcher import outcomes
 from bml.cluster.launcher.callbacks import Teller
+from bml.cluster.launcher.graces import give_up_at, last_members
 from bml.cluster.launcher.jobsocket import JobSocket
 from bml.cluster.launcher.joining import Joining
 from bml.cluster.launcher.restarts import OUT, Comebacks, is_worth_it
 from bml.cluster.launcher.result import Result
-from bml.cluster.spec.job import JobSpec, ServerReport, check_possible
+from bml.cluster.spec.job import JobSpec, check_possible
 from bml.errors import FabricError, UsageError, job_error
 from bml.faults import AtOnce, AtStep, Fault, FaultPlan
 from bml.topology import ServerFailure
 
 _LOG = logging.getLogger("bml.cluster")
 
-#: How long servers may take to end after the first has ended, in seconds; then they are killed.
-_GRACE_S = 10.0
-_EVICTED_GRACE_S = 1.0
 #: The longest single wait, in seconds: Ctrl-C just before a wait does not end it, and is handled after it. It
 #: does end a join, which then takes the thread for ended (CPython 3.11), so events are waited for.
 _POLL_S = 0.2
@@ -177,9 +175,7 @@ class Job:
         Raises FabricError if it still runs after `timeout_s` seconds; the job goes on then.
         """
         until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        while not self._over.is_set() and (left_s := until_s - time.monotonic()) > 0:
-            self._over.wait(min(left_s, _POLL_S))
-        if not self._over.is_set():
+        if not self._is_over_by(until_s):
             raise FabricError(f"the job {self.name} still runs after {timeout_s:g} s; see bml status")
         self._teller.drain(_TOLD_S)
         self.close()
@@ -201,11 +197,14 @@ class Job:
         checkpoints does it, too, and so does SIGTERM to `bml run`.
         """
         _LOG.warning("the servers of %s leave, after their checkpoints; interrupt again to end it", self.name)
-        until_s = time.monotonic() + _LEAVING_S
         if self.running:
             self._fleet.ask(("leave", "the job was asked to end"), _STATUS)
+        self._is_over_by(time.monotonic() + _LEAVING_S)
+
+    def _is_over_by(self, until_s: float) -> bool:
         while not self._over.is_set() and (left_s := until_s - time.monotonic()) > 0:
             self._over.wait(min(left_s, _POLL_S))
+        return self._over.is_set()
 
     def _read_values(self) -> None:
         """Unpickle the values of the training functions, once.
@@ -309,7 +308,7 @@ class Job:
                     self._lost(report.server)
             case Reported(report):
                 if not result.reports:
-                    self._give_up_at = self._patience(missing, _last_members(report, missing))
+                    self._wait_for(missing, last_members(report, missing))
                 result.reports[report.server] = report
             case NotInjected(fault, why):
                 result.not_injected[fault] = why
@@ -321,19 +320,16 @@ class Job:
                 self._read_asked(snapshot)
                 self._comebacks.came_in(set(self._inside(snapshot)) - set(snapshot["learners"]))
                 if self._is_over and not self._give_up_at:  # perhaps no server is left to report it
-                    self._give_up_at = self._patience(missing, self._inside(snapshot))
+                    self._wait_for(missing, self._inside(snapshot))
                     result.abort = job_error(**snapshot["abort"]) if snapshot["abort"] else None
                 if snapshot["epoch"]:
                     self._begun.set()
                 self._teller.tell(snapshot)
 
-    def _patience(self, servers: Iterable[int], members: Container[int]) -> dict[int, float]:
-        """Return until when to wait for each server after the job's end: a frozen server may never end.
-
-        One that has left may still write a checkpoint.
-        """
-        now, out_s = time.monotonic(), _GRACE_S if self.spec.keeping.folder else _EVICTED_GRACE_S
-        return {server: now + (_GRACE_S if server in members else out_s) for server in servers}
+    def _wait_for(self, missing: Iterable[int], members: Container[int]) -> None:
+        """Wait for these servers a little longer, as the job is over."""
+        writes = bool(self.spec.keeping.folder)
+        self._give_up_at = give_up_at(time.monotonic(), missing, members, writes)
 
     @property
     def _is_over(self) -> bool:
@@ -376,9 +372,8 @@ class Job:
         wanted, self._wanted = self._wanted, []
         for server, asked in wanted:
             if server in self._joining.coming:
-                if (
-                    server in self._result.dead
-                ):  # it died again: the current start must be over before the next one
+                # If it died again, the current start must be over before the next one.
+                if server in self._result.dead:
                     self._wanted.append((server, asked))
                 continue
             if self._is_over:
@@ -397,9 +392,3 @@ class Job:
 def _server_of(join: Fault) -> int:
     assert isinstance(join.target, ServerFailure)
     return join.target.server
-
-
-def _last_members(report: ServerReport, otherwise: Container[int]) -> Container[int]:
-    """Return the members of the last view that the reporting server has seen."""
-    members: Container[int] = report.views[-1]["members"] if report.views else otherwise
-    return members

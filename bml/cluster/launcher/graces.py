@@ -1,0 +1,24 @@
+"""How long servers may take to end, once the job is over: a frozen one may never end. Pure: time is given."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+
+from bml.cluster.spec.job import ServerReport
+
+_GRACE_S = 10.0
+"""After the first server has ended; then the others are killed."""
+_OUTSIDE_S = 1.0
+"""The same for servers that are no members any more."""
+
+
+def give_up_at(now: float, servers: Iterable[int], members: Container[int], writes: bool) -> dict[int, float]:
+    """Return until when to wait for each server. With `writes` one that left may still write its state."""
+    outside_s = _GRACE_S if writes else _OUTSIDE_S
+    return {server: now + (_GRACE_S if server in members else outside_s) for server in servers}
+
+
+def last_members(report: ServerReport, otherwise: Container[int]) -> Container[int]:
+    """Return the members of the last view that the reporting server has seen."""
+    members: Container[int] = report.views[-1]["members"] if report.views else otherwise
+    return members
