@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from bml.sim.programs.kept import check_all_kept
-from bml.train import whole_state
 from bml.train.collectives import Collectives
-from bml.train.keeping import writer
+from bml.train.keeping import whole_state, writer
 from bml.train.keeping.keeper import Keeper
 from bml.train.keeping.parts import Key, by_key
 from bml.train.ledgers import Ledgers

@@ -13,6 +13,7 @@ from bml.errors import BmlError, SessionBroken, StepMismatch, UsageError
 from bml.sim.programs.communicator import ModelCommunicator
 from bml.sim.programs.faults import Faults
 from bml.sim.programs.running import run
+from bml.train import snapshot
 from bml.train.bfloat16 import BFLOAT16, from_float32
 from bml.train.keeping import whole_state
 from tests.train.model_jobs import job, results
