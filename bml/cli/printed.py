@@ -1,4 +1,4 @@
-"""Writes strict JSON of any value, and checks beforehand that a file can be written."""
+"""Writes strict JSON of any value and lines that commands share, and checks if a file can be written."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from bml.topology.errors import UsageError
+from bml.train.balancing.throughput import SizeSummary
 
 _DEEPEST = 50
 #: Whole numbers with more bits are written as hexadecimal texts, as parsers refuse long ones.
@@ -30,6 +31,20 @@ def in_words(value: Any) -> str:
         return str(value).encode("utf-8", "backslashreplace").decode()
     except (Exception, SystemExit):  # a user's class may raise anything; also for a cycle
         return f"<{type(value).__name__}>"
+
+
+def size_lines(sizes: Mapping[Any, SizeSummary]) -> list[str]:
+    """Say how fast a job was with how many servers, if it had several sizes."""
+    return [_size_line(size, found) for size, found in sizes.items()] if len(sizes) > 1 else []
+
+
+def _size_line(size: Any, found: SizeSummary) -> str:
+    said = f"with {size} servers: {found['steps']} steps"
+    if found["steps_per_s"] is not None:
+        said += f" in {found['seconds']:.2f} s, {found['steps_per_s']:.1f} per second"
+    if found["samples_per_s"]:
+        said += f", {found['samples_per_s']:.0f} samples per second"
+    return said
 
 
 def _plain(value: Any, deep: int) -> Any:

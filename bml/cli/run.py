@@ -16,13 +16,12 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from bml.cli.output import current
-from bml.cli.printed import check_writable, in_words, strict_json
-from bml.cli.values import FiniteRange, TrafficClass
+from bml.cli.printed import check_writable, strict_json
+from bml.cli.summary import summarise
+from bml.cli.values import FiniteRange, ServerRange, TrafficClass
 from bml.cluster.fleets.placement import Reservation
 from bml.cluster.launcher.callbacks import view_line
 from bml.cluster.launcher.launch import KEPT_MIB, LAUNCHERS, launch
@@ -85,6 +84,11 @@ _SEEDED_STEPS = 50
     type=TrafficClass(),
     help="Go before other jobs (urgent) or after them (bulk), where queues know classes; normal: unmarked; "
     "or a DSCP times 4. [default: BML_TRAFFIC_CLASS of each server]",
+)
+@click.option(
+    "--servers",
+    type=ServerRange(),
+    help="6..9: begin as soon as six servers are there; others join when they come, nine in all.",
 )
 @click.option("--absent", metavar="SERVERS", default="", help="Begin without these, like 7,8; they may join.")
 @click.option("--rejoin", is_flag=True, help="Start a lost server again: it joins the running job.")
@@ -175,7 +179,7 @@ def run(
     if as_json:
         current().answer(whole)
     elif result is not None and failure is None:
-        _summarise(result, console)
+        summarise(result, console)
     never_struck = result.never_struck if result is not None else {}
     for line in (*(f"the fault {each} never struck: {why}" for each, why in never_struck.items()), *lost):
         click.echo(line, err=True)
@@ -335,61 +339,3 @@ class _Follower:
         self._progress.update(
             self._task, description=f"step {now['step']}, {len(now['members'])} servers, {now['state']}"
         )
-
-
-def _summarise(result: Result, console: Console) -> None:
-    report = result.report
-    console.print(_view_table(report["views"]))
-    for server, why in report["dead"].items():
-        console.print(f"lost server {server}: {why}", highlight=False, markup=False)
-    console.print(f"steps committed: {report['steps']}", highlight=False)
-    for line in _ledger_lines(report["samples"]):
-        console.print(line, highlight=False, markup=False)
-    console.print(_parameter_line(report["digests"]), highlight=False)
-    if isinstance(result.value, dict):
-        shown = ", ".join(f"{in_words(key)} {_short(value)}" for key, value in result.value.items())
-        console.print(f"result: {shown}", highlight=False, markup=False)
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4f}" if type(value) is float else in_words(value)
-
-
-def _parameter_line(digests: dict[int, str]) -> str:
-    """Say what the digests prove of the parameters."""
-    digest = min(digests.values())
-    if not digest:
-        return "parameters: none were named with session.state, so nothing was compared"
-    return f"parameters of {len(digests)} servers: all hold the same bits, sha256 {digest[:16]}…"
-
-
-def _ledger_lines(samples: dict[str, Any] | None) -> Iterator[str]:
-    """Say what the ledger proves of the samples; a line per loop that did not use all of them."""
-    if samples is None:
-        return
-    epochs = sum(len(loop["epochs"]) for loop in samples["loops"])
-    if samples["complete"]:
-        yield f"ledger: every sample exactly once in each of {epochs} epochs"
-        return
-    for loop in samples["loops"]:
-        if not loop["complete"]:
-            left = loop["left_out"]
-            yield f"ledger: {loop['loop']}: {loop['end']}, {left} samples of its batches left out"
-
-
-def _view_table(views: list[dict[str, Any]]) -> Table:
-    table = Table("view", "servers", "after step", "noticed in", "recovered in", "reason", title="views")
-    for view in views:
-        table.add_row(
-            str(view["epoch"]),
-            str(len(view["members"])),
-            str(view["commit"]),
-            _milliseconds(view["noticed_s"] or None),
-            _milliseconds(view["recover_s"]),
-            escape(view["reason"]),
-        )
-    return table
-
-
-def _milliseconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1000:.0f} ms"

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bml.cli.output import current
+from bml.cli.printed import size_lines
 from bml.cluster.launcher import jobsocket
 from bml.train.balancing.shown import in_words
 
@@ -46,10 +47,14 @@ def _show(now: dict[str, Any], console: Console) -> None:
         console.print(f"learner: server {server} follows the steps while the training state is sent to it")
     for server in now.get("waiting", []):
         console.print(f"waiting: server {server} asks to join; it is let in at the next step boundary")
+    if now.get("awaited"):
+        console.print(f"to come: {_servers(now['awaited'])}")
     console.print("broken: " + (", ".join(now.get("failures", [])) or "nothing"))
     for nic, rate in now.get("slow", {}).items():
         console.print(f"slow: NIC {nic} runs at {rate}, trees avoid it")
     for line in _share_lines(now["servers"]):
+        console.print(line)
+    for line in size_lines(_sizes(now["servers"])):
         console.print(line)
     for why in now.get("suspicions", []):
         console.print(f"suspected: {why}")
@@ -61,6 +66,12 @@ def _show(now: dict[str, Any], console: Console) -> None:
         console.print(line)
     for server, why in now["lost"].items():
         console.print(f"lost: server {server} ({why})")
+
+
+def _sizes(servers: dict[str, Any]) -> dict[str, Any]:
+    """Return the sizes of the server that has counted most steps: those that joined know less."""
+    found: list[dict[str, Any]] = [each["sizes"] for each in servers.values() if each.get("sizes")]
+    return max(found, key=lambda sizes: sum(each["steps"] for each in sizes.values()), default={})
 
 
 def _share_lines(servers: dict[str, Any]) -> list[str]:

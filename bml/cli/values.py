@@ -13,6 +13,7 @@ from bml.transport.handshake.traffic_class import traffic_class_of
 
 _LONG = re.compile(r"[^\s/]{200,}")
 _SHOWN = 60
+_RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})", re.ASCII)
 
 
 class TrafficClass(click.IntRange):
@@ -29,6 +30,19 @@ class TrafficClass(click.IntRange):
             return traffic_class_of(value)
         except UsageError as error:
             self.fail(str(error), param, ctx)
+
+
+class ServerRange(click.ParamType[Any]):
+    """How many servers a job begins with, and how many it may have: `6..9`."""
+
+    name = "least..most"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See click.ParamType."""
+        found = _RANGE.fullmatch(value) if isinstance(value, str) else None
+        if found is None:
+            self.fail(f"'{value}' is no range of servers: write it like 6..9", param, ctx)
+        return int(found[1]), int(found[2])
 
 
 class FiniteRange(click.FloatRange):

@@ -22,6 +22,7 @@ from bml.protocol.step.workspace import Array
 from bml.topology.errors import BmlError, UsageError
 from bml.train.agreement import Prepare
 from bml.train.balancing.stopwatch import Stopwatch
+from bml.train.balancing.throughput import Throughput
 from bml.train.calls import Calls
 from bml.train.communicator import Committed, Communicator
 from bml.train.pending import Finish, Pending, Steps, Then, Work
@@ -52,6 +53,7 @@ class Collectives:
         self.communicator = communicator
         self.calls = Calls(communicator.slowdown)
         self.stopwatch = Stopwatch(lambda: communicator.clock())
+        self.throughput = Throughput(lambda: communicator.clock())
         self.steps = Steps(self.calls.later, self.stopwatch)
         self.position = Position(get_ident)
         self.contributors = communicator.servers
@@ -62,8 +64,6 @@ class Collectives:
         """False on a server that joins, until it has taken the others' state."""
         self.n_steps = 0
         """How many steps were committed."""
-        self.n_own_steps = 0
-        """How many of them no call of the training function asked for; a report does not count them."""
         self.first_step = 0
         """Is added to the numbers of steps: those of a job that goes on from a checkpoint go on, too."""
         self.n_calls = 0
@@ -235,6 +235,12 @@ class Collectives:
 
     def step(self, call: Called, op: str, prepare: Prepare, shared: bool = False) -> Committed:
         """Synchronise one step. The contribution is prepared again for every view until it is committed."""
+        done = self._carry_out(call, op, prepare, shared)
+        if self.communicator.server in done.contributors:  # else it was told of a step that others made
+            self.throughput.step(len(done.contributors))
+        return done
+
+    def _carry_out(self, call: Called, op: str, prepare: Prepare, shared: bool = False) -> Committed:
         text, signature = call
         while True:
             view = self.communicator.view
@@ -251,6 +257,6 @@ class Collectives:
         Like a blocking call it comes after all that was begun.
         """
         self.steps.wait_for_all()
-        done = self.step(self.describe(call, np.dtype(dtype), ((size,),)), op, prepare)
-        self.n_own_steps += 1
+        done = self._carry_out(self.describe(call, np.dtype(dtype), ((size,),)), op, prepare)
+        self.throughput.n_own_steps += 1
         return done

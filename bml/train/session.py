@@ -28,6 +28,7 @@ from bml.protocol.step.workspace import Array
 from bml.protocol.wire.messages import View
 from bml.topology.errors import UsageError
 from bml.train.agreement import agree
+from bml.train.balancing.throughput import Throughput
 from bml.train.batch import Batch, Recompute
 from bml.train.batches import EQUAL, BatchPlan, Weights
 from bml.train.calls import warn_user
@@ -229,8 +230,7 @@ class Session(CollectiveCalls):
         With `balance` servers that compute slower get smaller shares: every 8 batches a small step compares
         their times per sample. All servers must give the same numbers. A loop that is left early leaves
         samples out; `samples` says so. If the iterator is kept in a variable, close it after `break`: until
-        then the loop is open. Raises UsageError for numbers out of range (see `BatchPlan`), and when a batch
-        was not ended.
+        then the loop is open. Raises UsageError for wrong numbers (`BatchPlan`) and if a batch was not ended.
         """
         plan = BatchPlan(n_samples, global_batch, epochs, seed, balance)
         loop = self._position.enter(str(plan), len(plan), lambda: self._end_batches(loop))
@@ -271,9 +271,9 @@ class Session(CollectiveCalls):
         return self._state.digest()
 
     @property
-    def own_steps(self) -> int:
-        """Steps that no call of the training function asked for: a report does not count them."""
-        return self._collectives.n_own_steps
+    def throughput(self) -> Throughput:
+        """The committed steps by the number of servers that contributed, for the report and the status."""
+        return self._collectives.throughput
 
     # --- loops -----------------------------------------------------------------------------------
 

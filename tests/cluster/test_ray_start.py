@@ -10,7 +10,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
-from fake_ray import KILLED, NOBODY, SPEC, FakeRay, report, waits_for
+from fake_ray import KILLED, NOBODY, SPEC, FakeRay, contact, report, waits_for
 
 from bml.cluster.fleets import processes
 from bml.cluster.fleets.fleet import Changed, Died, Reported
@@ -62,6 +62,29 @@ def test_a_ray_of_ones_own_without_room_is_refused_at_once(
     ):
         ray_fleet.RayFleet(SPEC, None, False, Reservation({"GPU": 1}))
     assert len(closed) == 1, "Ray is not left behind"
+
+
+def test_a_job_begins_with_the_least_servers_that_ray_has_placed(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are ended, and join when they come: an actor cannot become a joiner."""
+    from bml.cluster.fleets import muster
+    from bml.cluster.fleets.placement import Reservation
+    from bml.cluster.ray.fleet import RayFleet
+
+    monkeypatch.setattr(muster, "OTHERS_S", 0.05)
+    spec = JobSpec("bcube:2x2", transport="tcp", least=2)
+    ray.free = {"CPU": 3.0}
+    for server in range(3):
+        ray.answers[f"ServerActor {server}", "contact"] = (contact(server), NOBODY)
+    fleet = RayFleet(spec, None, False, Reservation({"CPU": 1}))
+    fleet.start(b"train")
+    assert fleet.spec.servers == (0, 1, 2)
+    assert ray.asked("ServerActor 3", "killed") == [()]
+    assert [len(ray.asked(f"ServerActor {server}", "run")) for server in range(4)] == [1, 1, 1, 0]
+    (told,) = ray.asked("CoordinatorActor", "begin")
+    assert told[0].absent == (3,)
+    assert sorted(told[1]) == [0, 1, 2]
 
 
 def test_a_server_that_cannot_start_says_why_on_ray(ray: FakeRay) -> None:

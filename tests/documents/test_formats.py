@@ -24,6 +24,7 @@ from bml.cluster.server.rates import Traffic
 from bml.cluster.spec.job import JobSpec
 from bml.cluster.torchrun import launcher as torchrun
 from bml.fabric.network import EmulatedFabric
+from bml.train.balancing.throughput import SizeSummary
 from bml.transport.interface import LinkStats
 
 
@@ -52,6 +53,7 @@ def command(module: str, name: str) -> Callable[..., Any]:
 TABLES = {
     "The report": lambda: {*Result(JobSpec("bcube:2x2")).report},
     "A view": lambda: keys(status.view_records),
+    "The throughput of a size": lambda: {*SizeSummary.__annotations__},
     "The metrics of a server": lambda: keys(training._metrics),
     "The counters of a connection": lambda: {*LinkStats._fields},
     "The status of a job": lambda: keys(Job.status, -1),

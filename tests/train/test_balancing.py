@@ -409,7 +409,7 @@ def test_a_joiner_on_its_way_to_the_others_exchanges_no_times() -> None:
     collectives.position.go_to((Mark(0, FIRST, str(plan)), Mark(0, 3, "steps(5)")))
     assert balancer.next_batch(plan) == EQUAL
     assert balancer.dump() == before, "the others have counted this batch"
-    assert not collectives.n_own_steps
+    assert not collectives.throughput.n_own_steps
 
 
 def test_servers_that_do_not_all_balance_are_told() -> None:

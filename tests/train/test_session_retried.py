@@ -34,6 +34,9 @@ class Line:
         self.step = 1
         self.brought: list[tuple[int, int]] = []
 
+    def clock(self) -> float:
+        return 0.0
+
     def joined(self) -> None:
         return None
 

@@ -64,6 +64,7 @@ class EmulatedFleet:
     def start(self, train: bytes) -> None:
         """See Fleet."""
         self._fleet.start(train)
+        self.spec = self._fleet.spec
 
     def join(self, server: int, incarnation: int, give_up: threading.Event) -> None:
         """See Fleet."""

@@ -24,6 +24,7 @@ from bml.cluster.fleets.fleet import (
     reachable,
 )
 from bml.cluster.fleets.fork_server import ENDING_S, ForkServer
+from bml.cluster.fleets.muster import Muster
 from bml.cluster.fleets.preloading import referenced, worth_preloading
 from bml.cluster.process.mail import Inbox, Outbox
 from bml.cluster.spec.job import Contact, JobSpec, Place, Request, default_nics
@@ -125,12 +126,33 @@ class ProcessFleet:
             self._servers[server] = self._spawn()
         for server, child in self._servers.items():
             child.send("server", self._place(server), self._spec, server, None)
-        deadline = time.monotonic() + self._spec.start_s
-        for server, child in self._servers.items():
-            self._known.contacts[server] = _contact(child, server, deadline)
+        self._gather()
         for child in self._servers.values():
             child.send(self._known.contacts, train)
         self._look_after_coordinator()
+
+    def _gather(self) -> None:
+        """Wait until the job can begin; servers that have not come by then are absent, and ended."""
+        spec = self._spec
+        muster = Muster(spec.parsed_fabric(), spec.servers, spec.least, spec.start_s, time.monotonic())
+        coming = dict(self._servers)
+        while not muster.begins(now := time.monotonic()):
+            wait([child.sock for child in coming.values()], muster.patience_s(now))
+            for server, child in list(coming.items()):
+                try:
+                    contact = _first_word(child, server)
+                except StartError as error:
+                    del coming[server]
+                    muster.failed(server, error)
+                    continue
+                if contact is not None:
+                    del coming[server]
+                    self._known.contacts[server] = contact
+                    muster.came(server, time.monotonic())
+        if late := self._servers.keys() - muster.here:
+            for server in late:
+                self._servers.pop(server).end()
+            self.spec = self._spec = spec.beginning_with(muster.here)
 
     def join(self, server: int, incarnation: int, give_up: threading.Event) -> None:
         """See Fleet."""
@@ -326,16 +348,24 @@ class ProcessFleet:
             raise
 
 
-def _contact(child: _Child, server: int, deadline: float, give_up: threading.Event | None = None) -> Contact:
-    """Return the addresses of a server that was just started: its first message (see `reachable`)."""
-    while not (said := child.inbox.take()) and not child.inbox.over:
-        if give_up is not None and give_up.is_set():
+def _contact(child: _Child, server: int, deadline: float, give_up: threading.Event) -> Contact:
+    """Wait for the addresses of a server that was just started. Raises StartError, see `_first_word`."""
+    while (contact := _first_word(child, server)) is None:
+        if give_up.is_set():
             raise StartError(f"server {server} was still being started when the job ended")
         if time.monotonic() > deadline:
             raise StartError(f"server {server} did not start in time")
         wait([child.sock], _LOOK_S)
+    return contact
+
+
+def _first_word(child: _Child, server: int) -> Contact | None:
+    """Return the first message of a server: its addresses (see `reachable`); None if it is not here yet."""
+    said = child.inbox.take()
     if not said:
-        raise StartError(f"server {server} died at start-up: {_cause(child.end())}")
+        if child.inbox.over:
+            raise StartError(f"server {server} died at start-up: {_cause(child.kill())}")
+        return None
     ((contact,),) = said
     return reachable(server, contact)
 

@@ -24,6 +24,7 @@ from bml.fabric import DEFAULT_NAME
 from bml.faults import Fault
 from bml.protocol.server.learner import KEPT_NBYTES
 from bml.protocol.timeouts import DEFAULT_DETECT_S
+from bml.topology import parse
 from bml.train.keeping.settings import EVERY, KEEP, Keeping, Path
 from bml.transport.choice import AUTO
 from bml.transport.handshake.traffic_class import traffic_class_of
@@ -52,6 +53,7 @@ def start(
     emulated: bool | str = False,
     transport: str = AUTO,
     traffic_class: int | str | None = None,
+    servers: tuple[int, int] | None = None,
     absent: Iterable[int] = (),
     rejoin: bool = False,
     trace: bool = False,
@@ -87,12 +89,12 @@ def start(
         emulated=DEFAULT_NAME if emulated is True else emulated or None,
         transport=transport,
         traffic_class=None if traffic_class is None else traffic_class_of(traffic_class),
-        absent=tuple(absent),
         rejoin=rejoin,
         constants=load_constants()[0],
         trace=trace,
         kept_mib=kept_mib,
         keeping=Keeping.of(checkpoint, every, keep, resume),
+        **sizes(fabric, servers, tuple(absent)),
     )
     reserves = Reservation(resources or {})
     teller = Teller(on_change)
@@ -137,15 +139,14 @@ def launch(*arguments: Any, **options: Any) -> Result:
             long, and within 3.25 times where heartbeats are often late. Default: 0.5.
         start_s: Seconds that servers may take to appear.
         min_servers: With fewer survivors the job stops. Default: more than half of the view before.
-        emulated: Name of the emulated fabric that is up on this machine, on which the servers are to live:
-            cables really break. True is "bml", which is made for the job if it is not up. With the launcher
-            "ray" every server is a Ray node of its own there.
+        emulated: Name of an emulated fabric of this machine for the servers: cables really break. True is
+            "bml", which is made for the job if it is not up. On "ray" every server is a Ray node there.
         transport: "tcp", "shm" (servers share one host's memory), "verbs" (RDMA), "verbs,tcp" (RDMA where
             there is any) or "auto": shm on one host if nothing needs links (an algorithm, faults of links or
             switches, an emulated fabric, a traffic class, a trace, BML_NICS), else tcp.
-        traffic_class: Marks all packets of the job for the queues of NICs and switches: "urgent" goes before
-            other jobs, "bulk" after them, "normal" is unmarked; or a DSCP times 4, 0 to 255. Default:
-            `BML_TRAFFIC_CLASS` of each machine, or unmarked.
+        traffic_class: Marks packets for the queues of NICs and switches: "urgent" goes before other jobs,
+            "bulk" after them, "normal" is unmarked; or a DSCP times 4. Default: `BML_TRAFFIC_CLASS`.
+        servers: (6, 9): begin as soon as six servers are there; others join later, nine in all. Default: all.
         absent: Servers that are not started; they may join later (`job.inject("join:4")`).
         rejoin: A server that is lost is started again and joins.
         trace: Servers record their actions and times, see `Result.trace`.
@@ -182,6 +183,22 @@ def launch(*arguments: Any, **options: Any) -> Result:
         return job.wait()
 
 
+def sizes(fabric: str, servers: tuple[int, int] | None, absent: tuple[int, ...]) -> dict[str, Any]:
+    """Return the settings of JobSpec for the least and the most servers of a job; the last ones are absent.
+
+    Raises UsageError unless that many can be there.
+    """
+    if servers is None:
+        return {"absent": absent}
+    there = [server for server in parse(fabric).servers if server not in absent]
+    if not (isinstance(servers, tuple) and len(servers) == 2 and all(type(each) is int for each in servers)):
+        raise UsageError(f"servers is {servers!r:.80}: give the least and the most, like (6, 9)")
+    least, most = servers
+    if not 1 <= least <= most <= len(there):
+        raise UsageError(f"a job on {fabric} cannot have {least} to {most} servers: there are {len(there)}")
+    return {"absent": (*absent, *there[most:]), "least": least}
+
+
 def _fleet(
     spec: JobSpec, launcher: str, address: str | None, reserves: Reservation, prints: bool, on_start: OnStart
 ) -> Fleet:
@@ -192,6 +209,11 @@ def _fleet(
     if reserves and (launcher == "processes" or spec.emulated is not None):
         raise UsageError(
             "resources are reserved of a Ray cluster: with processes, or an emulated fabric, give none"
+        )
+    if spec.least is not None and spec.emulated is not None and launcher == "ray":
+        raise UsageError(
+            "on the emulated fabric each Ray actor has a node of its own, which is always there: with "
+            "--servers take the launcher processes, or begin with --absent"
         )
     if spec.emulated is not None:
         if address is not None:

@@ -49,7 +49,8 @@ class Result:
         """One line: `report` has all that is known, and is long."""
         done = self._by("done")
         steps = max((report.metrics.get("steps", 0) for report in done.values()), default=0)
-        says = f"{len(done)} of {len(self.spec.servers)} servers done after {steps} steps"
+        known = {*self.spec.servers, *self.reports, *self.dead}
+        says = f"{len(done)} of {len(known)} servers done after {steps} steps"
         lost = f", lost {', '.join(map(str, sorted(self.dead)))}" if self.dead else ""
         value = f", value {reprlib.repr(self.value)}" if done else ""
         return f"<Result on {self.spec.fabric}: {says}{lost}{value}>"
@@ -101,6 +102,7 @@ class Result:
             "resumed": None if resumed is None else {"job": resumed.job, "steps": resumed.steps},
             "steps": first.metrics["steps"] if first else 0,
             "views": first.views if first else [],
+            "sizes": first.metrics.get("sizes", {}) if first else {},
             "digests": {server: report.digest for server, report in survivors.items() if report.contributed},
             "samples": first.samples if first else None,
             "outcomes": {server: report.outcome for server, report in sorted(self.reports.items())},

@@ -15,13 +15,12 @@ from bml.cluster.launcher import outcomes
 from bml.cluster.launcher.callbacks import Teller
 from bml.cluster.launcher.graces import give_up_at, last_members
 from bml.cluster.launcher.jobsocket import JobSocket
-from bml.cluster.launcher.joining import Joining
-from bml.cluster.launcher.restarts import OUT, Comebacks, is_worth_it
+from bml.cluster.launcher.newcomers import Newcomers, server_of
+from bml.cluster.launcher.restarts import OUT, is_worth_it
 from bml.cluster.launcher.result import Result
 from bml.cluster.spec.job import JobSpec, check_possible
 from bml.errors import FabricError, UsageError, job_error
 from bml.faults import AtOnce, AtStep, Fault, FaultPlan
-from bml.topology import ServerFailure
 
 _LOG = logging.getLogger("bml.cluster")
 
@@ -51,9 +50,8 @@ class Job:
         self._fleet = fleet
         self._launcher = launcher
         self._teller = teller
-        self._joining = Joining(fleet.join)
-        self._comebacks = Comebacks()
         self._result = Result(spec)
+        self._newcomers = Newcomers(fleet.join, self._result, self._is_here, lambda: self._is_over)
         self._snapshot: dict[str, Any] = {}
         self._error: BaseException | None = None
         self._begun = threading.Event()
@@ -64,9 +62,6 @@ class Job:
         self._values_read = False
         self._thread = threading.Thread(target=self._run, name=f"follow-{spec.job}", daemon=True)
         self._socket: JobSocket | None = None
-        self._wanted: list[tuple[int, str]] = []  # servers to be started, each with the fault that asked
-        self._incarnations: dict[int, int] = {}  # the newest incarnations of servers that join
-        self._asked = (0, 0)
         self._give_up_at: dict[int, float] = {}
 
     @property
@@ -86,6 +81,9 @@ class Job:
         """
         try:
             self._fleet.start(train)
+            late = {*self.spec.servers} - {*self._fleet.spec.servers}
+            self.spec = self._result.spec = self._fleet.spec
+            self._newcomers.await_late(late)
             self._socket = JobSocket.open(self.spec.job, self._serve)
             self._thread.start()
             while not self._begun.wait(_POLL_S):
@@ -104,7 +102,7 @@ class Job:
         answers = self._fleet.ask(("status", ""), _STATUS) if self.running else {}
         silent = [
             server
-            for server in self.spec.parsed_fabric().servers
+            for server in sorted({*self.spec.servers, *self._newcomers.incarnations})
             if server not in answers
             and server not in self._result.dead
             and server not in self._result.reports
@@ -120,6 +118,7 @@ class Job:
             "servers": {**answers, **{server: {"answers": False} for server in silent}},
             "ended": {server: report.outcome for server, report in sorted(self._result.reports.items())},
             "lost": dict(sorted(self._result.dead.items())),
+            "awaited": self._newcomers.awaited,
         }
 
     def inject(self, spec: str | Fault) -> dict[str, Any]:
@@ -136,9 +135,9 @@ class Job:
         check_possible(plan, self.spec)
         if not self.running:
             raise FabricError(f"the job {self.name} has ended")
-        if fault.kind == "join" and self._is_here(_server_of(fault)) and self._is_due(fault):
+        if fault.kind == "join" and self._is_here(server_of(fault)) and self._is_due(fault):
             raise UsageError(
-                f"'{fault}': server {_server_of(fault)} is in the job; it can join when it is out of the "
+                f"'{fault}': server {server_of(fault)} is in the job; it can join when it is out of the "
                 "view (see bml status)"
             )
         answers = self._fleet.ask(("inject", str(fault)), _INJECT)
@@ -248,7 +247,7 @@ class Job:
             self._socket.close()
         if self._thread.ident is not None:
             self._thread.join()
-        self._joining.close()
+        self._newcomers.close()
         self._fleet.close()
 
     def __enter__(self) -> Job:
@@ -289,11 +288,15 @@ class Job:
                 self._heard(event, missing)
             if self._teller.error is not None:
                 raise self._teller.error
-            self._join(missing)
+            self._newcomers.start(missing)
             missing -= result.reports.keys() | result.dead.keys()
             now = time.monotonic()
             for server in [each for each in missing if now > self._give_up_at.get(each, math.inf)]:
-                result.dead[server] = "it did not end after the others, and was killed"
+                result.dead[server] = (
+                    "it had not come when the job ended"
+                    if server in self._newcomers.awaited
+                    else "it did not end after the others, and was killed"
+                )
                 missing.discard(server)
 
     def _heard(self, event: FleetEvent, missing: set[int]) -> None:
@@ -304,8 +307,7 @@ class Job:
         match event:
             case Reported(report) if report.kind in OUT:
                 result.dead[report.server] = report.error
-                if is_worth_it(report.kind):
-                    self._lost(report.server)
+                self._newcomers.lost(report.server, is_worth_it(report.kind))
             case Reported(report):
                 if not result.reports:
                     self._wait_for(missing, last_members(report, missing))
@@ -314,11 +316,10 @@ class Job:
                 result.not_injected[fault] = why
             case Died(server, why):
                 result.dead[server] = why
-                self._lost(server)
+                self._newcomers.lost(server)
             case Changed(snapshot):
                 self._snapshot = snapshot
-                self._read_asked(snapshot)
-                self._comebacks.came_in(set(self._inside(snapshot)) - set(snapshot["learners"]))
+                self._newcomers.seen(snapshot, self._inside(snapshot))
                 if self._is_over and not self._give_up_at:  # perhaps no server is left to report it
                     self._wait_for(missing, self._inside(snapshot))
                     result.abort = job_error(**snapshot["abort"]) if snapshot["abort"] else None
@@ -329,7 +330,8 @@ class Job:
     def _wait_for(self, missing: Iterable[int], members: Container[int]) -> None:
         """Wait for these servers a little longer, as the job is over."""
         writes = bool(self.spec.keeping.folder)
-        self._give_up_at = give_up_at(time.monotonic(), missing, members, writes)
+        now, late = time.monotonic(), {*missing}.intersection(self._newcomers.awaited)
+        self._give_up_at = give_up_at(now, missing, members, writes) | give_up_at(now, late, members, False)
 
     @property
     def _is_over(self) -> bool:
@@ -341,54 +343,6 @@ class Job:
 
         A view that still has a server of which the death is known says nothing about its next incarnation.
         """
-        joined, dead = snapshot["joined"], self._result.dead
-        now = [each for each in snapshot["members"] if joined.get(each, 0) == self._incarnations.get(each, 0)]
+        joined, dead, newest = snapshot["joined"], self._result.dead, self._newcomers.incarnations
+        now = [each for each in snapshot["members"] if joined.get(each, 0) == newest.get(each, 0)]
         return [each for each in now if each not in dead]
-
-    # --- servers that come -----------------------------------------------------------------------
-
-    def _lost(self, server: int) -> None:
-        """Start a lost server again if the job rejoins servers, unless it never became a member."""
-        if not self.spec.rejoin or self._is_over:
-            return
-        refusal = self._comebacks.refusal(server, time.monotonic())
-        if refusal:
-            self._result.dead[server] += f"; {refusal}"
-        else:
-            self._wanted.append((server, ""))
-
-    def _read_asked(self, snapshot: dict[str, Any]) -> None:
-        """Note each join that the coordinator was asked for, once; a successor counts from the start."""
-        for number, text in snapshot["asked"]:
-            if (snapshot["term"], number) > self._asked:
-                self._asked = (snapshot["term"], number)
-                self._wanted.append((_server_of(Fault.parse(text, at_once=True)), text))
-
-    def _join(self, missing: set[int]) -> None:
-        """Start the wanted servers that are gone, and note those that could not be started."""
-        for server, why in self._joining.failed():
-            self._result.dead[server] = why
-            self._lost(server)
-        wanted, self._wanted = self._wanted, []
-        for server, asked in wanted:
-            if server in self._joining.coming:
-                # If it died again, the current start must be over before the next one.
-                if server in self._result.dead:
-                    self._wanted.append((server, asked))
-                continue
-            if self._is_over:
-                continue
-            if self._is_here(server):
-                _LOG.warning("%s changes nothing: server %d is in the job", asked, server)
-                continue
-            self._result.begun.add(asked)
-            self._result.dead.pop(server, None)
-            self._result.told.discard(server)
-            self._incarnations[server] = 1 + max(self._incarnations.values(), default=0)
-            missing.add(server)
-            self._joining.begin(server, self._incarnations[server])
-
-
-def _server_of(join: Fault) -> int:
-    assert isinstance(join.target, ServerFailure)
-    return join.target.server

@@ -37,6 +37,7 @@ def run_training(server: Server, contacts: Contacts, pickled: bytes) -> ServerRe
             server.wait_for_view()
         session = Session(server)
         server.keeping.apply(session)
+        server.show_throughput(session.throughput)
         # Packed before the session ends: if the job is over, this may be all that can be saved.
         value = packed(_call(train, session))
         session.finish()
@@ -58,7 +59,7 @@ def run_training(server: Server, contacts: Contacts, pickled: bytes) -> ServerRe
         digest=digest or _last_digest(session),
         samples=session.samples() if session else None,
         views=server.view_records(),
-        metrics=_metrics(server, session.own_steps if session else 0),
+        metrics=_metrics(server),
         trace=server.trace(),
         contributed=server.contributes,
         struck=server.struck,
@@ -126,11 +127,11 @@ _OWN = (StepMismatch, StateMismatch, InvariantError, TooSlow)
 """Errors that end the run of one server, and do not come from the end of the job."""
 
 
-def _metrics(server: Server, own_steps: int) -> dict[str, Any]:
+def _metrics(server: Server) -> dict[str, Any]:
     times = list(server.commit_at_s)
     gaps = np.diff(times)
     return {
-        "steps": server.steps - own_steps,
+        "steps": server.steps - server.own_steps,
         "step_median_s": float(np.median(gaps)) if len(gaps) else None,
         "step_max_s": float(gaps.max()) if len(gaps) else None,
         "commit_at_s": times,
@@ -138,4 +139,5 @@ def _metrics(server: Server, own_steps: int) -> dict[str, Any]:
         "nbytes_copied": server.nbytes_copied,
         "shares": server.shares,
         "checkpoints": server.checkpoints,
+        "sizes": server.sizes,
     }

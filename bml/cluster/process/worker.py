@@ -107,7 +107,10 @@ def _serve(sock: socket.socket, place: Place, spec: JobSpec, number: int, incarn
         return
     leave_on_sigterm(server)
     launcher.say(server.contact)
-    contacts, train = receive(sock)
+    try:
+        contacts, train = receive(sock)
+    except (EOFError, OSError):
+        return  # the job does not begin, or begins without this server
     threading.Thread(target=launcher.listen, args=(server,), name="bml-launcher", daemon=True).start()
     launcher.say("report", run_training(server, contacts, train))
     launcher.flush()

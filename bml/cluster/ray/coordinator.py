@@ -32,7 +32,7 @@ class RayCoordinator:
     """
 
     def __init__(self, spec: JobSpec, known: Known, changing: threading.Condition, node: str, local: bool):
-        self._spec, self._known, self._changing, self._node, self._local = spec, known, changing, node, local
+        self.spec, self._known, self._changing, self._node, self._local = spec, known, changing, node, local
         self._actor: Any = None
         self._prepared: Any = None
         self._handle: Handle | None = None
@@ -137,12 +137,12 @@ class RayCoordinator:
         with self._changing:
             known = self._known
             self._actor = actor
-            actor.begin.remote(self._spec, known.contacts, known.incarnations, term)
+            actor.begin.remote(self.spec, known.contacts, known.incarnations, term)
             self._tell_all()
 
     def _make(self, term: int) -> Any:
         actor = ray.remote(CoordinatorActor).options(
-            name=f"{self._spec.job}-coordinator-{term}",
+            name=f"{self.spec.job}-coordinator-{term}",
             namespace=NAMESPACE,
             num_cpus=0,
             max_restarts=0,

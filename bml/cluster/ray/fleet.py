@@ -34,7 +34,8 @@ from bml.cluster.fleets.placement import Reservation, blocks
 from bml.cluster.ray.actors import ServerActor
 from bml.cluster.ray.connection import RayConnection
 from bml.cluster.ray.coordinator import GOING_S, RayCoordinator
-from bml.cluster.ray.machines import Machines, living_machines, on_node, room_for
+from bml.cluster.ray.gathering import gather
+from bml.cluster.ray.machines import Machines, check_room, living_machines, on_node, room_for
 from bml.cluster.spec.job import Contact, JobSpec, Place, Request
 from bml.errors import StartError, UsageError
 
@@ -96,11 +97,8 @@ class RayFleet:
         # On one machine, loopback addresses reach all servers. It needs room: other nodes may join that Ray.
         alone = machines is None and len(living) == 1
         has_room = not self._reserves or room_for(self._reserves, len(servers))
-        if is_own and not has_room:
-            raise StartError(
-                f"this machine has no room: each of {len(servers)} servers reserves {self._reserves}, and "
-                f"its Ray has free {ray.available_resources()}"
-            )
+        if is_own:
+            check_room(self._reserves, spec.least or len(servers))
         self._one_machine = alone and has_room
         settled = spec.settled(self._one_machine)
         self.spec = self._spec = settled.sharing_cores() if self._one_machine else settled
@@ -116,12 +114,22 @@ class RayFleet:
         for server in self._spec.servers:
             self._actors[server] = self._actor(server)
         self._coordinator.prepare()
-        deadline = time.monotonic() + self._spec.start_s
-        for server in self._actors:
-            self._known.contacts[server] = self._contact(server, deadline)
+        if self._spec.least is None:
+            deadline = time.monotonic() + self._spec.start_s
+            for server in self._actors:
+                self._known.contacts[server] = self._contact(server, deadline)
+        else:
+            self._gather()
         self._coordinator.look_after()
         for server in self._actors:
             self._run(server)
+
+    def _gather(self) -> None:
+        """Wait until enough servers are placed; those that have not come by then are absent, and ended."""
+        self._known.contacts = contacts = gather(self._spec, self._actors, self._contact)
+        for server in self._actors.keys() - contacts.keys():
+            self._end(server)
+        self.spec = self._spec = self._coordinator.spec = self._spec.beginning_with(contacts)
 
     def _actor(self, server: int, incarnation: int | None = None) -> Any:
         machines = self._machines
@@ -144,11 +152,9 @@ class RayFleet:
 
     def _strategy(self, server: int) -> Any:
         """Return where Ray is to put a server."""
-        if self._machines:
-            return on_node(self._machines.nodes[server])
-        if self._reserves and not self._one_machine:
+        if self._reserves and not (self._machines or self._one_machine):
             return "SPREAD"  # it must be where the resources are free
-        return on_node(self._homes[server])
+        return on_node(self._machines.nodes[server] if self._machines else self._homes[server])
 
     def join(self, server: int, incarnation: int, give_up: threading.Event) -> None:
         """See Fleet."""

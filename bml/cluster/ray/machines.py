@@ -10,6 +10,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from bml.cluster.fleets.placement import Machine, Reservation
 from bml.cluster.spec.job import Endpoint, Place
+from bml.errors import StartError
 
 _HEAD = "node:__internal_head__"  # Ray adds this to the resources of the node with its head
 
@@ -51,3 +52,12 @@ def room_for(reserves: Reservation, servers: int) -> bool:
     """Whether Ray has free resources now for as many servers."""
     free = ray.available_resources()
     return all(free.get(name, 0.0) >= servers * amount for name, amount in reserves.amounts.items())
+
+
+def check_room(reserves: Reservation, servers: int) -> None:
+    """Raise StartError if a Ray that no machine will ever join has no room for as many servers."""
+    if reserves and not room_for(reserves, servers):
+        raise StartError(
+            f"this machine has no room: each of {servers} servers reserves {reserves}, and its Ray has free "
+            f"{ray.available_resources()}"
+        )

@@ -28,6 +28,7 @@ from bml.protocol.step.workspace import Array, Padded, vector_of
 from bml.protocol.wire import messages as msg
 from bml.protocol.wire.call import Call
 from bml.topology.errors import BmlError, UsageError
+from bml.train.balancing.throughput import SizeSummary, Throughput
 from bml.train.communicator import Committed, Outcome
 from bml.train.keeping.settings import Keeping
 
@@ -58,6 +59,7 @@ class Server:
     ):
         self.server = server
         self._spec = spec
+        self._servers = spec.servers
         self._shell = shell = Assembly(
             spec, server, nics, control_host, apply_to_fabric, incarnation, on_line
         )
@@ -74,6 +76,8 @@ class Server:
 
     def start(self, contacts: Contacts) -> None:
         """Start the loop, in the training thread; the coordinator may call from now on."""
+        if not self.joins:  # it may have been started before it was known who comes in time
+            self._servers = tuple(each for each in self._servers if each in contacts)
         self._shell.start(contacts)
 
     def discard(self) -> None:
@@ -102,8 +106,8 @@ class Server:
 
     @property
     def servers(self) -> tuple[int, ...]:
-        """The servers with which the job began, lost ones too."""
-        return self._spec.servers
+        """The servers with which the job began, lost ones too; the same on all of them."""
+        return self._servers
 
     @property
     def n_servers(self) -> int:
@@ -168,6 +172,20 @@ class Server:
     def keeping(self) -> Keeping:
         """Which checkpoints the launcher wants, and with which one this job goes on."""
         return self._spec.keeping
+
+    def show_throughput(self, throughput: Throughput) -> None:
+        """Show the throughput of a session in the status and the report."""
+        self._shell.throughput = throughput
+
+    @property
+    def sizes(self) -> dict[int, SizeSummary]:
+        """The steps by the number of servers that contributed."""
+        return self._shell.sizes()
+
+    @property
+    def own_steps(self) -> int:
+        """How many of its steps the training function has not asked for."""
+        return self._shell.throughput.n_own_steps if self._shell.throughput else 0
 
     @property
     def shares(self) -> dict[str, Any] | None:

@@ -24,6 +24,7 @@ from bml.faults.busy import Slowdown
 from bml.io.poller import Poller
 from bml.protocol.server import events as ev
 from bml.protocol.server.core import ServerCore
+from bml.train.balancing.throughput import SizeSummary, Throughput
 from bml.transport.choice import Opened
 
 
@@ -49,6 +50,8 @@ class ServerShell(ABC):
     """How the training function's batches are shared, if not equally."""
     checkpoints: Callable[[], dict[str, Any]] | None = None
     """Says what is known of checkpoints, if the job makes any."""
+    throughput: Throughput | None = None
+    """The steps of the training function's session."""
 
     def __init__(self) -> None:
         self._requests: deque[ev.Event | Callable[[], None]] = deque()
@@ -81,6 +84,10 @@ class ServerShell(ABC):
         """Apply the faults that are due; called wherever something may have brought a moment of the plan."""
         if self.injection.armed:
             self.injection.poll(self.core, time.monotonic())
+
+    def sizes(self) -> dict[int, SizeSummary]:
+        """Return the steps of the session by the number of servers that contributed; any thread may ask."""
+        return self.throughput.summary() if self.throughput else {}
 
     @abstractmethod
     def tell_heard(self) -> None:

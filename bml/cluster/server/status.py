@@ -65,6 +65,7 @@ def status(shell: ServerShell, now: float) -> dict[str, Any]:
         "nics": shell.nics.status(stats, now),
         "shares": shell.shares,
         "checkpoints": shell.checkpoints() if shell.checkpoints else None,
+        "sizes": shell.sizes(),
         "faults": [str(fault) for fault in shell.injection.pending],
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from numbers import Real
@@ -55,6 +55,8 @@ class JobSpec:
     `traffic_class`: the byte that marks all packets of the job for the switches, a DSCP times 4; None: that
     of `BML_TRAFFIC_CLASS` on each machine.
     `absent` servers are not started; they may join later. `rejoin`: a server that is lost is started again.
+    `least`: the job begins as soon as so many of the others are there, and these join when they come; None:
+    it begins with all of them.
     `constants`: of the cost model, by which all servers choose the schedule of a step of some size.
     `emulated`: name of the emulated fabric on which it runs; None: on this machine's own network.
     `nic_rate`: bytes per second of every NIC, if known. `trace`: servers record their actions and times.
@@ -74,6 +76,7 @@ class JobSpec:
     traffic_class: int | None = None
     absent: tuple[int, ...] = ()
     rejoin: bool = False
+    least: int | None = None
     constants: Constants = DEFAULTS
     nic_rate: float | None = None
     trace: bool = False
@@ -130,11 +133,21 @@ class JobSpec:
         without = fabric.without(*(ServerFailure(server) for server in self.absent))
         if not without.is_connected:
             raise UsageError(f"without servers {self.absent} the others cannot reach each other")
+        if self.least is not None and self.least not in range(1, len(self.servers) + 1):
+            raise UsageError(
+                f"a job of {len(self.servers)} servers cannot begin with {self.least!r}: write servers=(6, 9)"
+            )
 
     @property
     def servers(self) -> tuple[int, ...]:
         """The servers with which the job begins."""
         return tuple(server for server in self.parsed_fabric().servers if server not in self.absent)
+
+    def beginning_with(self, servers: Container[int]) -> JobSpec:
+        """Return the specification of a job that begins with these servers: all others are absent."""
+        return replace(
+            self, absent=tuple(each for each in self.parsed_fabric().servers if each not in servers)
+        )
 
     def for_joiner(self, again: bool) -> JobSpec:
         """Return the specification for a joiner; without the faults of the plan if it joins `again`."""

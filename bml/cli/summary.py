@@ -1,0 +1,74 @@
+"""What `bml run` prints at the end of a job: views, lost servers, throughput, ledger and parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from bml.cli.printed import in_words, size_lines
+from bml.cluster.launcher.result import Result
+
+
+def summarise(result: Result, console: Console) -> None:
+    """Print the end of a job that ended well."""
+    report = result.report
+    console.print(_view_table(report["views"]))
+    for server, why in report["dead"].items():
+        console.print(f"lost server {server}: {why}", highlight=False, markup=False)
+    console.print(f"steps committed: {report['steps']}", highlight=False)
+    for line in size_lines(report["sizes"]):
+        console.print(line, highlight=False, markup=False)
+    for line in _ledger_lines(report["samples"]):
+        console.print(line, highlight=False, markup=False)
+    console.print(_parameter_line(report["digests"]), highlight=False)
+    if isinstance(result.value, dict):
+        shown = ", ".join(f"{in_words(key)} {_short(value)}" for key, value in result.value.items())
+        console.print(f"result: {shown}", highlight=False, markup=False)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4f}" if type(value) is float else in_words(value)
+
+
+def _parameter_line(digests: dict[int, str]) -> str:
+    """Say what the digests prove of the parameters."""
+    digest = min(digests.values())
+    if not digest:
+        return "parameters: none were named with session.state, so nothing was compared"
+    return f"parameters of {len(digests)} servers: all hold the same bits, sha256 {digest[:16]}…"
+
+
+def _ledger_lines(samples: dict[str, Any] | None) -> Iterator[str]:
+    """Say what the ledger proves of the samples; a line per loop that did not use all of them."""
+    if samples is None:
+        return
+    epochs = sum(len(loop["epochs"]) for loop in samples["loops"])
+    if samples["complete"]:
+        yield f"ledger: every sample exactly once in each of {epochs} epochs"
+        return
+    for loop in samples["loops"]:
+        if not loop["complete"]:
+            left = loop["left_out"]
+            yield f"ledger: {loop['loop']}: {loop['end']}, {left} samples of its batches left out"
+
+
+def _view_table(views: list[dict[str, Any]]) -> Table:
+    table = Table("view", "servers", "after step", "noticed in", "recovered in", "reason", title="views")
+    for view in views:
+        table.add_row(
+            str(view["epoch"]),
+            str(len(view["members"])),
+            str(view["commit"]),
+            _milliseconds(view["noticed_s"] or None),
+            _milliseconds(view["recover_s"]),
+            escape(view["reason"]),
+        )
+    return table
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1000:.0f} ms"

@@ -1,0 +1,110 @@
+"""The servers that are started while a job runs: those that are lost, asked for, or still to come."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from bml.cluster.launcher.growing import Growing
+from bml.cluster.launcher.joining import Join, Joining
+from bml.cluster.launcher.restarts import Comebacks
+from bml.cluster.launcher.result import Result
+from bml.faults import Fault
+from bml.topology import ServerFailure
+
+_LOG = logging.getLogger("bml.cluster")
+
+
+class Newcomers:
+    """Starts servers with `join`, and keeps the lists of `result`; one thread uses it, but for `close`.
+
+    `is_here` says whether a server is in the view, `is_over` whether the job has ended: a joiner would not be
+    let in any more.
+    """
+
+    def __init__(
+        self, join: Join, result: Result, is_here: Callable[[int], bool], is_over: Callable[[], bool]
+    ):
+        self._joining = Joining(join)
+        self._result = result
+        self._is_here, self._is_over = is_here, is_over
+        self._comebacks = Comebacks()
+        self._growing = Growing()
+        self._wanted: list[tuple[int, str]] = []  # each with the fault that asked for it, if one did
+        self._asked = (0, 0)
+        self.incarnations: dict[int, int] = {}
+        """The newest incarnations of servers that join."""
+
+    @property
+    def awaited(self) -> list[int]:
+        """The servers without which the job began, and that are still to come; any thread may ask."""
+        return self._growing.awaited
+
+    def await_late(self, late: Iterable[int]) -> None:
+        """The job has begun without these servers: they are to join when they come."""
+        self._growing.begin(late, time.monotonic())
+
+    def lost(self, server: int, again: bool = True) -> None:
+        """A server is lost: start it `again` if it is still to come, or if the job rejoins servers."""
+        result = self._result
+        if not again:
+            self._growing.give_up(server)
+            return
+        if self._is_over() or self._growing.failed(server, time.monotonic()) or not result.spec.rejoin:
+            return
+        refusal = self._comebacks.refusal(server, time.monotonic())
+        if refusal:
+            result.dead[server] += f"; {refusal}"
+        else:
+            self._wanted.append((server, ""))
+
+    def seen(self, snapshot: dict[str, Any], inside: Iterable[int]) -> None:
+        """Note what a coordinator says: its view, whose members are `inside`, and the joins it was asked for.
+
+        Each is noted once; a successor counts from the start.
+        """
+        contributors = {*inside} - {*snapshot["learners"]}
+        self._comebacks.came_in(contributors)
+        self._growing.came_in(contributors)
+        for number, text in snapshot["asked"]:
+            if (snapshot["term"], number) > self._asked:
+                self._asked = (snapshot["term"], number)
+                self._wanted.append((server_of(Fault.parse(text, at_once=True)), text))
+
+    def start(self, missing: set[int]) -> None:
+        """Start the wanted servers that are gone, into `missing`, and note those that cannot be started."""
+        result = self._result
+        for server, why in self._joining.failed():
+            result.dead[server] = why
+            self.lost(server)
+        wanted = [*self._wanted, *((server, "") for server in self._growing.due(time.monotonic()))]
+        self._wanted = []
+        for server, asked in wanted:
+            if server in self._joining.coming:
+                if server in result.dead:  # it died again: the current start must be over before the next one
+                    self._wanted.append((server, asked))
+                continue
+            if self._is_over():
+                continue
+            if self._is_here(server):
+                if asked:
+                    _LOG.warning("%s changes nothing: server %d is in the job", asked, server)
+                continue
+            result.begun.add(asked)
+            result.dead.pop(server, None)
+            result.told.discard(server)
+            self.incarnations[server] = 1 + max(self.incarnations.values(), default=0)
+            missing.add(server)
+            self._joining.begin(server, self.incarnations[server])
+
+    def close(self) -> None:
+        """Give up all starts, and wait until they have ended. Idempotent."""
+        self._joining.close()
+
+
+def server_of(join: Fault) -> int:
+    """Return the server that a join is about."""
+    assert isinstance(join.target, ServerFailure)
+    return join.target.server

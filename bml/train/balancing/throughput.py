@@ -1,0 +1,72 @@
+"""How fast the job went with how many servers. Pure: the clock is an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypedDict
+
+
+class SizeSummary(TypedDict):
+    """The steps of one size: how many, the samples of their batches, and the `seconds` that steps were timed.
+
+    A step is timed from the one before; the first is not. The rates are None if none was timed.
+    """
+
+    steps: int
+    samples: int
+    seconds: float
+    steps_per_s: float | None
+    samples_per_s: float | None
+
+
+@dataclass(slots=True)
+class _Size:
+    steps: int = 0
+    samples: int = 0
+    timed: int = 0
+    seconds: float = 0.0
+
+    def summary(self) -> SizeSummary:
+        rate = self.timed / self.seconds if self.seconds > 0 else None
+        return SizeSummary(
+            steps=self.steps,
+            samples=self.samples,
+            seconds=round(self.seconds, 6),
+            steps_per_s=rate,
+            samples_per_s=None if rate is None else rate * self.samples / self.steps,
+        )
+
+
+class Throughput:
+    """Counts committed steps by size: the number of servers that contributed.
+
+    One thread at a time counts steps, and one batches; any thread may ask for the summary.
+    """
+
+    def __init__(self, clock: Callable[[], float]):
+        self.n_own_steps = 0
+        """Steps that no call of the training function asked for; nothing else here counts them."""
+        self._clock = clock
+        self._sizes: dict[int, _Size] = {}
+        self._last_s: float | None = None
+
+    def step(self, size: int) -> None:
+        """A step of the training function was committed by so many servers."""
+        now, last_s = self._clock(), self._last_s
+        found = self._sizes.get(size)
+        if found is None:
+            found = self._sizes[size] = _Size()
+        found.steps += 1
+        if last_s is not None:
+            found.timed += 1
+            found.seconds += now - last_s
+        self._last_s = now
+
+    def batch(self, size: int, n_samples: int) -> None:
+        """A batch with so many samples was committed; its last step had so many contributors."""
+        self._sizes[size].samples += n_samples
+
+    def summary(self) -> dict[int, SizeSummary]:
+        """Return the summary of each size, in order."""
+        return {size: found.summary() for size, found in sorted(self._sizes.items())}

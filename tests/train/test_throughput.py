@@ -1,0 +1,38 @@
+"""Steps, samples and time by the number of servers that contributed."""
+
+from __future__ import annotations
+
+from bml.train.balancing.throughput import Throughput
+
+
+def test_each_step_counts_for_its_size_with_the_time_since_the_one_before() -> None:
+    now = [10.0]
+    throughput = Throughput(lambda: now[0])
+    for size, step_s in [(6, 100.0), (6, 0.5), (6, 0.5), (9, 0.25), (9, 0.25), (6, 1.0)]:
+        now[0] += step_s
+        throughput.step(size)
+        throughput.batch(size, 36)
+    found = throughput.summary()
+    assert list(found) == [6, 9]
+    assert found[6] == {
+        "steps": 4,
+        "samples": 144,
+        "seconds": 2.0,  # the first step is not timed
+        "steps_per_s": 1.5,
+        "samples_per_s": 54.0,
+    }
+    assert found[9] == {
+        "steps": 2,
+        "samples": 72,
+        "seconds": 0.5,
+        "steps_per_s": 4.0,
+        "samples_per_s": 144.0,
+    }
+
+
+def test_a_size_without_a_timed_step_has_no_rate() -> None:
+    throughput = Throughput(lambda: 1.0)
+    assert throughput.summary() == {}
+    throughput.step(3)
+    assert throughput.summary()[3]["steps_per_s"] is None
+    assert throughput.summary()[3]["samples_per_s"] is None
