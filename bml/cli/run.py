@@ -91,6 +91,7 @@ _SEEDED_STEPS = 50
     help="6..9: begin as soon as six servers are there; others join when they come, nine in all.",
 )
 @click.option("--absent", metavar="SERVERS", default="", help="Begin without these, like 7,8; they may join.")
+@click.option("--spares", type=int, default=0, help="Processes that wait to take the places of lost servers.")
 @click.option("--rejoin", is_flag=True, help="Start a lost server again: it joins the running job.")
 @click.option("--checkpoint", metavar="DIR", help="Write checkpoints of the training state to this folder.")
 @click.option(

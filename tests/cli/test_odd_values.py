@@ -53,6 +53,7 @@ CASES = [
     ([*RUN, "--servers", "6"], "'6' is no range of servers"),
     ([*RUN, "--servers", "9..6"], "cannot have 9 to 6 servers"),
     ([*RUN, "--servers", f"6..{BIG}"], "is no range of servers"),
+    ([*RUN, "--spares", "-1"], "spares is -1"),
     ([*RUN, "--absent", BIG], "not a list of servers"),
     ([*RUN, "--absent", "-1"], "cannot be absent"),
     ([*RUN, "--resource", "GPU=nan"], "cannot reserve nan"),

@@ -115,6 +115,7 @@ class ProcessFleet:
         self._succession = Succession(timeouts, timeouts.warm_up_s, time.monotonic())
         self._known = Known()
         self._leaving: list[_Child] = []
+        self._spares: list[_Child] = []
 
     def start(self, train: bytes) -> None:
         """See Fleet."""
@@ -130,6 +131,9 @@ class ProcessFleet:
         for child in self._servers.values():
             child.send(self._known.contacts, train)
         self._look_after_coordinator()
+        for _ in range(self._spec.spares):
+            self._spares.append(child := self._spawn())
+            child.send("spare", Place(), train)
 
     def _gather(self) -> None:
         """Wait until the job can begin; servers that have not come by then are absent, and ended."""
@@ -161,7 +165,7 @@ class ProcessFleet:
             self._lost(server, before)
         spec = self._spec.for_joiner(again=server in self._known.incarnations)
         deadline = time.monotonic() + self._spec.start_s
-        child = self._spawn()
+        child = (server in self._known.contacts and self._take_spare()) or self._spawn()
         child.send("server", self._place(server), spec, server, incarnation)
         try:
             contact = _contact(child, server, deadline, give_up)
@@ -219,12 +223,14 @@ class ProcessFleet:
             child.release(max(0.0, deadline - time.monotonic()))
         self._leaving.clear()
         self._end_coordinator()
-        for child in self._servers.values():
+        ending = [*self._servers.values(), *self._spares]
+        for child in ending:
             child.hang_up()
         deadline = time.monotonic() + ENDING_S
-        for child in self._servers.values():
+        for child in ending:
             child.release(max(0.0, deadline - time.monotonic()))
         self._servers.clear()
+        self._spares.clear()
         if self._fork_server is not None:
             self._fork_server.close()
             self._fork_server = None
@@ -325,6 +331,16 @@ class ProcessFleet:
         """Tell the current coordinator, under the lock."""
         if self._coordinator is not None:
             self._coordinator.send(*message)
+
+    def _take_spare(self) -> _Child | None:
+        """Return a process that waits for the place of a server; None if none is left."""
+        with self._changed:
+            while self._spares:
+                child = self._spares.pop(0)
+                if not child.has_ended:
+                    return child
+                self._leaving.append(child)
+        return None
 
     def _on_loopback(self, server: int | None) -> Place:
         levels = self._spec.parsed_fabric().levels

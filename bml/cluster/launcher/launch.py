@@ -55,6 +55,7 @@ def start(
     traffic_class: int | str | None = None,
     servers: tuple[int, int] | None = None,
     absent: Iterable[int] = (),
+    spares: int = 0,
     rejoin: bool = False,
     trace: bool = False,
     checkpoint: Path | None = None,
@@ -89,6 +90,7 @@ def start(
         emulated=DEFAULT_NAME if emulated is True else emulated or None,
         transport=transport,
         traffic_class=None if traffic_class is None else traffic_class_of(traffic_class),
+        spares=spares,
         rejoin=rejoin,
         constants=load_constants()[0],
         trace=trace,
@@ -148,6 +150,7 @@ def launch(*arguments: Any, **options: Any) -> Result:
             "bulk" after them, "normal" is unmarked; or a DSCP times 4. Default: `BML_TRAFFIC_CLASS`.
         servers: (6, 9): begin as soon as six servers are there; others join later, nine in all. Default: all.
         absent: Servers that are not started; they may join later (`job.inject("join:4")`).
+        spares: So many processes wait, with all imports done, to take the places of servers that are lost.
         rejoin: A server that is lost is started again and joins.
         trace: Servers record their actions and times, see `Result.trace`.
         checkpoint: Folder to which the servers write checkpoints, see `Session.checkpoint`.
@@ -209,6 +212,11 @@ def _fleet(
     if reserves and (launcher == "processes" or spec.emulated is not None):
         raise UsageError(
             "resources are reserved of a Ray cluster: with processes, or an emulated fabric, give none"
+        )
+    if spec.spares and (launcher == "ray" or spec.emulated is not None):
+        raise UsageError(
+            "spares are processes of this machine: take the launcher processes, without an emulated fabric; "
+            "with others, --rejoin starts lost servers again"
         )
     if spec.least is not None and spec.emulated is not None and launcher == "ray":
         raise UsageError(

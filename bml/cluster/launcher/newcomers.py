@@ -9,7 +9,7 @@ from typing import Any
 
 from bml.cluster.launcher.growing import Growing
 from bml.cluster.launcher.joining import Join, Joining
-from bml.cluster.launcher.restarts import Comebacks
+from bml.cluster.launcher.restarts import DIED, Comebacks, Spares, is_worth_it
 from bml.cluster.launcher.result import Result
 from bml.faults import Fault
 from bml.topology import ServerFailure
@@ -32,6 +32,7 @@ class Newcomers:
         self._is_here, self._is_over = is_here, is_over
         self._comebacks = Comebacks()
         self._growing = Growing()
+        self._spares = Spares(result.spec.spares)
         self._wanted: list[tuple[int, str]] = []  # each with the fault that asked for it, if one did
         self._asked = (0, 0)
         self.incarnations: dict[int, int] = {}
@@ -42,17 +43,30 @@ class Newcomers:
         """The servers without which the job began, and that are still to come; any thread may ask."""
         return self._growing.awaited
 
+    @property
+    def spares_left(self) -> int:
+        """How many spares still wait; any thread may ask."""
+        return self._spares.left
+
     def await_late(self, late: Iterable[int]) -> None:
         """The job has begun without these servers: they are to join when they come."""
         self._growing.begin(late, time.monotonic())
 
-    def lost(self, server: int, again: bool = True) -> None:
-        """A server is lost: start it `again` if it is still to come, or if the job rejoins servers."""
-        result = self._result
+    def lost(self, server: int, kind: str = DIED) -> None:
+        """A server is lost, with a report of some kind: have it started again, or its place taken, if it may.
+
+        A server that is still to come is started again later. Others are replaced by spares, or are started
+        again if the job rejoins servers.
+        """
+        result, again = self._result, is_worth_it(kind)
         if not again:
             self._growing.give_up(server)
+        if self._is_over() or self._growing.failed(server, time.monotonic()):
             return
-        if self._is_over() or self._growing.failed(server, time.monotonic()) or not result.spec.rejoin:
+        if self._spares.take(kind):
+            self._wanted.append((server, ""))
+            return
+        if not (again and result.spec.rejoin):
             return
         refusal = self._comebacks.refusal(server, time.monotonic())
         if refusal:

@@ -16,12 +16,39 @@ OUT = (*_WORTH, "Left", "NotJoined")
 in the runtime or, before it was a member, in the training function."""
 
 
+DIED = "Died"
+"""The kind of a server that was lost without a report."""
+_REPLACED = (*_WORTH, DIED, "Left")
+
+
 def is_worth_it(kind: str) -> bool:
-    """Whether another start of a server may end better than with a report of this kind.
+    """Whether another start of a server may end better than with a report of this kind, or without one.
 
     It does not where the training function raised, a call was wrong, or the server was asked to go.
     """
-    return kind in _WORTH
+    return kind in (*_WORTH, DIED)
+
+
+class Spares:
+    """Says which lost servers are replaced: the first ones, as long as there are spares for their places.
+
+    A spare takes the address of the server: the fabric has it, and its neighbours expect a server there.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._left = count
+
+    def take(self, kind: str) -> bool:
+        """Whether a spare takes the place of a server that was lost with a report of this kind, or DIED."""
+        if not self._left or kind not in _REPLACED:
+            return False
+        self._left -= 1
+        return True
+
+    @property
+    def left(self) -> int:
+        """How many still wait."""
+        return self._left
 
 
 class Comebacks:

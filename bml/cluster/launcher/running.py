@@ -16,7 +16,7 @@ from bml.cluster.launcher.callbacks import Teller
 from bml.cluster.launcher.graces import give_up_at, last_members
 from bml.cluster.launcher.jobsocket import JobSocket
 from bml.cluster.launcher.newcomers import Newcomers, server_of
-from bml.cluster.launcher.restarts import OUT, is_worth_it
+from bml.cluster.launcher.restarts import OUT
 from bml.cluster.launcher.result import Result
 from bml.cluster.spec.job import JobSpec, check_possible
 from bml.errors import FabricError, UsageError, job_error
@@ -119,6 +119,7 @@ class Job:
             "ended": {server: report.outcome for server, report in sorted(self._result.reports.items())},
             "lost": dict(sorted(self._result.dead.items())),
             "awaited": self._newcomers.awaited,
+            "spares": self._newcomers.spares_left,
         }
 
     def inject(self, spec: str | Fault) -> dict[str, Any]:
@@ -307,7 +308,7 @@ class Job:
         match event:
             case Reported(report) if report.kind in OUT:
                 result.dead[report.server] = report.error
-                self._newcomers.lost(report.server, is_worth_it(report.kind))
+                self._newcomers.lost(report.server, report.kind)
             case Reported(report):
                 if not result.reports:
                     self._wait_for(missing, last_members(report, missing))

@@ -1,8 +1,11 @@
 """The program of a plain process of a job: it is a server, or the coordinator.
 
+It is a spare before, if it was started to take the place of a server that is lost.
+
 The launcher holds the other end of its socket. Messages of the launcher, its own parent, are pickled; nothing
 else is ever unpickled. When the launcher is gone, this process ends.
 
+    launcher to spare      place, training function; later what it says to any server
     launcher to server     place, specification, which incarnation; contacts and the training function; then
                            ("ask", number, request) and ("applied",)
     launcher to coordinator  ("gone", server, why) and ("join", server, incarnation, contact)
@@ -23,7 +26,7 @@ from bml.cluster.process.exiting import end_children
 from bml.cluster.process.logs import LogsAside
 from bml.cluster.process.mail import Outbox, receive
 from bml.cluster.process.preemption import leave_on_sigterm
-from bml.cluster.process.training import run_training
+from bml.cluster.process.training import load, run_training
 from bml.cluster.server.server import Server
 from bml.cluster.spec.job import JobSpec, Place
 from bml.errors import FabricError, UsageError
@@ -39,10 +42,16 @@ _LAST_LOGS_S = 1.0
 
 
 def serve(descriptor: int) -> None:
-    """Serve the launcher at the other end of this socket, as a server or the coordinator."""
+    """Serve the launcher at the other end of this socket, as a server or the coordinator.
+
+    A spare waits until the launcher says which server it is.
+    """
     sock = close_on_fork(socket.socket(fileno=descriptor))
     try:
         role, place, *rest = receive(sock)
+        if role == "spare":
+            load(*rest)
+            role, place, *rest = receive(sock)
     except (EOFError, OSError):
         sock.close()
         return  # the launcher has gone before it said anything

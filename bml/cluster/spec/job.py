@@ -56,7 +56,7 @@ class JobSpec:
     of `BML_TRAFFIC_CLASS` on each machine.
     `absent` servers are not started; they may join later. `rejoin`: a server that is lost is started again.
     `least`: the job begins as soon as so many of the others are there, and these join when they come; None:
-    it begins with all of them.
+    it begins with all of them. `spares`: processes that wait for the places of lost servers.
     `constants`: of the cost model, by which all servers choose the schedule of a step of some size.
     `emulated`: name of the emulated fabric on which it runs; None: on this machine's own network.
     `nic_rate`: bytes per second of every NIC, if known. `trace`: servers record their actions and times.
@@ -77,6 +77,7 @@ class JobSpec:
     absent: tuple[int, ...] = ()
     rejoin: bool = False
     least: int | None = None
+    spares: int = 0
     constants: Constants = DEFAULTS
     nic_rate: float | None = None
     trace: bool = False
@@ -108,6 +109,8 @@ class JobSpec:
                 f"kept_mib is {self.kept_mib}: give the MiB of results that a joiner may keep, at most "
                 f"{_MOST_KEPT_MIB}"
             )
+        if type(self.spares) is not int or not 0 <= self.spares <= fabric.n_servers:
+            raise UsageError(f"spares is {self.spares!r}: give a whole number, {fabric.n_servers} at most")
         if self.min_servers is not None and self.min_servers not in range(1, fabric.n_servers + 1):
             raise UsageError(
                 f"min_servers is {self.min_servers!r}: give a whole number, {fabric} has {fabric.n_servers} "

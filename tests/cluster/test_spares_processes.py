@@ -1,0 +1,85 @@
+"""Spares: processes that wait, with all imports done, and take the places of servers that are lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import jobs
+import numpy as np
+import pytest
+
+import bml
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
+
+EPOCHS = 40
+MODULE = """
+import os
+with open({file!r}, "a") as seen:
+    seen.write(f"{{os.getpid()}}\\n")
+RATE = 0.1
+"""
+
+
+def wait_for(condition: Any) -> Any:
+    deadline = time.monotonic() + 60
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+def test_a_spare_takes_the_place_of_a_dead_server_and_the_next_one_stays_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    importers, go = tmp_path / "importers", tmp_path / "go"
+    (tmp_path / "slowly_imported.py").write_text(MODULE.format(file=str(importers)))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import slowly_imported  # type: ignore[import-not-found]
+
+    def train(session: bml.Session) -> Any:
+        w = session.empty(jobs.LENGTH)
+        w[:] = 0
+        session.state(params=w)
+
+        def again(indices: Any) -> Any:
+            return jobs.sample_rows(indices, w)
+
+        while not go.exists():
+            time.sleep(0.005)
+        was_replaced = session.joins
+        for batch in session.batches(jobs.N_SAMPLES, global_batch=jobs.GLOBAL_BATCH, epochs=EPOCHS, seed=3):
+            was_replaced = was_replaced or 3 not in session.contributors
+            if not (session.replays or (was_replaced and 3 in session.contributors)):
+                time.sleep(0.05)
+            g = again(batch.indices)
+            w -= np.float32(slowly_imported.RATE) * batch.allreduce(g, recompute=again)
+        return w, os.getpid()
+
+    faults = ["kill:1@step=190"]
+    with bml.start(train, "bcube:2x2", launcher="processes", transport="tcp", spares=1, faults=faults) as job:
+        wait_for(lambda: len(importers.read_text().split()) == 1 + 4 + 1)  # the launcher, servers, the spare
+        status = job.status()
+        assert status["spares"] == 1
+        go.touch()
+        wait_for(lambda: job.status()["servers"][0].get("step", 0) >= 20)
+        os.kill(status["servers"][3]["process"], signal.SIGKILL)
+        result = job.wait(60)
+        assert job.status()["spares"] == 0
+
+    report = result.report
+    views = report["views"]
+    print("views:", *((v["epoch"], v["at_s"], v["commit"], v["reason"]) for v in views), report["dead"])
+    imported = [int(line) for line in importers.read_text().split()]
+    assert sorted(result.values) == [0, 2, 3]
+    first = [each["process"] for each in status["servers"].values()]
+    assert result.values[3][1] == next(each for each in imported[1:] if each not in first), "no spare"
+    assert len(imported) == 6, "nothing was imported after the death"
+    assert list(report["dead"]) == [1], "there was no spare for the second one"
+    assert len(set(report["digests"].values())) == 1, "they hold different bits"
+    assert report["samples"]["complete"], "a sample was used never, or twice"
+    np.testing.assert_allclose(result.value[0], jobs.reference(EPOCHS), rtol=1e-4, atol=1e-5)
