@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bml.cli.printed import check_writable, strict_json
+from bml.cli.printed import check_writable, size_lines, strict_json
 from bml.topology.errors import UsageError
+from bml.train.balancing.throughput import SizeSummary
 
 
 def refuse(text: str) -> None:
@@ -106,3 +107,13 @@ def test_the_reader_of_a_pipe_does_not_see_that_it_was_looked_at(tmp_path: Path)
     reader = subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE, text=True)
     pipe.write_text("the report")
     assert reader.communicate(timeout=10)[0] == "the report"
+
+
+def test_the_throughput_is_shown_of_jobs_that_had_several_sizes() -> None:
+    six = SizeSummary(steps=120, samples=4320, seconds=4.0, steps_per_s=29.75, samples_per_s=1071.0)
+    nine = SizeSummary(steps=1, samples=0, seconds=0.0, steps_per_s=None, samples_per_s=None)
+    assert size_lines({6: six}) == []
+    assert size_lines({"6": six, "9": nine}) == [
+        "with 6 servers: 120 steps in 4.00 s, 29.8 per second, 1071 samples per second",
+        "with 9 servers: 1 steps",
+    ]

@@ -102,6 +102,27 @@ def test_a_job_begins_with_six_servers_grows_to_nine_and_shrinks_to_five() -> No
     assert found[9]["steps_per_s"] < 1 / 0.05, "a step takes at least as long as its pause"
 
 
+def train_at_once(session: bml.Session) -> float:
+    w = np.zeros(1)
+    session.state(params=w)
+    for _ in session.steps(50):
+        w += session.allreduce(np.ones(1))
+    return float(w[0])
+
+
+def test_servers_that_never_come_are_named_at_the_end() -> None:
+    made = fleet(lambda server: server < 6)
+    with Job(made, made.spec, "processes", Teller(None)) as job:
+        job.begin(pack(train_at_once))
+        result = job.wait(60)
+    assert result.values == dict.fromkeys(range(6), 300.0)
+    assert sorted(result.dead) == [6, 7, 8]
+    for server, why in result.dead.items():
+        assert why.startswith((f"server {server} cannot start: ", "it had not come when the job ended"))
+    assert list(result.report["sizes"]) == [6]
+    assert result.report["sizes"][6]["steps"] == 50
+
+
 def test_fewer_than_the_least_do_not_begin() -> None:
     made = fleet(lambda server: server < 5)
     why = r"begins with 6 servers or more: of 9, \d came .*cannot start"

@@ -330,11 +330,28 @@ def where(session):
     return ray.get_runtime_context().get_node_id()
 
 
+def grown(session):
+    w = np.zeros(1, "f4")
+    session.state(w=w)
+    for _ in session.steps(10**6):
+        w += session.allreduce(np.ones(1, "f4"))
+        if len(session.contributors) == 4:
+            return ray.get_runtime_context().get_node_id()
+
+
 quick = {"health_check_period_ms": 300, "health_check_failure_threshold": 2}
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "_system_config": quick})
 try:
-    machines = [cluster.add_node(num_cpus=2) for _ in range(2)]
+    machines = [cluster.add_node(num_cpus=2, resources={"slot": 3})]
+    slots = {"servers": (3, 4), "resources": {"slot": 1}, "address": cluster.address}
+    with bml.start(grown, "bcube:2x2", **slots) as job:
+        first = job.status()
+        machines.append(cluster.add_node(num_cpus=2, resources={"slot": 1}))
+        result = job.wait(60)
     found = {"machines": [each.node_id for each in machines]}
+    sizes = {size: result.report["sizes"][size]["steps"] for size in (3, 4)}
+    found |= {"first": [first["members"], first["awaited"]], "grown": result.values, "sizes": sizes}
+    found["steps"], found["digests"] = result.report["steps"], result.report["digests"]
     found["reserved"] = bml.launch(where, "bcube:2x2", address=cluster.address, resources={"CPU": 1}).values
     with bml.start(train, "bcube:2x2", address=cluster.address, rejoin=True, min_servers=2) as job:
         cluster.remove_node(machines[1], allow_graceful=False)
@@ -346,13 +363,21 @@ finally:
 """
 
 
-def test_a_dead_machine_of_a_cluster_has_its_servers_started_on_another_one(tmp_path: Path) -> None:
+def test_a_job_grows_with_its_cluster_and_outlives_a_dead_machine(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "machines.py").write_text(_ON_TWO_MACHINES)
     with tempfile.TemporaryDirectory(prefix="ray-") as folder:  # for what Ray leaves, with a short name
         done = run(sys.executable, str(tmp_path / "machines.py"), timeout_s=100, TMPDIR=folder, **USERS)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     machines = found["machines"]
+    members, awaited = found["first"]
+    assert (len(members), sorted(members + awaited)) == (3, [0, 1, 2, 3]), "three fit on the first machine"
+    late = {server: machines[server in map(str, awaited)] for server in "0123"}
+    assert found["grown"] == late, "the fourth came with the second machine"
+    assert sum(found["sizes"].values()) == found["steps"]
+    assert len({*found["digests"].values()}) == 1
     assert sorted(found["reserved"].values()) == sorted(2 * machines), "two fit on each, on the head none"
     views = [set(view["members"]) for view in found["views"]]
     assert min(views, key=len) in ({0, 1}, {2, 3}), "neighbours live together"

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+import bml
 from bml.cluster.launcher.newcomers import Newcomers
 from bml.cluster.launcher.restarts import DIED, Spares, is_worth_it
 from bml.cluster.launcher.result import Result
@@ -54,6 +55,15 @@ def test_spares_go_before_servers_that_are_started_again(
     assert missing == {*started}
     assert sorted(result.dead) == sorted({2, 3} - {*started})
     assert newcomers.spares_left == 0
+
+
+def test_what_other_launchers_do_not_have_is_said_before_they_start() -> None:
+    with pytest.raises(UsageError, match="take the launcher processes"):
+        bml.launch(len, launcher="ray", spares=1)
+    with pytest.raises(UsageError, match="take the launcher processes"):
+        bml.launch(len, launcher="processes", emulated=True, spares=1)
+    with pytest.raises(UsageError, match="take the launcher processes"):
+        bml.launch(len, launcher="ray", emulated=True, servers=(6, 9))
 
 
 @pytest.mark.parametrize("spares", [-1, 10, True, 1.0])
