@@ -22,6 +22,7 @@ import random
 import signal
 import tempfile
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -48,11 +49,11 @@ def pausing(session: bml.Session, nbytes: int) -> dict[str, Any]:
     state = session.empty(nbytes // 4)
     state[:] = 1
     session.state(params=state)
-    small, gaps = np.ones(1), []
+    small, gaps = np.ones(1, np.float32), []
     ended_at = 0.0
     for _ in session.steps(EVERY * N_PAUSES):
         gaps.append(time.perf_counter() - ended_at)
-        session.allreduce(small)
+        state[:1] += session.allreduce(small)
         ended_at = time.perf_counter()
     gaps = sorted(gaps[1:])
     return {"with_ms": 1e3 * median(gaps[-N_PAUSES:]), "without_ms": 1e3 * median(gaps[:-N_PAUSES])}
@@ -149,7 +150,8 @@ class Lives:
         time.sleep(self._chance.uniform(0, N_BATCHES * COMPUTES_S))
         for pid in notes[:, PID].tolist():
             if job.running and pid:
-                os.kill(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 def digest(result: bml.Result) -> str:
