@@ -358,6 +358,7 @@ class Session(CollectiveCalls):
             whole.take()
         if self._state.is_new:
             self._warning = agree(self._state, self.server, self._collectives.own_step)
+            whole.prepare()
         if self._position.aims:
             return index
         if is_due and taken is None and whole.keeper is not None:
@@ -396,5 +397,4 @@ class Session(CollectiveCalls):
     def close(self) -> None:
         """End the threads of the session, once the job is over."""
         self._collectives.steps.close()
-        if self._whole.keeper is not None:
-            self._whole.keeper.writer.wait()
+        self._whole.close()

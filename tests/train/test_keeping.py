@@ -173,6 +173,36 @@ def test_what_cannot_be_written_is_told_once_and_leaves_the_older_ones() -> None
     assert newest_whole(disk).steps == 4
 
 
+def test_an_error_that_is_none_of_the_disk_does_not_end_the_thread() -> None:
+    disk = Memory({}, ValueError("of a file system of the user's"))  # type: ignore[arg-type]
+    writer = Writer(disk, 0, 3)
+    writer.write(Key(1, JOB, 1), made())
+    assert "could not write its part: ValueError('of a file system" in writer.news()
+    disk.error = None
+    writer.write(Key(2, JOB, 1), made())
+    writer.close()
+    assert newest_whole(disk).steps == 2
+
+
+def test_memory_that_is_made_before_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, state = Writer(memory := Memory({}), 0, 3), made(n=300_000)
+    writer.prepare(len(state))
+    writer.wait()
+    monkeypatch.setattr(Writer, "_make_memory", None)
+    writer.write(Key(1, JOB, 1), state)
+    assert bytes(read(memory, Key(1, JOB, 1))) == bytes(state[0 : len(state)])
+
+
+def test_no_memory_for_a_copy_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    writer = Writer(Memory({}), 3, 3)
+    monkeypatch.setattr(Writer, "_make_memory", no_memory)
+    writer.write(Key(1, JOB, 1), made())
+    assert "server 3 has no memory for a copy of" in writer.news()
+
+
 def test_a_state_that_cannot_be_given_is_no_checkpoint() -> None:
     state = NamedState()
     state.name({"w": np.zeros(3)})  # nothing else holds the array

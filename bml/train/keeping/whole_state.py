@@ -52,10 +52,21 @@ class WholeState:
         if not self._collectives.communicator.joins:
             key = None if self.resumed is None else self.resumed.key
             check_lineage(files, self._collectives.communicator.job, key)
+        self.close()
         self.keeper = Keeper(self._collectives, files, every, keep)
         if self.resumed is not None:
             self.keeper.resume(self.resumed.key.steps)
         return self.keeper.writer.shown
+
+    def prepare(self) -> None:
+        """Make ready for checkpoints, as it is known now what the state is."""
+        if self.keeper is not None:
+            self.keeper.writer.prepare(len(self.snapshot()) // self._collectives.n_servers + 1)
+
+    def close(self) -> None:
+        """Wait until nothing is being written, and end the thread that writes."""
+        if self.keeper is not None:
+            self.keeper.writer.close()
 
     def snapshot(self) -> Snapshot:
         """The whole state, without a copy: read it before it changes."""

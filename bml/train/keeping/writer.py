@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,9 @@ import numpy as np
 from bml.train.keeping.files import Files
 from bml.train.keeping.parts import UNFINISHED, Header, Key, digest, head_of, span, superseded
 from bml.train.snapshot import Snapshot
+
+_WORTH_NBYTES = 1 << 20
+"""Memory for smaller parts is made at once."""
 
 
 class Writer:
@@ -31,12 +36,20 @@ class Writer:
         self._files, self._server, self._keep = files, server, keep
         self._written_at_s: float | None = None
         self._memory = np.empty(0, np.uint8)
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._is_idle = threading.Event()
+        self._is_idle.set()
         self._thread: threading.Thread | None = None
 
     @property
     def is_busy(self) -> bool:
-        """Whether a part is being written."""
-        return self._thread is not None and self._thread.is_alive()
+        """Whether a part is being written, or memory for it is made."""
+        return not self._is_idle.is_set()
+
+    def prepare(self, nbytes: int) -> None:
+        """Begin to make memory for a part: the first use of memory takes many times as long as a copy."""
+        if nbytes >= _WORTH_NBYTES and not self.is_busy:
+            self._begin(partial(self._make_memory, nbytes))
 
     def begin(self, key: Key, part: int, snapshot: Snapshot) -> None:
         """Copy a part of a snapshot, and begin to write it. No other may be under way."""
@@ -44,12 +57,12 @@ class Writer:
             self._fail(snapshot.refusal)
             return
         start, stop = span(len(snapshot), part, key.n_parts)
-        copy = self._copied(snapshot, start, stop)
-        arguments = (key, part, len(snapshot), digest(snapshot.head), copy)
-        self._thread = threading.Thread(
-            target=self._write, args=arguments, name="bml-checkpoint", daemon=True
-        )
-        self._thread.start()
+        try:
+            copy = self._copied(snapshot, start, stop)
+        except MemoryError:
+            self._fail(f"server {self._server} has no memory for a copy of {stop - start} bytes")
+            return
+        self._begin(partial(self._write, key, part, len(snapshot), digest(snapshot.head), copy))
 
     def write(self, key: Key, snapshot: Snapshot) -> None:
         """Write a checkpoint of a single part, after the one that is under way, unless another server has."""
@@ -60,6 +73,12 @@ class Writer:
 
     def wait(self) -> None:
         """Wait until nothing is being written."""
+        self._is_idle.wait()
+
+    def close(self) -> None:
+        """Wait until nothing is being written, and end the thread."""
+        self.wait()
+        self._work.put(None)
         if self._thread is not None:
             self._thread.join()
 
@@ -78,9 +97,29 @@ class Writer:
         text, self._untold = self._untold, ""
         return text
 
+    def _begin(self, work: Callable[[], None]) -> None:
+        """Let the thread do something. It is kept, as the start of one may take as long as a copy."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="bml-checkpoint", daemon=True)
+            self._thread.start()
+        self._is_idle.clear()
+        self._work.put(work)
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            try:
+                work()
+            except Exception as error:  # such as one of the files that a user gave
+                self._fail(f"server {self._server} could not write its part: {error!r}")
+            finally:
+                self._is_idle.set()
+
+    def _make_memory(self, nbytes: int) -> None:
+        self._memory = np.ones(nbytes, np.uint8)
+
     def _copied(self, snapshot: Snapshot, start: int, stop: int) -> memoryview:
         if len(self._memory) < stop - start:
-            self._memory = np.empty(stop - start, np.uint8)
+            self._make_memory(stop - start)
         at = 0
         for piece in snapshot.pieces(start, stop):
             self._memory[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
