@@ -373,8 +373,8 @@ class Session(CollectiveCalls):
         try:
             self._communicator.boundary(self._whole.snapshot)
         except BmlError:
-            if self._communicator.leaves and self._whole.keeper is not None:
-                self._whole.keeper.leave(self._whole.snapshot)
+            if self._communicator.leaves:
+                self._whole.leave()
             raise
 
     def _weights(self, plan: BatchPlan) -> Weights:

@@ -13,7 +13,7 @@ from bml.sim.programs.kept import check_all_kept
 from bml.train.collectives import Collectives
 from bml.train.keeping import whole_state, writer
 from bml.train.keeping.keeper import Keeper
-from bml.train.keeping.parts import Key, by_key
+from bml.train.keeping.parts import by_key
 from bml.train.ledgers import Ledgers
 
 QUICK = range(8)
@@ -49,7 +49,9 @@ def values_behind_functions_are_not_restored(plant: pytest.MonkeyPatch) -> None:
 
 
 def torn_checkpoints_count(plant: pytest.MonkeyPatch) -> None:
-    def newest(names: Sequence[str], job: str, base: int, known: Sequence[Key], keep: int) -> list[str]:
+    def newest(
+        names: Sequence[str], job: str, base: int, known: object, dropped: object, keep: int
+    ) -> list[str]:
         gone = sorted(by_key(names))[:-keep]
         return [name for name in names if set(by_key([name])) <= set(gone)]
 

@@ -58,7 +58,12 @@ def test_more_parts_than_bytes() -> None:
     key = Key(1, JOB, 2 * len(state))
     for part in range(key.n_parts):
         Writer(memory, 0, 3)._write(
-            key, part, len(state), b"", memoryview(bytes(state[0 : len(state)])[part // 2 : (part + 1) // 2])
+            key,
+            part,
+            len(state),
+            b"",
+            0,
+            memoryview(bytes(state[0 : len(state)])[part // 2 : (part + 1) // 2]),
         )
     assert bytes(read(memory, key)) == bytes(state[0 : len(state)])
 
@@ -121,18 +126,37 @@ def files_of(*keys: Key, without: tuple[Key, ...] = ()) -> list[str]:
     return [key.file(part) for key in keys for part in range(key.n_parts) if part or key not in without]
 
 
-def keys_left(names: list[str], *given: Any) -> set[Key]:
-    gone = superseded(names, *given)
+def keys_left(names: list[str], *given: Any, dropped: tuple[Key, ...] = ()) -> set[Key]:
+    job, base, known, keep = given
+    gone = superseded(names, job, base, known, dropped, keep)
     return set(by_key(set(names) - set(gone)))
 
 
 def test_the_newest_whole_checkpoints_stay() -> None:
     one, two, torn, three, new = (Key(steps, JOB, 2) for steps in (1, 2, 3, 4, 5))
     names = files_of(one, two, torn, three, new, without=(torn, new))
-    assert keys_left(names, JOB, 0, [], 2) == {two, torn, three, new}
-    assert keys_left(names, JOB, 0, [], 1) == {three, new}
-    assert keys_left(names, JOB, 0, [], 3) == {one, two, torn, three, new}
-    assert keys_left(names, JOB, 0, [], 9) == {one, two, torn, three, new}, "fewer than 9 are whole"
+    known = [one, two, three]
+    assert keys_left(names, JOB, 0, known, 2) == {two, torn, three, new}
+    assert keys_left(names, JOB, 0, known, 1) == {three, new}
+    assert keys_left(names, JOB, 0, known, 3) == {one, two, torn, three, new}
+    assert keys_left(names, JOB, 0, known, 9) == {one, two, torn, three, new}, "fewer than 9 are whole"
+
+
+def test_one_that_has_all_parts_does_not_count_until_the_servers_have_agreed() -> None:
+    one, two, alone = Key(1, JOB, 2), Key(2, JOB, 2), Key(3, JOB, 1)
+    assert keys_left(files_of(one, two), JOB, 0, [one], 1) == {one, two}
+    assert keys_left(files_of(one, two), JOB, 0, [one], 1, dropped=(two,)) == {one}
+    assert keys_left(files_of(one, two, alone), JOB, 0, [one], 1) == {alone}, "a server left, and wrote it"
+
+
+def test_what_was_dropped_goes_and_what_a_dead_server_has_not_finished() -> None:
+    one, two, three, new = (Key(steps, JOB, 2) for steps in (1, 2, 3, 4))
+    names = files_of(one, two, three, new, without=(new,))
+    assert keys_left(names, JOB, 0, [one], 1, dropped=(two, three)) == {one, new}
+    assert keys_left(names, JOB, 0, [one, three], 2, dropped=(two,)) == {one, three, new}
+    own = f"{two.file(1)}.1{UNFINISHED}"
+    assert own in superseded([*names, own], JOB, 0, [three], [], 1)
+    assert own not in superseded([*names, own], JOB, 0, [one, three], [], 2)
 
 
 def test_parts_on_several_machines_are_whole_if_the_servers_have_agreed() -> None:
@@ -147,10 +171,11 @@ def test_a_job_that_goes_on_keeps_its_ancestors_and_removes_what_was_not_whole()
     left = f"{Key(9, 'before', 2).file(1)}.1{UNFINISHED}"
     own = f"{Key(5, JOB, 2).file(1)}.1{UNFINISHED}"
     names = [*files_of(older, base, damaged), left, own, "notes.txt"]
-    assert superseded(names, JOB, 2, [base], 3) == [], "the damaged one does not count"
+    assert superseded(names, JOB, 2, [base], [], 3) == [], "the damaged one does not count"
     mine, torn = Key(4, JOB, 2), Key(5, JOB, 2)
     names += files_of(mine, torn, without=(torn,))
-    gone = superseded(names, JOB, 2, [], 1)
+    assert superseded(names, JOB, 2, [base], [], 1) == files_of(older), "its own are not whole yet"
+    gone = superseded(names, JOB, 2, [base, mine], [], 1)
     assert set(gone) == {*files_of(older, base, damaged), left}
 
 
@@ -174,10 +199,10 @@ def test_what_cannot_be_written_is_told_once_and_leaves_the_older_ones() -> None
 
 
 def test_an_error_that_is_none_of_the_disk_does_not_end_the_thread() -> None:
-    disk = Memory({}, ValueError("of a file system of the user's"))  # type: ignore[arg-type]
+    disk = Memory({}, ValueError("of the user"))  # type: ignore[arg-type]
     writer = Writer(disk, 0, 3)
     writer.write(Key(1, JOB, 1), made())
-    assert "could not write its part: ValueError('of a file system" in writer.news()
+    assert "could not write its part: ValueError('of the user')" in writer.news()
     disk.error = None
     writer.write(Key(2, JOB, 1), made())
     writer.close()

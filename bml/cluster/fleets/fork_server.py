@@ -51,14 +51,16 @@ ONE_THREAD = dict.fromkeys((_OPENMP, "OPENBLAS_NUM_THREADS", _MKL), "1")
 LONG_COPIES = {"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x400000"}
 """Environment of a process whose copies of 4 MiB and more bypass the cache. The default of glibc is the size
 of the cache, for which it may take that of all processors together in a virtual machine."""
-#: The launcher handles Ctrl-C and the end of the terminal. Here they are blocked until they are ignored:
-#: while Python starts, they would end it with a traceback.
-_LAUNCHERS = (signal.SIGINT, signal.SIGHUP)
+#: The launcher handles Ctrl-C, the end of the terminal, and SIGTERM to all processes of the job, in which
+#: servers leave, with the help of the coordinator. Here they are blocked until they are ignored: while Python
+#: starts, they would end it with a traceback.
+_LAUNCHERS = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 _ENTRY = """
 import signal
-for number in (signal.SIGINT, signal.SIGHUP):
+numbers = signal.SIGINT, signal.SIGHUP, signal.SIGTERM
+for number in numbers:
     signal.signal(number, signal.SIG_IGN)
-signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGHUP))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 from bml.cluster.fleets import fork_server
 fork_server.main()
 """

@@ -10,12 +10,14 @@ _GRACE_S = 10.0
 """After the first server has ended; then the others are killed."""
 _OUTSIDE_S = 1.0
 """The same for servers that are no members any more."""
+WRITING_S = 60.0
+"""The same where servers write checkpoints: one that leaves writes the whole state."""
 
 
 def give_up_at(now: float, servers: Iterable[int], members: Container[int], writes: bool) -> dict[int, float]:
     """Return until when to wait for each server. With `writes` one that left may still write its state."""
-    outside_s = _GRACE_S if writes else _OUTSIDE_S
-    return {server: now + (_GRACE_S if server in members else outside_s) for server in servers}
+    inside_s, outside_s = (WRITING_S, WRITING_S) if writes else (_GRACE_S, _OUTSIDE_S)
+    return {server: now + (inside_s if server in members else outside_s) for server in servers}
 
 
 def last_members(report: ServerReport, otherwise: Container[int]) -> Container[int]:

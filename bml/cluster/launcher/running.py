@@ -13,7 +13,7 @@ from typing import Any
 from bml.cluster.fleets.fleet import Changed, Died, Fleet, FleetEvent, NotInjected, Patience, Reported
 from bml.cluster.launcher import outcomes
 from bml.cluster.launcher.callbacks import Teller
-from bml.cluster.launcher.graces import give_up_at, last_members
+from bml.cluster.launcher.graces import WRITING_S, give_up_at, last_members
 from bml.cluster.launcher.jobsocket import JobSocket
 from bml.cluster.launcher.newcomers import Newcomers, server_of
 from bml.cluster.launcher.restarts import OUT
@@ -33,8 +33,6 @@ _STATUS, _INJECT = Patience(1.0), Patience(1.0, 5.0)
 #: How long the user's functions are waited for, in seconds, when the job is over, and when it is ended.
 _TOLD_S = 10.0
 _ENDED_TOLD_S = 1.0
-#: How long servers may take to leave with a checkpoint, in seconds: notices are of 30 s and more.
-_LEAVING_S = 20.0
 
 
 class Job:
@@ -193,13 +191,13 @@ class Job:
     def leave(self) -> None:
         """Let all servers leave at their next boundaries, each with a checkpoint if the job makes any.
 
-        Returns when all have left, or after 20 seconds. Ctrl-C in the `with` statement of a job with
+        Returns when all have left, or after 60 seconds. Ctrl-C in the `with` statement of a job with
         checkpoints does it, too, and so does SIGTERM to `bml run`.
         """
         _LOG.warning("the servers of %s leave, after their checkpoints; interrupt again to end it", self.name)
         if self.running:
             self._fleet.ask(("leave", "the job was asked to end"), _STATUS)
-        self._is_over_by(time.monotonic() + _LEAVING_S)
+        self._is_over_by(time.monotonic() + WRITING_S)
 
     def _is_over_by(self, until_s: float) -> bool:
         while not self._over.is_set() and (left_s := until_s - time.monotonic()) > 0:

@@ -17,6 +17,8 @@ def leave_on_sigterm(server: Server) -> None:
     if threading.current_thread() is not threading.main_thread():
         return
     process, before = os.getpid(), signal.getsignal(signal.SIGTERM)
+    if before is signal.SIG_IGN:  # as in the process that it was forked from
+        before = signal.SIG_DFL
 
     def preempted(number: int, frame: object) -> None:
         if os.getpid() != process:

@@ -185,7 +185,7 @@ def cut(state: SegmentedBytes, parts: Iterable[OutgoingPart]) -> tuple[tuple[Hea
     """Return the heads of these parts of the whole state, and a copy of all their pieces in a row."""
     kept = bytearray()
     heads = []
-    whole = _check_sum(state)
+    whole = f"{check_sum(state):08x}"
     for each in parts:
         heads.append(Head(len(state), each.part, each.part.digest(state), whole))
         for start, stop in each.part.pieces(len(state)):
@@ -193,15 +193,16 @@ def cut(state: SegmentedBytes, parts: Iterable[OutgoingPart]) -> tuple[tuple[Hea
     return tuple(heads), kept
 
 
-def _check_sum(state: SegmentedBytes) -> str:
+def check_sum(state: SegmentedBytes, most: int = _MOST_SUMMED) -> int:
+    """Return a sum of at most so many bytes of the state, in windows that are spread evenly."""
     nbytes, window = len(state), _WINDOW
-    stride = nbytes // (_MOST_SUMMED // window)
-    if nbytes <= _MOST_SUMMED:
+    stride = nbytes // (most // window)
+    if nbytes <= most:
         stride = window = max(nbytes, 1)
     total = 0
     for start in range(0, nbytes, stride):
         total = zlib.crc32(state[start : start + window], total)
-    return f"{total:08x}"
+    return total
 
 
 def verify(state: memoryview, digests: Mapping[Part, str]) -> None:

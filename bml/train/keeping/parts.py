@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -148,29 +148,42 @@ def by_key(names: Iterable[str]) -> dict[Key, set[int]]:
     return dict(found)
 
 
-def superseded(names: Sequence[str], job: str, base: int, known: Iterable[Key], keep: int) -> list[str]:
+def superseded(
+    names: Sequence[str],
+    job: str,
+    base: int,
+    known: Iterable[Key],
+    dropped: Collection[Key],
+    keep: int,
+) -> list[str]:
     """The files that are no longer needed, when the newest `keep` whole checkpoints stay.
 
     `job` is the job that writes now. It went on from step `base` of another one, so checkpoints of other jobs
     with more steps were not whole, and are not needed once this job has a whole one. `known` are whole as the
-    servers have agreed, also if not all of their parts are in this folder.
+    servers have agreed, also if not all of their parts are in this folder; those `dropped` never will be.
     """
     there, agreed = by_key(names), set(known)
     ours = {key for key in there if key.job == job}
     line = ours | {key for key in there if key.steps <= base}
-    whole = sorted(key for key in line if key in agreed or len(there[key]) == key.n_parts)
-    if len(whole) < keep:
-        return []
-    floor = whole[-keep].steps
-    gone = {key for key in line if key.steps < floor}
-    if ours.intersection(whole):
-        gone |= set(there) - line
+    # Of this job's, one that has all parts may still be dropped, if it was not written by one server alone.
+    whole = sorted(
+        key
+        for key in line
+        if key in agreed or (len(there[key]) == key.n_parts and (key not in ours or key.n_parts == 1))
+    )
+    gone = ours.intersection(dropped)
+    floor = 0
+    if len(whole) >= keep:
+        floor = whole[-keep].steps
+        gone |= {key for key in line if key.steps < floor}
+        if ours.intersection(whole):
+            gone |= set(there) - line
     files = {key.file(part) for key in gone for part in there[key]}
-    return [name for name in names if name in files or _is_left_behind(name, job)]
+    return [name for name in names if name in files or (floor and _is_left_behind(name, job, floor))]
 
 
-def _is_left_behind(name: str, job: str) -> bool:
-    """Whether it is an unfinished part of a job that is over."""
+def _is_left_behind(name: str, job: str, floor: int) -> bool:
+    """Whether it is an unfinished part of a job that is over, or of a server that died long ago."""
     stem, dot, _ = name.partition(".bmlpart.")
     match = _NAME.fullmatch(f"{stem}.bmlpart") if dot and name.endswith(UNFINISHED) else None
-    return match is not None and match[2] != job
+    return match is not None and (match[2] != job or int(match[1]) < floor)

@@ -8,12 +8,16 @@ checkpoint end at once, but its calls outside of loops are made, as all servers 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
+from bml.topology.errors import UsageError
 from bml.train.balancing.balancer import Balancer
+from bml.train.calls import warn_user
 from bml.train.collectives import Collectives
 from bml.train.keeping.files import Files
 from bml.train.keeping.keeper import Keeper, check_number
+from bml.train.keeping.parts import Key
 from bml.train.keeping.resuming import Resumed, check_lineage
 from bml.train.ledgers import Ledgers
 from bml.train.snapshot import Manifest, Snapshot, manifest_of, restore, snapshot
@@ -28,7 +32,8 @@ class WholeState:
         self.ledgers = Ledgers()
         self.balancer = Balancer(collectives)
         self.given: memoryview | None = None
-        self.resumed: Resumed | None = None
+        self.resumed: Key | None = None
+        """The checkpoint with which this job goes on."""
         self.keeper: Keeper | None = None
         self._collectives = collectives
 
@@ -39,7 +44,7 @@ class WholeState:
 
     def resume(self, resumed: Resumed) -> None:
         """Go to where a checkpoint was made, and take it there; before the first loop."""
-        self.given, self.resumed = resumed.data, resumed
+        self.given, self.resumed = resumed.data, resumed.key
         self._collectives.position.go_to(manifest_of(resumed.data).path, "the checkpoint is")
 
     def keep(self, files: Files, every: int, keep: int) -> Callable[[], dict[str, Any]]:
@@ -49,19 +54,31 @@ class WholeState:
         """
         check_number("every", every)
         check_number("keep", keep)
-        if not self._collectives.communicator.joins:
-            key = None if self.resumed is None else self.resumed.key
-            check_lineage(files, self._collectives.communicator.job, key)
+        communicator = self._collectives.communicator
         self.close()
         self.keeper = Keeper(self._collectives, files, every, keep)
+        if not communicator.joins:
+            try:
+                check_lineage(files, communicator.job, self.resumed)
+            except OSError as error:
+                raise UsageError(f"checkpoints cannot be written to {files}: {error.strerror}") from error
+            with suppress(OSError):  # writing will say why
+                self.keeper.writer.claim(communicator.job)
         if self.resumed is not None:
-            self.keeper.resume(self.resumed.key.steps)
+            self.keeper.resume(self.resumed.steps)
         return self.keeper.writer.shown
 
     def prepare(self) -> None:
         """Make ready for checkpoints, as it is known now what the state is."""
         if self.keeper is not None:
             self.keeper.writer.prepare(len(self.snapshot()) // self._collectives.n_servers + 1)
+
+    def leave(self) -> None:
+        """This server leaves at this boundary: it writes the state, if the job makes checkpoints."""
+        if self.keeper is not None:
+            self.keeper.leave(self.snapshot)
+            if text := self.keeper.writer.news():
+                warn_user(text)
 
     def close(self) -> None:
         """Wait until nothing is being written, and end the thread that writes."""

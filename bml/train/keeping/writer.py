@@ -12,12 +12,18 @@ from typing import Any
 
 import numpy as np
 
+from bml.protocol.server.transfer import check_sum
 from bml.train.keeping.files import Files
+from bml.train.keeping.owner import claim, former, owner
 from bml.train.keeping.parts import UNFINISHED, Header, Key, digest, head_of, span, superseded
 from bml.train.snapshot import Snapshot
 
 _WORTH_NBYTES = 1 << 20
 """Memory for smaller parts is made at once."""
+_CLOSING_S = 20.0
+"""How long a part may take that is being written when the training ends: it may be that it never is."""
+_SUMMED_NBYTES = 1 << 20
+"""Of so many bytes of the state servers compare a sum."""
 
 
 class Writer:
@@ -28,11 +34,16 @@ class Writer:
         """After which step the newest part that is on the disk was made; 0 before the first."""
         self.whole: list[Key] = []
         """The newest checkpoints that are whole, as all servers have agreed."""
+        self.dropped: list[Key] = []
+        """The newest that are not whole and never will be, as all servers have agreed."""
+        self.digest = 0
+        """Of the state of which a part was written last: a number that states that differ do not share."""
         self.base = 0
         """The step of the checkpoint with which this job went on."""
         self.error = ""
         """Why the newest part could not be written; empty if it was."""
         self._untold = ""
+        self._is_claimed = True
         self._files, self._server, self._keep = files, server, keep
         self._written_at_s: float | None = None
         self._memory = np.empty(0, np.uint8)
@@ -51,18 +62,25 @@ class Writer:
         if nbytes >= _WORTH_NBYTES and not self.is_busy:
             self._begin(partial(self._make_memory, nbytes))
 
+    def claim(self, job: str) -> None:
+        """Note that the folder is this job's from here on, or do it before the first part is written."""
+        self._is_claimed = False
+        claim(self._files, job)
+        self._is_claimed = True
+
     def begin(self, key: Key, part: int, snapshot: Snapshot) -> None:
         """Copy a part of a snapshot, and begin to write it. No other may be under way."""
         if snapshot.refusal:
-            self._fail(snapshot.refusal)
+            self.fail(snapshot.refusal)
             return
         start, stop = span(len(snapshot), part, key.n_parts)
         try:
             copy = self._copied(snapshot, start, stop)
         except MemoryError:
-            self._fail(f"server {self._server} has no memory for a copy of {stop - start} bytes")
+            self.fail(f"server {self._server} has no memory for a copy of {stop - start} bytes")
             return
-        self._begin(partial(self._write, key, part, len(snapshot), digest(snapshot.head), copy))
+        sampled = check_sum(snapshot, _SUMMED_NBYTES)
+        self._begin(partial(self._write, key, part, len(snapshot), snapshot.head, sampled, copy))
 
     def write(self, key: Key, snapshot: Snapshot) -> None:
         """Write a checkpoint of a single part, after the one that is under way, unless another server has."""
@@ -76,11 +94,10 @@ class Writer:
         self._is_idle.wait()
 
     def close(self) -> None:
-        """Wait until nothing is being written, and end the thread."""
-        self.wait()
+        """Wait a while until nothing is being written, and end the thread."""
+        if not self._is_idle.wait(_CLOSING_S):
+            self.fail(f"the last part was not written {_CLOSING_S:g} s after the end of the training")
         self._work.put(None)
-        if self._thread is not None:
-            self._thread.join()
 
     def shown(self) -> dict[str, Any]:
         """What the status and the report say of the checkpoints; any thread may ask."""
@@ -110,7 +127,7 @@ class Writer:
             try:
                 work()
             except Exception as error:  # such as one of the files that a user gave
-                self._fail(f"server {self._server} could not write its part: {error!r}")
+                self.fail(f"server {self._server} could not write its part: {error!r}")
             finally:
                 self._is_idle.set()
 
@@ -126,19 +143,30 @@ class Writer:
             at += len(piece)
         return self._memory[:at].data
 
-    def _write(self, key: Key, part: int, nbytes: int, state: bytes, copy: memoryview) -> None:
+    def _write(self, key: Key, part: int, nbytes: int, head: bytes, sampled: int, copy: memoryview) -> None:
+        state = digest(head, sampled.to_bytes(4, "little"))
         header = Header(key.steps, key.job, key.n_parts, part, nbytes, state, digest(copy))
         name = key.file(part)
         unfinished = f"{name}.{self._server}{UNFINISHED}"
         try:
-            self._remove(superseded(self._files.names(), key.job, self.base, self.whole, self._keep))
+            if not self._is_claimed:
+                self.claim(key.job)
+            names = self._files.names()
+            if (other := owner(names)) not in ("", key.job):
+                self.fail(
+                    f"the job {other} has begun to write checkpoints to the same folder, so this one ends to"
+                )
+                return
+            self._remove(superseded(names, key.job, self.base, self.whole, self.dropped, self._keep))
+            self._remove(former(names))
             self._files.write(unfinished, (head_of(header), copy))
             self._files.rename(unfinished, name)
         except OSError as error:
-            self._fail(f"server {self._server} could not write its part: {error}")
+            self.fail(f"server {self._server} could not write its part: {error}")
             with suppress(OSError):  # if the disk is gone, a later job removes the file
                 self._files.remove(unfinished)
         else:
+            self.digest = int.from_bytes(state[:4], "little")
             self.written, self._written_at_s, self.error = key.steps, time.monotonic(), ""
 
     def _names(self) -> list[str]:
@@ -148,10 +176,18 @@ class Writer:
             return []  # writing will say why
 
     def _remove(self, names: Sequence[str]) -> None:
+        """Remove files; what cannot be removed must not keep new ones from being written."""
         for name in names:
-            self._files.remove(name)
+            try:
+                self._files.remove(name)
+            except OSError as error:
+                self._tell(f"{name} of an older checkpoint cannot be removed: {error}")
 
-    def _fail(self, why: str) -> None:
+    def fail(self, why: str) -> None:
+        """Say why there is no new checkpoint."""
         if why != self.error:
-            self._untold = f"there is no new checkpoint: {why}; the training goes on"
+            self._tell(f"there is no new checkpoint: {why}; the training goes on")
         self.error = why
+
+    def _tell(self, text: str) -> None:
+        self._untold = text
