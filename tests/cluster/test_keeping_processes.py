@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -131,12 +131,13 @@ def endless(session: Any, pids: str) -> None:
             (Path(pids) / str(os.getpid())).touch()
 
 
-def killed_command(kept: Path, script: Path, number: int) -> int:
+def killed_command(kept: Path, script: Path, number: int, send: Callable[[int, int], None]) -> int:
     """Run a job as a command, and send it a signal when its servers train; returns its exit status."""
     command = [sys.executable, "-m", "bml", "run", str(script), "--launcher", "processes", "--fabric", FABRIC]
-    with subprocess.Popen([*command, "--checkpoint", str(kept), "--every", "1000000"]) as process:
+    command += ["--checkpoint", str(kept), "--every", "1000000"]
+    with subprocess.Popen(command, start_new_session=True) as process:
         wait_for(lambda: len(list(script.parent.glob("ready-*"))) == 4)
-        process.send_signal(number)
+        send(process.pid, number)
         return process.wait(60)
 
 
@@ -154,10 +155,14 @@ def train(session):
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_command_that_is_asked_to_end_leaves_a_checkpoint(tmp_path: Path, number: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "send"),
+    [(signal.SIGTERM, os.kill), (signal.SIGTERM, os.killpg), (signal.SIGINT, os.killpg)],
+    ids=["SIGTERM", "SIGTERM to all its processes", "Ctrl-C"],
+)
+def test_a_command_that_is_asked_to_end_leaves_a_checkpoint(tmp_path: Path, number: int, send: Any) -> None:
     (script := tmp_path / "endless.py").write_text(ENDLESS)
-    assert killed_command(tmp_path / "kept", script, number) in (1, 143)
+    assert killed_command(tmp_path / "kept", script, number, send) in (1, 143)
     assert newest_whole(Folder(str(tmp_path / "kept"))).steps >= 6
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from files_in_memory import Memory
 from bml.errors import UsageError
 from bml.sim.programs.faults import Dead, Faults
 from bml.sim.programs.running import run
+from bml.train.keeping import writer as writing
 from bml.train.keeping.files import Folder
+from bml.train.keeping.owner import owner
 from bml.train.keeping.parts import UNFINISHED, Key, by_key, superseded
 from bml.train.keeping.resuming import Resumed, check_lineage, newest_whole, read
 from bml.train.keeping.settings import Keeping
@@ -174,7 +177,7 @@ def test_a_job_that_goes_on_keeps_its_ancestors_and_removes_what_was_not_whole()
     assert superseded(names, JOB, 2, [base], [], 3) == [], "the damaged one does not count"
     mine, torn = Key(4, JOB, 2), Key(5, JOB, 2)
     names += files_of(mine, torn, without=(torn,))
-    assert superseded(names, JOB, 2, [base], [], 1) == files_of(older), "its own are not whole yet"
+    assert superseded(names, JOB, 2, [base], [], 1) == [*files_of(older), left], "its own are not whole yet"
     gone = superseded(names, JOB, 2, [base, mine], [], 1)
     assert set(gone) == {*files_of(older, base, damaged), left}
 
@@ -196,6 +199,59 @@ def test_what_cannot_be_written_is_told_once_and_leaves_the_older_ones() -> None
     writer.write(Key(4, JOB, 1), made())
     assert writer.shown()["error"] == ""
     assert newest_whole(disk).steps == 4
+
+
+def test_a_job_that_came_later_owns_the_folder() -> None:
+    files = Memory({})
+    older, later = Writer(files, 0, 1), Writer(files, 0, 1)
+    older.claim("zzz")
+    older.write(Key(10, "zzz", 1), made())
+    later.base = 10
+    later.claim("aaa")
+    older.write(Key(20, "zzz", 1), made())
+    assert "the job aaa has begun to write checkpoints to the same folder" in older.news()
+    assert set(by_key(files.names())) == {Key(10, "zzz", 1)}
+    later.write(Key(12, "aaa", 1), made())
+    later.write(Key(14, "aaa", 1), made())
+    assert set(by_key(files.names())) == {Key(12, "aaa", 1), Key(14, "aaa", 1)}
+    older.claim("zzz")
+    assert owner(files.names()) == "zzz", "a job that begins again is the last one"
+
+
+def test_a_folder_that_could_not_be_claimed_is_claimed_later() -> None:
+    files = Memory({}, OSError(errno.EROFS, "Read-only file system"))
+    writer = Writer(files, 0, 1)
+    with pytest.raises(OSError, match="Read-only"):
+        writer.claim(JOB)
+    files.files.clear()
+    files.error = None
+    writer.write(Key(1, JOB, 1), made())
+    assert owner(files.names()) == JOB
+    assert not writer.error
+
+
+def test_what_cannot_be_removed_keeps_no_new_one_from_being_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Memory, name: str) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    files = Memory({})
+    writer = Writer(files, 0, 1)
+    for steps in (1, 2, 3):
+        writer.write(Key(steps, JOB, 1), made())
+        monkeypatch.setattr(Memory, "remove", refuse)
+    assert newest_whole(files).steps == 3
+    assert "of an older checkpoint cannot be removed" in writer.news()
+
+
+def test_a_disk_that_hangs_does_not_hold_the_end_of_a_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on = threading.Event()
+    monkeypatch.setattr(Memory, "names", lambda self: goes_on.wait(30) and [])
+    monkeypatch.setattr(writing, "_CLOSING_S", 0.05)
+    writer = Writer(Memory({}), 0, 1)
+    writer.begin(Key(1, JOB, 1), 0, made())
+    writer.close()
+    assert "the last part was not written" in writer.shown()["error"]
+    goes_on.set()
 
 
 def test_an_error_that_is_none_of_the_disk_does_not_end_the_thread() -> None:
@@ -366,6 +422,27 @@ def test_servers_that_all_leave_have_written_their_state_first() -> None:
     for value, complete in ends_of(train(), memory, "second", key).values():
         assert complete
         assert (value == sum(range(72)) / 12).all()
+
+
+@pytest.mark.parametrize("differs_from", [0, 4])
+def test_states_that_differ_are_told_and_cost_no_older_checkpoint(differs_from: int) -> None:
+    memory = Memory({})
+
+    def own(session: Any) -> None:
+        w, mean = np.zeros(4), np.zeros(1 << 18)
+        session.state(params=w, mean=mean)
+        session.checkpoint(memory, every=2, keep=1)
+        for step in session.steps(12):
+            w += session.allreduce(np.ones(4))
+            mean[:] = step if step < differs_from else session.server
+
+    with pytest.warns(UserWarning, match="the servers' states differ: name by session.state nothing"):
+        run(own, range(3), Faults(), lambda *_: None, lambda session: None, "first")
+    if not differs_from:
+        with pytest.raises(UsageError, match="no checkpoint in"):
+            newest_whole(memory)
+    else:
+        assert newest_whole(memory).steps <= 2 * differs_from + 2, "every second step is of checkpoints"
 
 
 def test_a_checkpoint_is_asked_for_before_the_first_loop() -> None:
