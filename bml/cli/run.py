@@ -185,7 +185,7 @@ def run(
     for line in (*(f"the fault {each} never struck: {why}" for each, why in never_struck.items()), *lost):
         click.echo(line, err=True)
     if failure is not None:
-        if result is not None and unchanged["checkpoint"]:
+        if result is not None and any(Path(unchanged["checkpoint"] or os.devnull).glob("*.bmlpart")):
             click.echo(f"checkpoints are in {unchanged['checkpoint']}: --resume goes on from there", err=True)
         raise failure
     if lost:

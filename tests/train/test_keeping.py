@@ -355,8 +355,9 @@ def ends_of(
     resumed: Key | None = None,
     faults: Faults | None = None,
     n_servers: int = 3,
+    every: int = 1,
 ) -> dict[int, Any]:
-    """What each server returned or raised; it makes a checkpoint after every step."""
+    """What each server returned or raised."""
     found: dict[int, Any] = {}
 
     def note(communicator: Any, session: Any, value: Any, error: BaseException | None) -> None:
@@ -366,7 +367,7 @@ def ends_of(
     def begin(session: Any) -> None:
         if resumed is not None:
             session.resume(Resumed(resumed, read(memory, resumed)))
-        session.checkpoint(memory, every=1, keep=1)
+        session.checkpoint(memory, every=every, keep=1)
 
     group = run(function, range(n_servers), faults or Faults(), note, begin, job)
     assert not group.violations
@@ -387,7 +388,7 @@ def test_another_number_of_servers_goes_on(kept: tuple[Memory, Key], n_servers: 
     for value, complete in ends_of(train(), memory, "second", key, n_servers=n_servers).values():
         assert complete
         assert (value == sum(range(72)) / 12).all()
-    assert {each.job for each in by_key(memory.names())} == {"second"}
+    assert "second" in {each.job for each in by_key(memory.names())}
 
 
 @pytest.mark.parametrize(
@@ -428,21 +429,25 @@ def test_servers_that_all_leave_have_written_their_state_first() -> None:
 def test_states_that_differ_are_told_and_cost_no_older_checkpoint(differs_from: int) -> None:
     memory = Memory({})
 
-    def own(session: Any) -> None:
+    def own(session: Any) -> Any:
         w, mean = np.zeros(4), np.zeros(1 << 18)
         session.state(params=w, mean=mean)
-        session.checkpoint(memory, every=2, keep=1)
         for step in session.steps(12):
+            if session.n_servers == 1:
+                return mean
             w += session.allreduce(np.ones(4))
             mean[:] = step if step < differs_from else session.server
+        return None
 
     with pytest.warns(UserWarning, match="the servers' states differ: name by session.state nothing"):
-        run(own, range(3), Faults(), lambda *_: None, lambda session: None, "first")
+        ends_of(own, memory, "first", every=2)
     if not differs_from:
         with pytest.raises(UsageError, match="no checkpoint in"):
             newest_whole(memory)
     else:
-        assert newest_whole(memory).steps <= 2 * differs_from + 2, "every second step is of checkpoints"
+        (mean,) = ends_of(own, memory, "second", newest_whole(memory), n_servers=1).values()
+        assert (mean == mean[0]).all()
+        assert mean[0] < differs_from
 
 
 def test_a_checkpoint_is_asked_for_before_the_first_loop() -> None:
