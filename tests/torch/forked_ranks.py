@@ -1,19 +1,23 @@
 """Starts ranks that have imported PyTorch already: importing takes seconds of processor time in each process.
 
-usage: forked_ranks.py FOLDER N FUNCTION ARGUMENTS, where FUNCTION is one of rank_programs, or
-module.function, with a JSON list of arguments, one entry a group. Rank r of group g writes what it returns,
-or its error, to FOLDER/g/r.pickle; FOLDER/g/statuses.json has the exit statuses.
+One process of a test run imports it, and forks another one for each request: a line of JSON with `folder`,
+`n`, `function`, which is one of rank_programs or module.function, `each`, a list of arguments, one entry a
+group, `cwd` and `environment`. Rank r of group g writes what it returns, or its error, to
+folder/g/r.pickle; folder/g/statuses.json has the exit statuses. The answer is the status of that process.
 """
 
+import atexit
 import gc
 import json
 import os
 import pickle
+import select
 import socket
 import subprocess
 import sys
 import tempfile
 import traceback
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -27,9 +31,57 @@ def run_group(n: int, function: str, *, limit_s: float = 60, **arguments: Any) -
 def run_groups(n: int, function: str, each: list[dict[str, Any]], limit_s: float = 60) -> list[list[Any]]:
     """The same for several groups, one after the other: PyTorch is imported once. All may take so long."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, folder, str(n), function, json.dumps(each)]
-        subprocess.run(command, check=True, timeout=limit_s, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        request = {"folder": folder, "n": n, "function": function, "each": each, "cwd": os.getcwd()}
+        _Importer.running().ask({**request, "environment": dict(os.environ)}, limit_s)
         return [_found(Path(folder) / str(number)) for number in range(len(each))]
+
+
+class _Importer:
+    """The process that has imported PyTorch. It ends with this one."""
+
+    _running: "_Importer | None" = None
+
+    def __init__(self) -> None:
+        reads, writes = os.pipe()
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, str(writes)],
+            stdin=subprocess.PIPE,
+            text=True,
+            pass_fds=[writes],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        os.close(writes)
+        self._answers = os.fdopen(reads)
+
+    @classmethod
+    def running(cls) -> "_Importer":
+        if cls._running is None:
+            cls._running = cls()
+            atexit.register(cls._running.close)
+        return cls._running
+
+    def ask(self, request: dict[str, Any], limit_s: float) -> None:
+        """Have these ranks run to their end."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        if not select.select([self._answers], [], [], limit_s)[0]:
+            from commands import kill_family
+
+            kill_family(self._process)
+        answer = self._answers.readline()
+        if answer != "0\n":
+            self.close()
+            raise AssertionError(f"{request['function']}: {answer.strip() or f'not within {limit_s} s'}")
+
+    def close(self) -> None:
+        atexit.unregister(self.close)
+        type(self)._running = None
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait(30)
+        self._answers.close()
 
 
 def _found(folder: Path) -> list[Any]:
@@ -41,18 +93,36 @@ def _found(folder: Path) -> list[Any]:
     ]
 
 
-def main(folder: str, n: str, function: str, each: str) -> None:
+def main(answers: int) -> None:
     from torch.nn.parallel import DistributedDataParallel  # noqa: F401
 
     from bml.torch import process_group  # noqa: F401
 
     gc.freeze()  # ranks that end need not look at what was imported: 0.3 s of processor time each, not 1 s
+    requests = os.fdopen(os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    while line := requests.readline():
+        child = os.fork()
+        if not child:
+            os.close(answers)
+            _run_groups(**json.loads(line))
+            sys.exit()
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        os.write(answers, f"{status}\n".encode())
+
+
+def _run_groups(
+    folder: str, n: int, function: str, each: list[dict[str, Any]], cwd: str, environment: dict[str, str]
+) -> None:
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment, OMP_NUM_THREADS="1")
     module, _, name = function.rpartition(".")
     program = getattr(import_module(module or "rank_programs"), name)
-    for number, arguments in enumerate(json.loads(each)):
+    for number, arguments in enumerate(each):
         place = Path(folder) / str(number)
         place.mkdir()
-        statuses = _run_ranks(place, int(n), program, arguments)
+        statuses = _run_ranks(place, n, program, arguments)
         (place / "statuses.json").write_text(json.dumps(statuses))
 
 
@@ -87,4 +157,4 @@ def _run_rank(path: Path, function: Any, arguments: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(int(sys.argv[1]))

@@ -6,20 +6,20 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from forked_ranks import run_group  # noqa: E402
+from forked_ranks import run_group, run_groups  # noqa: E402
 
 pytestmark = pytest.mark.real
 
 
 @pytest.mark.smoke
 def test_two_ranks_train_to_the_bits_of_gloo() -> None:
-    ours, theirs = (run_group(2, "train", backend=backend) for backend in ("bml", "gloo"))
+    ours, theirs = run_groups(2, "train", [{"backend": backend} for backend in ("bml", "gloo")])
     assert len({rank["digest"] for rank in ours + theirs}) == 1
     assert [rank["writes"] for rank in ours] == [True, False]
 
 
 def test_four_ranks_train_as_with_gloo() -> None:
-    ours, theirs = (run_group(4, "train", backend=backend) for backend in ("bml", "gloo"))
+    ours, theirs = run_groups(4, "train", [{"backend": backend} for backend in ("bml", "gloo")])
     assert len({rank["digest"] for rank in ours}) == 1
     torch.testing.assert_close(
         torch.tensor(ours[0]["parameters"]), torch.tensor(theirs[0]["parameters"]), rtol=1e-5, atol=1e-7
