@@ -20,6 +20,7 @@ from bml.train.snapshot import Snapshot
 
 _WORTH_NBYTES = 1 << 20
 """Memory for smaller parts is made at once."""
+_MORE_NBYTES = 1 << 16
 _CLOSING_S = 20.0
 """How long a part may take that is being written when the training ends: it may be that it never is."""
 _SUMMED_NBYTES = 1 << 20
@@ -132,7 +133,7 @@ class Writer:
                 self._is_idle.set()
 
     def _make_memory(self, nbytes: int) -> None:
-        self._memory = np.ones(nbytes, np.uint8)
+        self._memory = np.ones(nbytes + nbytes // 8 + _MORE_NBYTES, np.uint8)  # states grow a little
 
     def _copied(self, snapshot: Snapshot, start: int, stop: int) -> memoryview:
         if len(self._memory) < stop - start:
