@@ -432,7 +432,7 @@ def test_states_that_differ_are_told_and_cost_no_older_checkpoint(differs_from: 
     def own(session: Any) -> Any:
         w, mean = np.zeros(4), np.zeros(1 << 18)
         session.state(params=w, mean=mean)
-        for step in session.steps(12):
+        for step in session.steps(60):
             if session.n_servers == 1:
                 return mean
             w += session.allreduce(np.ones(4))
