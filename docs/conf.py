@@ -31,7 +31,7 @@ autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 
 #: Names of Python and of other projects in signatures: links to them would need files from the network.
-nitpick_ignore_regex = [("py:.*", r"(collections\.abc|fractions|types|networkx|numpy|np|npt|nx)\..*")]
+nitpick_ignore_regex = [("py:.*", r"(collections\.abc|fractions|os|types|networkx|numpy|np|npt|nx)\..*")]
 
 PUBLIC = {
     key: f"{package.__name__}.{name}"

@@ -11,7 +11,7 @@ _PIECE_NBYTES = 8 << 20
 
 
 class Files(Protocol):
-    """A folder. Each method raises OSError if the system refuses it."""
+    """A folder of checkpoints, such as one of an object store. Methods raise OSError for what is refused."""
 
     def names(self) -> list[str]:
         """The names of the files; none if there is no folder."""
