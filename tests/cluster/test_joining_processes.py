@@ -169,7 +169,7 @@ def test_a_joiner_with_another_state_is_told_and_the_others_go_on() -> None:
     result = jobs.launch(other_shape, "bcube:2x2", faults=["kill:1@step=20", "join:1@step=30"])
     assert sorted(result.values) == [0, 2, 3]
     assert len(set(result.values.values())) == 1
-    assert "joins with the state" in result.dead[1]
+    assert "this server begins with the state" in result.dead[1]
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
