@@ -61,11 +61,18 @@ def sample_rows(indices: Any, w: Any) -> Any:
 
 
 def descend(
-    session: Any, recompute: bool = True, epochs: int = 8, padding: int = 0, pause_s: float = 0.0
+    session: Any,
+    recompute: bool = True,
+    epochs: int = 8,
+    padding: int = 0,
+    pause_s: float = 0.0,
+    pause: Callable[[], None] = lambda: None,
+    rate: float = 0.1,
 ) -> dict[str, Any]:
     """A smooth toy training whose parameters depend on every sample of every step.
 
-    So many zeros beside the gradients make the steps long, and so does a pause in seconds.
+    So many zeros beside the gradients make the steps long, and so does a pause in seconds, or a function that
+    is called before each batch.
     """
     w = session.empty(LENGTH)
     w[:] = 0
@@ -78,8 +85,9 @@ def descend(
 
     for batch in session.batches(N_SAMPLES, global_batch=GLOBAL_BATCH, epochs=epochs, seed=3):
         time.sleep(pause_s)
+        pause()
         g = again(batch.indices)
-        w -= np.float32(0.1) * batch.allreduce(g, recompute=again if recompute else None)[0]
+        w -= np.float32(rate) * batch.allreduce(g, recompute=again if recompute else None)[0]
         history.append((len(history) + 1, session.contributors, hashlib.sha256(w.tobytes()).hexdigest()))
     return {"params": w, "history": history}
 

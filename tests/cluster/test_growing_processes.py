@@ -42,22 +42,16 @@ def fleet(there: Callable[[int], bool]) -> ProcessFleet:
 
 def train(session: bml.Session) -> Any:
     """Batches take their time until nine servers have contributed, and then until five are left."""
-    w = session.empty(jobs.LENGTH)
-    w[:] = 0
-    session.state(params=w)
-
-    def again(indices: Any) -> Any:
-        return jobs.sample_rows(indices, w)
-
     were_nine = session.joins
-    for batch in session.batches(jobs.N_SAMPLES, global_batch=jobs.GLOBAL_BATCH, epochs=EPOCHS, seed=3):
+
+    def pause() -> None:
+        nonlocal were_nine
         n = len(session.contributors)
         were_nine = were_nine or n == 9
         if not session.replays and n > (5 if were_nine else 0):
             time.sleep(0.05)
-        g = again(batch.indices)
-        w -= np.float32(0.1) * batch.allreduce(g, recompute=again)
-    return w
+
+    return jobs.descend(session, epochs=EPOCHS, pause=pause)["params"]
 
 
 def test_a_job_begins_with_six_servers_grows_to_nine_and_shrinks_to_five() -> None:

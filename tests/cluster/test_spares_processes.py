@@ -42,22 +42,17 @@ def test_a_spare_takes_the_place_of_a_dead_server_and_the_next_one_stays_lost(
     import slowly_imported  # type: ignore[import-not-found]
 
     def train(session: bml.Session) -> Any:
-        w = session.empty(jobs.LENGTH)
-        w[:] = 0
-        session.state(params=w)
-
-        def again(indices: Any) -> Any:
-            return jobs.sample_rows(indices, w)
-
         while not go.exists():
             time.sleep(0.005)
         was_replaced = session.joins
-        for batch in session.batches(jobs.N_SAMPLES, global_batch=jobs.GLOBAL_BATCH, epochs=EPOCHS, seed=3):
+
+        def pause() -> None:
+            nonlocal was_replaced
             was_replaced = was_replaced or 3 not in session.contributors
             if not (session.replays or (was_replaced and 3 in session.contributors)):
                 time.sleep(0.05)
-            g = again(batch.indices)
-            w -= np.float32(slowly_imported.RATE) * batch.allreduce(g, recompute=again)
+
+        w = jobs.descend(session, epochs=EPOCHS, pause=pause, rate=slowly_imported.RATE)["params"]
         return w, os.getpid()
 
     faults = ["kill:1@step=190"]

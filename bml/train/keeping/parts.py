@@ -51,8 +51,8 @@ class Key(NamedTuple):
 
 
 class Header(msgspec.Struct, frozen=True):
-    """What a part says of itself: `nbytes` is the length of the whole snapshot, `state` the digest of its
-    manifest, which is equal in all parts, `payload` the digest of this part's bytes.
+    """What a part says of itself: `nbytes` is the length of the whole snapshot, `state` a digest of its
+    manifest and of samples of its arrays, which is equal in all parts, `payload` that of this part's bytes.
     """
 
     steps: int
