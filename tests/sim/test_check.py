@@ -28,7 +28,7 @@ FIRST_TRIED = {
     "lose_the_end": 435,
     "read_terms_from_a_clock": 170,
     "give_up_the_busy": 140,
-    "judge_by_one_round": 400,
+    "judge_by_one_round": 845,
     "start_from_a_state_that_overtook": 2865,
     "ignore_stalls": 195,
     "promote_a_user_that_replays": 105,

@@ -59,6 +59,13 @@ def test_the_slowest_nic_is_found_though_it_carries_hardly_anything() -> None:
     assert simulation.network.now < 30.0
 
 
+def test_a_server_whose_only_nic_is_very_slow_is_not_lost() -> None:
+    """A frame takes longer than `detect_s` then, but its segments are acknowledged one by one."""
+    simulation = run("switch:3", slow(0, 0, 3, at_s=1.77), steps=6, seed=287)
+    assert all(record.view.contributors == (0, 1, 2) for record in simulation.machines[1].core.views)
+    assert max(step_s(simulation)) > 2.0, "a frame of 2 KiB takes 0.3 s"
+
+
 def test_a_slow_switch_is_planned_round() -> None:
     simulation = run("bcube:3x2", slow(0, 1, 20, kind="slow-switch"))
     assert {*rates(simulation)[-1]} == {(3, 0), (4, 0), (5, 0)}

@@ -13,7 +13,7 @@ _USUAL_SHARE = 0.2
 _USUAL_DELAY_MS = 20
 _FALLS_S = 2.0
 _FALLS = 4
-_PERCENT = (20, 20, 30, 50)
+_PERCENT = (5, 10, 20, 20, 30, 50)
 _OTHERS = ("crash", "freeze", "coordinator-crash", "coordinator-freeze", "control-loss", "reset")
 
 

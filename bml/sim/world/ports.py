@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from bml.sim.world.network import Network
 
@@ -22,8 +22,26 @@ WANDER = 0.2
 WINDOW = 2
 """So many frames of a connection may be under way."""
 
+_SEGMENT_NBYTES = 128
+"""So much is acknowledged at a time: about a hundredth of what TCP hands over, as rates are of real ones."""
+
 _WANDERS_S = 0.5
 """After this time a port carries another amount."""
+
+
+class _Crossing(NamedTuple):
+    """A frame at a port, from the moment at which it comes there."""
+
+    begins_s: float
+    ends_s: float
+    nbytes: int
+
+    def segments(self, now: float) -> int:
+        """How many of its segments are through."""
+        n_segments = -(-self.nbytes // _SEGMENT_NBYTES)
+        if now >= self.ends_s:
+            return n_segments
+        return int(n_segments * (now - self.begins_s) / (self.ends_s - self.begins_s))
 
 
 class Ports:
@@ -34,6 +52,8 @@ class Ports:
         self._rate_nbytes_s = rate_nbytes_s
         self._seed = seed
         self._under_way: Counter[Hashable] = Counter()
+        self._crossing: defaultdict[Hashable, deque[_Crossing]] = defaultdict(deque)
+        self._crossed: Counter[Hashable] = Counter()
         self._waiting: defaultdict[Hashable, deque[Callable[[], None]]] = defaultdict(deque)
         self._free_at: defaultdict[Port, float] = defaultdict(float)
         self._shares: defaultdict[Port, list[float]] = defaultdict(list)
@@ -68,10 +88,10 @@ class Ports:
 
         def begin() -> None:
             self._under_way[channel] += 1
-            self.network.after(self._takes_s((origin, level, True), nbytes), arrive)
+            self.network.after(self._takes_s(channel, (origin, level, True), nbytes), arrive)
 
         def arrive() -> None:
-            self.network.after(self._takes_s((to, level, False), nbytes), end)
+            self.network.after(self._takes_s(channel, (to, level, False), nbytes), end)
 
         def end() -> None:
             self._under_way[channel] -= 1
@@ -84,13 +104,25 @@ class Ports:
         else:
             self._waiting[channel].append(begin)
 
-    def _takes_s(self, port: Port, nbytes: int) -> float:
+    def crossed(self, channel: Hashable) -> int:
+        """How many segments of a connection's frames have gone through a port; those of both ports count.
+
+        Connections share a port segment by segment, so a frame goes through it from the moment at which it
+        comes there, though it ends behind those that came before.
+        """
+        crossing, now = self._crossing[channel], self.network.now
+        while crossing and crossing[0].ends_s <= now:
+            self._crossed[channel] += crossing.popleft().segments(now)
+        return self._crossed[channel] + sum(each.segments(now) for each in crossing)
+
+    def _takes_s(self, channel: Hashable, port: Port, nbytes: int) -> float:
         """How long a frame takes at this port from now, behind those that came to it before."""
         now = self.network.now
         self._free_at[port] = max(now, self._free_at[port]) + nbytes / self._rate(port, now)
         late_s = self.network.random.uniform(0, max(self._delays_s[port])) if self._delays_s[port] else 0.0
         # Frames stay in order, also behind one that was late.
         self._left_at[port] = max(self._left_at[port], self._free_at[port] + late_s)
+        self._crossing[channel].append(_Crossing(now, self._left_at[port], nbytes))
         return self._left_at[port] - now
 
     def _rate(self, port: Port, now: float) -> float:

@@ -49,6 +49,9 @@ class _Sent:
     since_s: float = 0.0
     nbytes: int = 0
     busy_s: float = 0.0
+    acknowledgements: int = 0
+    moved: int = 0
+    moved_at_s: float = 0.0
     _busy_since_s: float = 0.0
 
     def put(self, now: float) -> None:
@@ -70,12 +73,20 @@ class _Sent:
         self.answers += len(sizes)
         self.since_s = now
 
+    def acknowledged(self, segments: int, now: float) -> None:
+        """So many segments have come through in all: those of a frame are acknowledged before its end."""
+        if segments != self.moved:
+            self.moved, self.moved_at_s = segments, now
+            self.acknowledgements += 1
+
     def flow(self, now: float) -> Flow:
         """What the kernel says now."""
         unanswered = self.outstanding > 0
-        tries = bisect_right(_RETRANSMITS_S, now - self.since_s) if unanswered else 0
+        since_s = max(self.since_s, self.moved_at_s)
+        tries = bisect_right(_RETRANSMITS_S, now - since_s) if unanswered else 0
         waits_s = now - self._busy_since_s if self.outstanding > WINDOW else 0.0
-        return Flow(unanswered, self.answers, tries, self.nbytes, self.busy_s + waits_s)
+        answers = self.answers + self.acknowledgements
+        return Flow(unanswered, answers, tries, self.nbytes, self.busy_s + waits_s)
 
 
 @dataclass
@@ -227,7 +238,10 @@ class Wires:
         found: dict[Key, Flow] = {}
         for (owner, peer, level), end in self._ends.items():
             if owner == server and end.connection is not None:
-                flow = end.connection.sent[server].flow(self._network.now)
+                connection, sent = end.connection, end.connection.sent[server]
+                if self.paths.carries(server, peer, level) and self.paths.carries(peer, server, level):
+                    sent.acknowledged(self.ports.crossed((connection.number, peer)), self._network.now)
+                flow = sent.flow(self._network.now)
                 found[peer, level] = flow if self.ports.limited else Flow(*flow[:3])
         return found
 
