@@ -81,6 +81,11 @@ class Timeouts:
         return MOST_PATIENT * self.answer_s
 
     @property
+    def unanswered_s(self) -> float:
+        """How long a server that leaves waits for a word of a coordinator, which may have to be started."""
+        return self.warm_up_s
+
+    @property
     def longest_connect_s(self) -> float:
         """How long a server whose heartbeats arrive may refuse no connection and accept none."""
         return MOST_PATIENT * self.connect_s

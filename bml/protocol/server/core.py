@@ -22,7 +22,6 @@ from bml.faults.slowness import slowed
 from bml.protocol.server import events as ev
 from bml.protocol.server.calls import Calls
 from bml.protocol.server.donor import Donor
-from bml.protocol.server.end_notice import EndNotice
 from bml.protocol.server.events import Event, Instruction, Tell, Verdict
 from bml.protocol.server.history import ViewHistory, ViewRecord
 from bml.protocol.server.learner import KEPT_NBYTES, Learner
@@ -30,6 +29,7 @@ from bml.protocol.server.member import Member
 from bml.protocol.server.other_frames import OtherFrames
 from bml.protocol.server.steps import Steps
 from bml.protocol.server.transfer import OutgoingState
+from bml.protocol.server.unled import EndNotice, Unled
 from bml.protocol.server.watch import Watch
 from bml.protocol.step.dataflow import Dataflow, Place
 from bml.protocol.timeouts import Timeouts
@@ -77,7 +77,7 @@ class ServerCore:
         self._other_frames = OtherFrames(self._member, self._steps, self._learner, self._calls)
         self._outcome = ev.Ended("")
         self._term = -1
-        self._needs_view_since: float | None = None
+        self._unled = Unled(timeouts)
         self._end_notice = EndNotice(timeouts.orphan_s)
 
     # --- properties for the shell ----------------------------------------------------------------
@@ -209,7 +209,10 @@ class ServerCore:
                 return self._steps.arrived(step)
             case ev.Leaving(why):
                 self._leaving = msg.Leaves(self.server, why)
+                self._unled.leaves(now)
                 return [Tell(self._leaving)]
+            case ev.Abandoned():
+                return self._unled.abandon()
             case ev.Control(message):
                 return self._control(message, now)
             case ev.PeerLost(peer, level, kind, why):
@@ -277,12 +280,8 @@ class ServerCore:
     # --- time ------------------------------------------------------------------------------------
 
     def _tick(self, now: float) -> list[Instruction]:
-        if self._orphaned(now):
-            why = (
-                f"server {self.server} has waited {self.timeouts.orphan_s:g} s for a view after epoch "
-                f"{self.epoch}: is there a coordinator? It waits for {self.waits_for()}"
-            )
-            return self._steps.stop(FabricError(why))
+        if why := self._goes_alone(now):
+            return self._steps.stop(FabricError(f"server {self.server} {why}"))
         done = self._steps.stop_on_conflict()
         if self._may_install(self._member.proven_epoch):
             done += self._install(now)
@@ -301,15 +300,19 @@ class ServerCore:
     def _ended_message(self) -> Instruction:
         return Tell(msg.Ended(self.server, self._outcome.outcome, self._outcome.error, self.committed))
 
-    def _orphaned(self, now: float) -> bool:
-        """Whether a coordinator has been needed, and has brought no view, for too long."""
+    def _goes_alone(self, now: float) -> str:
+        """Say why this server ends without a coordinator's word, that it needs; empty: it does not."""
+        if self._member.stopped is not None:
+            return ""
+        if self._leaving and (alone := self._unled.leaves_alone(now)):
+            return f"leaves: {self._leaving.why}; {alone}"
         outside = self._learner is not None and self.view is None and self._term >= 0  # it may take long
-        needed = self._member.frozen or self._watch.suspects or self.in_doubt
-        if self._member.stopped is not None or outside or not needed:
-            self._needs_view_since = None
-            return False
-        self._needs_view_since = now if self._needs_view_since is None else self._needs_view_since
-        return now - self._needs_view_since > self.timeouts.orphan_s
+        needs = not outside and (self._member.frozen or bool(self._watch.suspects) or self.in_doubt)
+        waited = self._unled.lacks_view(needs, bool(self._outcome.outcome), now)
+        return waited and (
+            f"has waited {waited} for a view after epoch {self.epoch}: is there a coordinator? It waits for "
+            f"{self.waits_for()}"
+        )
 
     # --- membership ------------------------------------------------------------------------------
 
@@ -319,6 +322,7 @@ class ServerCore:
             return [Tell(msg.Deposed(self.server, self._term))]  # its successor has asked already
         self._term = term
         self._end_notice.heard()
+        self._unled.heard(now)
         match message:
             case msg.Who():
                 # The status last: a coordinator that has all of them knows what all servers suspect.
@@ -391,6 +395,6 @@ class ServerCore:
         self._steps.install(programs, fabric, links)
         self._watch.set_view(view, links, now)
         self._donor.install(view, fabric)
-        self._needs_view_since = None
+        self._unled.has_view()
         self._view_history.installed(view, now)
         return [ev.Installed(view), ev.Links(links), *self._steps.settle(view, now), ev.Resume()]

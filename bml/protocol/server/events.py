@@ -93,6 +93,10 @@ class Leaving(Struct, frozen=True):
     why: str
 
 
+class Abandoned(Struct, frozen=True):
+    """The launcher is gone: nothing starts another coordinator."""
+
+
 class PeerLost(Struct, frozen=True):
     """The connection to (peer, level) broke."""
 
@@ -163,7 +167,9 @@ class ResultFetched(Struct, frozen=True):
 
 
 SharedStepEvent = Gathered | Summed | CallDiffers | ResultFetched
-FromUser = Submit | Follow | Ready | CanSendState | SendState | Prepared | Arrived | Leaving | Ended
+FromUser = (
+    Submit | Follow | Ready | CanSendState | SendState | Prepared | Arrived | Leaving | Abandoned | Ended
+)
 Event = FromUser | PeerLost | Proved | OwnNicLost | Control | Tick | SharedStepEvent
 
 
