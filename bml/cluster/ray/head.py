@@ -1,0 +1,67 @@
+"""Looks for Ray's head, in a thread: is its control store (GCS) alive?
+
+Ray's own client of the control store cannot be asked, as it ends its process when the store does not come back
+in time. The store speaks gRPC, so HTTP/2: whoever opens a connection and says hello is sent the server's
+settings at once, without a token. A process that is stopped, or a machine that is dead, sends nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from bml.cluster.ray.absence import LOOK_S, PATIENCE_S, Absence, rays_patience_s
+
+#: The first bytes of an HTTP/2 connection, and an empty frame of settings (RFC 9113, 3.4 and 6.5).
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+
+
+def obstacle(address: str, within_s: float = PATIENCE_S) -> str:
+    """Say why the control store at host:port does not answer; empty if it does."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), within_s) as sock:
+            sock.sendall(_HELLO)
+            # With TLS it hangs up on such a hello, and that is an answer, too.
+            return "" if sock.recv(1) or os.environ.get("RAY_USE_TLS", "0") != "0" else "it hangs up"
+    except TimeoutError:
+        return f"it is silent for {within_s:g} s"
+    except (OSError, ValueError) as error:
+        return str(error)
+
+
+class HeadWatch:
+    """Looks for the head at host:port. `gone(why)` is called once in its thread, if the job must end for it."""
+
+    def __init__(self, address: str, gone: Callable[[str], None]):
+        self.address = address
+        self.absence = Absence(rays_patience_s(os.environ))
+        self._gone = gone
+        self._over = threading.Event()
+        threading.Thread(target=self._watch, name="bml-head", daemon=True).start()
+
+    @property
+    def why(self) -> str:
+        """Say that it is gone, and what was seen last."""
+        absence = self.absence
+        return f"Ray's head at {self.address} has been gone for {absence.away_s:.0f} s: {absence.why}"
+
+    def close(self) -> None:
+        """Look no longer."""
+        self._over.set()
+
+    def _watch(self) -> None:
+        absence = self.absence
+        while not self._over.wait(LOOK_S):
+            began = time.monotonic()
+            why = obstacle(self.address)
+            if why:
+                absence.missed(why, began, time.monotonic())
+            else:
+                absence.answered()
+            if absence.gone:
+                self._gone(self.why)
+                return

@@ -1,0 +1,141 @@
+"""Ray's head is away: when the job must end for it, and how it is looked for."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+
+from bml.cluster.ray import head
+from bml.cluster.ray.absence import LOOK_S, PATIENCE_S, RAYS_S, SETTING, Absence, rays_patience_s
+
+
+def miss(absence: Absence, at_s: float, takes_s: float = 0.0) -> float:
+    """It does not answer a look that begins then; returns when the next one begins."""
+    absence.missed("refused", at_s, at_s + takes_s)
+    return at_s + takes_s + LOOK_S
+
+
+def test_a_head_that_is_away_for_half_of_rays_patience_is_gone() -> None:
+    absence, now = Absence(60.0), 100.0
+    while not absence.gone:
+        now = miss(absence, now)
+    assert now - 100.0 == pytest.approx(30.0 + LOOK_S)
+    assert absence.away_s == pytest.approx(30.0)
+    assert absence.left_s == pytest.approx(30.0)
+    assert absence.why == "refused"
+
+
+def test_a_head_that_comes_back_in_time_is_here() -> None:
+    absence, now = Absence(60.0), 0.0
+    for _ in range(100):
+        for _ in range(29):
+            now = miss(absence, now)
+        assert not absence.gone
+        absence.answered()
+        now += LOOK_S
+    assert absence.away_s == 0.0
+
+
+def test_a_head_that_is_gone_stays_gone() -> None:
+    absence, now = Absence(2.0), 0.0
+    for _ in range(3):
+        now = miss(absence, now)
+    absence.answered()
+    assert absence.gone
+    assert absence.away_s >= 1.0
+
+
+def test_silence_counts_while_an_answer_is_awaited() -> None:
+    absence = Absence(60.0)
+    absence.missed("silent", 0.0, PATIENCE_S)
+    absence.missed("silent", PATIENCE_S + LOOK_S, 2 * PATIENCE_S + LOOK_S)
+    assert absence.away_s == 2 * PATIENCE_S + LOOK_S
+
+
+def test_time_in_which_nobody_looked_does_not_count() -> None:
+    absence, now = Absence(60.0), 0.0
+    for _ in range(10):
+        now = miss(absence, now)
+    before_s = absence.away_s
+    now = miss(absence, now + 1000.0)  # this process was stopped
+    assert absence.away_s == before_s
+    assert not absence.gone
+    miss(absence, now)
+    assert absence.away_s == before_s + LOOK_S
+
+
+def test_it_is_never_gone_before_its_limit_whatever_is_seen() -> None:
+    chance = random.Random(1)
+    for _ in range(300):
+        absence, now, last_here = Absence(chance.choice((2.0, 20.0, 60.0))), 0.0, 0.0
+        while not absence.gone and now < 1000.0:
+            takes_s = chance.choice((0.0, 0.01, PATIENCE_S))
+            if chance.random() < 0.1:
+                absence.answered()
+                last_here = now + takes_s
+            else:
+                absence.missed("", now, now + takes_s)
+            now += takes_s + LOOK_S + chance.choice((0.0, 0.0, 3.0, 100.0))
+        if absence.gone:
+            assert now - last_here >= absence.limit_s
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("20", 20.0), ("x", RAYS_S), ("0", 1.0), ("600", 600.0)])
+def test_rays_patience(text: str, seconds: float) -> None:
+    assert rays_patience_s({SETTING: text}) == seconds
+    assert rays_patience_s({}) == RAYS_S
+
+
+@contextmanager
+def listening(answer: bytes | None) -> Iterator[str]:
+    """Listen; answer every hello so, or hang up on it; None: never accept."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        def serve() -> None:
+            while answer is not None:
+                try:
+                    sock = server.accept()[0]
+                except OSError:
+                    return
+                with sock:
+                    sock.recv(100)
+                    sock.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_an_answer_is_a_sign_of_life() -> None:
+    with listening(b"\0") as address:
+        assert head.obstacle(address) == ""
+
+
+def test_a_dead_stopped_or_foreign_head_does_not_answer() -> None:
+    with listening(None) as address:
+        assert head.obstacle(address, 0.1) == "it is silent for 0.1 s"
+    assert "refused" in head.obstacle(address)
+    with listening(b"") as address:
+        assert head.obstacle(address) == "it hangs up"
+    assert head.obstacle("no address")
+
+
+def test_a_watch_says_once_that_the_head_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SETTING, "1")
+    monkeypatch.setattr(head, "LOOK_S", 0.05)
+    said, came = list[str](), threading.Event()
+
+    def gone(why: str) -> None:
+        said.append(why)
+        came.set()
+
+    with listening(None) as address:
+        pass
+    head.HeadWatch(address, gone)
+    assert came.wait(20)
+    assert len(said) == 1
+    assert said[0].startswith(f"Ray's head at {address} has been gone for ")
+    assert "refused" in said[0]
