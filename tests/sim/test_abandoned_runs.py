@@ -1,7 +1,7 @@
-"""Launcher and coordinator die at once, and every server is told so: all leave, and the newest state is kept.
+"""Launcher and coordinator die at once, and all servers are told: they leave, and the newest state is kept.
 
-A server that leaves at a boundary may write a checkpoint there. Random moments and delays, on the clock of the
-simulation; the promises of the protocol are checked meanwhile.
+A server that leaves at a boundary may write a checkpoint there. Random moments and delays, on the clock of
+the simulation; the promises of the protocol are checked meanwhile.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def abandoned(fabric: str, seed: int, *mishaps: Mishap) -> tuple[Simulation, flo
         simulation.apply_mishap(Mishap("launcher-freeze", (), NOW, FOREVER))
         simulation.apply_mishap(Mishap("coordinator-crash", (), NOW))
         for machine in simulation.machines.values():
-            network.after(network.random.uniform(0, TOLD_S), partial(machine.process.run, partial(tell, machine)))
+            told = partial(machine.process.run, partial(tell, machine))
+            network.after(network.random.uniform(0, TOLD_S), told)
 
     network.after(0.0, begin)
     simulation.run()

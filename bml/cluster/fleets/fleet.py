@@ -43,7 +43,15 @@ class NotInjected:
     why: str
 
 
-FleetEvent = Reported | Died | Changed | NotInjected
+@dataclass(frozen=True)
+class Headless:
+    """What runs the machines is gone for good: all servers leave, and are not awaited after `within_s`."""
+
+    why: str
+    within_s: float
+
+
+FleetEvent = Reported | Died | Changed | NotInjected | Headless
 
 ApplyFault = Callable[[Fault, Callable[[], None]], None]
 """Applies a fault to real cables or a machine, and calls the function when it is in force or has failed."""

@@ -83,19 +83,27 @@ class ForkServer:
     their descriptors.
     """
 
-    def __init__(self, prints: bool, modules: Sequence[str] = (), n_servers: int | None = None):
+    def __init__(
+        self,
+        prints: bool,
+        modules: Sequence[str] = (),
+        n_servers: int | None = None,
+        ending_s: float = ENDING_S,
+    ):
         """`modules` are imported before anything is forked.
 
-        Each of `n_servers` servers has its share of the cores; None: each process has one thread.
+        Each of `n_servers` servers has its share of the cores; None: each process has one thread. Processes
+        may take `ending_s` seconds to end once this process is gone.
         """
         ours, theirs = socket.socketpair()
         n_cores = len(os.sched_getaffinity(0))
         threads = threads_of(n_cores, n_servers or n_cores, os.environ)
         environment = {**LONG_COPIES, **threads, **what_we_import()}
+        given = (theirs.fileno(), json.dumps(list(modules)), ending_s)
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _LAUNCHERS)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _ENTRY, str(theirs.fileno()), json.dumps(list(modules))],
+                [sys.executable, "-c", _ENTRY, *map(str, given)],
                 pass_fds=[theirs.fileno()],
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -226,7 +234,8 @@ class ForkServer:
 def main() -> None:
     """Fork processes for the launcher at the other end of the socket given as the first argument.
 
-    The second argument has the modules that are imported before that, see `preload`.
+    The second argument has the modules that are imported before that, see `preload`; the third says how long
+    processes may take to end once the launcher is gone, in seconds.
     """
     preload(sys.argv[2])
     sock = socket.socket(fileno=int(sys.argv[1]))
@@ -239,7 +248,7 @@ def main() -> None:
     with suppress(ConnectionError):  # the launcher ended before it had read everything
         sock.sendall(_WORD.pack(b"R", 0, 0))
         _obey(sock, (wake_read, wake_write), children)
-    _end_all(children, sock, wake_read)
+    _end_all(children, sock, wake_read, float(sys.argv[3]))
 
 
 def _obey(sock: socket.socket, wake: tuple[int, int], children: set[int]) -> None:
@@ -273,9 +282,9 @@ def _obey(sock: socket.socket, wake: tuple[int, int], children: set[int]) -> Non
         sock.sendall(_WORD.pack(b"B", child, 0))
 
 
-def _end_all(children: set[int], sock: socket.socket, wake_read: int) -> None:
+def _end_all(children: set[int], sock: socket.socket, wake_read: int, within_s: float) -> None:
     """End all processes after the launcher: running ones end by themselves, stopped ones are killed."""
-    deadline = time.monotonic() + ENDING_S
+    deadline = time.monotonic() + within_s
     while children and (left_s := deadline - time.monotonic()) > 0:
         select.select([wake_read], [], [], left_s)
         _reap(children, sock, wake_read)

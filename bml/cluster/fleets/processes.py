@@ -27,6 +27,7 @@ from bml.cluster.fleets.fork_server import ENDING_S, ForkServer
 from bml.cluster.fleets.muster import Muster
 from bml.cluster.fleets.preloading import referenced, worth_preloading
 from bml.cluster.process.mail import Inbox, Outbox
+from bml.cluster.spec.ending import WRITING_S
 from bml.cluster.spec.job import Contact, JobSpec, Place, Request, default_nics
 from bml.errors import StartError, UsageError
 from bml.faults import Fault
@@ -122,7 +123,8 @@ class ProcessFleet:
         self._train = train
         loaded = dict(sys.modules)
         modules = worth_preloading(loaded, referenced(train, loaded))
-        self._fork_server = ForkServer(self._prints, modules, len(self._spec.servers))
+        ending_s = WRITING_S if self._spec.keeping.folder else ENDING_S
+        self._fork_server = ForkServer(self._prints, modules, len(self._spec.servers), ending_s)
         for server in self._spec.servers:
             self._servers[server] = self._spawn()
         for server, child in self._servers.items():
@@ -224,6 +226,8 @@ class ProcessFleet:
         self._leaving.clear()
         self._end_coordinator()
         ending = [*self._servers.values(), *self._spares]
+        for child in self._servers.values():
+            child.send("end")  # so that none takes the launcher for dead
         for child in ending:
             child.hang_up()
         deadline = time.monotonic() + ENDING_S

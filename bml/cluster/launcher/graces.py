@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 
+from bml.cluster.spec.ending import WRITING_S
 from bml.cluster.spec.job import ServerReport
 
 _GRACE_S = 10.0
 """After the first server has ended; then the others are killed."""
 _OUTSIDE_S = 1.0
 """The same for servers that are no members any more."""
-WRITING_S = 60.0
-"""The same where servers write checkpoints: one that leaves writes the whole state."""
 
 
 def give_up_at(now: float, servers: Iterable[int], members: Container[int], writes: bool) -> dict[int, float]:

@@ -36,6 +36,8 @@ class Result:
     """Server -> why it was lost."""
     abort: BmlError | None = None
     """The error with which the coordinator ended the job: perhaps no server is left to report it."""
+    headless: str = ""
+    """Why the job had to end though enough servers lived: Ray's head is gone. Empty if it had not."""
     struck: set[str] = field(default_factory=set)
     """Faults of the plan that struck, as texts, as far as servers could report them."""
     told: set[int] = field(default_factory=set)
@@ -121,6 +123,8 @@ class Result:
             if report.kind in _OWN:
                 return _OWN[report.kind](report.error)
             return TrainingError(f"{report.error}\n{report.traceback}", server)
+        if self.headless and not self.values:
+            return errors.FabricError(f"{self.headless}; {self._how_to_go_on()}")
         stopped = Counter((report.kind, report.error) for report in self._by("stopped").values())
         if stopped:
             (kind, text), _ = stopped.most_common(1)[0]
@@ -131,6 +135,12 @@ class Result:
             return self.abort or BmlError(f"no server reached the end: {self.dead}" if self.dead else closed)
         differ = self._differences()
         return errors.StateMismatch(differ) if differ else None
+
+    def _how_to_go_on(self) -> str:
+        folder = self.spec.keeping.folder
+        if not folder:
+            return "without --checkpoint nothing is left to go on from"
+        return f"go on with `bml run … --resume {folder}` when there is a Ray again"
 
     def _differences(self) -> str:
         """Say in what the servers that reached the end differ; empty if they do not."""

@@ -10,14 +10,24 @@ from collections.abc import Container, Iterable
 from concurrent.futures import Future, wait
 from typing import Any
 
-from bml.cluster.fleets.fleet import Changed, Died, Fleet, FleetEvent, NotInjected, Patience, Reported
+from bml.cluster.fleets.fleet import (
+    Changed,
+    Died,
+    Fleet,
+    FleetEvent,
+    Headless,
+    NotInjected,
+    Patience,
+    Reported,
+)
 from bml.cluster.launcher import outcomes
 from bml.cluster.launcher.callbacks import Teller
-from bml.cluster.launcher.graces import WRITING_S, give_up_at, last_members
+from bml.cluster.launcher.graces import give_up_at, last_members
 from bml.cluster.launcher.jobsocket import JobSocket
 from bml.cluster.launcher.newcomers import Newcomers, server_of
 from bml.cluster.launcher.restarts import OUT
 from bml.cluster.launcher.result import Result
+from bml.cluster.spec.ending import WRITING_S
 from bml.cluster.spec.job import JobSpec, check_possible
 from bml.errors import FabricError, UsageError, job_error
 from bml.faults import AtOnce, AtStep, Fault, FaultPlan
@@ -308,7 +318,7 @@ class Job:
                 result.dead[report.server] = report.error
                 self._newcomers.lost(report.server, report.kind)
             case Reported(report):
-                if not result.reports:
+                if not result.reports and not result.headless:
                     self._wait_for(missing, last_members(report, missing))
                 result.reports[report.server] = report
             case NotInjected(fault, why):
@@ -316,6 +326,9 @@ class Job:
             case Died(server, why):
                 result.dead[server] = why
                 self._newcomers.lost(server)
+            case Headless(why, within_s):
+                result.headless = why
+                self._give_up_at = dict.fromkeys(missing, time.monotonic() + within_s)
             case Changed(snapshot):
                 self._snapshot = snapshot
                 self._newcomers.seen(snapshot, self._inside(snapshot))
@@ -335,7 +348,8 @@ class Job:
     @property
     def _is_over(self) -> bool:
         """Whether servers have ended, or the coordinator has: a joiner would not be let in any more."""
-        return bool(self._result.reports) or self._snapshot.get("state") == "stopped"
+        result = self._result
+        return bool(result.reports or result.headless) or self._snapshot.get("state") == "stopped"
 
     def _inside(self, snapshot: dict[str, Any]) -> list[int]:
         """Return the living members of the last view in their newest incarnations: they hear of the end.

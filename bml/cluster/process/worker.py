@@ -10,6 +10,7 @@ else is ever unpickled. When the launcher is gone, this process ends.
                            ("ask", number, request) and ("applied",)
     launcher to coordinator  ("gone", server, why) and ("join", server, incarnation, contact)
     coordinator to launcher  ("heartbeat",), a sign of life, and ("changed", snapshot)
+                           ("end",), before it hangs up
     server to launcher     its contact, or the error for which it cannot start; then
                            ("answer", number, answer), ("apply", fault), ("report", report)
 """
@@ -19,6 +20,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from typing import Any
 
 from bml.cluster.process.coordinator import CoordinatorLoop
@@ -28,6 +30,7 @@ from bml.cluster.process.mail import Outbox, receive
 from bml.cluster.process.preemption import leave_on_sigterm
 from bml.cluster.process.training import load, run_training
 from bml.cluster.server.server import Server
+from bml.cluster.spec.ending import WRITING_S
 from bml.cluster.spec.job import JobSpec, Place
 from bml.errors import FabricError, UsageError
 from bml.fabric import namespace
@@ -90,17 +93,25 @@ class _Launcher:
         self.say("apply", str(fault))
         self._applied.wait(self._applied_within_s)
 
-    def listen(self, server: Server) -> None:
-        """Pass on the launcher's requests; end this process when the launcher is gone."""
+    def listen(self, server: Server, keeps: bool) -> None:
+        """Pass on the launcher's requests, and end this process when the launcher ends the job, or is gone.
+
+        If the job `keeps` checkpoints, and the launcher is gone, the server leaves before, in WRITING_S.
+        """
         try:
             while True:
                 what, *rest = receive(self._sock)
-                if what == "applied":
+                if what == "end":
+                    keeps = False
+                elif what == "applied":
                     self._applied.set()
                 else:
                     number, request = rest
                     server.answer(request, lambda answer, number=number: self.say("answer", number, answer))  # type: ignore[misc]
         except (EOFError, OSError):
+            if keeps:
+                server.abandon("its launcher is gone")
+                time.sleep(WRITING_S)  # the process ends with its training thread
             end_children()
             os._exit(1)
 
@@ -120,7 +131,8 @@ def _serve(sock: socket.socket, place: Place, spec: JobSpec, number: int, incarn
         contacts, train = receive(sock)
     except (EOFError, OSError):
         return  # the job does not begin, or begins without this server
-    threading.Thread(target=launcher.listen, args=(server,), name="bml-launcher", daemon=True).start()
+    listening = (server, bool(spec.keeping.folder))
+    threading.Thread(target=launcher.listen, args=listening, name="bml-launcher", daemon=True).start()
     launcher.say("report", run_training(server, contacts, train))
     launcher.flush()
 

@@ -1,8 +1,8 @@
 """When a job must end because Ray's head is gone. Pure: what was seen is given, and when.
 
-A head with Redis may come back, so its absence alone ends nothing. But Ray's own processes of a machine give up
-after a while without it (`RAY_gcs_rpc_server_reconnect_timeout_s`, 60 s by default), and take all actors of the
-machine with them. Servers must have written their checkpoints by then.
+A head with Redis may come back, so its absence alone ends nothing. But Ray's own processes of a machine give
+up after a while without it (`RAY_gcs_rpc_server_reconnect_timeout_s`, 60 s by default), and all actors of the
+machine end with them. Servers must have written their checkpoints by then.
 
     state    event                                     becomes
     -------  ----------------------------------------  -------
@@ -27,8 +27,9 @@ PATIENCE_S = 5.0
 """How long an answer of the head is waited for."""
 LOOK_S = 1.0
 """How often the head is looked for."""
-_SHARE = 0.5
-"""The job waits for so much of the time that Ray waits; the rest is for a step and for writing."""
+_WAITS, _LEAVES = 0.4, 0.3
+"""Of the time that Ray's processes wait, for how much the job waits for the head, and then the launcher for
+the servers that leave. The rest is for closing the connection to Ray, which takes 5 s without a head."""
 _SLACK_S = 2.0
 """So much later than planned a look may come, and the time before it still counts."""
 
@@ -46,7 +47,7 @@ class Absence:
 
     def __init__(self, rays_s: float):
         self.rays_s = rays_s
-        self.limit_s = _SHARE * rays_s
+        self.limit_s = _WAITS * rays_s
         self.away_s = 0.0
         """For how long it has been away, in seconds."""
         self.why = ""
@@ -69,6 +70,6 @@ class Absence:
         self.gone |= self.away_s >= self.limit_s
 
     @property
-    def left_s(self) -> float:
-        """For how long Ray's processes still go on, at least if they count as is done here."""
-        return max(0.0, self.rays_s - self.away_s)
+    def leaves_s(self) -> float:
+        """How long servers that leave may take, for the launcher to end before Ray ends it."""
+        return _LEAVES * self.rays_s

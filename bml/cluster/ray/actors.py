@@ -6,6 +6,7 @@ import logging
 import os
 import queue
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from bml.cluster.process.coordinator import CoordinatorLoop
 from bml.cluster.process.exiting import end_children, end_process
 from bml.cluster.process.preemption import leave_on_sigterm
 from bml.cluster.process.training import run_training
+from bml.cluster.ray.head import HeadWatch
 from bml.cluster.server.server import Server
 from bml.cluster.spec.job import Contact, Contacts, Endpoint, JobSpec, Place, Request, default_nics
 from bml.errors import BmlError, FabricError, UsageError
@@ -28,6 +30,9 @@ from bml.protocol.coordinator import core as core
 _LOG = logging.getLogger("bml.cluster")
 
 LOOPBACK = "127.0.0.1"
+#: How long the launcher may take to fetch a report when Ray's head is gone, in seconds.
+_FETCHED_S = 5.0
+_ANSWERED_S = 0.5
 
 
 class ServerActor:
@@ -55,6 +60,8 @@ class ServerActor:
             self._obstacle = error
             return
         leave_on_sigterm(self._server)
+        if place is None:  # on machines of their own
+            HeadWatch.of_this_cluster(self._leave_without_head)
 
     def contact(self) -> tuple[Contact | BmlError, ProcessId]:
         """Return the addresses of this server, or why it has none, and its process."""
@@ -74,6 +81,18 @@ class ServerActor:
                 end_children()  # Ray ends this process with SIGKILL, and the children would stay
             return self._report
 
+    def _leave_without_head(self, why: str) -> None:
+        """Leave, and end this process: Ray's own processes end later, and nobody else will do it."""
+        self._server.leave(why)
+        with self._runs:  # until the training function has ended
+            pass
+        time.sleep(_FETCHED_S)
+        exit_actor()
+
+    def exit(self) -> None:
+        """End this process in a moment; without its head, Ray does not."""
+        exit_actor(_ANSWERED_S)
+
     def relay(self, other: Any, contacts: Contacts, train: bytes) -> bytes:
         """Return the report of another server's actor, for a launcher that Ray does not connect to it."""
         report: bytes = ray.get(other.run.remote(contacts, train))
@@ -90,6 +109,16 @@ class ServerActor:
         with suppress(queue.Empty):
             return answers.get(timeout=timeout_s)
         return None
+
+
+def exit_actor(after_s: float = 0.0) -> None:
+    """End this process, its daemonic children first, so that its caller still gets an answer."""
+
+    def end() -> None:
+        end_children()
+        os._exit(0)
+
+    threading.Timer(after_s, end).start()
 
 
 class Said(NamedTuple):
@@ -140,6 +169,10 @@ class CoordinatorActor:
         now = self._loop.snapshot()
         views[now["epoch"]] = now
         return Said([views[epoch] for epoch in sorted(views)], this_process(), self._heartbeats, ended)
+
+    def exit(self) -> None:
+        """End this process in a moment; without its head, Ray does not."""
+        exit_actor(_ANSWERED_S)
 
     def join(self, server: int, incarnation: int, contact: Contact) -> None:
         """Tell the coordinator that a server was started to join."""

@@ -131,6 +131,13 @@ class RayCoordinator:
             self._handle.kill()
         self._let_go()
 
+    def abandon(self) -> None:
+        """Let the actors end themselves, as Ray has lost its head and cannot."""
+        for actor in (self._actor, self._prepared):
+            if actor is not None:
+                actor.exit.remote()
+        self._actor = self._prepared = self._saying = None
+
     def _start(self, term: int) -> None:
         self._heartbeats = 0
         actor, self._prepared = self._prepared or self._make(term), None
@@ -146,7 +153,8 @@ class RayCoordinator:
             namespace=NAMESPACE,
             num_cpus=0,
             max_restarts=0,
-            # If the machine of Ray's head dies, the job is over; no other death may end the coordinator.
+            # The launcher's, if it has one: without the launcher the job is over, and no other death may end
+            # the coordinator. A head that is away must not.
             scheduling_strategy=on_node(self._node),
         )
         return actor.remote()

@@ -15,27 +15,19 @@ from typing import Any
 
 import cloudpickle
 import ray
-from ray.exceptions import (
-    ActorDiedError,
-    ActorUnavailableError,
-    GetTimeoutError,
-    NodeDiedError,
-    ObjectLostError,
-    OutOfMemoryError,
-    RayActorError,
-    RayError,
-    WorkerCrashedError,
-)
+from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, ObjectLostError, RayError
 
-from bml.cluster.fleets.fleet import Answers, Died, FleetEvent, Known, Patience, Reported, reachable
+from bml.cluster.fleets.fleet import Answers, Died, FleetEvent, Headless, Known, Patience, Reported, reachable
 from bml.cluster.fleets.fork_server import ENDING_S
 from bml.cluster.fleets.handles import Handle
 from bml.cluster.fleets.placement import Reservation, blocks
 from bml.cluster.ray.actors import ServerActor
+from bml.cluster.ray.asking import DEATHS, ask_actors
 from bml.cluster.ray.connection import RayConnection
 from bml.cluster.ray.coordinator import GOING_S, RayCoordinator
 from bml.cluster.ray.gathering import gather
-from bml.cluster.ray.machines import Machines, check_room, living_machines, on_node, room_for
+from bml.cluster.ray.head import HeadWatch
+from bml.cluster.ray.machines import Machines, check_room, living_machines, on_node, own_machine, room_for
 from bml.cluster.spec.job import Contact, JobSpec, Place, Request
 from bml.errors import StartError, UsageError
 
@@ -49,9 +41,6 @@ _RELAYS = 4
 #: Two calls at a time: the training function, and a request for the status; and some more that ask again for
 #: the report, if Ray did not reach the actor for a while.
 _CALLS_AT_A_TIME = 8
-#: The errors that Ray raises for a dead actor, if they are not ActorUnavailableError. For an actor that was
-#: killed because its machine ran out of memory there is a class of its own.
-_DEATHS = (RayActorError, OutOfMemoryError, NodeDiedError, WorkerCrashedError)
 
 
 class RayFleet:
@@ -103,10 +92,11 @@ class RayFleet:
         settled = spec.settled(self._one_machine)
         self.spec = self._spec = settled.sharing_cores() if self._one_machine else settled
         self._local = is_own or machines is not None
-        head = machines.head if machines else max(living, key=lambda each: each.is_head).node
-        self._coordinator = RayCoordinator(
-            spec=self._spec, known=self._known, changing=self._changing, node=head, local=self._local
-        )
+        own = own_machine(living)
+        node = machines.head if machines else own.node
+        self._coordinator = RayCoordinator(self._spec, self._known, self._changing, node, self._local)
+        # Where this process is on the machine with the head, it dies with it.
+        self._head = None if machines or own.is_head else HeadWatch.of_this_cluster()
 
     def start(self, train: bytes) -> None:
         """See Fleet."""
@@ -210,7 +200,11 @@ class RayFleet:
 
     def wait(self, timeout_s: float) -> list[FleetEvent]:
         """See Fleet."""
-        self._coordinator.look_after()
+        head = self._head
+        if head is not None and head.is_news():
+            return [Headless(head.why, head.absence.leaves_s)]
+        if head is None or not head.absence.away_s:  # it would wait for the head
+            self._coordinator.look_after()
         saying, wait_s = self._coordinator.ask(), min(timeout_s, self._coordinator.interval_s)
         with self._changing:
             self._ask_again()
@@ -234,43 +228,23 @@ class RayFleet:
                 return {}  # a call of Ray would now connect this process to any cluster it finds
             self._asking += 1
         try:
-            return self._ask(request, patience)
+            actors = {server: actor for server, (_, actor) in self._here().items()}
+            return ask_actors(actors, request, patience)
         finally:
             with self._changing:
                 self._asking -= 1
                 self._changing.notify_all()
-
-    def _ask(self, request: Request, patience: Patience) -> Answers:
-        running, begun_s = self._running(), time.monotonic()
-        asked = {
-            handle.answer.remote(request, max(patience)): server
-            for server, handle in list(self._actors.items())
-            if server in running
-        }
-        answers: dict[int, dict[str, Any]] = {}
-        while asked:
-            left_s = patience.left_s(answers, time.monotonic() - begun_s)
-            ready, _ = ray.wait(list(asked), num_returns=1, timeout=left_s)
-            if not ready:
-                break
-            server = asked.pop(ready[0])
-            try:
-                answer = ray.get(ready[0])
-            except ActorUnavailableError:
-                continue
-            except _DEATHS:
-                answer = {"done": f"server {server} died of it"} if request[0] == "inject" else None
-            except RayError:
-                continue
-            if answer is not None:
-                answers[server] = answer
-        return answers
 
     def close(self) -> None:
         """See Fleet."""
         with self._changing:
             self._changing.wait_for(lambda: not self._asking)
             self._closed = True
+        if self._head is not None:
+            self._head.close()
+            if self._head.absence.gone:
+                self._abandon()
+                return
         with suppress(RayError):  # servers that have reported have ended their children
             running = self._running() & self._actors.keys()
             if ending := [self._actors[server].end_children.remote() for server in running]:
@@ -284,6 +258,14 @@ class RayFleet:
         for server, handle in list(self._handles.items()):
             ended = handle.has_ended(max(0.0, deadline - time.monotonic()))
             self._let_go(server, kill=not ended)  # a frozen one does not react to Ray
+        self._connection.close()
+
+    def _abandon(self) -> None:
+        """Close it without Ray's head: actors that have reported end now, the others when they have left."""
+        for server in self._actors.keys() - self._running():
+            self._actors[server].exit.remote()
+        self._actors.clear()
+        self._coordinator.abandon()
         self._connection.close()
 
     # --- events ----------------------------------------------------------------------------------
@@ -300,7 +282,7 @@ class RayFleet:
                 if ref in self._runs:
                     self._unheard[self._runs.pop(ref)] = time.monotonic() + _LOOK_S
             return []
-        except _DEATHS as error:
+        except DEATHS as error:
             first = next(iter(str(error).splitlines()), type(error).__name__)
             lost = f"its process is gone (Ray: {first})"
         with self._changing:
@@ -335,6 +317,14 @@ class RayFleet:
     def _running(self) -> set[int]:
         with self._changing:
             return {*self._runs.values(), *self._unheard}
+
+    def _here(self) -> dict[int, tuple[int, Any]]:
+        """Return the servers that run, each with its incarnation and its actor."""
+        running, actors = self._running(), dict(self._actors)
+        return {
+            server: (self._known.incarnations.get(server, 0), actors[server])
+            for server in sorted(running & actors.keys())
+        }
 
     def _run(self, server: int) -> None:
         """Let a server run its training function, once, or ask for its report again."""

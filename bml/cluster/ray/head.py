@@ -1,8 +1,8 @@
 """Looks for Ray's head, in a thread: is its control store (GCS) alive?
 
-Ray's own client of the control store cannot be asked, as it ends its process when the store does not come back
-in time. The store speaks gRPC, so HTTP/2: whoever opens a connection and says hello is sent the server's
-settings at once, without a token. A process that is stopped, or a machine that is dead, sends nothing.
+Ray's own client of the control store cannot be asked, as it ends its process when the store does not come
+back in time. The store speaks gRPC, so HTTP/2: a client that opens a connection and says hello is sent the
+server's settings at once, without a token. A process that is stopped, or a dead machine, sends nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+
+import ray
 
 from bml.cluster.ray.absence import LOOK_S, PATIENCE_S, Absence, rays_patience_s
 
@@ -34,13 +36,19 @@ def obstacle(address: str, within_s: float = PATIENCE_S) -> str:
 
 
 class HeadWatch:
-    """Looks for the head at host:port. `gone(why)` is called once in its thread, if the job must end for it."""
+    """Looks for the head at host:port. `gone(why)` is called in its thread, once, if the job must end."""
+
+    @classmethod
+    def of_this_cluster(cls, gone: Callable[[str], None] = lambda why: None) -> HeadWatch:
+        """Look for the head of the cluster to which this process is connected."""
+        return cls(ray.get_runtime_context().gcs_address, gone)
 
     def __init__(self, address: str, gone: Callable[[str], None]):
         self.address = address
         self.absence = Absence(rays_patience_s(os.environ))
         self._gone = gone
         self._over = threading.Event()
+        self._told = False
         threading.Thread(target=self._watch, name="bml-head", daemon=True).start()
 
     @property
@@ -48,6 +56,12 @@ class HeadWatch:
         """Say that it is gone, and what was seen last."""
         absence = self.absence
         return f"Ray's head at {self.address} has been gone for {absence.away_s:.0f} s: {absence.why}"
+
+    def is_news(self) -> bool:
+        """Whether it is gone, and this was not asked since."""
+        news = self.absence.gone and not self._told
+        self._told |= news
+        return news
 
     def close(self) -> None:
         """Look no longer."""

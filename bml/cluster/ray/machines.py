@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import ray
+from ray.util.client import ray as client
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from bml.cluster.fleets.placement import Machine, Reservation
@@ -46,6 +47,16 @@ def living_machines() -> list[Machine]:
         for node in ray.nodes()
         if node["Alive"]
     ]
+
+
+def own_machine(living: Sequence[Machine]) -> Machine:
+    """Return the machine of this process; that with Ray's head if it is on none, as a client of Ray is."""
+    if len(living) > 1 and not client.is_connected():
+        here = ray.get_runtime_context().get_node_id()
+        for each in living:
+            if each.node == here:
+                return each
+    return max(living, key=lambda each: each.is_head)
 
 
 def room_for(reserves: Reservation, servers: int) -> bool:

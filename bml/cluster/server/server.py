@@ -253,6 +253,11 @@ class Server:
         """Ask this server to go: its training function stops before the next step, and no work is lost."""
         self._handover.ask_to_leave(why)
 
+    def abandon(self, why: str) -> None:
+        """Ask this server to go, and to wait for no coordinator: nobody is left that would start another."""
+        self.leave(why)
+        self._shell.request(ev.Abandoned())
+
     @property
     def leaves(self) -> bool:
         """Whether it was asked to go."""

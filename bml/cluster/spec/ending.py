@@ -10,6 +10,8 @@ import cloudpickle
 
 MOST_TEXT = 64 << 10
 """Most characters of an error or a traceback; of longer ones the middle is left out."""
+WRITING_S = 60.0
+"""How long servers of a job with checkpoints may take to leave: each writes the whole state, in seconds."""
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ A server that leaves says so, and waits until the others have a view without it:
 out. That is a courtesy and no matter of safety, as it brings nothing to the next step, and its process might
 as well be killed. So if no coordinator is heard, it leaves alone.
 
-A coordinator says when the job is over. A server whose training function has ended may wait for that for hours,
-while others still compute. So it repeats, now and then, that its function has ended, and a coordinator answers.
-The coordinator may be stopped for good, and so may the launcher that would start another: without an answer
-the server gives up.
+A coordinator says when the job is over. A server whose training function has ended may wait for that for
+hours, while others still compute. So it repeats, now and then, that its function has ended, and a coordinator
+answers. The coordinator may be stopped for good, and so may the launcher that would start another: without an
+answer the server gives up.
 """
 
 from __future__ import annotations
