@@ -25,6 +25,7 @@ test: $(VENV)/.ready-dev
 
 # All the others.
 gate: $(VENV)/.ready-dev
+	@bash .ci/packages
 	$(BIN)/python -m pytest -n auto -m "slow and not (real or ray or matrix)"
 	$(BIN)/python -m pytest --durations=30 -m "(real or ray or matrix) and not smoke"
 
