@@ -8,14 +8,11 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-from pyroute2 import IPRoute
 
 from bml.cluster.fleets.supervisor import MACHINE_FOLDER, Supervisor
 from bml.cluster.ray import auth, head
@@ -64,7 +61,6 @@ class RayCluster:
             self._store = {"RAY_REDIS_ADDRESS": f"{host}:{_REDIS_PORT}"}
             command = f"exec redis-server --port {_REDIS_PORT} --bind {host} --save '' --protected-mode no"
             self._start("redis", self._layout.namespace("s1"), command)
-        self._route("add")
         self.start_head()
 
     def start_nodes(self, last: str) -> None:
@@ -118,25 +114,13 @@ class RayCluster:
     def close(self) -> None:
         """End every process."""
         self._supervisor.close()
-        self._route("del")
-
-    def _route(self, change: str) -> None:
-        """Add or remove a way out: Ray's drivers find their own address by where it begins."""
-
-        def act() -> None:
-            with IPRoute() as ip:
-                (device,) = ip.link_lookup(ifname="m0")
-                ip.route(change, dst="default", oif=device, family=socket.AF_INET)
-
-        for server in self._network.fabric.servers:
-            namespace.inside(self._layout.namespace(f"s{server}"), act)
 
     def _start(self, machine: str, space: str, command: str, extra: dict[str, str] | None = None) -> None:
-        shell = f"cd {shlex.quote(str(self._folder))} && {command}"
+        # Ray takes every raylet that a driver sees in /proc for one of its own machine.
+        shell = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c"]
+        shell.append(f"cd {shlex.quote(str(self._folder))} && {command}")
         environment = {**self._environment, **(extra or {})}
-        self._supervisor.start(
-            machine, namespace.path_of(space), ["sh", "-c", shell], environment, logged=False
-        )
+        self._supervisor.start(machine, namespace.path_of(space), shell, environment, logged=False)
 
 
 @contextmanager

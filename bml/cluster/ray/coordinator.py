@@ -126,6 +126,7 @@ class RayCoordinator:
         for actor in actors:
             if actor is not None:
                 with suppress(RayError):
+                    actor.exit.remote()  # if Ray has lost its head, it kills nothing
                     ray.kill(actor)
         if self._handle is not None and not self._handle.has_ended(within_s):
             self._handle.kill()

@@ -28,7 +28,7 @@ from bml.cluster.ray.coordinator import GOING_S, RayCoordinator
 from bml.cluster.ray.gathering import gather
 from bml.cluster.ray.head import HeadWatch
 from bml.cluster.ray.machines import Machines, check_room, living_machines, on_node, own_machine, room_for
-from bml.cluster.spec.job import Contact, JobSpec, Place, Request
+from bml.cluster.spec.job import Contact, JobSpec, Place, Request, ServerReport
 from bml.errors import StartError, UsageError
 
 _LOOK_S = 1.0
@@ -201,10 +201,14 @@ class RayFleet:
     def wait(self, timeout_s: float) -> list[FleetEvent]:
         """See Fleet."""
         head = self._head
-        if head is not None and head.is_news():
-            return [Headless(head.why, head.absence.leaves_s)]
         if head is None or not head.absence.away_s:  # it would wait for the head
             self._coordinator.look_after()
+        events = self._events(timeout_s)
+        if head is not None and head.is_news():
+            events.insert(0, Headless(head.why, head.absence.leaves_s))
+        return events
+
+    def _events(self, timeout_s: float) -> list[FleetEvent]:
         saying, wait_s = self._coordinator.ask(), min(timeout_s, self._coordinator.interval_s)
         with self._changing:
             self._ask_again()
@@ -296,8 +300,11 @@ class RayFleet:
 
     def _reported(self, server: int, pickled: bytes) -> Reported:
         self._forget(server)
+        report: ServerReport = cloudpickle.loads(pickled)
+        if self._head is not None:
+            self._head.heard(report.outcome)
         self._relays_at = min(self._relays_at, time.monotonic() + _RELAY_S)
-        return Reported(cloudpickle.loads(pickled))
+        return Reported(report)
 
     def _relayed(self, ref: Any) -> list[FleetEvent]:
         """Take a report that another server has asked for; a missing report means nothing."""

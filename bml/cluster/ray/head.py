@@ -57,6 +57,11 @@ class HeadWatch:
         absence = self.absence
         return f"Ray's head at {self.address} has been gone for {absence.away_s:.0f} s: {absence.why}"
 
+    def heard(self, outcome: str) -> None:
+        """A server has ended so. If the head is away, it need not be looked for any longer: servers leave."""
+        if outcome != "done" and self.absence.away_s:
+            self.absence.gone = True
+
     def is_news(self) -> bool:
         """Whether it is gone, and this was not asked since."""
         news = self.absence.gone and not self._told
