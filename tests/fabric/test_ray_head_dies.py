@@ -22,7 +22,7 @@ from bml.pytest_plugin import BringUp
 from bml.train.keeping.files import Folder
 from bml.train.keeping.resuming import newest_whole
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 FABRIC = "bcube:2x1"
 N_BATCHES = 1000
