@@ -76,6 +76,7 @@ PURE = (
     "bml.cluster.formation.standby",
     "bml.cluster.launcher.growing",
     "bml.cluster.launcher.restarts",
+    "bml.cluster.ray.absence",
     "bml.cluster.torchrun.layout",
     "bml.cluster.torchrun.lines",
     "bml.cluster.torchrun.nodes",

@@ -7,11 +7,16 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 
 import pytest
+from fake_ray import SPEC, report
 
+import bml
+from bml.cluster.launcher.result import Result
 from bml.cluster.ray import head
 from bml.cluster.ray.absence import LOOK_S, PATIENCE_S, RAYS_S, SETTING, Absence, rays_patience_s
+from bml.train.keeping.settings import Keeping
 
 
 def miss(absence: Absence, at_s: float, takes_s: float = 0.0) -> float:
@@ -140,3 +145,32 @@ def test_a_watch_says_once_that_the_head_is_gone(monkeypatch: pytest.MonkeyPatch
     assert len(said) == 1
     assert said[0].startswith(f"Ray's head at {address} has been gone for ")
     assert "refused" in said[0]
+
+
+def test_servers_that_leave_before_the_launcher_knows_tell_it_why() -> None:
+    watch = head.HeadWatch("127.0.0.1:1", lambda why: None)
+    watch.close()
+    watch.heard("stopped")
+    assert not watch.is_news(), "the head is here"
+    watch.absence.missed("refused", 0.0, 1.0)
+    watch.heard("done")
+    assert not watch.is_news()
+    watch.heard("stopped")
+    assert watch.is_news()
+    assert not watch.is_news()
+
+
+@pytest.mark.parametrize(
+    ("folder", "says"), [("kept", "go on with `bml run … --resume kept`"), ("", "nothing is left to go on")]
+)
+def test_the_error_says_how_to_go_on(folder: str, says: str) -> None:
+    spec = replace(SPEC, keeping=Keeping(folder))
+    stopped = replace(report(1), outcome="stopped", kind="TooFewServers", error="only 1 of 2")
+    result = Result(spec, reports={1: stopped}, headless="Ray's head is gone")
+    failure = result.failure()
+    assert isinstance(failure, bml.FabricError)
+    assert str(failure).startswith("Ray's head is gone; ")
+    assert says in str(failure)
+    raised = replace(report(0), outcome="failed", kind="ValueError", error="no")
+    assert isinstance(replace(result, reports={0: raised}).failure(), bml.TrainingError)
+    assert Result(spec, reports={0: report(0)}, headless="Ray's head is gone").failure() is None
