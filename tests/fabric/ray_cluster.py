@@ -80,12 +80,14 @@ class RayCluster:
             )
 
     def start_head(self) -> None:
-        """Start Ray's head, and wait until its control store answers."""
+        """Start Ray's head, and wait until it has started: Ray gives each machine 30 s for that."""
+        (log := self._folder / "ray-head.log").unlink(missing_ok=True)
         host = self._layout.coordinator_address
         options = ("--head", "--block", f"--port={PORT}", f"--node-ip-address={host}", "--no-monitor")
         command = shlex.join((*_RAY, *options, "--include-dashboard=false", *_NODE, "--num-cpus=0"))
         self._start("head", self._layout.namespace(_HEAD), f"exec {command} > ray-head.log 2>&1", self._store)
-        self.until(self.head_answers, "Ray's head did not start")
+        self.until(lambda: log.exists() and "runtime started" in log.read_text(), "Ray's head did not start")
+        assert self.head_answers()
 
     def head_answers(self) -> bool:
         """Whether the control store answers."""
