@@ -13,17 +13,24 @@ from bml.cluster.fleets.placement import Machine
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     ray_fleet = pytest.importorskip("bml.cluster.ray.fleet")
+    from bml.cluster.ray import asking as ray_asking
     from bml.cluster.ray import connection as ray_connection
     from bml.cluster.ray import coordinator as ray_coordinator
     from bml.cluster.ray import gathering as ray_gathering
     from bml.cluster.ray import machines as ray_machines
+    from bml.cluster.ray import watch as ray_watch
 
     made = FakeRay()
-    for module in (ray_fleet, ray_coordinator, ray_connection, ray_gathering, ray_machines):
+    for module in (
+        *(ray_fleet, ray_coordinator, ray_connection, ray_gathering, ray_machines),
+        *(ray_asking, ray_watch),
+    ):
         monkeypatch.setattr(module, "ray", made)
     for module in (ray_fleet, ray_coordinator):
         monkeypatch.setattr(module, "on_node", lambda node: node)
-    monkeypatch.setattr(ray_fleet, "living_machines", lambda: [Machine("127.0.0.1", "a", 2.0, True)])
+    for name in ("living_machines", "open_machines"):
+        monkeypatch.setattr(ray_fleet, name, lambda: [Machine("127.0.0.1", "a", 2.0, True)])
+    monkeypatch.setattr(ray_watch, "draining_nodes", lambda: made.draining)
     monkeypatch.setattr(ray_fleet, "_LOOK_S", 0.05)
     for server in SPEC.servers:
         made.answers[f"ServerActor {server}", "contact"] = (contact(server), NOBODY)

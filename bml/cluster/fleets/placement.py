@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bml.errors import UsageError
+from bml.errors import StartError, UsageError
 
 
 @dataclass(frozen=True, order=True)
@@ -29,6 +29,25 @@ def blocks(servers: Sequence[int], machines: Sequence[Machine]) -> dict[int, str
     usable = sorted(each for each in machines if each.cpus > 0) or sorted(machines)
     most = min(len(servers), len(usable))
     return {server: usable[i * most // len(servers)].node for i, server in enumerate(servers)}
+
+
+def home_for(server: int, homes: Mapping[int, str], machines: Sequence[Machine]) -> str:
+    """Return another node for a server whose machine is gone; `homes` are the present nodes of all servers.
+
+    It is one with the fewest servers; of these, the one whose servers have the nearest ids. Raises StartError
+    if there is no machine.
+    """
+    usable = [each for each in machines if each.cpus > 0] or list(machines)
+    if not usable:
+        raise StartError(
+            f"no Ray node is there for server {server}: all are dead, or draining; it comes when one is added"
+        )
+
+    def rank(machine: Machine) -> tuple[int, float, Machine]:
+        there = [each for each, node in homes.items() if node == machine.node and each != server]
+        return len(there), min((abs(each - server) for each in there), default=math.inf), machine
+
+    return min(usable, key=rank).node
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,11 @@ class ServerActor:
         """Return the addresses of this server, or why it has none, and its process."""
         return self._obstacle or self._server.contact, this_process()
 
+    def node(self) -> str:
+        """Return Ray's id of the node on which it is."""
+        node: str = ray.get_runtime_context().get_node_id()
+        return node
+
     def run(self, contacts: Contacts, train: bytes) -> bytes:
         """Run the training function, once; returns the pickled ServerReport.
 

@@ -11,32 +11,26 @@ import math
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import cloudpickle
 import ray
-from ray.exceptions import (
-    ActorDiedError,
-    ActorUnavailableError,
-    GetTimeoutError,
-    NodeDiedError,
-    ObjectLostError,
-    OutOfMemoryError,
-    RayActorError,
-    RayError,
-    WorkerCrashedError,
-)
+from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, ObjectLostError, RayError
 
 from bml.cluster.fleets.fleet import Answers, Died, FleetEvent, Known, Patience, Reported, reachable
 from bml.cluster.fleets.fork_server import ENDING_S
 from bml.cluster.fleets.handles import Handle
-from bml.cluster.fleets.placement import Reservation, blocks
+from bml.cluster.fleets.placement import Reservation, blocks, home_for
 from bml.cluster.ray.actors import ServerActor
+from bml.cluster.ray.asking import DEATHS, ask_actors
 from bml.cluster.ray.connection import RayConnection
 from bml.cluster.ray.coordinator import GOING_S, RayCoordinator
 from bml.cluster.ray.gathering import gather
-from bml.cluster.ray.machines import Machines, check_room, living_machines, on_node, room_for
-from bml.cluster.spec.job import Contact, JobSpec, Place, Request
+from bml.cluster.ray.machines import Machines, check_room, living_machines, on_node, open_machines, room_for
+from bml.cluster.ray.watch import ClusterWatch
+from bml.cluster.spec.job import Contact, JobSpec, Place, Request, ServerReport
+from bml.cluster.spec.leaving import DRAINED, LEFT
 from bml.errors import StartError, UsageError
 
 _LOOK_S = 1.0
@@ -49,9 +43,6 @@ _RELAYS = 4
 #: Two calls at a time: the training function, and a request for the status; and some more that ask again for
 #: the report, if Ray did not reach the actor for a while.
 _CALLS_AT_A_TIME = 8
-#: The errors that Ray raises for a dead actor, if they are not ActorUnavailableError. For an actor that was
-#: killed because its machine ran out of memory there is a class of its own.
-_DEATHS = (RayActorError, OutOfMemoryError, NodeDiedError, WorkerCrashedError)
 
 
 class RayFleet:
@@ -82,6 +73,7 @@ class RayFleet:
         self._relays_at = math.inf
         self._asking = 0
         self._closed = False
+        self._watch = ClusterWatch(self._reserves, self._here)
         self._connection = RayConnection(address, prints)
         try:
             self._place(spec)
@@ -123,6 +115,7 @@ class RayFleet:
         self._coordinator.look_after()
         for server in self._actors:
             self._run(server)
+        self._watch.start()
 
     def _gather(self) -> None:
         """Wait until enough servers are placed; those that have not come by then are absent, and ended."""
@@ -160,32 +153,37 @@ class RayFleet:
         """See Fleet."""
         if server in self._actors:
             self._end(server)
+        with self._watch.coming(server):
+            contact = self._come_at_last(server, incarnation, give_up)
+        with self._changing:
+            self._known.came(server, incarnation, contact)
+            self._run(server)
+            self._coordinator.join(server, incarnation, contact)
+
+    def _come_at_last(self, server: int, incarnation: int, give_up: threading.Event) -> Contact:
+        """Start a server that joins, twice if need be; return its addresses."""
         deadline = time.monotonic() + self._spec.start_s
         try:
-            contact = self._come(server, incarnation, deadline, give_up)
+            return self._come(server, incarnation, deadline, give_up)
         except StartError as error:
             if give_up.is_set():
                 raise
             if self._has_machine(server) and not isinstance(error.__cause__, ActorDiedError):
                 raise
             # Ray had put it on a dead machine, and knows of that death now.
-            contact = self._come(server, incarnation, deadline, give_up)
-        with self._changing:
-            self._known.came(server, incarnation, contact)
-            self._run(server)
-            self._coordinator.join(server, incarnation, contact)
+            return self._come(server, incarnation, deadline, give_up)
 
     def _come(self, server: int, incarnation: int, deadline: float, give_up: threading.Event) -> Contact:
-        """Start a server that joins, elsewhere if its machine is dead; return its addresses."""
+        """Start a server that joins, elsewhere if its machine is dead or draining; return its addresses."""
         if not self._has_machine(server):
-            self._homes[server] = blocks(list(self._homes), living_machines())[server]
+            self._homes[server] = home_for(server, self._homes, open_machines())
         self._actors[server] = self._actor(server, incarnation)
         return self._contact(server, deadline, give_up)
 
     def _has_machine(self, server: int) -> bool:
-        """Whether Ray takes the machine of this server to be alive; True if any machine will do."""
+        """Whether Ray takes servers on the machine of this server; True if any machine will do."""
         home = self._machines.nodes[server] if self._machines else self._homes[server]
-        return bool(self._reserves) or home in {each.node for each in living_machines()}
+        return bool(self._reserves) or home in {each.node for each in open_machines()}
 
     def _end(self, server: int) -> None:
         """End the processes of a server, also of a frozen one, which does not react to Ray."""
@@ -234,43 +232,19 @@ class RayFleet:
                 return {}  # a call of Ray would now connect this process to any cluster it finds
             self._asking += 1
         try:
-            return self._ask(request, patience)
+            actors = {server: actor for server, (_, actor) in self._here().items()}
+            return ask_actors(actors, request, patience)
         finally:
             with self._changing:
                 self._asking -= 1
                 self._changing.notify_all()
-
-    def _ask(self, request: Request, patience: Patience) -> Answers:
-        running, begun_s = self._running(), time.monotonic()
-        asked = {
-            handle.answer.remote(request, max(patience)): server
-            for server, handle in list(self._actors.items())
-            if server in running
-        }
-        answers: dict[int, dict[str, Any]] = {}
-        while asked:
-            left_s = patience.left_s(answers, time.monotonic() - begun_s)
-            ready, _ = ray.wait(list(asked), num_returns=1, timeout=left_s)
-            if not ready:
-                break
-            server = asked.pop(ready[0])
-            try:
-                answer = ray.get(ready[0])
-            except ActorUnavailableError:
-                continue
-            except _DEATHS:
-                answer = {"done": f"server {server} died of it"} if request[0] == "inject" else None
-            except RayError:
-                continue
-            if answer is not None:
-                answers[server] = answer
-        return answers
 
     def close(self) -> None:
         """See Fleet."""
         with self._changing:
             self._changing.wait_for(lambda: not self._asking)
             self._closed = True
+        self._watch.close()
         with suppress(RayError):  # servers that have reported have ended their children
             running = self._running() & self._actors.keys()
             if ending := [self._actors[server].end_children.remote() for server in running]:
@@ -300,7 +274,7 @@ class RayFleet:
                 if ref in self._runs:
                     self._unheard[self._runs.pop(ref)] = time.monotonic() + _LOOK_S
             return []
-        except _DEATHS as error:
+        except DEATHS as error:
             first = next(iter(str(error).splitlines()), type(error).__name__)
             lost = f"its process is gone (Ray: {first})"
         with self._changing:
@@ -314,8 +288,12 @@ class RayFleet:
 
     def _reported(self, server: int, pickled: bytes) -> Reported:
         self._forget(server)
+        report: ServerReport = cloudpickle.loads(pickled)
+        if report.kind == LEFT and self._watch.made_leave(server, self._known.incarnations.get(server, 0)):
+            self._end(server)  # a node that drains ends as soon as nothing runs there
+            return Reported(report if self._machines else replace(report, kind=DRAINED))
         self._relays_at = min(self._relays_at, time.monotonic() + _RELAY_S)
-        return Reported(cloudpickle.loads(pickled))
+        return Reported(report)
 
     def _relayed(self, ref: Any) -> list[FleetEvent]:
         """Take a report that another server has asked for; a missing report means nothing."""
@@ -335,6 +313,14 @@ class RayFleet:
     def _running(self) -> set[int]:
         with self._changing:
             return {*self._runs.values(), *self._unheard}
+
+    def _here(self) -> dict[int, tuple[int, Any]]:
+        """Return the servers that run, each with its incarnation and its actor."""
+        running, actors = self._running(), dict(self._actors)
+        return {
+            server: (self._known.incarnations.get(server, 0), actors[server])
+            for server in sorted(running & actors.keys())
+        }
 
     def _run(self, server: int) -> None:
         """Let a server run its training function, once, or ask for its report again."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -13,6 +14,10 @@ from bml.cluster.spec.job import Endpoint, Place
 from bml.errors import StartError
 
 _HEAD = "node:__internal_head__"  # Ray adds this to the resources of the node with its head
+#: How long a cluster may take to call a function, in seconds.
+_CALL_S = 5.0
+
+R = TypeVar("R")
 
 
 @dataclass
@@ -46,6 +51,38 @@ def living_machines() -> list[Machine]:
         for node in ray.nodes()
         if node["Alive"]
     ]
+
+
+def open_machines() -> list[Machine]:
+    """Return the living nodes on which Ray still starts something: those that are not draining."""
+    draining = draining_nodes()
+    return [each for each in living_machines() if each.node not in draining]
+
+
+def draining_nodes() -> dict[str, int]:
+    """Return the ids of the nodes that are draining, each with the time at which it ends.
+
+    That is in ms since 1970, and 0 if it is not known.
+    """
+    return in_cluster(_draining)
+
+
+def _draining() -> dict[str, int]:
+    from ray._private.state import state  # Ray 2.60 has no public name for it
+
+    nodes: dict[str, int] = state.get_draining_nodes()
+    return nodes
+
+
+def in_cluster(function: Callable[..., R], *arguments: Any) -> R:
+    """Call a function here, or on the cluster if this process is a client of Ray, outside of the cluster."""
+    from ray.util.client import ray as client
+
+    if not client.is_connected():
+        return function(*arguments)
+    task = ray.remote(num_cpus=0)(function)
+    returned: R = ray.get(task.remote(*arguments), timeout=_CALL_S)
+    return returned
 
 
 def room_for(reserves: Reservation, servers: int) -> bool:
