@@ -73,6 +73,8 @@ PURE = (
     "bml.bench.rows",
     "bml.cluster.fleets.drains",
     "bml.cluster.fleets.muster",
+    "bml.cluster.fleets.placement",
+    "bml.cluster.fleets.racks",
     "bml.cluster.fleets.shortage",
     "bml.cluster.formation.point_to_point",
     "bml.cluster.formation.standby",

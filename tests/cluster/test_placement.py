@@ -41,13 +41,17 @@ def test_as_many_on_each_machine_give_or_take_one(seed: int) -> None:
 
 
 def test_a_server_whose_machine_is_gone_goes_where_the_fewest_are() -> None:
+    def home(homes: dict[int, str], there: list[Machine], racks: str = "") -> str:
+        return home_for(4, homes, there, lambda each: racks[int(each.node[-1])] if racks else each.node)
+
     homes = {0: "node0", 1: "node0", 2: "node1", 3: "node1", 4: "gone"}
-    assert home_for(4, homes, machines(4, 4, 4)) == "node2", "a machine that has come since"
-    assert home_for(4, homes, machines(4, 4)) == "node1", "its neighbours are there"
-    assert home_for(4, {**homes, 3: "gone"}, machines(4, 4)) == "node1", "the fewest are there"
-    assert home_for(4, homes, machines(0, 0, 4)) == "node2", "the others offer no processors"
+    assert home(homes, machines(4, 4, 4)) == "node2", "a machine that has come since"
+    assert home(homes, machines(4, 4)) == "node1", "its neighbours are there"
+    assert home({**homes, 3: "gone"}, machines(4, 4)) == "node1", "the fewest are there"
+    assert home(homes, machines(0, 0, 4)) == "node2", "the others offer no processors"
+    assert home(homes, machines(4, 4, 4, 4), "abab") == "node3", "its neighbours are in that rack"
     with pytest.raises(StartError, match="no Ray node is there for server 4"):
-        home_for(4, homes, [])
+        home(homes, [])
 
 
 def test_a_reservation_is_read_and_handed_to_ray() -> None:

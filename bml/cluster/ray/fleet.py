@@ -22,6 +22,7 @@ from bml.cluster.fleets.fleet import Answers, Died, FleetEvent, Known, Patience,
 from bml.cluster.fleets.fork_server import ENDING_S
 from bml.cluster.fleets.handles import Handle
 from bml.cluster.fleets.placement import Reservation, blocks, home_for
+from bml.cluster.fleets.racks import Racks
 from bml.cluster.ray.actors import ServerActor
 from bml.cluster.ray.asking import DEATHS, ask_actors
 from bml.cluster.ray.connection import RayConnection
@@ -48,7 +49,8 @@ _CALLS_AT_A_TIME = 8
 class RayFleet:
     """See bml.cluster.fleets.fleet.Fleet. Without an address, outside a Ray job, it starts a Ray of its own.
 
-    With `machines` every server runs on the node that is its machine, in the Ray of this process.
+    With `machines` every server runs on the node that is its machine, in the Ray of this process. With
+    `racks` servers that are neighbours on the fabric are put into one rack.
     """
 
     def __init__(
@@ -58,9 +60,11 @@ class RayFleet:
         prints: bool,
         reserves: Reservation | None = None,
         machines: Machines | None = None,
+        racks: Racks | None = None,
     ):
         self._reserves = reserves or Reservation()
         self._machines = machines
+        self._racks = racks or Racks()
         self._train: Any = None
         # Guards the attributes below: while one thread is in `wait`, others are in `join` and `ask`.
         self._changing = threading.Condition()
@@ -85,7 +89,9 @@ class RayFleet:
         """Decide where the servers run, and the open settings of the specification."""
         servers, machines, living = spec.parsed_fabric().servers, self._machines, living_machines()
         is_own = machines is None and self._connection.is_own
-        self._homes = blocks(servers, living)
+        self._homes = (
+            self._racks.homes(spec.parsed_fabric(), living) if self._racks else blocks(servers, living)
+        )
         # On one machine, loopback addresses reach all servers. It needs room: other nodes may join that Ray.
         alone = machines is None and len(living) == 1
         has_room = not self._reserves or room_for(self._reserves, len(servers))
@@ -146,7 +152,8 @@ class RayFleet:
     def _strategy(self, server: int) -> Any:
         """Return where Ray is to put a server."""
         if self._reserves and not (self._machines or self._one_machine):
-            return "SPREAD"  # it must be where the resources are free
+            # It must be where the resources are free.
+            return on_node(self._homes[server], if_free=True) if self._racks else "SPREAD"
         return on_node(self._machines.nodes[server] if self._machines else self._homes[server])
 
     def join(self, server: int, incarnation: int, give_up: threading.Event) -> None:
@@ -176,7 +183,7 @@ class RayFleet:
     def _come(self, server: int, incarnation: int, deadline: float, give_up: threading.Event) -> Contact:
         """Start a server that joins, elsewhere if its machine is dead or draining; return its addresses."""
         if not self._has_machine(server):
-            self._homes[server] = home_for(server, self._homes, open_machines())
+            self._homes[server] = home_for(server, self._homes, open_machines(), self._racks.rack)
         self._actors[server] = self._actor(server, incarnation)
         return self._contact(server, deadline, give_up)
 

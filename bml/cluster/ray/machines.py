@@ -34,9 +34,12 @@ class Machines:
     """Ray's ids of the servers' nodes, in their present incarnations."""
 
 
-def on_node(node: str) -> NodeAffinitySchedulingStrategy:
-    """Return the strategy that puts an actor on the node with this id, and on no other."""
-    return NodeAffinitySchedulingStrategy(node, soft=False)
+def on_node(node: str, if_free: bool = False) -> NodeAffinitySchedulingStrategy:
+    """Return the strategy that puts an actor on the node with this id.
+
+    On no other, or `if_free`: on another one if this one cannot take it now.
+    """
+    return NodeAffinitySchedulingStrategy(node, soft=if_free, _spill_on_unavailable=if_free)
 
 
 def living_machines() -> list[Machine]:
@@ -47,6 +50,7 @@ def living_machines() -> list[Machine]:
             node["NodeID"],
             node["Resources"].get("CPU", 0.0),
             _HEAD in node["Resources"],
+            node.get("NodeManagerHostname", ""),
         )
         for node in ray.nodes()
         if node["Alive"]
