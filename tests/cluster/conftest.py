@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -38,9 +39,10 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
 
 
 @pytest.fixture
-def fleet(ray: FakeRay) -> Any:
+def fleet(ray: FakeRay) -> Iterator[Any]:
     from bml.cluster.ray.fleet import RayFleet
 
     made = RayFleet(SPEC, None, prints=False)
     made.start(b"train")
-    return made
+    yield made
+    made._watch.close()
