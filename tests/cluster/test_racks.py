@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
+import bml
 from bml.cluster.fleets.placement import Machine
 from bml.cluster.fleets.racks import Racks, crossing, in_racks
 from bml.errors import UsageError
@@ -149,3 +151,12 @@ def test_a_topology_names_machines_by_address_or_host(text: str) -> None:
 def test_a_file_that_is_no_topology_is_refused(text: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         Racks.load(text)
+
+
+def test_a_topology_is_of_a_ray_cluster(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="a topology is that of a Ray cluster"):
+        bml.launch(print, "bcube:2x1", launcher="processes", topology={"a": ["10.0.0.1"]})
+    with pytest.raises(UsageError, match=r"racks\.yaml cannot be read: .*No such file"):
+        bml.launch(print, "bcube:2x1", topology=tmp_path / "racks.yaml")
+    with pytest.raises(UsageError, match="write a rack"):
+        bml.launch(print, "bcube:2x1", topology={"a": "10.0.0.1"})
