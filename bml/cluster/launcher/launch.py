@@ -137,11 +137,8 @@ def launch(*arguments: Any, **options: Any) -> Result:
             "processes" (plain processes on this machine).
         address: Of the head of a running Ray cluster, such as "10.0.0.1:6379". Default: `RAY_ADDRESS`.
         resources: Amounts that every server reserves of a Ray cluster, such as {"GPU": 1, "CPU": 8}. Without
-            it servers reserve nothing, see no GPU where Ray hides those that are not reserved, and are spread
-            evenly over the machines, neighbours together.
-        topology: The racks of a Ray cluster's machines: a YAML or JSON file, or a mapping, such as {"rack-1":
-            ["10.0.0.1", "10.0.0.2"]}, by addresses or host names. Servers that send to each other live in one
-            rack as far as they can.
+            it servers see no GPU where Ray hides those that are not reserved, and are spread evenly.
+        topology: Racks of a Ray cluster's machines, {"rack-1": ["10.0.0.1", "node-2"]}, or a file with them.
         algorithm: Of the schedule (`bml plan`). "auto" chooses by the size of each step.
         detect_s: Seconds of silence after which a failure is suspected: it is noticed within 1.25 times as
             long, and within 3.25 times where heartbeats are often late. Default: 0.5.
