@@ -78,11 +78,16 @@ def _draining() -> dict[str, int]:
     return nodes
 
 
-def in_cluster(function: Callable[..., R], *arguments: Any) -> R:
-    """Call a function here, or on the cluster if this process is a client of Ray, outside of the cluster."""
+def is_client() -> bool:
+    """Whether this process is a client of Ray: a call then is a task on the cluster."""
     from ray.util.client import ray as client
 
-    if not client.is_connected():
+    return bool(client.is_connected())
+
+
+def in_cluster(function: Callable[..., R], *arguments: Any) -> R:
+    """Call a function here, or on the cluster if this process is a client of Ray, outside of the cluster."""
+    if not is_client():
         return function(*arguments)
     task = ray.remote(num_cpus=0)(function)
     returned: R = ray.get(task.remote(*arguments), timeout=_CALL_S)

@@ -21,11 +21,12 @@ from bml.cluster.fleets.fleet import Patience
 from bml.cluster.fleets.placement import Reservation
 from bml.cluster.fleets.shortage import Shortage
 from bml.cluster.ray.asking import ask_actors
-from bml.cluster.ray.machines import draining_nodes, in_cluster
+from bml.cluster.ray.machines import draining_nodes, in_cluster, is_client
 
 _LOG = logging.getLogger("bml.cluster")
 
 _LOOK_S = 0.25
+_CLIENT_LOOK_S = 1.0
 #: How long answers of servers are waited for, in seconds.
 _ANSWER_S = 1.0
 #: How long the end of a job waits until what it asked for is given back, in seconds.
@@ -79,7 +80,8 @@ class ClusterWatch:
             self._thread.join(_ENDING_S)
 
     def _run(self) -> None:
-        while not self._ending.wait(_LOOK_S):
+        look_s = _CLIENT_LOOK_S if is_client() else _LOOK_S
+        while not self._ending.wait(look_s):
             here = self._here()
             self._try("look for nodes that are draining", partial(self._give_notice, here))
             with self._changing:
