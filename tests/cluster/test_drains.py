@@ -17,17 +17,18 @@ def told(drains: Drains, now_ms: float = 0.0) -> list[int]:
 def test_servers_of_a_draining_node_are_told_until_they_have_heard() -> None:
     drains = Drains()
     drains.seen({}, {0: 0, 1: 0, 2: 0})
-    assert drains.homeless == [], "nothing drains: nobody is asked"
+    assert drains.homeless == [0, 1, 2], "they are asked before a node drains"
+    assert told(drains) == []
     drains.seen({NODE: 0}, {0: 0, 1: 0, 2: 0})
     assert drains.homeless == [0, 1, 2]
-    drains.lives(0, NODE)
-    drains.lives(1, OTHER)
+    drains.lives(0, 0, NODE)
+    drains.lives(1, 0, OTHER)
     assert drains.homeless == [2]
     assert told(drains) == [0]
     assert told(drains) == [0], "it has not answered"
     drains.heard(0)
     assert told(drains) == []
-    drains.lives(2, NODE)
+    drains.lives(2, 0, NODE)
     assert told(drains) == [2]
     assert drains.made_leave(0, 0)
     assert not drains.made_leave(1, 0)
@@ -36,8 +37,8 @@ def test_servers_of_a_draining_node_are_told_until_they_have_heard() -> None:
 def test_the_reason_names_the_node_and_when_it_ends() -> None:
     drains = Drains()
     drains.seen({NODE: 31_000, OTHER: 0}, {0: 0, 1: 0})
-    drains.lives(0, NODE)
-    drains.lives(1, OTHER)
+    drains.lives(0, 0, NODE)
+    drains.lives(1, 0, OTHER)
     assert list(drains.notices(1_000)) == [
         (0, "its Ray node aaaaaaaaaaaa is draining, and ends in 30 s"),
         (1, "its Ray node bbbbbbbbbbbb is draining"),
@@ -48,14 +49,14 @@ def test_the_reason_names_the_node_and_when_it_ends() -> None:
 def test_a_server_that_came_again_is_told_of_its_new_node() -> None:
     drains = Drains()
     drains.seen({NODE: 0}, {0: 0})
-    drains.lives(0, NODE)
+    drains.lives(0, 0, NODE)
     assert told(drains) == [0]
     drains.heard(0)
     drains.seen({NODE: 0}, {})
     assert told(drains) == []
     drains.seen({NODE: 0}, {0: 3})
     assert drains.homeless == [0], "it may be anywhere"
-    drains.lives(0, OTHER)
+    drains.lives(0, 3, OTHER)
     assert told(drains) == []
     drains.seen({NODE: 0, OTHER: 0}, {0: 3})
     assert told(drains) == [0]
@@ -65,7 +66,7 @@ def test_a_server_that_came_again_is_told_of_its_new_node() -> None:
 def test_a_node_that_drains_no_more_keeps_its_servers() -> None:
     drains = Drains()
     drains.seen({NODE: 0}, {0: 0})
-    drains.lives(0, NODE)
+    drains.lives(0, 0, NODE)
     drains.seen({}, {0: 0})
     assert told(drains) == []
     assert not drains.made_leave(0, 0)

@@ -33,12 +33,12 @@ class Drains:
 
     @property
     def homeless(self) -> list[int]:
-        """The servers whose nodes are to be found out; none as long as no node is draining."""
-        return [each for each in self._here if self._draining and self._key(each) not in self._homes]
+        """The servers whose nodes are to be found out: before one drains, as a busy server answers late."""
+        return [each for each in self._here if self._key(each) not in self._homes]
 
-    def lives(self, server: int, node: str) -> None:
-        """A server that runs is on this node."""
-        self._homes[self._key(server)] = node
+    def lives(self, server: int, incarnation: int, node: str) -> None:
+        """A server is on this node."""
+        self._homes[server, incarnation] = node
 
     def notices(self, now_ms: float) -> Iterator[tuple[int, str]]:
         """Yield the servers that are to leave now, each with the reason."""

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -46,6 +46,7 @@ class ClusterWatch:
         self._reserves, self._here = reserves, here
         self._changing = threading.Lock()
         self._drains, self._shortage = Drains(), Shortage()
+        self._finding: dict[Any, tuple[int, int]] = {}
         self._silent: set[str] = set()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="bml-watch", daemon=True)
@@ -96,11 +97,10 @@ class ClusterWatch:
         actors = {server: actor for server, (_, actor) in here.items()}
         with self._changing:
             self._drains.seen(draining, {server: incarnation for server, (incarnation, _) in here.items()})
-            homeless = self._drains.homeless
-        homes = _homes({server: actors[server] for server in homeless})
-        with self._changing:
-            for server, node in homes.items():
-                self._drains.lives(server, node)
+            for server in self._drains.homeless:
+                self._find(server, *here[server])
+            for (server, incarnation), node in self._found().items():
+                self._drains.lives(server, incarnation, node)
             notices = list(self._drains.notices(time.time() * 1e3))
         for why in dict.fromkeys(why for _, why in notices):
             told = {server: actors[server] for server, said in notices if said == why}
@@ -108,6 +108,23 @@ class ClusterWatch:
             with self._changing:
                 for server in heard:
                     self._drains.heard(server)
+
+    def _find(self, server: int, incarnation: int, actor: Any) -> None:
+        """Ask a server for its node, once, however late it answers."""
+        if (server, incarnation) not in self._finding.values():
+            self._finding[actor.node.remote()] = server, incarnation
+
+    def _found(self) -> dict[tuple[int, int], str]:
+        """Return the nodes of the servers that have answered; one that could not is asked again."""
+        if not self._finding:
+            return {}
+        ready, _ = ray.wait(list(self._finding), num_returns=len(self._finding), timeout=0)
+        found: dict[tuple[int, int], str] = {}
+        for ref in ready:
+            who = self._finding.pop(ref)
+            with suppress(RayError):  # it may be on its way out
+                found[who] = ray.get(ref)
+        return found
 
     def _ask_for(self, servers: int | None) -> None:
         """Let the cluster have room for so many servers; 0: for none. None: change nothing."""
@@ -123,21 +140,6 @@ class ClusterWatch:
             if what not in self._silent and not self._ending.is_set():
                 _LOG.warning("this job cannot %s: %s", what, error)
             self._silent.add(what)
-
-
-def _homes(actors: Mapping[int, Any]) -> dict[int, str]:
-    """Return the nodes of servers that answer in time."""
-    asked = {actor.node.remote(): server for server, actor in actors.items()}
-    if not asked:
-        return {}
-    ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_ANSWER_S)
-    found: dict[int, str] = {}
-    for ref in ready:
-        try:
-            found[asked[ref]] = ray.get(ref)
-        except RayError:  # it may be on its way out
-            continue
-    return found
 
 
 def _request(bundles: list[dict[str, float]]) -> None:
