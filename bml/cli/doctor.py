@@ -20,7 +20,8 @@ from rich.table import Table
 from bml.cli.output import current
 from bml.cluster.launcher import jobsocket
 from bml.cluster.ray import auth as ray_auth
-from bml.errors import BmlError
+from bml.cluster.spec.nics import address_of
+from bml.errors import BmlError, UsageError
 from bml.fabric.network import obstacle
 from bml.protocol.timeouts import DEFAULT_DETECT_S, Timeouts
 from bml.sharedmem import segment
@@ -196,8 +197,8 @@ def _no_verbs(found: list[Gid]) -> str:
     if importlib.util.find_spec("pyverbs") is None and found:
         devices = ", ".join(sorted({gid.device for gid in found}))
         return f"devices {devices}, but no pyverbs: pip install 'bml[rdma]'"
-    addresses = [text.strip() for text in os.environ.get("BML_NICS", "").split(",") if text.strip()]
     try:
+        addresses = _nic_addresses(os.environ.get("BML_NICS", ""))
         devices_set = VerbsSettings.from_environment(os.environ).devices or (None,) * len(addresses)
         # The launcher of processes replaces {n} by the number of the server; the first will do here.
         for address, setting in zip(addresses, devices_set, strict=False):
@@ -207,13 +208,23 @@ def _no_verbs(found: list[Gid]) -> str:
     return "" if found else no_device()
 
 
+def _nic_addresses(setting: str) -> list[str]:
+    """Return the addresses in BML_NICS; in those with {n}, it stays. Raises UsageError."""
+    parts = [part.strip() for part in setting.split(",") if part.strip()]
+    return [part if "{n}" in part else address_of(part) for part in parts]
+
+
 def _nics() -> Check:
     setting = os.environ.get("BML_NICS", "")
-    foreign = [text for text in map(str.strip, setting.split(",")) if text and not _is_own(text)]
+    try:
+        found = _nic_addresses(setting)
+    except UsageError as error:
+        return Check("BML_NICS", False, str(error))
+    foreign = [text for text in found if not _is_own(text)]
     if foreign:
         return Check("BML_NICS", False, f"{setting}: {', '.join(foreign)} is not an address of this machine")
     if setting:
-        return Check("BML_NICS", True, f"{setting}: one address per level")
+        return Check("BML_NICS", True, f"{setting}: one address per level, {', '.join(found)}")
     return Check(
         "BML_NICS", True, "not set: all levels use the node's one address (on one machine: loopback)"
     )

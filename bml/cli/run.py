@@ -63,6 +63,11 @@ _SEEDED_STEPS = 50
     metavar="R=AMOUNT",
     help="What each server reserves of the Ray cluster, like GPU=1; repeatable.",
 )
+@click.option(
+    "--topology",
+    metavar="FILE",
+    help="Racks of the machines of the Ray cluster, in YAML: neighbours are put into one rack.",
+)
 @click.option("--algorithm", default="auto", show_default=True, help="See bml plan.")
 @click.option(
     "--detect-s",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,13 +19,19 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     from bml.cluster.ray import coordinator as ray_coordinator
     from bml.cluster.ray import gathering as ray_gathering
     from bml.cluster.ray import machines as ray_machines
+    from bml.cluster.ray import watch as ray_watch
 
     made = FakeRay()
-    for module in (ray_fleet, ray_coordinator, ray_connection, ray_gathering, ray_machines, ray_asking):
+    for module in (
+        *(ray_fleet, ray_coordinator, ray_connection, ray_gathering, ray_machines),
+        *(ray_asking, ray_watch),
+    ):
         monkeypatch.setattr(module, "ray", made)
     for module in (ray_fleet, ray_coordinator):
         monkeypatch.setattr(module, "on_node", lambda node: node)
-    monkeypatch.setattr(ray_fleet, "living_machines", lambda: [Machine("127.0.0.1", "a", 2.0, True)])
+    for name in ("living_machines", "open_machines"):
+        monkeypatch.setattr(ray_fleet, name, lambda: [Machine("127.0.0.1", "a", 2.0, True)])
+    monkeypatch.setattr(ray_watch, "draining_nodes", lambda: made.draining)
     monkeypatch.setattr(ray_fleet, "_LOOK_S", 0.05)
     for server in SPEC.servers:
         made.answers[f"ServerActor {server}", "contact"] = (contact(server), NOBODY)
@@ -32,9 +39,10 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
 
 
 @pytest.fixture
-def fleet(ray: FakeRay) -> Any:
+def fleet(ray: FakeRay) -> Iterator[Any]:
     from bml.cluster.ray.fleet import RayFleet
 
     made = RayFleet(SPEC, None, prints=False)
     made.start(b"train")
-    return made
+    yield made
+    made._watch.close()

@@ -64,6 +64,7 @@ class FakeRay:
         self.answers: dict[tuple[str, str], Any] = {}
         self.puts: list[Any] = []
         self.free: dict[str, float] = {}
+        self.draining: dict[str, int] = {}
 
     def is_initialized(self) -> bool:
         return True

@@ -7,8 +7,8 @@ import random
 import pytest
 
 import bml
-from bml.cluster.fleets.placement import Machine, Reservation, blocks
-from bml.errors import UsageError
+from bml.cluster.fleets.placement import Machine, Reservation, blocks, home_for
+from bml.errors import StartError, UsageError
 
 
 def machines(*cpus: float) -> list[Machine]:
@@ -38,6 +38,20 @@ def test_as_many_on_each_machine_give_or_take_one(seed: int) -> None:
     assert max(used) - min(used) <= 1
     moves = sum(where[one] != where[one + 1] for one in servers[:-1])
     assert moves == len(used) - 1, "neighbours live together"
+
+
+def test_a_server_whose_machine_is_gone_goes_where_the_fewest_are() -> None:
+    def home(homes: dict[int, str], there: list[Machine], racks: str = "") -> str:
+        return home_for(4, homes, there, lambda each: racks[int(each.node[-1])] if racks else each.node)
+
+    homes = {0: "node0", 1: "node0", 2: "node1", 3: "node1", 4: "gone"}
+    assert home(homes, machines(4, 4, 4)) == "node2", "a machine that has come since"
+    assert home(homes, machines(4, 4)) == "node1", "its neighbours are there"
+    assert home({**homes, 3: "gone"}, machines(4, 4)) == "node1", "the fewest are there"
+    assert home(homes, machines(0, 0, 4)) == "node2", "the others offer no processors"
+    assert home(homes, machines(4, 4, 4, 4), "abab") == "node3", "its neighbours are in that rack"
+    with pytest.raises(StartError, match="no Ray node is there for server 4"):
+        home(homes, [])
 
 
 def test_a_reservation_is_read_and_handed_to_ray() -> None:

@@ -6,8 +6,9 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import cloudpickle
@@ -16,6 +17,8 @@ from fake_ray import SPEC, FakeRay, contact, report, said, unavailable, waits, w
 
 from bml.cluster.fleets.fleet import Changed, Died, Patience, Reported
 from bml.cluster.fleets.handles import ProcessId, process_id
+from bml.cluster.fleets.placement import Reservation
+from bml.errors import StartError
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -231,3 +234,98 @@ def test_nothing_is_asked_of_ray_after_the_end(ray: FakeRay, fleet: Any) -> None
     calls = len(ray.calls)
     assert fleet.ask(("status", ""), Patience(1.0)) == {}
     assert len(ray.calls) == calls
+
+
+def test_servers_on_draining_nodes_leave_and_say_so(ray: FakeRay, fleet: Any) -> None:
+    """Server 1 is on the node that drains; the other one is told nothing."""
+    for server, node in ((0, "a" * 56), (1, "b" * 56)):
+        ray.answers[f"ServerActor {server}", "node"] = node
+        ray.answers[f"ServerActor {server}", "answer"] = {}
+    ray.draining = {"b" * 56: 1}
+    waits(fleet, lambda: ray.asked("ServerActor 1", "answer"))
+    ((request, _),) = ray.asked("ServerActor 1", "answer")
+    assert request == ("leave", "its Ray node bbbbbbbbbbbb is draining, and ends in 0 s")
+    left = replace(report(1), outcome="stopped", kind="Left")
+    ray.answers["ServerActor 1", "run"] = cloudpickle.dumps(left)
+    assert waits_for(fleet, len) == [Reported(replace(left, kind="Drained"))]
+    assert ray.asked("ServerActor 1", "killed"), "or the node would wait for its end"
+    assert not ray.asked("ServerActor 0", "answer")
+
+
+def test_a_server_that_leaves_for_another_reason_is_not_drained(ray: FakeRay, fleet: Any) -> None:
+    left = replace(report(1), outcome="stopped", kind="Left")
+    ray.answers["ServerActor 1", "run"] = cloudpickle.dumps(left)
+    assert waits_for(fleet, len) == [Reported(left)]
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    from bml.cluster.ray import watch
+
+    made = list[Any]()
+    monkeypatch.setattr(watch, "_request", made.append)
+    monkeypatch.setattr(watch, "_LOOK_S", 0.01)
+    return made
+
+
+def test_machines_are_asked_for_while_a_server_is_missing(ray: FakeRay, requests: list[Any]) -> None:
+    from bml.cluster.ray.fleet import RayFleet
+
+    ray.free = {"GPU": 8.0, "CPU": 8.0}
+    fleet = RayFleet(SPEC, None, prints=False, reserves=Reservation({"GPU": 1, "CPU": 4}))
+    fleet.start(b"train")
+    comes = ray.answers.pop(("ServerActor 1", "contact"))
+    joining = threading.Thread(target=fleet.join, args=(1, 1, threading.Event()))
+    joining.start()
+    waits(fleet, lambda: requests)
+    assert requests == [[{"GPU": 1, "CPU": 4}] * 2]
+    ray.answers["ServerActor 1", "contact"] = comes
+    joining.join(10)
+    waits(fleet, lambda: len(requests) > 1)
+    assert requests[1:] == [[]], "given back"
+    fleet.close()
+    assert requests[2:] == []
+
+
+def test_machines_are_given_back_at_the_end(ray: FakeRay, requests: list[Any]) -> None:
+    from bml.cluster.ray.fleet import RayFleet
+
+    ray.free = {"GPU": 8.0}
+    fleet = RayFleet(SPEC, None, prints=False, reserves=Reservation({"GPU": 1}))
+    fleet.start(b"train")
+    ray.answers.pop(("ServerActor 1", "contact"))
+    give_up = threading.Event()
+    joining = threading.Thread(target=lambda: _refused(lambda: fleet.join(1, 1, give_up)))
+    joining.start()
+    waits(fleet, lambda: requests)
+    give_up.set()
+    joining.join(10)
+    fleet.close()
+    assert requests == [[{"GPU": 1}] * 2, []]
+
+
+def test_a_cluster_that_cannot_be_asked_fails_no_job(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from bml.cluster.ray import watch
+    from bml.cluster.ray.fleet import RayFleet
+
+    def refuse(*_: Any) -> Any:
+        raise RuntimeError("no such cluster")
+
+    monkeypatch.setattr(watch, "_LOOK_S", 0.01)
+    monkeypatch.setattr(watch, "_request", refuse)
+    monkeypatch.setattr(watch, "draining_nodes", refuse)
+    ray.free = {"GPU": 8.0}
+    fleet = RayFleet(SPEC, None, prints=False, reserves=Reservation({"GPU": 1}))
+    fleet.start(b"train")
+    fleet.join(1, 1, threading.Event())
+    waits(fleet, lambda: "look for nodes that are draining: no such cluster" in caplog.text)
+    fleet.close()
+    said = [each for each in caplog.records if each.thread == fleet._watch._thread.ident]
+    assert len(said) == 1, "it is said once"
+
+
+def _refused(action: Callable[[], None]) -> None:
+    with suppress(StartError):
+        action()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,8 @@ from bml.cluster.launcher.newcomers import Newcomers
 from bml.cluster.launcher.restarts import DIED, Spares, is_worth_it
 from bml.cluster.launcher.result import Result
 from bml.cluster.spec.job import JobSpec
-from bml.errors import UsageError
+from bml.cluster.spec.leaving import DRAINED
+from bml.errors import StartError, UsageError
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -30,6 +32,7 @@ def test_the_first_lost_servers_are_replaced() -> None:
 def test_a_server_that_was_asked_to_go_is_replaced_and_not_started_again() -> None:
     assert not is_worth_it("Left")
     assert is_worth_it(DIED)
+    assert is_worth_it(DRAINED), "but not on that machine"
     assert Spares(1).take("Left")
 
 
@@ -55,6 +58,34 @@ def test_spares_go_before_servers_that_are_started_again(
     assert missing == {*started}
     assert sorted(result.dead) == sorted({2, 3} - {*started})
     assert newcomers.spares_left == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "comes"),
+    [({"rejoin": True}, True), ({"least": 2}, True), ({}, False), ({"spares": 1}, True)],
+)
+def test_a_server_whose_machine_is_drained_comes_again_elsewhere(
+    settings: dict[str, Any], comes: bool
+) -> None:
+    """It is tried for as long as it takes until another machine is there."""
+    result = Result(JobSpec("bcube:2x2", **settings))
+    tried = list[int]()
+
+    def join(server: int, incarnation: int, give_up: threading.Event) -> None:
+        tried.append(server)
+        raise StartError("no Ray node is there")
+
+    newcomers, missing = Newcomers(join, result, lambda server: False, lambda: False), set[int]()
+    result.dead[3] = "its Ray node is draining"
+    newcomers.lost(3, DRAINED)
+    newcomers.start(missing)
+    newcomers.close()
+    assert tried == [3] * comes
+    assert missing == ({3} if comes else set())
+    awaited = [3] if comes and not settings.get("spares") else []
+    assert newcomers.awaited == awaited
+    newcomers.start(missing)
+    assert newcomers.awaited == awaited, "it is started again later"
 
 
 def test_what_other_launchers_do_not_have_is_said_before_they_start() -> None:

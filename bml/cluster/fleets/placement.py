@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bml.errors import UsageError
+from bml.errors import StartError, UsageError
 
 
 @dataclass(frozen=True, order=True)
 class Machine:
-    """A living Ray node: its address, its Ray id, how many CPUs it offers, and whether it is the head."""
+    """A living Ray node: its address, Ray id, CPUs, whether it is the head, and its host name."""
 
     address: str
     node: str
     cpus: float
     is_head: bool = False
+    host: str = ""
 
 
 def blocks(servers: Sequence[int], machines: Sequence[Machine]) -> dict[int, str]:
@@ -26,9 +27,39 @@ def blocks(servers: Sequence[int], machines: Sequence[Machine]) -> dict[int, str
     Servers with neighbouring ids share a switch of level 0, so as many bytes as possible stay on a machine.
     Machines without CPUs, as heads of clusters often are, get no servers if there are others.
     """
-    usable = sorted(each for each in machines if each.cpus > 0) or sorted(machines)
-    most = min(len(servers), len(usable))
-    return {server: usable[i * most // len(servers)].node for i, server in enumerate(servers)}
+    row = usable(machines)
+    most = min(len(servers), len(row))
+    return {server: row[i * most // len(servers)].node for i, server in enumerate(servers)}
+
+
+def usable(machines: Sequence[Machine]) -> list[Machine]:
+    """Return the machines that offer CPUs, in order; all if none does."""
+    return sorted(each for each in machines if each.cpus > 0) or sorted(machines)
+
+
+def home_for(
+    server: int, homes: Mapping[int, str], machines: Sequence[Machine], rack: Callable[[Machine], str]
+) -> str:
+    """Return another node for a server whose machine is gone; `homes` are the present nodes of all servers.
+
+    It is one with the fewest servers; of these, one in the rack, and then one with the servers, whose ids are
+    nearest. Raises StartError if there is no machine.
+    """
+    if not machines:
+        raise StartError(
+            f"no Ray node is there for server {server}: all are dead, or draining; it comes when one is added"
+        )
+
+    def distance(nodes: set[str]) -> float:
+        there = [each for each, node in homes.items() if node in nodes and each != server]
+        return min((abs(each - server) for each in there), default=math.inf)
+
+    def rank(machine: Machine) -> tuple[int, float, float, Machine]:
+        here = sum(node == machine.node and each != server for each, node in homes.items())
+        beside = {each.node for each in machines if rack(each) == rack(machine)}
+        return here, distance(beside), distance({machine.node}), machine
+
+    return min(usable(machines), key=rank).node
 
 
 @dataclass(frozen=True)

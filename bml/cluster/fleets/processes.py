@@ -29,7 +29,8 @@ from bml.cluster.fleets.preloading import referenced, worth_preloading
 from bml.cluster.process.mail import Inbox, Outbox
 from bml.cluster.spec.ending import WRITING_S
 from bml.cluster.spec.job import Contact, JobSpec, Place, Request, default_nics
-from bml.errors import StartError, UsageError
+from bml.cluster.spec.nics import nics_of
+from bml.errors import StartError
 from bml.faults import Fault
 from bml.io.forks import close_on_fork
 from bml.protocol.coordinator.succession import Succession
@@ -351,11 +352,7 @@ class ProcessFleet:
         if server is None:
             return Place()
         # On a machine with a NIC for each server: "10.7.0.{n},10.7.1.{n}", where n counts servers from 1.
-        setting = os.environ.get("BML_NICS", "").replace("{n}", str(server + 1))
-        nics = tuple(address.strip() for address in setting.split(",")) if setting else ()
-        if nics and len(nics) != levels:
-            raise UsageError(f"BML_NICS is {setting!r}: give an address for each of {levels} levels")
-        return Place(nics or default_nics(server, levels))
+        return Place(nics_of(os.environ, levels, server) or default_nics(server, levels))
 
     def _spawn(self) -> _Child:
         assert self._fork_server is not None

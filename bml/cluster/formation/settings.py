@@ -9,6 +9,7 @@ from ipaddress import ip_address
 from typing import NamedTuple
 
 from bml.cluster.spec.job import JobSpec, default_nics
+from bml.cluster.spec.nics import nics_of as machine_nics
 from bml.protocol.timeouts import DEFAULT_DETECT_S
 from bml.topology.errors import UsageError
 from bml.transport.choice import AUTO
@@ -96,12 +97,9 @@ def fabric_of(settings: Settings, size: int, environ: Mapping[str, str]) -> str:
 def nics_of(rank: int, levels: int, host: str | None, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return the addresses of a rank, one for each level; `host`: its address, None: loopback.
 
-    Raises UsageError if BML_NICS has another number of addresses.
+    Raises UsageError if those of BML_NICS cannot be.
     """
-    setting = environ.get("BML_NICS", "").replace("{n}", str(rank + 1))
-    nics = tuple(address.strip() for address in setting.split(",")) if setting else ()
-    if nics and len(nics) != levels:
-        raise UsageError(f"BML_NICS is {setting!r}: give an address for each of {levels} levels")
+    nics = machine_nics(environ, levels, rank)
     return nics or ((host,) * levels if host is not None else default_nics(rank, levels))
 
 

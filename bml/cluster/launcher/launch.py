@@ -12,6 +12,7 @@ from bml.cluster.emulated.ray_nodes import OnStart
 from bml.cluster.fleets.fleet import Fleet
 from bml.cluster.fleets.placement import Reservation
 from bml.cluster.fleets.processes import ProcessFleet
+from bml.cluster.fleets.racks import Racks
 from bml.cluster.launcher.callbacks import News, Teller
 from bml.cluster.launcher.result import Result
 from bml.cluster.launcher.running import Job
@@ -46,6 +47,7 @@ def start(
     launcher: str = "ray",
     address: str | None = None,
     resources: Mapping[str, float] | None = None,
+    topology: Path | Mapping[str, list[str]] | None = None,
     algorithm: str = "auto",
     detect_s: float | None = None,
     start_s: float = START_S,
@@ -104,7 +106,8 @@ def start(
     pickled = pack(train)  # before Ray or a fabric is started, as this may raise
     if begins := str(spec.keeping):
         starting(begins)
-    fleet = _fleet(spec, launcher, address, reserves, prints, starting)
+    racks = _racks(topology, launcher, spec)
+    fleet = _fleet(spec, launcher, address, reserves, racks, prints, starting)
     job = Job(fleet, fleet.spec, launcher, teller)
     job.begin(pickled)
     return job
@@ -134,8 +137,8 @@ def launch(*arguments: Any, **options: Any) -> Result:
             "processes" (plain processes on this machine).
         address: Of the head of a running Ray cluster, such as "10.0.0.1:6379". Default: `RAY_ADDRESS`.
         resources: Amounts that every server reserves of a Ray cluster, such as {"GPU": 1, "CPU": 8}. Without
-            it servers reserve nothing, see no GPU where Ray hides those that are not reserved, and are spread
-            evenly over the machines, neighbours together.
+            it servers see no GPU where Ray hides those that are not reserved, and are spread evenly.
+        topology: Racks of a Ray cluster's machines, {"rack-1": ["10.0.0.1", "node-2"]}, or a file with them.
         algorithm: Of the schedule (`bml plan`). "auto" chooses by the size of each step.
         detect_s: Seconds of silence after which a failure is suspected: it is noticed within 1.25 times as
             long, and within 3.25 times where heartbeats are often late. Default: 0.5.
@@ -202,8 +205,30 @@ def sizes(fabric: str, servers: tuple[int, int] | None, absent: tuple[int, ...])
     return {"absent": (*absent, *there[most:]), "least": least}
 
 
+def _racks(topology: Path | Mapping[str, list[str]] | None, launcher: str, spec: JobSpec) -> Racks:
+    """Return the racks of the machines. Raises UsageError for a file or a mapping that is no topology."""
+    if topology is None:
+        return Racks()
+    if launcher != "ray" or spec.emulated is not None:
+        raise UsageError(
+            "a topology is that of a Ray cluster: with processes, or an emulated fabric, give none"
+        )
+    if isinstance(topology, Mapping):
+        return Racks.parse(topology)
+    try:
+        return Racks.load(open(topology, encoding="utf-8").read())
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the topology {topology} cannot be read: {error}") from None
+
+
 def _fleet(
-    spec: JobSpec, launcher: str, address: str | None, reserves: Reservation, prints: bool, on_start: OnStart
+    spec: JobSpec,
+    launcher: str,
+    address: str | None,
+    reserves: Reservation,
+    racks: Racks,
+    prints: bool,
+    on_start: OnStart,
 ) -> Fleet:
     if launcher not in LAUNCHERS:
         raise UsageError(f"launcher is {launcher!r}: give one of {', '.join(LAUNCHERS)}")
@@ -232,7 +257,7 @@ def _fleet(
     with quiet_ray():
         from bml.cluster.ray.fleet import RayFleet  # importing Ray takes seconds
 
-    return RayFleet(spec, address, prints, reserves)
+    return RayFleet(spec, address, prints, reserves, racks=racks)
 
 
 def _say_nothing(_: str) -> None:

@@ -11,6 +11,7 @@ from bml.cluster.launcher.growing import Growing
 from bml.cluster.launcher.joining import Join, Joining
 from bml.cluster.launcher.restarts import DIED, Comebacks, Spares, is_worth_it
 from bml.cluster.launcher.result import Result
+from bml.cluster.spec.leaving import DRAINED
 from bml.faults import Fault
 from bml.topology import ServerFailure
 
@@ -55,8 +56,8 @@ class Newcomers:
     def lost(self, server: int, kind: str = DIED) -> None:
         """A server is lost, with a report of some kind: have it started again, or its place taken, if it may.
 
-        A server that is still to come is started again later. Others are replaced by spares, or are started
-        again if the job rejoins servers.
+        A server that is still to come is started again later. So is one whose machine is drained, if the job
+        rejoins servers or grows. Others are replaced by spares, or are started again if it rejoins servers.
         """
         result, again = self._result, is_worth_it(kind)
         if not again:
@@ -65,6 +66,9 @@ class Newcomers:
             return
         if self._spares.take(kind):
             self._wanted.append((server, ""))
+            return
+        if kind == DRAINED and (result.spec.rejoin or result.spec.least is not None):
+            self._growing.begin([server], time.monotonic())  # it waits for a machine for as long as it takes
             return
         if not (again and result.spec.rejoin):
             return

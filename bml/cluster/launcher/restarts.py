@@ -5,26 +5,29 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Container
 
+from bml.cluster.spec.leaving import DRAINED, LEFT
+
 MOST_STARTS = 3
 """How often a server that never becomes a member is started again within WITHIN_S."""
 WITHIN_S = 60.0
 """In seconds."""
 
-_WORTH = ("Evicted", "JoinFailed")
-OUT = (*_WORTH, "Left", "NotJoined")
+_WORTH = ("Evicted", "JoinFailed", DRAINED)
+OUT = (*_WORTH, LEFT, "NotJoined")
 """Kinds of reports after which the others go on without the server: it was evicted, left on notice, or failed
 in the runtime or, before it was a member, in the training function."""
 
 
 DIED = "Died"
 """The kind of a server that was lost without a report."""
-_REPLACED = (*_WORTH, DIED, "Left")
+_REPLACED = (*_WORTH, DIED, LEFT)
 
 
 def is_worth_it(kind: str) -> bool:
     """Whether another start of a server may end better than with a report of this kind, or without one.
 
-    It does not where the training function raised, a call was wrong, or the server was asked to go.
+    It does not where the training function raised, a call was wrong, or the server was asked to go, and not
+    as its Ray node is draining: there are other nodes.
     """
     return kind in (*_WORTH, DIED)
 

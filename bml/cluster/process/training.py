@@ -14,6 +14,7 @@ from bml.cluster.process.pickling import Train, unpack
 from bml.cluster.server.server import Server
 from bml.cluster.spec.ending import packed, text_of, trace_of
 from bml.cluster.spec.job import Contacts, ServerReport
+from bml.cluster.spec.leaving import LEFT
 from bml.errors import FabricError, InvariantError, StateMismatch, StepMismatch, TooFewServers, TooSlow
 from bml.train.session import Session
 
@@ -112,7 +113,7 @@ def _call(train: Train, session: Session) -> Any:
 def _kind(server: Server, error: BaseException | None) -> str:
     """Return the error's class, or the way in which the server left without harm to the others."""
     if server.leaves and error is not None:  # without an error its function ended before it could leave
-        return "Left"
+        return LEFT
     if error is not None and not server.contributes:
         return "JoinFailed" if _is_the_runtimes(error) else "NotJoined"
     return type(error).__name__

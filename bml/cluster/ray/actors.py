@@ -24,6 +24,7 @@ from bml.cluster.process.training import run_training
 from bml.cluster.ray.head import HeadWatch
 from bml.cluster.server.server import Server
 from bml.cluster.spec.job import Contact, Contacts, Endpoint, JobSpec, Place, Request, default_nics
+from bml.cluster.spec.nics import nics_of
 from bml.errors import BmlError, FabricError, UsageError
 from bml.protocol.coordinator import core as core
 
@@ -66,6 +67,11 @@ class ServerActor:
     def contact(self) -> tuple[Contact | BmlError, ProcessId]:
         """Return the addresses of this server, or why it has none, and its process."""
         return self._obstacle or self._server.contact, this_process()
+
+    def node(self) -> str:
+        """Return Ray's id of the node on which it is."""
+        node: str = ray.get_runtime_context().get_node_id()
+        return node
 
     def run(self, contacts: Contacts, train: bytes) -> bytes:
         """Run the training function, once; returns the pickled ServerReport.
@@ -184,16 +190,6 @@ class CoordinatorActor:
 
 
 def nic_addresses(server: int, levels: int, host: str) -> tuple[str, ...]:
-    """Return this machine's address for each level: from BML_NICS ("10.0.0.1,10.1.0.1"), else the node's.
-
-    Raises UsageError when BML_NICS does not name one address per level.
-    """
-    setting = os.environ.get("BML_NICS", "")
-    if setting:
-        nics = tuple(address.strip() for address in setting.split(","))
-        if len(nics) != levels:
-            raise UsageError(
-                f"BML_NICS is {setting!r}: the fabric has {levels} levels, give that many addresses"
-            )
-        return nics
-    return default_nics(server, levels) if host == LOOPBACK else (host,) * levels
+    """Return this machine's address for each level: those of BML_NICS, else the node's. Raises UsageError."""
+    default = default_nics(server, levels) if host == LOOPBACK else (host,) * levels
+    return nics_of(os.environ, levels) or default

@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import cloudpickle
@@ -20,15 +21,26 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutErro
 from bml.cluster.fleets.fleet import Answers, Died, FleetEvent, Headless, Known, Patience, Reported, reachable
 from bml.cluster.fleets.fork_server import ENDING_S
 from bml.cluster.fleets.handles import Handle
-from bml.cluster.fleets.placement import Reservation, blocks
+from bml.cluster.fleets.placement import Reservation, blocks, home_for
+from bml.cluster.fleets.racks import Racks
 from bml.cluster.ray.actors import ServerActor
 from bml.cluster.ray.asking import DEATHS, ask_actors
 from bml.cluster.ray.connection import RayConnection
 from bml.cluster.ray.coordinator import GOING_S, RayCoordinator
 from bml.cluster.ray.gathering import gather
 from bml.cluster.ray.head import HeadWatch
-from bml.cluster.ray.machines import Machines, check_room, living_machines, on_node, own_machine, room_for
+from bml.cluster.ray.machines import (
+    Machines,
+    check_room,
+    living_machines,
+    on_node,
+    open_machines,
+    own_machine,
+    room_for,
+)
+from bml.cluster.ray.watch import ClusterWatch
 from bml.cluster.spec.job import Contact, JobSpec, Place, Request, ServerReport
+from bml.cluster.spec.leaving import DRAINED, LEFT
 from bml.errors import StartError, UsageError
 
 _LOOK_S = 1.0
@@ -46,7 +58,8 @@ _CALLS_AT_A_TIME = 8
 class RayFleet:
     """See bml.cluster.fleets.fleet.Fleet. Without an address, outside a Ray job, it starts a Ray of its own.
 
-    With `machines` every server runs on the node that is its machine, in the Ray of this process.
+    With `machines` every server runs on the node that is its machine, in the Ray of this process. With
+    `racks` servers that are neighbours on the fabric are put into one rack.
     """
 
     def __init__(
@@ -56,9 +69,11 @@ class RayFleet:
         prints: bool,
         reserves: Reservation | None = None,
         machines: Machines | None = None,
+        racks: Racks | None = None,
     ):
         self._reserves = reserves or Reservation()
         self._machines = machines
+        self._racks = racks or Racks()
         self._train: Any = None
         # Guards the attributes below: while one thread is in `wait`, others are in `join` and `ask`.
         self._changing = threading.Condition()
@@ -71,6 +86,7 @@ class RayFleet:
         self._relays_at = math.inf
         self._asking = 0
         self._closed = False
+        self._watch = ClusterWatch(self._reserves, self._here)
         self._connection = RayConnection(address, prints)
         try:
             self._place(spec)
@@ -82,7 +98,9 @@ class RayFleet:
         """Decide where the servers run, and the open settings of the specification."""
         servers, machines, living = spec.parsed_fabric().servers, self._machines, living_machines()
         is_own = machines is None and self._connection.is_own
-        self._homes = blocks(servers, living)
+        self._homes = (
+            self._racks.homes(spec.parsed_fabric(), living) if self._racks else blocks(servers, living)
+        )
         # On one machine, loopback addresses reach all servers. It needs room: other nodes may join that Ray.
         alone = machines is None and len(living) == 1
         has_room = not self._reserves or room_for(self._reserves, len(servers))
@@ -113,6 +131,7 @@ class RayFleet:
         self._coordinator.look_after()
         for server in self._actors:
             self._run(server)
+        self._watch.start()
 
     def _gather(self) -> None:
         """Wait until enough servers are placed; those that have not come by then are absent, and ended."""
@@ -143,39 +162,45 @@ class RayFleet:
     def _strategy(self, server: int) -> Any:
         """Return where Ray is to put a server."""
         if self._reserves and not (self._machines or self._one_machine):
-            return "SPREAD"  # it must be where the resources are free
+            # It must be where the resources are free.
+            return on_node(self._homes[server], if_free=True) if self._racks else "SPREAD"
         return on_node(self._machines.nodes[server] if self._machines else self._homes[server])
 
     def join(self, server: int, incarnation: int, give_up: threading.Event) -> None:
         """See Fleet."""
         if server in self._actors:
             self._end(server)
+        with self._watch.coming(server):
+            contact = self._come_at_last(server, incarnation, give_up)
+        with self._changing:
+            self._known.came(server, incarnation, contact)
+            self._run(server)
+            self._coordinator.join(server, incarnation, contact)
+
+    def _come_at_last(self, server: int, incarnation: int, give_up: threading.Event) -> Contact:
+        """Start a server that joins, twice if need be; return its addresses."""
         deadline = time.monotonic() + self._spec.start_s
         try:
-            contact = self._come(server, incarnation, deadline, give_up)
+            return self._come(server, incarnation, deadline, give_up)
         except StartError as error:
             if give_up.is_set():
                 raise
             if self._has_machine(server) and not isinstance(error.__cause__, ActorDiedError):
                 raise
             # Ray had put it on a dead machine, and knows of that death now.
-            contact = self._come(server, incarnation, deadline, give_up)
-        with self._changing:
-            self._known.came(server, incarnation, contact)
-            self._run(server)
-            self._coordinator.join(server, incarnation, contact)
+            return self._come(server, incarnation, deadline, give_up)
 
     def _come(self, server: int, incarnation: int, deadline: float, give_up: threading.Event) -> Contact:
-        """Start a server that joins, elsewhere if its machine is dead; return its addresses."""
+        """Start a server that joins, elsewhere if its machine is dead or draining; return its addresses."""
         if not self._has_machine(server):
-            self._homes[server] = blocks(list(self._homes), living_machines())[server]
+            self._homes[server] = home_for(server, self._homes, open_machines(), self._racks.rack)
         self._actors[server] = self._actor(server, incarnation)
         return self._contact(server, deadline, give_up)
 
     def _has_machine(self, server: int) -> bool:
-        """Whether Ray takes the machine of this server to be alive; True if any machine will do."""
+        """Whether Ray takes servers on the machine of this server; True if any machine will do."""
         home = self._machines.nodes[server] if self._machines else self._homes[server]
-        return bool(self._reserves) or home in {each.node for each in living_machines()}
+        return bool(self._reserves) or home in {each.node for each in open_machines()}
 
     def _end(self, server: int) -> None:
         """End the processes of a server, also of a frozen one, which does not react to Ray."""
@@ -244,6 +269,7 @@ class RayFleet:
         with self._changing:
             self._changing.wait_for(lambda: not self._asking)
             self._closed = True
+        self._watch.close()
         if self._head is not None:
             self._head.close()
             if self._head.absence.gone:
@@ -303,6 +329,9 @@ class RayFleet:
         report: ServerReport = cloudpickle.loads(pickled)
         if self._head is not None:
             self._head.heard(report.outcome)
+        if report.kind == LEFT and self._watch.made_leave(server, self._known.incarnations.get(server, 0)):
+            self._end(server)  # a node that drains ends as soon as nothing runs there
+            return Reported(report if self._machines else replace(report, kind=DRAINED))
         self._relays_at = min(self._relays_at, time.monotonic() + _RELAY_S)
         return Reported(report)
 

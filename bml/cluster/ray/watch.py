@@ -1,0 +1,148 @@
+"""Watches a Ray cluster for a job: draining nodes give their servers notice, and machines are asked for.
+
+It has a thread of its own: a cluster whose head does not answer delays nothing but this.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from bml.cluster.fleets.drains import Drains
+from bml.cluster.fleets.fleet import Patience
+from bml.cluster.fleets.placement import Reservation
+from bml.cluster.fleets.shortage import Shortage
+from bml.cluster.ray.asking import ask_actors
+from bml.cluster.ray.machines import draining_nodes, in_cluster, is_client
+
+_LOG = logging.getLogger("bml.cluster")
+
+_LOOK_S = 0.25
+_CLIENT_LOOK_S = 1.0
+#: How long answers of servers are waited for, in seconds.
+_ANSWER_S = 1.0
+#: How long the end of a job waits until what it asked for is given back, in seconds.
+_ENDING_S = 3.0
+
+Here = Callable[[], Mapping[int, tuple[int, Any]]]
+"""Returns the servers that run, each with its incarnation and its actor."""
+
+
+class ClusterWatch:
+    """Looks at the cluster from `start` to `close`; any thread may call its methods.
+
+    Machines are asked for only if servers reserve something: without it, any machine takes any server.
+    """
+
+    def __init__(self, reserves: Reservation, here: Here):
+        self._reserves, self._here = reserves, here
+        self._changing = threading.Lock()
+        self._drains, self._shortage = Drains(), Shortage()
+        self._finding: dict[Any, tuple[int, int]] = {}
+        self._silent: set[str] = set()
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="bml-watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def made_leave(self, server: int, incarnation: int) -> bool:
+        """Whether this server had notice that its node is draining."""
+        with self._changing:
+            return self._drains.made_leave(server, incarnation)
+
+    @contextmanager
+    def coming(self, server: int) -> Iterator[None]:
+        """Inside, a missing server is started, and may need a machine. If it raises, the start has failed."""
+        with self._changing:
+            self._shortage.starts(server)
+        try:
+            yield
+        except BaseException:
+            with self._changing:
+                self._shortage.failed(server, time.monotonic())
+            raise
+        with self._changing:
+            self._shortage.came(server)
+
+    def close(self) -> None:
+        """End it, and take back what was asked for; a cluster that does not answer is not waited for."""
+        self._ending.set()
+        if self._thread.ident is not None:
+            self._thread.join(_ENDING_S)
+
+    def _run(self) -> None:
+        look_s = _CLIENT_LOOK_S if is_client() else _LOOK_S
+        while not self._ending.wait(look_s):
+            here = self._here()
+            self._try("look for nodes that are draining", partial(self._give_notice, here))
+            with self._changing:
+                wanted = self._shortage.change(here, time.monotonic())
+            self._ask_for(wanted)
+        with self._changing:
+            wanted = self._shortage.end()
+        self._ask_for(wanted)
+
+    def _give_notice(self, here: Mapping[int, tuple[int, Any]]) -> None:
+        draining = draining_nodes()
+        actors = {server: actor for server, (_, actor) in here.items()}
+        with self._changing:
+            self._drains.seen(draining, {server: incarnation for server, (incarnation, _) in here.items()})
+            for server in self._drains.homeless:
+                self._find(server, *here[server])
+            for (server, incarnation), node in self._found().items():
+                self._drains.lives(server, incarnation, node)
+            notices = list(self._drains.notices(time.time() * 1e3))
+        for why in dict.fromkeys(why for _, why in notices):
+            told = {server: actors[server] for server, said in notices if said == why}
+            heard = ask_actors(told, ("leave", why), Patience(_ANSWER_S))
+            with self._changing:
+                for server in heard:
+                    self._drains.heard(server)
+
+    def _find(self, server: int, incarnation: int, actor: Any) -> None:
+        """Ask a server for its node, once, however late it answers."""
+        if (server, incarnation) not in self._finding.values():
+            self._finding[actor.node.remote()] = server, incarnation
+
+    def _found(self) -> dict[tuple[int, int], str]:
+        """Return the nodes of the servers that have answered; one that could not is asked again."""
+        if not self._finding:
+            return {}
+        ready, _ = ray.wait(list(self._finding), num_returns=len(self._finding), timeout=0)
+        found: dict[tuple[int, int], str] = {}
+        for ref in ready:
+            who = self._finding.pop(ref)
+            with suppress(RayError):  # it may be on its way out
+                found[who] = ray.get(ref)
+        return found
+
+    def _ask_for(self, servers: int | None) -> None:
+        """Let the cluster have room for so many servers; 0: for none. None: change nothing."""
+        if servers is not None and self._reserves:
+            bundles = [dict(self._reserves.amounts)] * servers
+            self._try("ask for machines", lambda: in_cluster(_request, bundles))
+
+    def _try(self, what: str, action: Callable[[], None]) -> None:
+        """Do it; a cluster that cannot is no reason to end a job. It is said once."""
+        try:
+            action()
+        except Exception as error:
+            if what not in self._silent and not self._ending.is_set():
+                _LOG.warning("this job cannot %s: %s", what, error)
+            self._silent.add(what)
+
+
+def _request(bundles: list[dict[str, float]]) -> None:
+    from ray.autoscaler.sdk import request_resources
+
+    request_resources(bundles=bundles)

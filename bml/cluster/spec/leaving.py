@@ -1,0 +1,6 @@
+"""How the reports of servers that left on notice name it."""
+
+LEFT = "Left"
+"""A user or a machine had asked the server to leave."""
+DRAINED = "Drained"
+"""Ray drains the node on which it was: it may come again on another."""
