@@ -34,8 +34,9 @@ from bml.train.batches import EQUAL, BatchPlan, Weights
 from bml.train.calls import warn_user
 from bml.train.collectives import Collectives
 from bml.train.communicator import Communicator
-from bml.train.keeping.files import Files, files_of
+from bml.train.keeping.files import Files
 from bml.train.keeping.resuming import Resumed
+from bml.train.keeping.stores import files_of
 from bml.train.keeping.whole_state import WholeState
 from bml.train.ledgers import LedgerSummary
 from bml.train.operations.calls import CollectiveCalls
@@ -141,7 +142,7 @@ class Session(CollectiveCalls):
         self._state.name_function(key, load, save)
 
     def checkpoint(self, directory: str | PathLike[str] | Files, every: int = 100, keep: int = 3) -> None:
-        """Write the training state to a folder, at a boundary of a loop after every so many steps.
+        """Write the training state to a folder, or URL, at a boundary of a loop after every so many steps.
 
         Each server writes a part, beside the training. `bml run --resume` or `launch(resume=…)` goes on from
         the newest whole checkpoint, on any number of servers. The newest `keep` whole ones stay. All servers

@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
+from math import prod
 
 import msgspec
 import numpy as np
@@ -116,6 +117,16 @@ def _why(error: Exception) -> str:
 def manifest_of(data: memoryview) -> Manifest:
     """Return the manifest of a snapshot."""
     return msgspec.msgpack.decode(data[_LENGTH_NBYTES : _end_of_manifest(data)], type=Manifest)
+
+
+def arrays_of(data: memoryview, manifest: Manifest) -> Iterator[Array]:
+    """Yield the arrays of a snapshot, in order, one copy at a time."""
+    offset = _end_of_manifest(data)
+    for _, name, shape in manifest.arrays:
+        dtype, size = np.dtype(name), prod(shape)
+        end = offset + size * dtype.itemsize
+        yield np.frombuffer(bytes(data[offset:end]), dtype).reshape(shape)
+        offset = end
 
 
 def restore(data: memoryview, state: NamedState, giver: str = OTHERS) -> Manifest:

@@ -20,8 +20,8 @@ from bml.sim.programs.group import AllDead, Group
 from bml.sim.programs.running import run
 from bml.sim.programs.writer import Program, Writer
 from bml.topology.errors import UsageError
-from bml.train.keeping.parts import Key
-from bml.train.keeping.resuming import Resumed, newest_whole, read
+from bml.train.keeping.parts import Key, by_key
+from bml.train.keeping.resuming import Resumed, clear_unbegun, newest_whole, read
 
 _MOST_SERVERS = 4
 _MOST_DEATHS = 3
@@ -56,7 +56,10 @@ class _Jobs:
         self.found = KeptProgram(seed, Writer(self._chance, False).program())
         self._train = self.found.program.compiled()
         self._every, self._keep = self._chance.choice([1, 2, 3, 5, 10]), self._chance.randint(1, 3)
+        self._late = self._chance.choice([None, None, 0, 5])
+        """In so many listings an object may be missing; None: it is a folder of a file system."""
         self._files: dict[str, bytes] = {}
+        self._unlisted: dict[str, int] = {}
         self._newest: Key | None = None
         self._n_jobs = 0
 
@@ -77,12 +80,16 @@ class _Jobs:
             dies_at = chance.randint(1, _MOST_OPERATIONS)
         elif not is_last:
             faults.ends_after = chance.randint(1, _MOST_STEPS)
-        disk, ends = Disk(chance, self._files, dies_at), Ends()
+        disk, ends = Disk(chance, self._files, dies_at, self._late), Ends()
+        disk.unlisted = self._unlisted
         resumed = self._resumed(disk)
-        self.found.story.append(f"{n_servers} servers from {self._newest}, disk dies at {dies_at}: {faults}")
+        self.found.story.append(
+            f"{n_servers} servers from {self._newest}, disk dies at {dies_at}, "
+            f"lists late {self._late}: {faults}"
+        )
         group = self._group(n_servers, faults, disk, ends, resumed)
         disk.die()
-        self._files = disk.files
+        self._files, self._unlisted = disk.files, disk.unlisted
         self._note(group, ends)
         self._look(disk)
         if isinstance(group.error, AllDead):
@@ -115,11 +122,33 @@ class _Jobs:
         return group
 
     def _resumed(self, disk: Disk) -> Resumed | None:
-        if self._newest is None:
-            disk.files.clear()  # as a user does who begins again
+        if self._newest is None and not self._begins_late(disk):
             return None
+        assert self._newest is not None
         self.found.n_resumed += 1
         return Resumed(self._newest, read(disk, self._newest))
+
+    def _begins_late(self, disk: Disk) -> bool:
+        """Leave nothing in the folder, as a user does who begins again, or the command that always resumes.
+
+        A whole checkpoint that no listing had is refused by that job later; it returns whether there is one.
+        """
+        if self._chance.random() < 0.5 and clear_unbegun(disk, 2 * self._every):
+            gone = {*by_key(self._files)} - {*by_key(disk.files)}
+            self.found.violations += [
+                f"{key} was whole, and is removed" for key in gone if self._was_whole(key)
+            ]
+            disk.unlisted.clear()
+            self._look(disk)
+        if self._newest is None:
+            disk.files.clear()
+        return self._newest is not None
+
+    def _was_whole(self, key: Key) -> bool:
+        try:
+            return bool(read(Disk(self._chance, self._files), key))
+        except UsageError:
+            return False
 
     def _note(self, group: Group, ends: Ends) -> None:
         found = self.found

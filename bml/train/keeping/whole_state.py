@@ -15,7 +15,7 @@ from bml.topology.errors import UsageError
 from bml.train.balancing.balancer import Balancer
 from bml.train.calls import warn_user
 from bml.train.collectives import Collectives
-from bml.train.keeping.files import Files
+from bml.train.keeping.files import Files, why
 from bml.train.keeping.keeper import Keeper, check_number
 from bml.train.keeping.parts import Key
 from bml.train.keeping.resuming import Resumed, check_lineage
@@ -61,7 +61,7 @@ class WholeState:
             try:
                 check_lineage(files, communicator.job, self.resumed)
             except OSError as error:
-                raise UsageError(f"checkpoints cannot be written to {files}: {error.strerror}") from error
+                raise UsageError(f"checkpoints cannot be written to {files}: {why(error)}") from error
             with suppress(OSError):  # writing will say why
                 self.keeper.writer.claim(communicator.job)
         if self.resumed is not None:

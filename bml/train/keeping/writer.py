@@ -160,8 +160,7 @@ class Writer:
                 return
             self._remove(superseded(names, key.job, self.base, self.whole, self.dropped, self._keep))
             self._remove(former(names))
-            self._files.write(unfinished, (head_of(header), copy))
-            self._files.rename(unfinished, name)
+            self._files.write(name, (head_of(header), copy), unfinished)
         except OSError as error:
             self.fail(f"server {self._server} could not write its part: {error}")
             with suppress(OSError):  # if the disk is gone, a later job removes the file
