@@ -234,7 +234,7 @@ class Session(CollectiveCalls):
         then the loop is open. Raises UsageError for wrong numbers (`BatchPlan`) and if a batch was not ended.
         """
         plan = BatchPlan(n_samples, global_batch, epochs, seed, balance)
-        loop = self._position.enter(str(plan), len(plan), lambda: self._end_batches(loop))
+        loop = self._position.enter(str(plan), len(plan), lambda: self._end_batches(loop, plan))
         for index in self._iterate(loop):
             weights = self._weights(plan) if plan.balance else EQUAL
             ledger = self._whole.ledgers.open(loop.id, plan)
@@ -339,12 +339,12 @@ class Session(CollectiveCalls):
             (_, batch), self._drawn = self._drawn, None
             batch.close() if is_over else batch.go_on()
 
-    def _end_batches(self, loop: Loop) -> None:
+    def _end_batches(self, loop: Loop, plan: BatchPlan) -> None:
         """Close the open batch and the ledger of a loop over batches that was left."""
         self._collectives.end_loop()
         if self._drawn is not None and self._drawn[0] is loop:
             self._close_batch()
-        self._whole.ledgers.close(loop.id)
+        self._whole.ledgers.close(loop.id, plan)
 
     def _pass(self, loop: Loop, index: int, drained: bool, is_due: bool) -> int:
         whole = self._whole

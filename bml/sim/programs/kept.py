@@ -7,6 +7,7 @@ twice. Once a checkpoint is whole there is always one, and none is older than th
 from __future__ import annotations
 
 import random
+import re
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -54,7 +55,8 @@ class _Jobs:
     def __init__(self, seed: int):
         self._chance = random.Random(f"kept {seed}")
         self.found = KeptProgram(seed, Writer(self._chance, False).program())
-        self._train = self.found.program.compiled()
+        self._program = _shorter(self._chance, self.found.program)
+        """That of all jobs but the last: its last loop is shorter, as of a user who goes on for longer."""
         self._every, self._keep = self._chance.choice([1, 2, 3, 5, 10]), self._chance.randint(1, 3)
         self._late = self._chance.choice([None, None, 0, 5])
         """In so many listings an object may be missing; None: it is a folder of a file system."""
@@ -68,6 +70,7 @@ class _Jobs:
         for _ in range(self._chance.randint(1, _MOST_DEATHS)):
             if not self._run(is_last=False) or self.found.violations:
                 return self.found
+        self._program = self.found.program
         self._run(is_last=True)
         return self.found
 
@@ -94,7 +97,7 @@ class _Jobs:
         self._look(disk)
         if isinstance(group.error, AllDead):
             return True
-        self.found.violations += judge(self.found.program, _MOST_SERVERS, ends)
+        self.found.violations += judge(self._program, _MOST_SERVERS, ends)
         return False
 
     def _group(
@@ -116,7 +119,13 @@ class _Jobs:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             group = run(
-                self._train, range(n_servers), faults, ends.note, begin, f"job{self._n_jobs}", is_made
+                self._program.compiled(),
+                range(n_servers),
+                faults,
+                ends.note,
+                begin,
+                f"job{self._n_jobs}",
+                is_made,
             )
         ends.failed = group.error is not None
         return group
@@ -169,6 +178,18 @@ class _Jobs:
             return
         if before is not None and self._newest.steps < before.steps:
             self.found.violations.append(f"{self._newest} is older than {before}, which was there before")
+
+
+def _shorter(chance: random.Random, program: Program) -> Program:
+    """A program whose last loop is shorter, if that is one of the session and of two iterations or more."""
+    *_, last = re.finditer(r"^    for .*$", program.text, re.MULTILINE)
+    number = re.search(r"(?<=epochs=)\d+|(?<=session\.steps\()\d+(?=\):)", last[0])
+    if number is None or int(number[0]) < 2:
+        return program
+    start = last.start() + number.start()
+    fewer = chance.randint(1, int(number[0]) - 1)
+    text = program.text[:start] + str(fewer) + program.text[start + len(number[0]) :]
+    return program._replace(text=text)
 
 
 def check_kept(seed: int) -> KeptProgram:

@@ -45,7 +45,9 @@ class WholeState:
     def resume(self, resumed: Resumed) -> None:
         """Go to where a checkpoint was made, and take it there; before the first loop."""
         self.given, self.resumed = resumed.data, resumed.key
-        self._collectives.position.go_to(manifest_of(resumed.data).path, "the checkpoint is")
+        self._collectives.position.go_to(
+            manifest_of(resumed.data).path, "the checkpoint is", may_be_longer=True
+        )
 
     def keep(self, files: Files, every: int, keep: int) -> Callable[[], dict[str, Any]]:
         """Make checkpoints, and return a function that says what is known of them.
@@ -101,12 +103,16 @@ class WholeState:
         )
 
     def take(self) -> None:
-        """Take over what was given. Raises UsageError if this program names other values."""
+        """Take over what was given.
+
+        Raises UsageError if this program names other values, or has made a loop longer that was over.
+        """
         assert self.given is not None
         manifest = restore(self.given, self.named, "the checkpoint has" if self.resumed else OTHERS)
         self.given = None
         self.named.is_new = False  # it is equal on all servers
         self.ledgers.load(manifest.ledgers)
+        self.ledgers.check(self._collectives.position.passed)
         self.balancer.load(manifest.shares)
         if self.resumed is not None:
             collectives = self._collectives
