@@ -373,9 +373,9 @@ class Session(CollectiveCalls):
         """Give joiners the state. A server that was asked to leave ends here, perhaps as all others do."""
         try:
             self._communicator.boundary(self._whole.snapshot)
-        except BmlError:
-            if self._communicator.leaves:
-                self._whole.leave()
+        except BmlError as error:
+            if self._communicator.leaves and (text := self._whole.leave()):
+                error.args = (f"{error}; {text}", *error.args[1:])
             raise
 
     def _weights(self, plan: BatchPlan) -> Weights:

@@ -55,10 +55,14 @@ class Snapshot:
 
     def __init__(self, manifest: Manifest, arrays: Iterable[Array]):
         self.refusal = manifest.refusal
-        head = msgspec.msgpack.encode(manifest)
-        self.head = len(head).to_bytes(_LENGTH_NBYTES, "little") + head
-        """The bytes before the arrays."""
-        parts = [memoryview(self.head), *(memoryview(raw(array).data) for array in arrays)]
+        self.head = msgspec.msgpack.encode(manifest)
+        """The bytes of the manifest, which come before the arrays."""
+        length = len(self.head).to_bytes(_LENGTH_NBYTES, "little")
+        parts = [
+            memoryview(length),
+            memoryview(self.head),
+            *(memoryview(raw(array).data) for array in arrays),
+        ]
         self._parts = [part for part in parts if len(part)]
         self._stops = list(accumulate(map(len, self._parts)))
 

@@ -75,12 +75,16 @@ class WholeState:
         if self.keeper is not None:
             self.keeper.writer.prepare(len(self.snapshot()) // self._collectives.n_servers + 1)
 
-    def leave(self) -> None:
-        """This server leaves at this boundary: it writes the state, if the job makes checkpoints."""
-        if self.keeper is not None:
-            self.keeper.leave(self.snapshot)
-            if text := self.keeper.writer.news():
-                warn_user(text)
+    def leave(self) -> str:
+        """This server leaves at this boundary: it writes the state, if the job makes checkpoints.
+
+        Returns why the state is not kept; empty if it is, or need not be.
+        """
+        if self.keeper is None or not self.keeper.leave(self.snapshot):
+            return ""
+        text = f"the state with which server {self._collectives.communicator.server} left is not kept: "
+        warn_user(text := text + self.keeper.writer.error)
+        return text
 
     def close(self) -> None:
         """Wait until nothing is being written, and end the thread that writes."""

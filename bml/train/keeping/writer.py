@@ -86,6 +86,7 @@ class Writer:
     def write(self, key: Key, snapshot: Snapshot) -> None:
         """Write a checkpoint of a single part, after the one that is under way, unless another server has."""
         self.wait()
+        self.error = ""  # that of an older checkpoint
         if key.file(0) not in self._names():
             self.begin(key, 0, snapshot)
             self.wait()
