@@ -15,10 +15,10 @@ import click
 
 from bml.cli.bench import bench
 from bml.cli.check import check_command
-from bml.cli.checkpoint import checkpoint
 from bml.cli.doctor import doctor
 from bml.cli.fabric import fabric
 from bml.cli.inject import inject
+from bml.cli.keeping.checkpoint import checkpoint
 from bml.cli.output import taken
 from bml.cli.plan import plan
 from bml.cli.run import run

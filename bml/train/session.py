@@ -347,8 +347,7 @@ class Session(CollectiveCalls):
         self._whole.ledgers.close(loop.id, plan)
 
     def _pass(self, loop: Loop, index: int, drained: bool, is_due: bool) -> int:
-        whole = self._whole
-        taken = self._communicator.joined() if drained else None
+        whole, taken = self._whole, self._communicator.joined() if drained else None
         if taken is not None:
             whole.join(taken)
         index = self._position.advance(loop, index)

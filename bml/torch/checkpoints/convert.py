@@ -63,7 +63,7 @@ def import_checkpoint(folder: str | os.PathLike[str], target: str | os.PathLike[
     Raises UsageError for such a folder, for one that cannot be read, and if `target` has checkpoints.
     """
     at = Path(folder)
-    ours: dict[str, Any] = {f"bml.{name}": None for name in _OURS}
+    ours: dict[str, Any] = {f"kept.{name}": None for name in _OURS}
     known = _carry_out(lambda: dcp.FileSystemReader(at).read_metadata(), f"read in {folder}")
     if not set(ours) <= set(known.state_dict_metadata):
         raise UsageError(
@@ -71,14 +71,14 @@ def import_checkpoint(folder: str | os.PathLike[str], target: str | os.PathLike[
             "in the training function, before bml.torch.attach"
         )
     _load(ours, at)
-    manifest = msgspec.msgpack.decode(ours["bml.manifest"], type=Manifest)
+    manifest = msgspec.msgpack.decode(ours["kept.manifest"], type=Manifest)
     named = NamedValues(manifest)
     tensors = named.tensors()
     found = {".".join(place[0]): each for each, place in zip(tensors, named.places(), strict=True)}
     if lacks := sorted(set(found) - set(known.state_dict_metadata)):
         raise UsageError(f"{folder} does not have {lacks[0]}, without which the training cannot go on")
     _load(found, at)
-    key = Key(ours["bml.steps"], ours["bml.job"], 1)
+    key = Key(ours["kept.steps"], ours["kept.job"], 1)
     _write(key, Snapshot(manifest, [bits_of(each) for each in tensors]), target)
     return key
 

@@ -73,7 +73,7 @@ class NamedValues:
         if self._values:
             found["values"] = _for_torch(self._values)
         manifest = msgspec.msgpack.encode(self._manifest)
-        found["bml"] = {"manifest": manifest, "steps": key.steps, "job": key.job}
+        found["kept"] = {"manifest": manifest, "steps": key.steps, "job": key.job}
         return found
 
     def _places(self, name: str) -> tuple[Place, ...]:
