@@ -15,13 +15,11 @@ class Memory:
     def names(self) -> list[str]:
         return sorted(self.files)
 
-    def write(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
-        self.files[name] = b"".join(map(bytes, pieces))
+    def write(self, name: str, pieces: Iterable[bytes | memoryview], unfinished: str = "") -> None:
+        self.files[unfinished or name] = b"".join(map(bytes, pieces))
         if self.error is not None:
             raise self.error
-
-    def rename(self, name: str, new: str) -> None:
-        self.files[new] = self.files.pop(name)
+        self.files[name] = self.files.pop(unfinished or name)
 
     def remove(self, name: str) -> None:
         self.files.pop(name, None)

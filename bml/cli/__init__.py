@@ -18,6 +18,7 @@ from bml.cli.check import check_command
 from bml.cli.doctor import doctor
 from bml.cli.fabric import fabric
 from bml.cli.inject import inject
+from bml.cli.keeping.checkpoint import checkpoint
 from bml.cli.output import taken
 from bml.cli.plan import plan
 from bml.cli.run import run
@@ -130,6 +131,7 @@ def main() -> None:
 
 main.add_command(bench)
 main.add_command(check_command)
+main.add_command(checkpoint)
 main.add_command(doctor)
 main.add_command(fabric)
 main.add_command(inject)

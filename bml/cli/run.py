@@ -30,7 +30,7 @@ from bml.errors import BmlError, TrainingError, UsageError
 from bml.fabric import DEFAULT_NAME
 from bml.faults import FaultPlan
 from bml.topology import parse
-from bml.train.keeping.settings import EVERY, KEEP
+from bml.train.keeping.settings import EVERY, KEEP, has_checkpoints
 from bml.transport.choice import AUTO, TRANSPORTS
 
 _SEEDED_STEPS = 50
@@ -98,7 +98,7 @@ _SEEDED_STEPS = 50
 @click.option("--absent", metavar="SERVERS", default="", help="Begin without these, like 7,8; they may join.")
 @click.option("--spares", type=int, default=0, help="Processes that wait to take the places of lost servers.")
 @click.option("--rejoin", is_flag=True, help="Start a lost server again: it joins the running job.")
-@click.option("--checkpoint", metavar="DIR", help="Write checkpoints of the training state to this folder.")
+@click.option("--checkpoint", metavar="DIR", help="Write checkpoints to this folder, or URL.")
 @click.option(
     "--every", type=click.IntRange(1), default=EVERY, show_default=True, help="Steps between checkpoints."
 )
@@ -190,7 +190,7 @@ def run(
     for line in (*(f"the fault {each} never struck: {why}" for each, why in never_struck.items()), *lost):
         click.echo(line, err=True)
     if failure is not None:
-        if result is not None and any(Path(unchanged["checkpoint"] or os.devnull).glob("*.bmlpart")):
+        if result is not None and has_checkpoints(unchanged["checkpoint"]):
             click.echo(f"checkpoints are in {unchanged['checkpoint']}: --resume goes on from there", err=True)
         raise failure
     if lost:

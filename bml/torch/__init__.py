@@ -18,6 +18,7 @@ from bml.torch.backend import register
 if TYPE_CHECKING:
     from bml.torch.attached.run import Run, attach
     from bml.torch.attached.share import Share
+    from bml.torch.checkpoints.convert import export_checkpoint, import_checkpoint
     from bml.torch.group_info import contributors, is_writer
     from bml.torch.process_group import ProcessGroup
     from bml.torch.recomputing.hook import RecomputeHook, recompute_hook
@@ -31,6 +32,8 @@ __all__ = [
     "Share",
     "attach",
     "contributors",
+    "export_checkpoint",
+    "import_checkpoint",
     "is_writer",
     "recompute_hook",
     "resumable",
@@ -44,6 +47,8 @@ _HOMES = {
     "Share": "bml.torch.attached.share",
     "attach": "bml.torch.attached.run",
     "contributors": "bml.torch.group_info",
+    "export_checkpoint": "bml.torch.checkpoints.convert",
+    "import_checkpoint": "bml.torch.checkpoints.convert",
     "is_writer": "bml.torch.group_info",
     "recompute_hook": "bml.torch.recomputing.hook",
     "resumable": "bml.torch.resumable",

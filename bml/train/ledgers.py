@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypedDict
 
 import msgspec
 
+from bml.topology.errors import UsageError
 from bml.train.batches import BatchPlan
 from bml.train.ledger import EpochSummary, Ledger
 from bml.train.position import LoopId
@@ -81,18 +83,33 @@ class Ledgers:
         return len(self._accounts)
 
     def open(self, loop: LoopId, plan: BatchPlan) -> Ledger:
-        """Return the ledger of a loop that begins, or that goes on on a server that was given its ledger."""
+        """Return the ledger of a loop that begins, or that goes on on a server that was given its ledger.
+
+        A job that goes on from a checkpoint may have made the loop longer.
+        """
         account = self._accounts.setdefault(loop, _Account(plan, Ledger(plan.n_samples)))
+        account.plan = plan
         return account.ledger
 
-    def close(self, loop: LoopId) -> None:
+    def close(self, loop: LoopId, plan: BatchPlan) -> None:
         """Close the account of a loop that was left. It is whole if every batch of its plan was committed."""
         account = self._accounts.get(loop)
         if account is None:
             return
+        account.plan = plan
         account.ledger.close()
         steps, batches = account.ledger.steps, len(account.plan)
         account.end = "whole" if steps == batches else f"left after {steps} of {batches} batches"
+
+    def check(self, plans: Mapping[LoopId, str]) -> None:
+        """Raise UsageError if these, the plans of loops that were over, are not those of their ledgers."""
+        for loop, plan in plans.items():
+            account = self._accounts.get(loop)
+            if account is not None and str(account.plan) != plan:
+                raise UsageError(
+                    f"the loop {account.plan} was over, and is {plan} here: give it the "
+                    "numbers that it had, and add another loop at the end"
+                )
 
     def summary(self) -> LedgerSummary:
         """Return the summary of all ledgers."""

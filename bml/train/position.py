@@ -11,6 +11,7 @@ loops before the path end at once, and those on it begin at their index.
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable
 from typing import NamedTuple
@@ -85,6 +86,8 @@ class Loop:
         )
 
 
+_LENGTH = re.compile(r"(?<=\bepochs=)\d+|(?<=^steps\()\d+")
+"""How long a loop is, in the text of its plan."""
 _OUTSIDE = Described("", 0)
 _OTHERS = "the others are"
 
@@ -101,6 +104,9 @@ class Position:
         self._begun = 0
         self._aim: Path | None = None
         self._giver = _OTHERS
+        self._may_be_longer = False
+        self.passed: dict[LoopId, str] = {}
+        """The plans of loops that it passed on its way, as they are over where it goes."""
         self.known: Described | None = None
         """The description of the position, if it was made after the last change."""
 
@@ -199,9 +205,12 @@ class Position:
         if self._aim is not None:
             raise self._missed(self._aim)
 
-    def go_to(self, path: Path, giver: str = _OTHERS) -> None:
-        """Go to this path, where the `giver` of a state was, from the next boundary on."""
-        self._aim, self._giver = path, giver
+    def go_to(self, path: Path, giver: str = _OTHERS, may_be_longer: bool = False) -> None:
+        """Go to this path, where the `giver` of a state was, from the next boundary on.
+
+        With `may_be_longer` the loops on it may have other lengths, and go on for longer, or less long.
+        """
+        self._aim, self._giver, self._may_be_longer = path, giver, may_be_longer
 
     def _on_the_way(self, aim: Path, loop: Loop, index: int) -> int:
         """Return the index at which a loop goes on; its length if the path does not lead into it."""
@@ -210,13 +219,21 @@ class Position:
             return loop.length
         mark = aim[loop.depth]
         if loop.ordinal < mark.ordinal:
+            self.passed[loop.id] = loop.plan
             return loop.length
         if loop.ordinal > mark.ordinal or index > mark.iteration:
             raise self._missed(aim)
-        if loop.plan != mark.plan:
+        if loop.plan != mark.plan and not (
+            self._may_be_longer and _LENGTH.sub("", loop.plan) == _LENGTH.sub("", mark.plan)
+        ):
             raise UsageError(
                 f"this server comes to the loop {loop.plan}, {self._giver} in {mark.plan} there: all servers "
                 "must come to the same loops, and give them the same numbers"
+            )
+        if mark.iteration > loop.length - (loop.depth < len(aim) - 1):
+            raise UsageError(
+                f"{self._giver} in iteration {mark.iteration} of {mark.plan}, and {loop.plan} ends before: "
+                "give the loop as many iterations, or more"
             )
         if loop.depth == len(aim) - 1:
             self._aim = None

@@ -34,8 +34,9 @@ from bml.train.batches import EQUAL, BatchPlan, Weights
 from bml.train.calls import warn_user
 from bml.train.collectives import Collectives
 from bml.train.communicator import Communicator
-from bml.train.keeping.files import Files, files_of
+from bml.train.keeping.files import Files
 from bml.train.keeping.resuming import Resumed
+from bml.train.keeping.stores import files_of
 from bml.train.keeping.whole_state import WholeState
 from bml.train.ledgers import LedgerSummary
 from bml.train.operations.calls import CollectiveCalls
@@ -141,7 +142,7 @@ class Session(CollectiveCalls):
         self._state.name_function(key, load, save)
 
     def checkpoint(self, directory: str | PathLike[str] | Files, every: int = 100, keep: int = 3) -> None:
-        """Write the training state to a folder, at a boundary of a loop after every so many steps.
+        """Write the training state to a folder, or URL, at a boundary of a loop after every so many steps.
 
         Each server writes a part, beside the training. `bml run --resume` or `launch(resume=…)` goes on from
         the newest whole checkpoint, on any number of servers. The newest `keep` whole ones stay. All servers
@@ -233,7 +234,7 @@ class Session(CollectiveCalls):
         then the loop is open. Raises UsageError for wrong numbers (`BatchPlan`) and if a batch was not ended.
         """
         plan = BatchPlan(n_samples, global_batch, epochs, seed, balance)
-        loop = self._position.enter(str(plan), len(plan), lambda: self._end_batches(loop))
+        loop = self._position.enter(str(plan), len(plan), lambda: self._end_batches(loop, plan))
         for index in self._iterate(loop):
             weights = self._weights(plan) if plan.balance else EQUAL
             ledger = self._whole.ledgers.open(loop.id, plan)
@@ -338,16 +339,15 @@ class Session(CollectiveCalls):
             (_, batch), self._drawn = self._drawn, None
             batch.close() if is_over else batch.go_on()
 
-    def _end_batches(self, loop: Loop) -> None:
+    def _end_batches(self, loop: Loop, plan: BatchPlan) -> None:
         """Close the open batch and the ledger of a loop over batches that was left."""
         self._collectives.end_loop()
         if self._drawn is not None and self._drawn[0] is loop:
             self._close_batch()
-        self._whole.ledgers.close(loop.id)
+        self._whole.ledgers.close(loop.id, plan)
 
     def _pass(self, loop: Loop, index: int, drained: bool, is_due: bool) -> int:
-        whole = self._whole
-        taken = self._communicator.joined() if drained else None
+        whole, taken = self._whole, self._communicator.joined() if drained else None
         if taken is not None:
             whole.join(taken)
         index = self._position.advance(loop, index)
@@ -372,9 +372,9 @@ class Session(CollectiveCalls):
         """Give joiners the state. A server that was asked to leave ends here, perhaps as all others do."""
         try:
             self._communicator.boundary(self._whole.snapshot)
-        except BmlError:
-            if self._communicator.leaves:
-                self._whole.leave()
+        except BmlError as error:
+            if self._communicator.leaves and (text := self._whole.leave()):
+                error.args = (f"{error}; {text}", *error.args[1:])
             raise
 
     def _weights(self, plan: BatchPlan) -> Weights:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
+from math import prod
 
 import msgspec
 import numpy as np
@@ -54,10 +55,14 @@ class Snapshot:
 
     def __init__(self, manifest: Manifest, arrays: Iterable[Array]):
         self.refusal = manifest.refusal
-        head = msgspec.msgpack.encode(manifest)
-        self.head = len(head).to_bytes(_LENGTH_NBYTES, "little") + head
-        """The bytes before the arrays."""
-        parts = [memoryview(self.head), *(memoryview(raw(array).data) for array in arrays)]
+        self.head = msgspec.msgpack.encode(manifest)
+        """The bytes of the manifest, which come before the arrays."""
+        length = len(self.head).to_bytes(_LENGTH_NBYTES, "little")
+        parts = [
+            memoryview(length),
+            memoryview(self.head),
+            *(memoryview(raw(array).data) for array in arrays),
+        ]
         self._parts = [part for part in parts if len(part)]
         self._stops = list(accumulate(map(len, self._parts)))
 
@@ -116,6 +121,16 @@ def _why(error: Exception) -> str:
 def manifest_of(data: memoryview) -> Manifest:
     """Return the manifest of a snapshot."""
     return msgspec.msgpack.decode(data[_LENGTH_NBYTES : _end_of_manifest(data)], type=Manifest)
+
+
+def arrays_of(data: memoryview, manifest: Manifest) -> Iterator[Array]:
+    """Yield the arrays of a snapshot, in order, one copy at a time."""
+    offset = _end_of_manifest(data)
+    for _, name, shape in manifest.arrays:
+        dtype, size = np.dtype(name), prod(shape)
+        end = offset + size * dtype.itemsize
+        yield np.frombuffer(bytes(data[offset:end]), dtype).reshape(shape)
+        offset = end
 
 
 def restore(data: memoryview, state: NamedState, giver: str = OTHERS) -> Manifest:

@@ -275,13 +275,16 @@ def _is_seen(array: Array) -> bool:
 
 
 def packed(value: Any, key: str) -> Any:
-    """Return a value of a state function in a form for msgpack. Raises UsageError for other values."""
+    """Return a value of a state function in a form for msgpack, without copies: encode it before it changes.
+
+    Raises UsageError for other values.
+    """
     if isinstance(value, np.ndarray | np.generic):  # before float and str, which numpy's scalars may be
         array = np.asarray(value, order="C")
         if array.dtype.kind not in "biufc":
             raise UsageError(f"the state function of {key!r} returned an array of dtype {array.dtype}")
         shape = list(array.shape) if isinstance(value, np.ndarray) else None
-        return {"": [array.dtype.str, shape, array.tobytes()]}
+        return {"": [array.dtype.str, shape, raw(array).data]}
     if value is None or isinstance(value, bool | bytes):
         return value
     if isinstance(value, int):

@@ -10,11 +10,14 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from bml.sim.programs.kept import check_all_kept
+from bml.train.batches import BatchPlan
 from bml.train.collectives import Collectives
 from bml.train.keeping import whole_state, writer
 from bml.train.keeping.keeper import Keeper
 from bml.train.keeping.parts import by_key
+from bml.train.ledger import Ledger
 from bml.train.ledgers import Ledgers
+from bml.train.position import LoopId
 
 QUICK = range(8)
 SEEDS = range(100, 700)
@@ -62,6 +65,19 @@ def a_checkpoint_is_made_beside_late_steps(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(Collectives, "drain", lambda self: None)
 
 
+def ledgers_keep_the_plan_of_a_shorter_loop(plant: pytest.MonkeyPatch) -> None:
+    close, opened = Ledgers.close, Ledgers.open
+
+    def keeps(self: Ledgers, loop: LoopId, plan: BatchPlan) -> None:
+        close(self, loop, self._accounts[loop].plan if loop in self._accounts else plan)
+
+    def open_(self: Ledgers, loop: LoopId, plan: BatchPlan) -> Ledger:
+        return opened(self, loop, self._accounts[loop].plan if loop in self._accounts else plan)
+
+    plant.setattr(Ledgers, "close", keeps)
+    plant.setattr(Ledgers, "open", open_)
+
+
 def every_server_decides_alone(plant: pytest.MonkeyPatch) -> None:
     is_due = Keeper.is_due
     plant.setattr(
@@ -81,6 +97,7 @@ def every_server_decides_alone(plant: pytest.MonkeyPatch) -> None:
         torn_checkpoints_count,
         a_checkpoint_is_made_beside_late_steps,
         every_server_decides_alone,
+        ledgers_keep_the_plan_of_a_shorter_loop,
     ],
 )
 def test_planted_bugs_are_found(

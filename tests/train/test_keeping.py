@@ -425,6 +425,23 @@ def test_servers_that_all_leave_have_written_their_state_first() -> None:
         assert (value == sum(range(72)) / 12).all()
 
 
+def test_a_server_that_leaves_and_cannot_write_its_state_ends_with_the_reason() -> None:
+    disk = Memory({}, OSError(errno.ENOSPC, "No space left on device"))
+    ends: dict[int, BaseException | None] = {}
+
+    def note(communicator: Any, session: Any, value: Any, error: BaseException | None) -> None:
+        ends[communicator.server] = error
+
+    def begin(session: Any) -> None:
+        session.checkpoint(disk, every=1000)
+
+    with pytest.warns(UserWarning, match="the state with which server . left is not kept: .*No space left"):
+        run(train(), range(3), Faults(leaves={0: 4, 1: 4, 2: 4}), note, begin, "first")
+    assert len(ends) == 3
+    for server, error in ends.items():
+        assert f"the state with which server {server} left is not kept: server {server} could" in str(error)
+
+
 @pytest.mark.parametrize("differs_from", [0, 4])
 def test_states_that_differ_are_told_and_cost_no_older_checkpoint(differs_from: int) -> None:
     memory = Memory({})

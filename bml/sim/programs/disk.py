@@ -1,4 +1,7 @@
-"""The folder of checkpoints of a modelled job: it may die at any operation, and loses what was not synced."""
+"""The folder of checkpoints of a modelled job: it may die at any operation, and loses what was not synced.
+
+Or it is an object store: an object is there when it was written whole, stays, and may be listed late.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,25 @@ class Disk:
     """Files in memory. At operation `dies_at` it calls `on_death`, and refuses all that comes later.
 
     A file that was not synced then has any prefix of its bytes, or none, or is damaged. A name that was
-    changed and not synced may be the old one or the new one. `files`: what a later job finds.
+    changed and not synced may be the old one or the new one. `files`: what a later job finds. With `late` it
+    is an object store: a new object is missing in up to so many listings, also in those of later jobs.
     """
 
-    def __init__(self, chance: random.Random, files: dict[str, bytes], dies_at: int | None = None):
+    def __init__(
+        self,
+        chance: random.Random,
+        files: dict[str, bytes],
+        dies_at: int | None = None,
+        late: int | None = None,
+    ):
         self.files = dict(files)
+        self.unlisted: dict[str, int] = {}
+        """In how many listings an object will be missing."""
         self.n_operations = 0
         self.on_death: Callable[[], None] = lambda: None
         self.on_write: Callable[[], None] = lambda: None
         """May wait: the disk is slow then."""
-        self._chance, self._dies_at = chance, dies_at
+        self._chance, self._dies_at, self._late = chance, dies_at, late
         self._lock = threading.Lock()
         self._is_dead = False
         self._unsynced: set[str] = set()
@@ -36,32 +48,52 @@ class Disk:
     def names(self) -> list[str]:
         """See Files."""
         with self._lock:
-            return sorted(self.files)
+            found = sorted(name for name in self.files if not self.unlisted.get(name))
+            self.unlisted = {name: left - 1 for name, left in self.unlisted.items() if left > 1}
+            return found
 
-    def write(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
+    def write(self, name: str, pieces: Iterable[bytes | memoryview], unfinished: str = "") -> None:
         """See Files."""
+        if self._late is not None:
+            self._put(name, pieces, self._late)
+            return
         with self._lock:
             self._operate()
-            self.files[name] = b""
-            self._unsynced.add(name)
+            self.files[unfinished or name] = b""
+            self._unsynced.add(unfinished or name)
         self.on_write()
         for piece in pieces:
             with self._lock:
                 self._operate()
-                self.files[name] += bytes(piece)
+                self.files[unfinished or name] += bytes(piece)
         with self._lock:
             self._operate()
-            self._unsynced.discard(name)
+            self._unsynced.discard(unfinished or name)
+        if unfinished:
+            self._rename(unfinished, name)
 
-    def rename(self, name: str, new: str) -> None:
-        """See Files."""
+    def _put(self, name: str, pieces: Iterable[bytes | memoryview], late: int) -> None:
+        """Write an object; if all die before it is whole, it is not there, or torn, as in some stores."""
+        with self._lock:
+            self._operate()
+        self.on_write()
+        found = b"".join(map(bytes, pieces))
+        with self._lock:
+            try:
+                self._operate()
+            except Gone:
+                if name not in self.files and self._chance.random() < 0.2:
+                    self.files[name] = found[: self._chance.randint(0, len(found))]
+                raise
+            if name not in self.files:
+                self.unlisted[name] = self._chance.randint(0, late)
+            self.files[name] = found
+
+    def _rename(self, name: str, new: str) -> None:
         with self._lock:
             self._operate()
             self._renamed[new] = name, self.files.get(new)
             self.files[new] = self.files.pop(name)
-            if name in self._unsynced:
-                self._unsynced.discard(name)
-                self._unsynced.add(new)
         with self._lock:
             self._operate()
             self._renamed.pop(new, None)

@@ -7,6 +7,7 @@ twice. Once a checkpoint is whole there is always one, and none is older than th
 from __future__ import annotations
 
 import random
+import re
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -20,8 +21,8 @@ from bml.sim.programs.group import AllDead, Group
 from bml.sim.programs.running import run
 from bml.sim.programs.writer import Program, Writer
 from bml.topology.errors import UsageError
-from bml.train.keeping.parts import Key
-from bml.train.keeping.resuming import Resumed, newest_whole, read
+from bml.train.keeping.parts import Key, by_key
+from bml.train.keeping.resuming import Resumed, clear_unbegun, newest_whole, read
 
 _MOST_SERVERS = 4
 _MOST_DEATHS = 3
@@ -54,9 +55,13 @@ class _Jobs:
     def __init__(self, seed: int):
         self._chance = random.Random(f"kept {seed}")
         self.found = KeptProgram(seed, Writer(self._chance, False).program())
-        self._train = self.found.program.compiled()
+        self._program = _shorter(self._chance, self.found.program)
+        """That of all jobs but the last: its last loop is shorter, as of a user who goes on for longer."""
         self._every, self._keep = self._chance.choice([1, 2, 3, 5, 10]), self._chance.randint(1, 3)
+        self._late = self._chance.choice([None, None, 0, 5])
+        """In so many listings an object may be missing; None: it is a folder of a file system."""
         self._files: dict[str, bytes] = {}
+        self._unlisted: dict[str, int] = {}
         self._newest: Key | None = None
         self._n_jobs = 0
 
@@ -65,6 +70,7 @@ class _Jobs:
         for _ in range(self._chance.randint(1, _MOST_DEATHS)):
             if not self._run(is_last=False) or self.found.violations:
                 return self.found
+        self._program = self.found.program
         self._run(is_last=True)
         return self.found
 
@@ -77,17 +83,21 @@ class _Jobs:
             dies_at = chance.randint(1, _MOST_OPERATIONS)
         elif not is_last:
             faults.ends_after = chance.randint(1, _MOST_STEPS)
-        disk, ends = Disk(chance, self._files, dies_at), Ends()
+        disk, ends = Disk(chance, self._files, dies_at, self._late), Ends()
+        disk.unlisted = self._unlisted
         resumed = self._resumed(disk)
-        self.found.story.append(f"{n_servers} servers from {self._newest}, disk dies at {dies_at}: {faults}")
+        self.found.story.append(
+            f"{n_servers} servers from {self._newest}, disk dies at {dies_at}, "
+            f"lists late {self._late}: {faults}"
+        )
         group = self._group(n_servers, faults, disk, ends, resumed)
         disk.die()
-        self._files = disk.files
+        self._files, self._unlisted = disk.files, disk.unlisted
         self._note(group, ends)
         self._look(disk)
         if isinstance(group.error, AllDead):
             return True
-        self.found.violations += judge(self.found.program, _MOST_SERVERS, ends)
+        self.found.violations += judge(self._program, _MOST_SERVERS, ends)
         return False
 
     def _group(
@@ -109,17 +119,45 @@ class _Jobs:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             group = run(
-                self._train, range(n_servers), faults, ends.note, begin, f"job{self._n_jobs}", is_made
+                self._program.compiled(),
+                range(n_servers),
+                faults,
+                ends.note,
+                begin,
+                f"job{self._n_jobs}",
+                is_made,
             )
         ends.failed = group.error is not None
         return group
 
     def _resumed(self, disk: Disk) -> Resumed | None:
-        if self._newest is None:
-            disk.files.clear()  # as a user does who begins again
+        if self._newest is None and not self._begins_late(disk):
             return None
+        assert self._newest is not None
         self.found.n_resumed += 1
         return Resumed(self._newest, read(disk, self._newest))
+
+    def _begins_late(self, disk: Disk) -> bool:
+        """Leave nothing in the folder, as a user does who begins again, or the command that always resumes.
+
+        A whole checkpoint that no listing had is refused by that job later; it returns whether there is one.
+        """
+        if self._chance.random() < 0.5 and clear_unbegun(disk, 2 * self._every):
+            gone = {*by_key(self._files)} - {*by_key(disk.files)}
+            self.found.violations += [
+                f"{key} was whole, and is removed" for key in gone if self._was_whole(key)
+            ]
+            disk.unlisted.clear()
+            self._look(disk)
+        if self._newest is None:
+            disk.files.clear()
+        return self._newest is not None
+
+    def _was_whole(self, key: Key) -> bool:
+        try:
+            return bool(read(Disk(self._chance, self._files), key))
+        except UsageError:
+            return False
 
     def _note(self, group: Group, ends: Ends) -> None:
         found = self.found
@@ -140,6 +178,18 @@ class _Jobs:
             return
         if before is not None and self._newest.steps < before.steps:
             self.found.violations.append(f"{self._newest} is older than {before}, which was there before")
+
+
+def _shorter(chance: random.Random, program: Program) -> Program:
+    """A program whose last loop is shorter, if that is one of the session and of two iterations or more."""
+    *_, last = re.finditer(r"^    for .*$", program.text, re.MULTILINE)
+    number = re.search(r"(?<=epochs=)\d+|(?<=session\.steps\()\d+(?=\):)", last[0])
+    if number is None or int(number[0]) < 2:
+        return program
+    start = last.start() + number.start()
+    fewer = chance.randint(1, int(number[0]) - 1)
+    text = program.text[:start] + str(fewer) + program.text[start + len(number[0]) :]
+    return program._replace(text=text)
 
 
 def check_kept(seed: int) -> KeptProgram:

@@ -65,6 +65,11 @@ def array_of(tensor: torch.Tensor, name: str) -> Array | TensorMirror:
     return TensorMirror(tensor, name)
 
 
+def bits_of(tensor: torch.Tensor) -> Array:
+    """An array over the memory of a dense tensor on the CPU, of integers for dtypes that numpy has not."""
+    return _array_over(tensor, "the tensor")
+
+
 def _array_over(tensor: torch.Tensor, name: str) -> Array:
     plain = tensor.detach()
     try:
@@ -78,6 +83,15 @@ def _array_over(tensor: torch.Tensor, name: str) -> Array:
             "with values can be given to servers that join"
         ) from None
     return array
+
+
+def is_of_numpy(dtype: torch.dtype) -> bool:
+    """Whether numpy has this dtype; tensors of others are seen as integers."""
+    try:
+        torch.empty(0, dtype=dtype).numpy()
+    except TypeError:
+        return False
+    return True
 
 
 def reduced_dtype(dtype: torch.dtype) -> torch.dtype:

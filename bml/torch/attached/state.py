@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any, Protocol
 
+import msgspec
 import torch
 
 from bml.topology.errors import UsageError
-from bml.torch.attached.memory import array_of
+from bml.torch.attached.memory import array_of, is_of_numpy
 from bml.torch.attached.plain import packed, unpacked
 from bml.train.state import Load, Save
 
@@ -22,6 +24,26 @@ class Names(Protocol):
     def state(self, **arrays: Any) -> None: ...  # noqa: D102
 
     def state_fn(self, key: str, load: Load, save: Save) -> None: ...  # noqa: D102
+
+
+class Layout(msgspec.Struct):
+    """What PyTorch calls the state, for those who read it without the model."""
+
+    groups: list[list[str]] = []
+    """The names of the parameters of each group of the optimizer."""
+    model: dict[str, list[str]] = {}
+    """By the name of an array its names in model.state_dict(), several if it is shared by modules."""
+    dtypes: dict[str, str] = {}
+    """By the name of an array its dtype in torch, if numpy has not got it."""
+
+    def dump(self) -> bytes:
+        """The layout as bytes."""
+        return msgspec.msgpack.encode(self)
+
+    @classmethod
+    def load(cls, dumped: bytes) -> Layout:
+        """Read the bytes of `dump`. Raises msgspec.MsgspecError for other bytes."""
+        return msgspec.msgpack.decode(dumped, type=cls)
 
 
 class TrainingState:
@@ -49,7 +71,32 @@ class TrainingState:
             name: {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
             for name, state in self._states()
         }
+        self._layout = self._layout_of(model).dump()
         self._places = {name: each.data_ptr() for name, each in self._parameters.items()}
+
+    def _layout_of(self, model: Any) -> Layout:
+        tensors = {f"{_PARAMS}.{name}": each for name, each in self._parameters.items()}
+        tensors.update({f"buffers.{name}": each for name, (*_, each) in self._buffers.items()})
+        own = {id(each): name for name, each in tensors.items()}
+        hidden = {
+            f"{path}.{name}".lstrip(".")
+            for path, module in model.named_modules()
+            for name in module._non_persistent_buffers_set
+        }
+        called: dict[str, list[str]] = {}
+        for name, each in chain(
+            model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+        ):
+            if id(each) in own and name not in hidden:
+                called.setdefault(own[id(each)], []).append(name)
+        for name, state in self._tensors.items():
+            tensors.update({f"optimizer.{name}.{key}": each for key, each in state.items()})
+        dtypes = {name: each.dtype for name, each in tensors.items()}
+        names = {id(each): name for name, each in self._parameters.items()}
+        groups = [[names[id(each)] for each in group[_PARAMS]] for group in self._optimizer.param_groups]
+        unseen = {each for each in set(dtypes.values()) if not is_of_numpy(each)}
+        texts = {name: str(each).removeprefix("torch.") for name, each in dtypes.items() if each in unseen}
+        return Layout(groups, called, texts)
 
     def name(self, session: Names) -> None:
         """Name everything. Raises UsageError for what servers that join cannot be given."""
@@ -78,11 +125,11 @@ class TrainingState:
             for name, state in self._states()
         }
         scheduler = self._scheduler.state_dict() if self._scheduler is not None else None
-        return packed([groups, numbers, scheduler])
+        return packed([groups, numbers, scheduler, self._layout])
 
     def load(self, saved: Any) -> None:
         """Take what `save` returned on another server. Raises UsageError for other parameter groups."""
-        groups, numbers, scheduler = unpacked(saved)
+        groups, numbers, scheduler, _ = unpacked(saved)
         if len(groups) != len(self._optimizer.param_groups):
             raise UsageError(
                 f"this optimizer has {len(self._optimizer.param_groups)} parameter groups, those of the "

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Protocol
 
-_PIECE_NBYTES = 8 << 20
+PIECE_NBYTES = 8 << 20
+"""The largest piece that is read or written at once."""
 
 
 class Files(Protocol):
@@ -17,12 +18,12 @@ class Files(Protocol):
         """The names of the files; none if there is no folder."""
         ...
 
-    def write(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
-        """Write a file, and return when its bytes are on the disk; the folder is made if it is missing."""
-        ...
+    def write(self, name: str, pieces: Iterable[bytes | memoryview], unfinished: str = "") -> None:
+        """Write a file, and return when its bytes and its name are kept; the folder is made if it is missing.
 
-    def rename(self, name: str, new: str) -> None:
-        """Give a file another name, in one step, and return when that is on the disk."""
+        Until then it should not have the name: where a file can be renamed it is called `unfinished`, if that
+        is given. A file that is not whole costs a checkpoint, but is never taken for one.
+        """
         ...
 
     def remove(self, name: str) -> None:
@@ -34,9 +35,9 @@ class Files(Protocol):
         ...
 
 
-def files_of(directory: str | os.PathLike[str] | Files) -> Files:
-    """Return the folder at a path, as all servers of the machine find it, or what is no path."""
-    return Folder(os.path.abspath(directory)) if isinstance(directory, str | os.PathLike) else directory
+def why(error: OSError) -> str:
+    """What an error of files says, without their names."""
+    return error.strerror or str(error) or type(error).__name__
 
 
 class Folder:
@@ -55,19 +56,17 @@ class Folder:
         except FileNotFoundError:
             return []
 
-    def write(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
+    def write(self, name: str, pieces: Iterable[bytes | memoryview], unfinished: str = "") -> None:
         """See Files."""
         os.makedirs(self._path, exist_ok=True)
-        with open(self._at(name), "wb", buffering=0) as file:
+        with open(self._at(unfinished or name), "wb", buffering=0) as file:
             for piece in pieces:
                 left = memoryview(piece)
                 while left:
-                    left = left[file.write(left[:_PIECE_NBYTES]) :]
+                    left = left[file.write(left[:PIECE_NBYTES]) :]
             os.fsync(file.fileno())
-
-    def rename(self, name: str, new: str) -> None:
-        """See Files."""
-        os.replace(self._at(name), self._at(new))
+        if unfinished:
+            os.replace(self._at(unfinished), self._at(name))
         folder = os.open(self._path, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -82,7 +81,7 @@ class Folder:
     def read(self, name: str) -> Iterator[bytes]:
         """See Files."""
         with open(self._at(name), "rb", buffering=0) as file:
-            while piece := file.read(_PIECE_NBYTES):
+            while piece := file.read(PIECE_NBYTES):
                 yield piece
 
     def _at(self, name: str) -> str:

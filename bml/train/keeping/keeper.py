@@ -107,14 +107,17 @@ class Keeper:
         self._next_at = step + min(1 << self._n_asked, self.every)
         self._n_asked = min(self._n_asked + 1, _MOST.bit_length())
 
-    def leave(self, snapshot: Callable[[], Snapshot]) -> None:
+    def leave(self, snapshot: Callable[[], Snapshot]) -> bool:
         """This server leaves at this boundary, perhaps as all do: it writes the state alone.
 
         Which of them is at a boundary before the job ends is not known, so none counts on another one.
+        Returns whether the state could not be written.
         """
         collectives = self._collectives
         if collectives.communicator.server in collectives.contributors:
             self.writer.write(Key(collectives.newest, collectives.communicator.job, 1), snapshot())
+            return bool(self.writer.error)
+        return False
 
     def resume(self, steps: int) -> None:
         """This job goes on from a checkpoint after so many steps."""

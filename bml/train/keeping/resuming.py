@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bml.topology.errors import UsageError
-from bml.train.keeping.files import Files
+from bml.train.keeping.files import Files, why
 from bml.train.keeping.parts import Damaged, Header, Key, by_key, read_part
 
 _MOST_TOLD = 3
@@ -40,15 +40,23 @@ def clear_unbegun(files: Files, steps: int) -> bool:
     """Return whether no job has come to a whole checkpoint here, and remove the parts of such jobs.
 
     So it is if no checkpoint has all of its parts, and none is of more than `steps` steps: a later one may
-    have its other parts on other machines, and would be a loss.
+    have its other parts on other machines, and would be a loss. Parts are opened, as a store
+    may list them late.
     """
     found = by_key(files.names())
-    if any(len(parts) == key.n_parts or key.steps > steps for key, parts in found.items()):
+    if any(key.steps > steps or _has_all(files, key) for key in found):
         return False
     for key, parts in found.items():
         for part in parts:
             files.remove(key.file(part))
     return True
+
+
+def _has_all(files: Files, key: Key) -> bool:
+    try:
+        return all(next(iter(files.read(key.file(part))), b"") is not None for part in range(key.n_parts))
+    except FileNotFoundError:
+        return False
 
 
 def newest_whole(files: Files) -> Key:
@@ -105,7 +113,7 @@ def _read(files: Files, key: Key, take: Callable[[Header, int, memoryview], None
         except FileNotFoundError:
             raise Damaged(f"part {part} of {key.n_parts} is missing") from None
         except OSError as error:
-            raise Damaged(f"part {part} of {key.n_parts} cannot be read: {error.strerror or error}") from None
+            raise Damaged(f"part {part} of {key.n_parts} cannot be read: {why(error)}") from None
         except Damaged as error:
             raise Damaged(f"part {part} of {key.n_parts} is damaged: {error}") from None
         same.add((header.nbytes, header.state))

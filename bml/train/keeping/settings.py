@@ -7,10 +7,11 @@ from os import PathLike, fspath
 from os.path import abspath
 
 from bml.topology.errors import UsageError
-from bml.train.keeping.files import Folder
+from bml.train.keeping.files import why
 from bml.train.keeping.keeper import check_number
-from bml.train.keeping.parts import Key
+from bml.train.keeping.parts import Key, by_key
 from bml.train.keeping.resuming import Resumed, check_lineage, clear_unbegun, newest_whole, read
+from bml.train.keeping.stores import files_of, is_url
 from bml.train.session import Session
 
 EVERY, KEEP = 100, 3
@@ -40,13 +41,14 @@ class Keeping:
             check_number(name, number)
         folder, source = _absolute(checkpoint, "checkpoint"), _absolute(resume, "resume")
         try:
-            if folder and folder == source and clear_unbegun(Folder(folder), 2 * every):
+            if folder and folder == source and clear_unbegun(files_of(folder), 2 * every):
                 source = ""
             if folder and folder != source:
-                check_lineage(Folder(folder))
-            return cls(folder, every, keep, source, newest_whole(Folder(source)) if source else None)
+                check_lineage(files_of(folder))
+            return cls(folder, every, keep, source, newest_whole(files_of(source)) if source else None)
         except OSError as error:
-            raise UsageError(f"checkpoints cannot be read in {error.filename}: {error.strerror}") from error
+            where = error.filename or source or folder
+            raise UsageError(f"checkpoints cannot be read in {where}: {why(error)}") from error
 
     def __str__(self) -> str:
         """How the job begins; empty if it neither makes checkpoints nor goes on from one."""
@@ -61,7 +63,7 @@ class Keeping:
         `Session.checkpoint` does, and if the checkpoint cannot be read here.
         """
         if self.resumed is not None and not session.joins:
-            session.resume(Resumed(self.resumed, read(Folder(self.source), self.resumed)))
+            session.resume(Resumed(self.resumed, read(files_of(self.source), self.resumed)))
         if self.folder:
             session.checkpoint(self.folder, self.every, self.keep)
 
@@ -69,10 +71,22 @@ class Keeping:
 NO_KEEPING = Keeping()
 
 
+def has_checkpoints(folder: Path | None) -> bool:
+    """Whether there are files of checkpoints in a folder; False if it cannot be read."""
+    try:
+        return bool(folder and by_key(files_of(folder).names()))
+    except (OSError, UsageError):
+        return False
+
+
 def _absolute(path: Path | None, name: str) -> str:
     """The folder as all servers find it, whatever folder they work in."""
     if path is None:
         return ""
-    if not isinstance(path, str | PathLike) or not fspath(path):
-        raise UsageError(f"{name} is {path!r}: give a folder")
-    return abspath(path)
+    if not isinstance(path, str | PathLike) or not (text := fspath(path)):
+        raise UsageError(f"{name} is {path!r}: give a folder, or a URL such as s3://bucket/kept")
+    if text.startswith("memory://"):
+        raise UsageError(
+            f"{name} is {text}: each process has such memory of its own, and nothing of it stays"
+        )
+    return text if is_url(text) else abspath(text)

@@ -15,7 +15,7 @@ from bml.topology.errors import UsageError
 from bml.train.balancing.balancer import Balancer
 from bml.train.calls import warn_user
 from bml.train.collectives import Collectives
-from bml.train.keeping.files import Files
+from bml.train.keeping.files import Files, why
 from bml.train.keeping.keeper import Keeper, check_number
 from bml.train.keeping.parts import Key
 from bml.train.keeping.resuming import Resumed, check_lineage
@@ -45,7 +45,9 @@ class WholeState:
     def resume(self, resumed: Resumed) -> None:
         """Go to where a checkpoint was made, and take it there; before the first loop."""
         self.given, self.resumed = resumed.data, resumed.key
-        self._collectives.position.go_to(manifest_of(resumed.data).path, "the checkpoint is")
+        self._collectives.position.go_to(
+            manifest_of(resumed.data).path, "the checkpoint is", may_be_longer=True
+        )
 
     def keep(self, files: Files, every: int, keep: int) -> Callable[[], dict[str, Any]]:
         """Make checkpoints, and return a function that says what is known of them.
@@ -61,7 +63,7 @@ class WholeState:
             try:
                 check_lineage(files, communicator.job, self.resumed)
             except OSError as error:
-                raise UsageError(f"checkpoints cannot be written to {files}: {error.strerror}") from error
+                raise UsageError(f"checkpoints cannot be written to {files}: {why(error)}") from error
             with suppress(OSError):  # writing will say why
                 self.keeper.writer.claim(communicator.job)
         if self.resumed is not None:
@@ -73,12 +75,16 @@ class WholeState:
         if self.keeper is not None:
             self.keeper.writer.prepare(len(self.snapshot()) // self._collectives.n_servers + 1)
 
-    def leave(self) -> None:
-        """This server leaves at this boundary: it writes the state, if the job makes checkpoints."""
-        if self.keeper is not None:
-            self.keeper.leave(self.snapshot)
-            if text := self.keeper.writer.news():
-                warn_user(text)
+    def leave(self) -> str:
+        """This server leaves at this boundary: it writes the state, if the job makes checkpoints.
+
+        Returns why the state is not kept; empty if it is, or need not be.
+        """
+        if self.keeper is None or not self.keeper.leave(self.snapshot):
+            return ""
+        text = f"the state with which server {self._collectives.communicator.server} left is not kept: "
+        warn_user(text := text + self.keeper.writer.error)
+        return text
 
     def close(self) -> None:
         """Wait until nothing is being written, and end the thread that writes."""
@@ -101,12 +107,16 @@ class WholeState:
         )
 
     def take(self) -> None:
-        """Take over what was given. Raises UsageError if this program names other values."""
+        """Take over what was given.
+
+        Raises UsageError if this program names other values, or has made a loop longer that was over.
+        """
         assert self.given is not None
         manifest = restore(self.given, self.named, "the checkpoint has" if self.resumed else OTHERS)
         self.given = None
         self.named.is_new = False  # it is equal on all servers
         self.ledgers.load(manifest.ledgers)
+        self.ledgers.check(self._collectives.position.passed)
         self.balancer.load(manifest.shares)
         if self.resumed is not None:
             collectives = self._collectives

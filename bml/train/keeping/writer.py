@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +24,8 @@ _WORTH_NBYTES = 1 << 20
 _MORE_NBYTES = 1 << 16
 _CLOSING_S = 20.0
 """How long a part may take that is being written when the training ends: it may be that it never is."""
+_NICER = 10
+"""The thread that hashes and writes gets a tenth of a core for which a computation competes."""
 _SUMMED_NBYTES = 1 << 20
 """Of so many bytes of the state servers compare a sum."""
 
@@ -86,6 +89,7 @@ class Writer:
     def write(self, key: Key, snapshot: Snapshot) -> None:
         """Write a checkpoint of a single part, after the one that is under way, unless another server has."""
         self.wait()
+        self.error = ""  # that of an older checkpoint
         if key.file(0) not in self._names():
             self.begin(key, 0, snapshot)
             self.wait()
@@ -124,6 +128,9 @@ class Writer:
         self._work.put(work)
 
     def _run(self) -> None:
+        with suppress(OSError):  # it must not keep a server of the same machine from copying, or computing
+            me = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, me, os.getpriority(os.PRIO_PROCESS, me) + _NICER)
         while (work := self._work.get()) is not None:
             try:
                 work()
@@ -160,8 +167,7 @@ class Writer:
                 return
             self._remove(superseded(names, key.job, self.base, self.whole, self.dropped, self._keep))
             self._remove(former(names))
-            self._files.write(unfinished, (head_of(header), copy))
-            self._files.rename(unfinished, name)
+            self._files.write(name, (head_of(header), copy), unfinished)
         except OSError as error:
             self.fail(f"server {self._server} could not write its part: {error}")
             with suppress(OSError):  # if the disk is gone, a later job removes the file

@@ -1,0 +1,1 @@
+"""Checkpoints of bml in the format of torch.distributed.checkpoint, and back."""
