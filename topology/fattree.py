@@ -9,16 +9,20 @@ Source: Al-Fares et al., "A Scalable, Commodity Data Center Network Architecture
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from bml.topology.errors import UsageError
+from bml.topology.errors import FabricError, UsageError
 from bml.topology.fabric import Fabric
 from bml.topology.limits import MAX_SERVERS
 from bml.topology.wiring import Hop, InnerLink, InnerNode
 
 EDGE, AGGREGATION, CORE = 0, 1, 2
 """Layers of inner switches."""
+LAYERS = ("edge", "aggregation", "core")
+"""Their names."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +31,13 @@ class FatTree:
 
     Edge and aggregation switch i of pod p have number p·k/2 + i. Aggregation switch i of every pod is
     cabled to the core switches i·k/2 .. i·k/2 + k/2 - 1. k is `switch_ports`; `n_servers` is the number of
-    places that are taken; `seed` is that of the ECMP hash.
+    places that are taken; `seed` is that of the ECMP hash; `dead` are inner switches that routing avoids.
     """
 
     switch_ports: int
     n_servers: int
     seed: int = 0
+    dead: frozenset[InnerNode] = frozenset()
 
     @property
     def name(self) -> str:
@@ -91,28 +96,47 @@ class FatTree:
     def inner_path(self, source: int, target: int, flow: int) -> tuple[InnerLink, ...]:
         """Inner links of a flow: none below one edge switch, else up to where the two ends meet and down.
 
-        Every switch on the way up takes one of its k/2 uplinks by a hash of source, target, flow and
+        Every switch on the way up takes one of its live uplinks by a hash of source, target, flow and
         itself, as ECMP does; the way down is then given.
+
+        Raises:
+            FabricError: dead inner switches part the two servers.
         """
         half = self.switch_ports // 2
         edge, last = source // half, target // half
         if edge == last:
             return ()
-        plane = self._choose(source, target, flow, EDGE, edge)
-        up = (AGGREGATION, edge // half * half + plane)
-        down = (AGGREGATION, last // half * half + plane)
+        pods = edge // half, last // half
+        planes = [plane for plane in range(half) if self._joins(plane, *pods)] if self.dead else range(half)
+        if not planes:
+            raise FabricError(
+                f"dead switches inside {self.name} part servers {source} and {target}: heal one of them"
+            )
+        plane = planes[self._hash(source, target, flow, EDGE, edge) % len(planes)]
+        up, down = ((AGGREGATION, pod * half + plane) for pod in pods)
         nodes: list[InnerNode] = [(EDGE, edge), up]
         if up != down:
-            core = plane * half + self._choose(source, target, flow, *up)
-            nodes += [(CORE, core), down]
+            cores = self._cores(plane) if self.dead else range(plane * half, (plane + 1) * half)
+            nodes += [(CORE, cores[self._hash(source, target, flow, *up) % len(cores)]), down]
         nodes.append((EDGE, last))
         return tuple(pairwise(nodes))
 
-    def _choose(self, source: int, target: int, flow: int, layer: int, number: int) -> int:
+    def _joins(self, plane: int, pod: int, other: int) -> bool:
+        """Whether two pods, or a pod within itself, are joined over their aggregation switches of a plane."""
+        half = self.switch_ports // 2
+        alive = not any((AGGREGATION, each * half + plane) in self.dead for each in (pod, other))
+        return alive and (pod == other or bool(self._cores(plane)))
+
+    def _cores(self, plane: int) -> list[int]:
+        """Live core switches of a plane."""
+        half = self.switch_ports // 2
+        return [core for core in range(plane * half, plane * half + half) if (CORE, core) not in self.dead]
+
+    def _hash(self, source: int, target: int, flow: int, layer: int, number: int) -> int:
         mixed = self.seed
         for word in (source, target, flow, layer, number):
             mixed = _mix(mixed ^ word)
-        return mixed % (self.switch_ports // 2)
+        return mixed
 
 
 def _mix(x: int) -> int:
@@ -142,3 +166,45 @@ def fat_tree(switch_ports: int, servers: int | None = None, seed: int = 0) -> Fa
             f"fattree:{switch_ports} would have {wanted} servers, at most {MAX_SERVERS} are supported"
         )
     return Fabric(FatTree(switch_ports, wanted, seed))
+
+
+_INNER = re.compile(r"(aggregation|core):([0-9]{1,6})", re.ASCII)
+
+
+def is_inner(text: str) -> bool:
+    """Whether a failure is one of an inner switch: `core:3`, `aggregation:2`."""
+    return _INNER.fullmatch(text.strip()) is not None
+
+
+def without_inner(fabric: Fabric, failures: Iterable[str]) -> Fabric:
+    """Return a Fat-Tree whose routing avoids dead inner switches: `core:3`, `aggregation:2`.
+
+    The servers of a dead edge switch are lost: say so of each of them (`server:0`).
+
+    Raises:
+        UsageError: the fabric is no Fat-Tree, or has no such switch.
+    """
+    dead: set[InnerNode] = set()
+    for text in failures:
+        found = _INNER.fullmatch(text.strip())
+        if found is None or not isinstance(fabric.wiring, FatTree):
+            raise UsageError(
+                f"'{text}' is no inner switch of {fabric.name}: a Fat-Tree has them, write core:3"
+            )
+        layer, number = LAYERS.index(found[1]), int(found[2])
+        ports = fabric.wiring.switch_ports
+        count = ports**2 // 4 if layer == CORE else ports**2 // 2
+        if number >= count:
+            raise UsageError(f"{fabric.name} has {found[1]} switches 0-{count - 1}, there is no {text}")
+        dead.add((layer, number))
+    if not dead:
+        return fabric
+    assert isinstance(fabric.wiring, FatTree)
+    return replace(fabric, wiring=replace(fabric.wiring, dead=fabric.wiring.dead | dead))
+
+
+def with_seed(fabric: Fabric, seed: int) -> Fabric:
+    """Return the fabric with another seed of ECMP's hash; any other fabric than a Fat-Tree as it is."""
+    if not isinstance(fabric.wiring, FatTree):
+        return fabric
+    return replace(fabric, wiring=replace(fabric.wiring, seed=seed))

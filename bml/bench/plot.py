@@ -17,13 +17,13 @@ def check(target: Path) -> None:
     """Raise UsageError if nothing can be drawn into this file."""
     if target.suffix not in (".png", ".svg", ".pdf"):
         raise UsageError(f"{target} is no .png, .svg or .pdf")
-    _pyplot()
+    pyplot()
 
 
 def plot(table: Sequence[Row], title: str, target: Path) -> None:
     """Draw the rows into an image file."""
-    pyplot = _pyplot()
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
+    figures = pyplot()
+    figure, (left, right) = figures.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
     for who in dict.fromkeys(row.who for row in table):
         mine = sorted((row for row in table if row.who == who), key=lambda row: row.size)
         sizes = [row.size for row in mine]
@@ -40,10 +40,11 @@ def plot(table: Sequence[Row], title: str, target: Path) -> None:
     left.legend()
     figure.suptitle(title)
     figure.savefig(target, dpi=120)
-    pyplot.close(figure)
+    figures.close(figure)
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
+    """Return matplotlib's pyplot, for files. Raises UsageError without matplotlib."""
     try:
         importlib.import_module("matplotlib").use("Agg")
     except ImportError:

@@ -22,6 +22,7 @@ from bml.cli.keeping.checkpoint import checkpoint
 from bml.cli.output import taken
 from bml.cli.plan import plan
 from bml.cli.run import run
+from bml.cli.sim.command import sim
 from bml.cli.status import status
 from bml.cli.torchrun import own_words, torchrun
 from bml.cli.values import shortened
@@ -137,5 +138,6 @@ main.add_command(fabric)
 main.add_command(inject)
 main.add_command(plan)
 main.add_command(run)
+main.add_command(sim)
 main.add_command(status)
 main.add_command(torchrun)

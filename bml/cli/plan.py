@@ -118,7 +118,7 @@ def plan(
             raise click.UsageError("Missing argument 'FABRIC'.")
         show_comparison(papers(), _form(as_json, markdown))
         return
-    wanted = parse(fabric).with_rates(_rates(rate)).without(*fail)
+    wanted = parse(fabric).with_rates(parse_rates(rate)).without(*fail)
     if comparing:
         show_comparison([of_fabric(wanted)], _form(as_json, markdown))
         return
@@ -174,8 +174,12 @@ def parse_bytes(text: str) -> int:
     return int(nbytes)
 
 
-def _rates(texts: tuple[str, ...]) -> dict[tuple[int, int], str]:
-    """Parse texts such as `4/0=1/10`: server/level=rate, the rate in units of B."""
+def parse_rates(texts: tuple[str, ...]) -> dict[tuple[int, int], str]:
+    """Parse texts such as `4/0=1/10`: server/level=rate, the rate in units of B.
+
+    Raises:
+        UsageError: a text is something else.
+    """
     found: dict[tuple[int, int], str] = {}
     for text in texts:
         link, _, rate = text.partition("=")

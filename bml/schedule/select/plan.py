@@ -68,7 +68,7 @@ class Plan:
         """
         if has_case(self.algorithm, self.fabric):
             case_of(self.algorithm, self.fabric)
-        elif not (self._is_plain_bml or self._is_plain_exchange):
+        elif not (self.is_plain_bml or self._is_plain_exchange):
             self.schedule  # noqa: B018 (builds it)
 
     @property
@@ -81,20 +81,20 @@ class Plan:
     @property
     def pieces(self) -> int:
         """Number of pieces of the vector; 1 for `exchange`, which sends it whole."""
-        if self._is_plain_bml or self._is_large_torus:
+        if self.is_plain_bml or self._is_large_torus:
             return self.fabric.levels * self.fabric.n_servers
         return 1 if isinstance(self.schedule, Exchange) else self.schedule.pieces
 
     @property
     def detours(self) -> int:
         """Number of tree edges of the reduce phase that are relayed."""
-        if self._is_plain_bml or self._is_large_torus:
+        if self.is_plain_bml or self._is_large_torus:
             return 0
         return 0 if isinstance(self.schedule, Exchange) else len(self.schedule.detours)
 
     def load(self) -> Load:
         """Traffic of every NIC in one synchronisation; as the times, of plain BML in closed form."""
-        if self._is_plain_bml:
+        if self.is_plain_bml:
             return load_of_bml(self.fabric)
         if self._is_large_torus:
             return load_of_torus(self.fabric)
@@ -151,7 +151,7 @@ class Plan:
     @property
     def verified_pieces(self) -> int:
         """Number of pieces that `violations` looks at: all, or a sample if they are too many to be built."""
-        too_large = self._is_plain_bml and self.pieces * self.fabric.n_servers > _MOST_BUILT
+        too_large = self.is_plain_bml and self.pieces * self.fabric.n_servers > _MOST_BUILT
         return min(_SAMPLE, self.pieces) if too_large or self._is_large_torus else self.pieces
 
     def violations(self) -> list[str]:
@@ -173,7 +173,7 @@ class Plan:
         """
         if not self.fabric.server_alive(server):
             raise UsageError(f"server {server} is not alive in {self.fabric}: it has no program")
-        if self._is_plain_bml:
+        if self.is_plain_bml:
             return local_bml(self.fabric, server)
         if self._is_plain_exchange:
             return one_server(self.fabric, server).program(server)
@@ -190,7 +190,7 @@ class Plan:
         return find(self.algorithm)[0].name
 
     @property
-    def _is_plain_bml(self) -> bool:
+    def is_plain_bml(self) -> bool:
         """Whether this is BML on a healthy BCube, which needs no forest."""
         is_bml = self._name == "bml" and isinstance(self.fabric.wiring, BCube)
         return is_bml and not self.fabric.failures
@@ -208,7 +208,7 @@ class Plan:
     @property
     def _is_uniform_bml(self) -> bool:
         """Whether this is BML on a healthy BCube whose links are alike, which has closed formulas."""
-        return self._is_plain_bml and not self.fabric.rates
+        return self.is_plain_bml and not self.fabric.rates
 
     @property
     def _is_plain_exchange(self) -> bool:

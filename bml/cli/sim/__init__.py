@@ -1,0 +1,1 @@
+"""`bml sim`: the command, its answer, comparisons, pictures."""

@@ -1,0 +1,33 @@
+"""Compiles functions on arrays to machine code, with numba, and keeps what was compiled for later runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from numba import njit
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def compiled(function: _Function) -> _Function:
+    """Compile a function when it is first called.
+
+    The machine code is kept beside the module, or in the user's cache folder. Where neither can be written,
+    it is made anew in every process, which takes some seconds.
+    """
+    return _compiled(function)
+
+
+def subroutine(function: _Function) -> _Function:
+    """Compile a function that only compiled ones call: it can be compiled sooner."""
+    return _compiled(function, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+
+def _compiled(function: _Function, **options: Any) -> _Function:
+    # As numpy does, a division by zero gives infinity: checks would be half of the code.
+    options["error_model"] = "numpy"
+    try:
+        return cast(_Function, njit(cache=True, **options)(function))
+    except RuntimeError:  # numba's way to say that it found no folder for its cache
+        return cast(_Function, njit(**options)(function))
