@@ -19,7 +19,8 @@ from bml.topology import BCube
 def of_bml(wiring: BCube, n_slices: int, whole: bool) -> Traffic:
     """Return what all servers send for each slice, or, unless `whole`, one server that stands for all.
 
-    Where all NICs are alike, at all times, one server with links to itself has the times of all.
+    Where all NICs are alike, at all times, a server receives when it sends: what server 0 sends to a peer
+    comes to it from another one in the same moments. So its transfers lead back to itself (`wire`, folded).
 
     Raises:
         UsageError: `n_slices` times that would not fit into memory.
@@ -70,8 +71,9 @@ class _Drawing:
             if met is not None:
                 self._arrows.append((met, self._everyone, gathered))
             for distance in range(1, n):
-                to = self._moved(level, distance)
-                node = self._add(self._everyone, level, to, share, phase)
+                peer = self._moved(level, distance)
+                to = peer if self._servers > 1 else self._everyone
+                node = self._add(self._everyone, level, peer, share, phase)
                 if met is not None:
                     self._arrows.append((met, self._everyone, node))
                 self._arrows.append((node, to, gathered))
@@ -79,8 +81,6 @@ class _Drawing:
 
     def _moved(self, level: int, distance: int) -> Column:
         """The neighbour of every server whose digit at the level is so much more, round the base."""
-        if self._servers == 1:
-            return self._everyone
         low = self._n**level
         digit = self._everyone // low % self._n
         moved: Column = self._everyone + ((digit + distance) % self._n - digit) * low

@@ -1,11 +1,21 @@
 """The transfers of a step on a network, event by event, on a clock of their own.
 
-A connection sends one transfer after the other: of those that are ready the one of least priority, and of
-equal ones the one that was ready first. It shares links with other connections by max-min fairness. A
-transfer arrives a delay after its last byte was sent; then those that waited for it are ready. A transfer
-without a connection takes no time: it stands for "all of these have arrived".
+A connection sends one transfer after the other: of those that are ready the one of least priority, of equal
+ones the one that was ready first, and of those that became ready at one time the one of the lowest number. It
+shares links with other connections by max-min fairness. A transfer arrives a delay after its last byte was
+sent; then those that waited for it are ready. A transfer without a connection takes no time: it stands for
+"all of these have arrived".
 
-What happens at one time happens in one order, whatever the numbers: arrivals, then starts, then new rates.
+What happens at one time happens in one order: arrivals, then starts, then new rates.
+
+Rates are max-min fair: no connection can have more unless one that has no more than it gets less. Source:
+Bertsekas, Gallager, "Data Networks", 1992, 6.5.2 (water filling). The link on which an equal share is least
+gives that share to each of its connections; what they leave on their other links is shared by the rest. The
+shares of links only grow while that goes on, so a heap of links may hold shares that are out of date: each is
+looked at again when it comes to the top.
+
+All compiled functions are in this module: machine code that was kept is made anew when this file changes, but
+not when another one does.
 """
 
 from __future__ import annotations
@@ -13,13 +23,18 @@ from __future__ import annotations
 import numpy as np
 
 from bml.flows.compiled import compiled, subroutine
-from bml.flows.fairness import share
-from bml.flows.world import LANDED, LAUNCHED, NOWHERE, READY, STIRRED, TIMES, TOUCHED, World
+from bml.flows.world import NOWHERE, Records, World
 
 _AT_ONCE = 1e-12
 """Times that differ by less, relatively, are one."""
+_EQUAL = 1e-12
+"""Shares that differ by less, relatively, are one."""
 _FEW = 2048
 """Active connections of a part up to which transfers end exactly when they end."""
+
+LAUNCHED, LANDED, TOUCHED, STIRRED, TIMES, SOLUTIONS, LOOKS = range(7)
+"""Entries of `World.number`: transfers that entered `under_way`; that left it; entries of
+`touched` and of `stirred`; times at which something happened; solutions of rates; links looked at."""
 
 
 @compiled
@@ -122,20 +137,25 @@ def _arrive(transfer: int, now: float, world: World) -> None:
 def _enqueue(transfer: int, world: World) -> None:
     """A transfer is ready: put it into the queue of its connection."""
     transfers = world.transfers
-    world.number[READY] += 1
-    key = (np.int64(transfers[transfer].priority) << 32) | world.number[READY]
-    transfers[transfer].key = key
+    transfers[transfer].key = (np.int64(transfers[transfer].priority) << 32) | (world.number[TIMES] + 1)
     connection = transfers[transfer].connection
     first, at = world.connections[connection].queue_start, world.connections[connection].queued
     world.connections[connection].queued += 1
     while at:
         above = transfers[first + (at - 1) // 2].queue
-        if transfers[above].key <= key:
+        if not _goes_before(transfer, above, transfers):
             break
         transfers[first + at].queue = above
         at = (at - 1) // 2
     transfers[first + at].queue = transfer
     _touch(connection, world)
+
+
+@subroutine
+def _goes_before(one: int, other: int, transfers: Records) -> bool:
+    """Whether a transfer goes before another one of its connection; of equal ones the lower number does."""
+    here, there = transfers[one].key, transfers[other].key
+    return bool(here < there or (here == there and one < other))
 
 
 @subroutine
@@ -150,9 +170,9 @@ def _dequeue(connection: int, world: World) -> int:
         child = 2 * at + 1
         if child + 1 < size:
             left, right = transfers[first + child].queue, transfers[first + child + 1].queue
-            if transfers[right].key < transfers[left].key:
+            if _goes_before(right, left, transfers):
                 child += 1
-        if transfers[transfers[first + child].queue].key >= transfers[moved].key:
+        if not _goes_before(transfers[first + child].queue, moved, transfers):
             break
         transfers[first + at].queue = transfers[first + child].queue
         at = child
@@ -224,7 +244,7 @@ def _update(part: int, now: float, world: World) -> None:
             gone = connections[connection].rate * (now - connections[connection].seen)
             connections[connection].left = max(0.0, connections[connection].left - gone)
             connections[connection].seen = now
-        share(world, first, stop)
+        _share(world, first, stop)
     soonest = np.inf
     for at in range(first, stop):
         connection = connections[at].active
@@ -272,3 +292,70 @@ def _set_soonest(part: int, soonest: float, world: World) -> None:
         at = child
     parts[at].heap = part
     parts[part].where = at
+
+
+@subroutine
+def _share(world: World, first: int, stop: int) -> None:
+    """Set the rates of the connections in the list `active`, from `first` to before `stop`: all of a part."""
+    connections, links = world.connections, world.links
+    size = 0
+    for place in range(first, stop):
+        connection = connections[place].active
+        connections[connection].fixed = False
+        for at in range(connections[connection].path_start, connections[connection].path_stop):
+            link = world.path[at]
+            if links[link].open == 0:
+                links[link].left = links[link].capacity
+                links[size].heap = link
+                size += 1
+            links[link].open += 1
+    for at in range(size):
+        link = links[at].heap
+        links[link].least = links[link].left / links[link].open
+    for at in range(size // 2 - 1, -1, -1):
+        _sift(links, at, size)
+    while size:
+        link = links[0].heap
+        world.number[LOOKS] += 1
+        if links[link].open:
+            now = links[link].left / links[link].open
+            if now > links[link].least * (1 + _EQUAL):
+                links[link].least = now
+                _sift(links, 0, size)
+                continue
+            _fix(world, link, max(now, 0.0))
+        size -= 1
+        links[0].heap = links[size].heap
+        _sift(links, 0, size)
+    world.number[SOLUTIONS] += 1
+
+
+@subroutine
+def _fix(world: World, link: int, each: float) -> None:
+    """Give the active connections of a link that have no rate yet this one."""
+    connections, links = world.connections, world.links
+    for at in range(links[link].users_start, links[link].users_stop):
+        connection = world.users[at]
+        if connections[connection].fixed or connections[connection].place < 0:
+            continue
+        connections[connection].fixed = True
+        connections[connection].rate = each
+        for hop in range(connections[connection].path_start, connections[connection].path_stop):
+            other = world.path[hop]
+            links[other].left -= each
+            links[other].open -= 1
+
+
+@subroutine
+def _sift(links: Records, at: int, size: int) -> None:
+    """Move an entry of the heap of links down to where it belongs."""
+    moved = links[at].heap
+    while 2 * at + 1 < size:
+        child = 2 * at + 1
+        if child + 1 < size and links[links[child + 1].heap].least < links[links[child].heap].least:
+            child += 1
+        if links[links[child].heap].least >= links[moved].least:
+            break
+        links[at].heap = links[child].heap
+        at = child
+    links[at].heap = moved

@@ -46,8 +46,10 @@ class Network:
     receiver: Column
 
 
-def wire(traffic: Traffic, fabric: Fabric, rate: float) -> Network:
+def wire(traffic: Traffic, fabric: Fabric, rate: float, folded: bool = False) -> Network:
     """Lay the connections of some traffic over the links of a fabric whose normal rate is `rate` bytes/s.
+
+    `folded`: the traffic is that of server 0, which stands for all, and comes back to its own NICs.
 
     Raises:
         FabricError: two servers of a Fat-Tree are no longer joined by any path.
@@ -61,13 +63,18 @@ def wire(traffic: Traffic, fabric: Fabric, rate: float) -> Network:
     connection[sends] = index
     nic, receiver = np.divmod(unique, n_servers)
     sender, level = np.divmod(nic, levels)
-    paths, inner = _paths(fabric, sender, nic, receiver, receiver * levels + level)
+    target = nic if folded else receiver * levels + level
+    paths, inner = _paths(fabric, sender, nic, receiver, target)
     used, path = np.unique(paths[1], return_inverse=True)
     names = [_name(int(link), fabric, inner) for link in used]
     capacity = np.array([_capacity(int(link), fabric) for link in used]) * rate
     ends = (each.astype(np.int32) for each in (sender, level, receiver))
     return Network(
-        names, capacity, *_sorted(paths[0], path.astype(np.int32), len(unique), len(used)), connection, *ends
+        names,
+        capacity,
+        *sorted_paths(paths[0], path.astype(np.int32), len(unique), len(used)),
+        connection,
+        *ends,
     )
 
 
@@ -108,7 +115,7 @@ def _capacity(link: int, fabric: Fabric) -> float:
     return float(fabric.rate(*divmod(link // 2, fabric.levels)))
 
 
-def _sorted(
+def sorted_paths(
     connection: NDArray[np.int64], link: Column, n_connections: int, n_links: int
 ) -> tuple[NDArray[np.int64], Column, NDArray[np.int64], Column, Column]:
     """Sort the pairs (connection, link) both ways, and find the parts."""

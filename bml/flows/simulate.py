@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from bml.errors import InvariantError
 from bml.flows.alike import of_bml
-from bml.flows.events import run
+from bml.flows.events import LOOKS, SOLUTIONS, TIMES, run
 from bml.flows.network import Network, starts, wire
 from bml.flows.traffic import Traffic, cut, of_exchange, of_forest, sliced
-from bml.flows.world import LOOKS, SOLUTIONS, TIMES, World, blank
+from bml.flows.world import World, blank
 from bml.protocol.step.slices import slice_nbytes as usual_slice_nbytes
 from bml.schedule import Exchange, Plan
 from bml.topology import BCube
@@ -110,7 +110,8 @@ def simulate(plan: Plan, conditions: Conditions) -> Outcome:
         UsageError: the transfers would not fit into memory.
     """
     traffic, stands_for = traffic_of(plan, conditions)
-    return play(traffic, wire(traffic, plan.fabric, conditions.rate), conditions, stands_for)
+    network = wire(traffic, plan.fabric, conditions.rate, folded=stands_for > 1)
+    return play(traffic, network, conditions, stands_for)
 
 
 def traffic_of(plan: Plan, conditions: Conditions) -> tuple[Traffic, int]:
@@ -184,5 +185,12 @@ def _world(traffic: Traffic, network: Network, nbytes: float) -> World:
     parts["first"] = starts(network.part, len(parts))[:-1]
     after = traffic.after[np.argsort(traffic.before, kind="stable")]
     return World(
-        transfers, connections, links, parts, after, network.path, network.users, np.zeros(8, np.int64)
+        transfers,
+        connections,
+        links,
+        parts,
+        after,
+        network.path,
+        network.users,
+        np.zeros(LOOKS + 1, np.int64),
     )

@@ -22,7 +22,7 @@ TRANSFER = np.dtype(
         ("began", np.float64),  # seconds; NaN if that has not happened, as `sent` and `arrived`
         ("sent", np.float64),
         ("arrived", np.float64),
-        ("key", np.int64),  # its place in the queue of its connection; 0 if it is not ready
+        ("key", np.int64),  # priority and number of the time at which it was ready; 0 before
         ("next_start", np.int64),  # those that wait for it: next[next_start:next_stop]
         ("next_stop", np.int64),
         ("connection", np.int32),  # or NOWHERE
@@ -90,7 +90,7 @@ class World(NamedTuple):
         next: int32, transfers that wait for one.
         path: int32, links of connections.
         users: int32, connections of links.
-        number: int64 [8], the numbers READY to LOOKS.
+        number: int64, numbers of `bml.flows.events`.
     """
 
     transfers: Records
@@ -101,11 +101,6 @@ class World(NamedTuple):
     path: NDArray[np.int32]
     users: NDArray[np.int32]
     number: NDArray[np.int64]
-
-
-READY, LAUNCHED, LANDED, TOUCHED, STIRRED, TIMES, SOLUTIONS, LOOKS = range(8)
-"""Entries of `World.number`: transfers that became ready; that entered `under_way`; that left it; entries of
-`touched` and of `stirred`; times at which something happened; solutions of rates; links looked at."""
 
 
 def blank(n_transfers: int, n_connections: int, n_links: int, n_parts: int) -> tuple[Records, ...]:

@@ -69,10 +69,13 @@ def test_a_table_has_the_keys_of_the_code(title: str) -> None:
 
 
 PLAN = {field.name for field in fields(importlib.import_module("bml.cli.plan").Report)}
+SIM = {field.name for field in fields(importlib.import_module("bml.cli.sim.asked").Report)}
 MACHINE = {"cores", "load"}
 COMMANDS = {
     "bml inject": lambda: keys(Job.inject) | {"(or fabric)"},
     "bml plan": lambda: PLAN,
+    "bml sim": lambda: SIM,
+    "bml sim --compare": lambda: keys(command("sim.compared", "compared"), -1),
     "bml check": lambda: {*_strings(command("check", "check_command"), "keys")},
     "bml bench allreduce": lambda: keys(command("bench", "_answer")) | MACHINE | {"seconds"},
     "bml bench calibrate": lambda: keys(command("bench", "_calibration_json"), -1) | MACHINE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from bml.cli.sim.asked import Asked
+from bml.cli.sim.asked import Asked, Report
 from bml.flows.simulate import Conditions, Outcome, simulate
 from bml.flows.timeline import timeline
 from bml.schedule import Plan
@@ -22,38 +22,6 @@ from bml.topology.fattree import with_seed
 
 _SHOWN = 5
 """Links of the table; JSON has all."""
-
-
-@dataclass(frozen=True)
-class Report:
-    """The answer of `bml sim --json`.
-
-    `gst_s` is how long the step takes, in seconds, `gst` the same in units of T = P/B; B is the rate times
-    `goodput`. `planned` is the time of the busiest NIC in T, without start-ups and without what happens
-    inside a Fat-Tree. `seeds` has the `gst` of each seed of ECMP's hash, that of the first is `gst`. A link
-    has the bytes that it carried, their share of what it can carry in that time, and its connections. Where
-    all servers do the same at all times, one `stands_for` all of them, and `links` are those of server 0.
-    `planning_s` and `simulating_s` are what this command took.
-    """
-
-    fabric: str
-    failures: list[str]
-    algorithm: str
-    why: str
-    survivors: int
-    nbytes: int
-    rate_bit: float
-    goodput: float
-    delay_s: float
-    gst_s: float
-    gst: float
-    planned: float
-    seeds: list[float]
-    transfers: int
-    stands_for: int
-    links: list[dict[str, Any]]
-    planning_s: float
-    simulating_s: float
 
 
 def answer(asked: Asked) -> tuple[Report, Outcome]:

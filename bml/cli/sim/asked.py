@@ -1,8 +1,9 @@
-"""What a user of `bml sim` asked for."""
+"""What a user of `bml sim` asked for, and the form of the answer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from bml.schedule.select.model import Constants
 from bml.topology import Fabric
@@ -45,3 +46,35 @@ class Asked:
     def whole_s(self) -> float:
         """T, the time to send the whole vector over one NIC, in seconds."""
         return self.nbytes / self.rate
+
+
+@dataclass(frozen=True)
+class Report:
+    """The answer of `bml sim --json`.
+
+    `gst_s` is how long the step takes, in seconds, `gst` the same in units of T = P/B; B is the rate times
+    `goodput`. `planned` is the time of the busiest NIC in T, without start-ups and without what happens
+    inside a Fat-Tree. `seeds` has the `gst` of each seed of ECMP's hash, that of the first is `gst`. A link
+    has the bytes that it carried, their share of what it can carry in that time, and its connections. Where
+    all servers do the same at all times, one `stands_for` all of them, and `links` are those of server 0.
+    `planning_s` and `simulating_s` are what this command took.
+    """
+
+    fabric: str
+    failures: list[str]
+    algorithm: str
+    why: str
+    survivors: int
+    nbytes: int
+    rate_bit: float
+    goodput: float
+    delay_s: float
+    gst_s: float
+    gst: float
+    planned: float
+    seeds: list[float]
+    transfers: int
+    stands_for: int
+    links: list[dict[str, Any]]
+    planning_s: float
+    simulating_s: float

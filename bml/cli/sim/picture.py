@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bml.bench import plot
-from bml.cli.sim.answer import Report
+from bml.cli.sim.asked import Report
 from bml.flows.simulate import Outcome
 
 _BINS = 200

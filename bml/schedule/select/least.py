@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from bml.schedule.algorithms.exchange import part_of
 from bml.schedule.ir.nics import cut_bound, number_nics
 from bml.schedule.select.model import Counts, counts, crowd
-from bml.topology import Fabric, FabricError
+from bml.topology import BCube, Fabric, FabricError
 
 
 class _Shape(NamedTuple):
@@ -74,6 +74,8 @@ def least_of_exchange(fabric: Fabric) -> Counts | None:
 
 @lru_cache(maxsize=32)
 def _shape(fabric: Fabric) -> _Shape:
+    if isinstance(fabric.wiring, BCube) and not fabric.failures and not fabric.rates:
+        return _shape_of_bcube(fabric.wiring)
     nics = number_nics(fabric)
     away = _distances(fabric)
     farthest = away.max(axis=1)
@@ -85,6 +87,19 @@ def _shape(fabric: Fabric) -> _Shape:
         wire=cut_bound(nics),
         rate=sum(rates, Fraction(0)),
         slowest=min(rates),
+    )
+
+
+def _shape_of_bcube(wiring: BCube) -> _Shape:
+    """The same of a healthy BCube, where a digit that differs is a hop, without looking at every pair."""
+    n, k, servers = wiring.ports, wiring.levels, wiring.n_servers
+    return _Shape(
+        radius=k,
+        diameter=k,
+        hops=servers * servers * k * (n - 1) // n,
+        wire=max(Fraction(2 * (servers - 1), k * servers), Fraction(1, k)),
+        rate=Fraction(k * servers),
+        slowest=Fraction(k),
     )
 
 
