@@ -1,9 +1,10 @@
-"""Run by the system's Python, which has SimGrid: takes a case in JSON, prints when transfers arrive.
+"""Run by the system's Python, which has SimGrid: takes cases in JSON, prints when transfers arrive.
 
 Every connection is an actor that sends its transfers in order; one waits for its predecessors by semaphores.
 """
 
 import json
+import os
 import sys
 
 from simgrid import Actor, Engine, LinkInRoute, Mailbox, NetZone, Semaphore
@@ -20,8 +21,7 @@ SETTINGS = (
 )
 
 
-def main():
-    case = json.load(sys.stdin)
+def simulate(case):
     engine = Engine(["runner", "--log=root.thres:critical", *(f"--cfg={each}" for each in SETTINGS)])
     zone = NetZone.create_full_zone("all")
     links = [
@@ -57,7 +57,21 @@ def main():
         Actor.create(f"s{at}", source, send, at)
         Actor.create(f"r{at}", target, receive, at)
     engine.run()
-    print(json.dumps(arrived))
+    return arrived
 
 
-main()
+def forked(case):
+    """Simulate in a process of its own, as there can be one engine in each."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(writing, json.dumps(simulate(case)).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        text = answer.read()
+    os.waitpid(child, 0)
+    return json.loads(text)
+
+
+print(json.dumps([forked(case) for case in json.load(sys.stdin)]))

@@ -13,6 +13,8 @@ from bml.schedule.select.formulas import formula
 from bml.topology import FabricError, UsageError, parse
 from bml.topology.fattree import with_seed, without_inner
 
+pytestmark = pytest.mark.timeout(600)  # the first of them may compile, on a busy machine
+
 NBYTES, RATE = 64 << 20, 25e6
 WHOLE_S = NBYTES / RATE
 

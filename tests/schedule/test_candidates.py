@@ -11,7 +11,7 @@ from sampled import one_of_each
 
 from bml.schedule import Schedules, compile_program, plan, verify
 from bml.schedule.ir.forest import Phase
-from bml.schedule.select import cases
+from bml.schedule.select import cases, least
 from bml.schedule.select.candidates import Candidates
 from bml.schedule.select.least import least_of_exchange, least_of_mesh, least_of_trees
 from bml.schedule.select.model import DEFAULTS, Constants, counts
@@ -208,3 +208,11 @@ def test_all_sizes_have_one_switch_over_between_two_lines():
     taken = [candidates.best(int(nbytes)).algorithm for nbytes in np.geomspace(1, 1 << 28, 400)]
     changes = [one for one, other in pairwise(taken) if one != other]
     assert [*changes, taken[-1]] == ["mesh", "detour", "packed"]
+
+
+@pytest.mark.parametrize("name", ["bcube:2x1", "bcube:5x1", "bcube:3x2", "bcube:2x3"])
+def test_the_shape_of_a_healthy_cube_is_known_without_looking_at_pairs(name, monkeypatch):
+    fabric = parse(name)
+    known = least._shape_of_bcube(fabric.wiring)
+    monkeypatch.setattr(least, "BCube", ())  # nothing is one
+    assert least._shape.__wrapped__(fabric) == known

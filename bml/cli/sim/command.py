@@ -104,7 +104,7 @@ def sim(
         rate_bit=parse_rate(rate),
         goodput=goodput,
         delay_s=known.alpha_s if delay_s is None else delay_s,
-        slice_nbytes=None if slice_size is None else parse_bytes(slice_size),
+        slice_nbytes=_slice(slice_size),
         seeds=seeds,
         constants=known,
     )
@@ -121,6 +121,13 @@ def sim(
         current().answer(asdict(report))
     else:
         show(report, f"{delay_s} s, asked for" if delay_s is not None else source)
+
+
+def _slice(text: str | None) -> int | None:
+    nbytes = None if text is None else parse_bytes(text)
+    if nbytes == 0:
+        raise UsageError(f"--slice {text}: a slice has at least 1 byte")
+    return nbytes
 
 
 def _check_numba() -> None:
