@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pathlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
@@ -58,6 +59,7 @@ def start(
     spares: int = 0,
     rejoin: bool = False,
     trace: bool = False,
+    record: Path | None = None,
     checkpoint: Path | None = None,
     every: int = EVERY,
     keep: int = KEEP,
@@ -94,6 +96,7 @@ def start(
         rejoin=rejoin,
         constants=load_constants()[0],
         trace=trace,
+        record=record is not None,
         kept_mib=kept_mib,
         keeping=Keeping.of(checkpoint, every, keep, resume),
         **sizes(fabric, servers, tuple(absent)),
@@ -105,7 +108,7 @@ def start(
     if begins := str(spec.keeping):
         starting(begins)
     fleet = _fleet(spec, launcher, address, reserves, prints, starting)
-    job = Job(fleet, fleet.spec, launcher, teller)
+    job = Job(fleet, fleet.spec, launcher, teller, None if record is None else pathlib.Path(record))
     job.begin(pickled)
     return job
 
@@ -153,6 +156,8 @@ def launch(*arguments: Any, **options: Any) -> Result:
         spares: So many processes wait, with all imports done, to take the places of servers that are lost.
         rejoin: A server that is lost is started again and joins.
         trace: Servers record their actions and times, see `Result.trace`.
+        record: File for `bml replay`, written at every view change and at the end. Without it
+            `Result.recording` has what servers bring that did not end well.
         checkpoint: Folder to which the servers write checkpoints, see `Session.checkpoint`.
         every: Steps between two checkpoints.
         keep: How many whole checkpoints stay.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from bml.cluster.injection.actuators import Actuators
 from bml.cluster.injection.injection import Injection
@@ -24,8 +25,10 @@ from bml.cluster.steps.runner import make_runner, programs
 from bml.faults import Fault
 from bml.faults.busy import Slowdown
 from bml.io.poller import Poller
+from bml.protocol.record.recorded import RecordedCore
+from bml.protocol.record.recording import pack_part
+from bml.protocol.record.setup import Setup
 from bml.protocol.server import events as ev
-from bml.protocol.server.core import ServerCore
 from bml.protocol.wire import messages as msg
 from bml.protocol.wire.frame import Header
 from bml.schedule.select.choice import prepare
@@ -72,9 +75,10 @@ class Assembly(ServerShell):
         joins = (
             None if incarnation is None else msg.Incarnation(server, incarnation, self.peers.contact.encode())
         )
-        self.core = ServerCore(
+        self._spec, self._shares_memory, self._incarnation = spec, pages is not None, joins
+        self.core = RecordedCore(
             server, fabric, programs(spec, pages is not None), spec.timeouts(), self.peers.slice_nbytes,
-            time.monotonic(), joins, int(spec.kept_mib * 2**20),
+            time.monotonic(), joins, spec.kept_nbytes,
         )  # fmt: skip
         self.injection = Injection(
             spec.fault_plan(), fabric, self._actuators(server, fabric, apply_to_fabric)
@@ -91,6 +95,15 @@ class Assembly(ServerShell):
         self.peers.start(contacts)
         self.runner.open(contacts)
         self.loop.start()
+
+    def take_recording(self, why: str) -> Callable[[], bytes]:
+        """Take what the flight recorder holds, under the guard; the result packs it, in any thread."""
+        spec, now = self._spec, time.monotonic()
+        setup = Setup(
+            self.core.server, spec.fabric, spec.algorithm, spec.constants, self._shares_memory,
+            spec.timeouts(), spec.kept_nbytes, self.peers.rate, self._incarnation, time.time() - now,
+        )  # fmt: skip
+        return partial(pack_part, setup, why, now, self.core.recording())
 
     def tell_heard(self) -> None:
         """See ServerShell."""

@@ -11,6 +11,7 @@ import contextvars
 import logging
 import time
 from collections.abc import Callable, Sequence
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -312,6 +313,15 @@ class Server:
         return None if self._shell.trace is None else self._shell.trace.taken()
 
     @property
+    def records(self) -> bool:
+        """Whether the job wants the recording of this server at its end."""
+        return self._spec.record
+
+    def recording(self, why: str) -> bytes:
+        """What the flight recorder holds, packed; to be read after `end`, or in the thread that polls."""
+        return self._shell.take_recording(why)()
+
+    @property
     def nbytes_copied(self) -> int:
         """Contributions that lay outside of shared memory and were copied into it, in bytes."""
         return self._shell.runner.nbytes_copied
@@ -370,7 +380,7 @@ class Server:
 
         "status": where this server stands (see bml.cluster.server.status). "inject": `{"done": what it will
         do to itself}`, said before it is done, `""` if it is no matter of this server's; `{"error": why}`.
-        "leave": it will leave, for the reason that is given.
+        "leave": it will leave, for the reason that is given. "record": `{"recording": packed}`.
         """
         shell = self._shell
 
@@ -380,6 +390,9 @@ class Server:
                 now = time.monotonic()
                 if kind == "inject":
                     reply({"done": shell.injection.add(argument, shell.core, now)})
+                elif kind == "record":
+                    pack = shell.take_recording(argument)  # to pack it takes long: the loop goes on
+                    Thread(target=lambda: reply({"recording": pack()}), daemon=True).start()
                 elif kind == "leave":
                     self.leave(argument)
                     reply({})
