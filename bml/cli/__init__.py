@@ -20,6 +20,7 @@ from bml.cli.fabric import fabric
 from bml.cli.inject import inject
 from bml.cli.output import taken
 from bml.cli.plan import plan
+from bml.cli.replay import replay
 from bml.cli.run import run
 from bml.cli.status import status
 from bml.cli.torchrun import own_words, torchrun
@@ -134,6 +135,7 @@ main.add_command(doctor)
 main.add_command(fabric)
 main.add_command(inject)
 main.add_command(plan)
+main.add_command(replay)
 main.add_command(run)
 main.add_command(status)
 main.add_command(torchrun)
