@@ -19,11 +19,11 @@ from bml.protocol.wire.frame import Header, Kind
 from bml.topology.errors import BmlError
 
 RECEIVED, ADMITTED, SUBMITTED, EVENT, SHARED, HEARD, FLOWS = range(7)
-"""RECEIVED: peer, text, now, header. ADMITTED: peer, header, of those that may change something. SUBMITTED:
+"""RECEIVED: peer, text, now, header. ADMITTED: header, of those that may change something. SUBMITTED:
 now, step, epoch, signature, call. EVENT, SHARED: now, event. HEARD: peer, level, now. FLOWS: now, how many,
 for each peer, level and the fields of Flow."""
 
-_FIELDS = {RECEIVED: 12, ADMITTED: 10, SUBMITTED: 8, EVENT: 2, SHARED: 2, HEARD: 3, FLOWS: 2}
+_FIELDS = {RECEIVED: 12, ADMITTED: 9, SUBMITTED: 8, EVENT: 2, SHARED: 2, HEARD: 3, FLOWS: 2}
 _FLOW = 2 + len(Flow._fields)
 
 Input = tuple[Any, ...]
@@ -85,8 +85,9 @@ def _give(core: ServerCore, given: Input) -> list[Instruction]:
         peer, text, now, kind, *fields = rest
         return core.received(peer, Header(Kind(kind), *fields), text, now)
     if code == ADMITTED:
-        peer, kind, *fields = rest
-        core.admit(peer, Header(Kind(kind), *fields))
+        kind, *fields = rest
+        header = Header(Kind(kind), *fields)
+        core.admit(header.origin, header)
         return []
     if code == SUBMITTED:
         now, step, epoch, signature, *call = rest

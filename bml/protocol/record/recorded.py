@@ -14,8 +14,7 @@ from bml.protocol.server.events import Event, Instruction, SharedStepEvent, Subm
 from bml.protocol.step.dataflow import Place
 from bml.protocol.wire.frame import Header
 
-_received, _admit, _handle = ServerCore.received, ServerCore.admit, ServerCore.handle
-_heard = ServerCore.heard
+_received, _handle, _heard = ServerCore.received, ServerCore.handle, ServerCore.heard
 _WAIT, _DROP = Verdict.WAIT, Verdict.DROP
 
 
@@ -34,12 +33,25 @@ class RecordedCore(ServerCore):
 
     def __init__(self, *arguments: Any, **settings: Any):
         super().__init__(*arguments, **settings)
-        self._steps_shared, self._watch_flows = self.handle_shared, self.flows
-        self.handle_shared, self.flows = self._handle_shared, self._flows
         self._seen = self._member.installed, self._member.stopped
-        tape = Tape(state_of(self))
-        self._note = tape.log.extend
-        self._tape = tape
+        self._tape = Tape(state_of(self))
+        self._note = note = self._tape.log.extend
+        # Functions of their own cost less than methods, and are called in every step.
+        steps_shared, admit, self._watch_flows = self.handle_shared, self._other_frames.admit, self.flows
+
+        def handle_shared(event: SharedStepEvent, now: float) -> list[Instruction]:
+            note((SHARED, now, event))
+            return steps_shared(event, now)
+
+        def admit_other(header: Header) -> Place | Verdict:
+            """Of what `admit` is asked, only this can change a core: a view is in force, calls differ."""
+            verdict = admit(header)
+            if verdict is _WAIT or verdict is _DROP:
+                note((ADMITTED, *header))
+            return verdict
+
+        self.handle_shared, self.flows = handle_shared, self._flows
+        vars(self._other_frames)["admit"] = admit_other
 
     def recording(self) -> Taken:
         """Return what is recorded, and the present state."""
@@ -49,10 +61,9 @@ class RecordedCore(ServerCore):
         """See ServerCore."""
         if type(event) is Submit:
             self._note((SUBMITTED, now, event.step, event.epoch, event.signature, *event.call))
-            return _handle(self, event, now)
+            return self._steps.submit(event, now)  # as handle does
         if type(event) is Tick and self._tape.is_full:
             self._tape.turn(state_of(self))
-            self._note = self._tape.log.extend
         self._note((EVENT, now, event))
         done = _handle(self, event, now)
         member = self._member
@@ -66,22 +77,10 @@ class RecordedCore(ServerCore):
         self._note((RECEIVED, peer, text, now, *header))
         return _received(self, peer, header, text, now)
 
-    def admit(self, peer: int, header: Header) -> Place | Verdict:
-        """See ServerCore."""
-        verdict = _admit(self, peer, header)
-        # With others the core has noted nothing: neither that a view is in force, nor that calls differ.
-        if verdict is _WAIT or verdict is _DROP:
-            self._note((ADMITTED, peer, *header))
-        return verdict
-
     def heard(self, peer: int, level: int, now: float) -> None:
         """See ServerCore."""
         self._note((HEARD, peer, level, now))
         _heard(self, peer, level, now)
-
-    def _handle_shared(self, event: SharedStepEvent, now: float) -> list[Instruction]:
-        self._note((SHARED, now, event))
-        return self._steps_shared(event, now)
 
     def _flows(self, flows: Mapping[tuple[int, int], Flow], now: float) -> None:
         noted: list[Any] = [FLOWS, now, len(flows)]

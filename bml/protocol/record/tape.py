@@ -26,7 +26,7 @@ class Segment(NamedTuple):
 
 
 class Tape:
-    """The ring; it begins with this state. `log` is the list of the segment that is being written."""
+    """The ring; it begins with this state. The segment that is being written has always the same `log`."""
 
     def __init__(self, state: bytes):
         self.log: list[Any] = []
@@ -51,10 +51,11 @@ class Tape:
         closed = [each for each in self._closed if each[1]]
         if len(closed) >= MOST_KEPT:
             del closed[0]
-        closed.append((Segment(self._number, self._state, self.log), self._happened))
+        closed.append((Segment(self._number, self._state, self.log.copy()), self._happened))
         self._closed = closed
         self._number += 1
-        self._state, self.log, self._happened = state, [], False
+        self._state, self._happened = state, False
+        self.log.clear()
 
     def segments(self) -> tuple[Segment, ...]:
         """All that is kept, oldest first; a copy of what is being written."""

@@ -245,7 +245,7 @@ class ServerCore:
         if step is None or header[1:3] != step.stamp or header.kind > Kind.BROADCAST or self._member.frozen:
             return self._other_frames.admit(header)
         if header.signature != step.submit.signature:
-            return self._calls.conflicting(step.submit, header)
+            return self._other_frames.admit(header)
         kind, _, _, origin, dest, _, start, stop, nbytes = header
         engine = step.engine
         if nbytes != (stop - start) * engine.stamp.itemsize:
