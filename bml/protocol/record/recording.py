@@ -124,7 +124,7 @@ def unpack(data: bytes) -> Recording:
     try:
         file = msgspec.msgpack.decode(body, type=_File)
         parts = sorted((_unpack_part(part) for part in file.parts), key=lambda part: part.who)
-    except (msgspec.MsgspecError, struct.error, zlib.error, ValueError) as error:
+    except (msgspec.MsgspecError, struct.error, zlib.error, ValueError, RecursionError) as error:
         raise RecordingError(f"the recording is damaged: {error}") from None
     return Recording(file.job, file.fabric, file.version, tuple(parts))
 
@@ -133,8 +133,9 @@ def _unpack_part(part: bytes) -> ServerRecording:
     _, _, length = _PART.unpack_from(part)
     if length > _MOST_NBYTES:
         raise RecordingError(f"the recording is damaged: a server's part has {length} bytes")
-    raw = zlib.decompressobj().decompress(part[_PART.size :], length)
-    if len(raw) != length:
+    unpacking = zlib.decompressobj()
+    raw = unpacking.decompress(part[_PART.size :], length + 1)
+    if len(raw) != length or not unpacking.eof:
         raise RecordingError(f"the recording is damaged: {len(raw)} of {length} bytes of a server's part")
     read = msgspec.msgpack.decode(raw, type=_Part)
     segments = tuple(Segment(each.number, each.state, read_log(each.log)) for each in read.segments)

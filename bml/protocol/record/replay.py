@@ -7,6 +7,7 @@ or the one that was taken at the end of the recording.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -57,9 +58,30 @@ class Replayed(NamedTuple):
 def replay(recording: ServerRecording, seen: Seen | None = None, made: Making | None = None) -> Replayed:
     """Replay what one server recorded; `made`: the functions of its core, if not those of a real server.
 
-    Raises RecordingError for a recording that no core can have made.
+    Raises RecordingError for a recording that no core of this version of bml can have made.
     """
-    return Replayed(*recording.who, tuple(_segments(recording, seen, made or making(recording.setup))))
+    with _damage_told(recording):
+        checked = tuple(_segments(recording, seen, made or making(recording.setup)))
+    return Replayed(*recording.who, checked)
+
+
+def last_core(recording: ServerRecording) -> ServerCore:
+    """The core of a real server as it was when its recording was taken. Raises RecordingError."""
+    with _damage_told(recording):
+        core = new_core(recording.setup, making(recording.setup))
+        set_state(core, recording.state)
+    return core
+
+
+@contextmanager
+def _damage_told(recording: ServerRecording) -> Iterator[None]:
+    try:
+        yield
+    except RecordingError:
+        raise
+    except Exception as error:  # a core raises only BmlError for what it can be given
+        where = f"server {recording.setup.server} cannot be replayed"
+        raise RecordingError(f"damaged, or of another version of bml: {where}: {error!r:.200}") from error
 
 
 def _segments(recording: ServerRecording, seen: Seen | None, made: Making) -> Iterator[Checked]:
@@ -73,17 +95,9 @@ def _segments(recording: ServerRecording, seen: Seen | None, made: Making) -> It
         n_inputs, now = 0, 0.0
         for given in each_input(segment.log):
             now, n_inputs = time_of(given, now), n_inputs + 1
-            outcome = _give(core, given, recording.setup.server, n_inputs)
+            outcome = give(core, given)
             if seen is not None:
                 seen(now, core, given, outcome)
         reached = state_of(core)
         differs = "" if end is None else difference(reached, end)
         yield Checked(segment.number, n_inputs, digest(reached), differs)
-
-
-def _give(core: ServerCore, given: Input, server: int, number: int) -> list[Instruction] | BmlError:
-    try:
-        return give(core, given)
-    except Exception as error:  # a core raises only BmlError for what it can be given
-        why = f"damaged: input {number} of server {server} is none of a core: {error!r}"
-        raise RecordingError(why) from error

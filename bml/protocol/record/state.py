@@ -72,7 +72,7 @@ def read(state: bytes) -> State:
     """Return the attributes of all parts. Raises RecordingError."""
     try:
         return _decode(state)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise RecordingError(f"damaged: no state of a server's core ({error})") from None
 
 

@@ -8,9 +8,7 @@ from typing import NamedTuple
 
 from bml.protocol.record.inputs import EVENT, Input
 from bml.protocol.record.recording import Recording, ServerRecording
-from bml.protocol.record.replay import Replayed, replay
-from bml.protocol.record.setup import making, new_core
-from bml.protocol.record.state import set_state
+from bml.protocol.record.replay import Replayed, last_core, replay
 from bml.protocol.server import events as ev
 from bml.protocol.server.core import ServerCore
 from bml.protocol.server.history import ViewRecord
@@ -69,9 +67,7 @@ def tell(recording: Recording) -> Told:
     replays = []
     for each in recording.servers:
         replays.append(replay(each, _Noting(each, moments)))
-        core = new_core(each.setup, making(each.setup))
-        set_state(core, each.state)
-        for record in core.views:
+        for record in last_core(each).views:
             seen = Seen(each.setup.server, each.setup.wall_s, record)
             views.setdefault(record.view.epoch, []).append(seen)
     recorded = frozenset(each.setup.server for each in recording.servers)
